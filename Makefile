@@ -1,0 +1,57 @@
+# One way to do each development task. Every target does its own set-up first: nothing else to type.
+# .venv is made by tools/venv.sh from requirements-dev.lock; PYTHON=/path/to/python3 chooses another
+# interpreter for it. The help text is the comment after ##.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types bench golden lock dist clean venv
+
+# The job that `make run` renders and runs: make run SPEC=examples/toy.yaml
+SPEC := examples/gpt.yaml
+# Passed on to pytest, to run a part: make test ARGS="tests/ddpgen -k quoting"
+ARGS :=
+
+BIN := $(CURDIR)/.venv/bin
+# Rendered scripts call `python3` as a user's would; this makes it .venv's.
+export PATH := $(BIN):$(PATH)
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+run: venv ## render examples/gpt.yaml for every tier and train it here; again after Ctrl-C: it resumes
+	ddpgen render $(SPEC) --target all
+	@exec bash build/$(basename $(notdir $(SPEC)))/local.sh
+
+test: lint types ## everything: format, lint, types, the whole test suite
+	python -m pytest $(ARGS)
+
+lint: venv ## formatting and lint, as CI judges them
+	ruff format --check .
+	ruff check .
+
+types: venv ## the strict type check of ddpgen/ and train/
+	mypy
+
+bench: venv ## the benchmarks against their baselines, interleaved; figures in build/bench/
+	@mkdir -p build/bench
+	@for each in benchmarks/*.py; do \
+	  echo "+ python $$each --json build/bench/$$(basename $$each .py).json"; \
+	  python $$each --json build/bench/$$(basename $$each .py).json || exit; \
+	done
+
+golden: venv ## write the golden files anew from what is rendered now; read their diff before committing
+	python -m pytest tests --update-golden -k golden
+	git diff --stat -- tests/golden
+
+lock: venv ## resolve the newest versions pyproject.toml allows and write requirements-dev.lock
+	python tools/lock.py
+
+dist: venv ## build the wheel and the sdist into dist/
+	python -m build --no-isolation
+
+clean: ## remove what the targets made (build/, dist/, caches, .venv); checkpoints/ stays
+	rm -rf build dist .venv .venv.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv:
+	@tools/venv.sh

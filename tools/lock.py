@@ -1,0 +1,101 @@
+"""Write requirements-dev.lock: the exact version of everything the development environment holds.
+
+Resolves what pyproject.toml asks for (the package itself and its extras train and dev) with pip and
+whatever index the user has configured. Knows no index, and pins nothing that depends on hardware:
+torch's CUDA packages are pinned by torch's own metadata already and are absent where torch is the
+build without CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from packaging.markers import Marker, default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements-dev.lock"
+WANTED = f"{ROOT}[train,dev]"
+HARDWARE_BOUND = re.compile(r"(nvidia|cuda|triton|pytorch-triton)(-|$)")
+
+HEADER = """\
+# Exact versions for development and CI, for Python 3.10 to 3.13. Written by `make lock` from the ranges
+# in pyproject.toml; do not edit. Installs with plain pip: pip install -r requirements-dev.lock
+# torch's CUDA packages are not listed: the torch builds that need them pin them themselves.
+"""
+
+
+def main() -> None:
+    """Resolve, complete for the other Pythons and systems, write the file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=LOCK, help="default: %(default)s")
+    output: Path = parser.parse_args().output
+    resolved = resolve(WANTED)
+    lines = {name: f"{name}=={version(found)}" for name, found in resolved.items()}
+    for name, marker in needed_elsewhere(resolved).items():
+        found = resolve(name, "--no-deps")[name]
+        lines[name] = f"{name}=={version(found)} ; {marker}"
+    lines.pop("ddpgen", None)
+    kept = [lines[name] for name in sorted(lines) if not HARDWARE_BOUND.match(name)]
+    output.write_text(HEADER + "\n".join(kept) + "\n", encoding="utf-8")
+    print(f"{output}: {len(kept)} packages")
+
+
+def resolve(requirement: str, *options: str) -> dict[str, dict[str, Any]]:
+    """What pip would install into an empty environment: metadata by canonical name."""
+    print(f"+ pip resolves {requirement.replace(str(ROOT), '.')}", flush=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
+    report = subprocess.run(
+        [*command, *options, "--report", "-", requirement],
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=1800,
+    )
+    found = [item["metadata"] for item in json.loads(report.stdout)["install"]]
+    return {canonicalize_name(item["name"]): item for item in found}
+
+
+def version(metadata: Mapping[str, Any]) -> str:
+    """The version without its local part: torch 2.13.0+cpu here is 2.13.0 elsewhere."""
+    return Version(metadata["version"]).public
+
+
+def needed_elsewhere(resolved: Mapping[str, Mapping[str, Any]]) -> dict[str, Marker]:
+    """Packages that some supported Python or system needs and this one does not, with the reason."""
+    needed = {}
+    for metadata in resolved.values():
+        for requirement in map(Requirement, metadata.get("requires_dist", [])):
+            name = canonicalize_name(requirement.name)
+            if name not in resolved and requirement.marker and holds(requirement.marker):
+                needed[name] = requirement.marker
+    return needed
+
+
+def holds(marker: Marker) -> bool:
+    return any(marker.evaluate(environment) for environment in supported_environments())
+
+
+def supported_environments() -> Iterator[dict[str, str]]:
+    systems = (("Linux", "linux"), ("Darwin", "darwin"))
+    for python, (system, platform) in itertools.product(("3.10", "3.11", "3.12", "3.13"), systems):
+        yield default_environment() | {
+            "extra": "",
+            "python_version": python,
+            "python_full_version": f"{python}.0",
+            "platform_system": system,
+            "sys_platform": platform,
+        }
+
+
+if __name__ == "__main__":
+    main()
