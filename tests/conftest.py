@@ -1,0 +1,145 @@
+"""What every test shares: the checkout's root, hypothesis' profiles, and two rules of the house.
+
+The rules: a test leaves no process behind, and in CI a test marked `real` is never skipped. Knows
+nothing of what ddpgen or train do.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROC = Path("/proc")
+TEST_ID = "DDPGEN_TEST_ID"
+# What was killed a moment ago may still be dying when its test ends: a worker whose agent was killed
+# gets its own signal only then.
+GRACE_S = 3.0
+
+# CI asks every time the same; at a desk hypothesis goes on looking for new cases.
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("desk", deadline=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the golden files anew instead of comparing with them; refused when CI is set",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--update-golden") and os.environ.get("CI"):
+        raise pytest.UsageError("--update-golden: CI compares golden files, it never writes them")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def update_golden(pytestconfig: pytest.Config) -> bool:
+    """Whether the golden files are to be written (make golden) and not compared."""
+    return bool(pytestconfig.getoption("--update-golden"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """In CI nothing real is skipped: a skip there means that the machine lacks what the test needs."""
+    report = yield
+    skipped = report.skipped and not hasattr(report, "wasxfail")
+    if skipped and os.environ.get("CI") and item.get_closest_marker("real"):
+        report.outcome = "failed"
+        report.longrepr = f"a real test was skipped in CI: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_outlives_the_session() -> Iterator[None]:
+    """As below, for what session-wide and module-wide fixtures start."""
+    yield from leave_no_process(f"{os.getpid()}.session")
+
+
+@pytest.fixture(autouse=True)
+def no_process_outlives_its_test(
+    request: pytest.FixtureRequest, no_process_outlives_the_session: None
+) -> Iterator[None]:
+    """Fail a test that leaves a process running; name it, and kill it."""
+    yield from leave_no_process(f"{os.getpid()}.{request.node.nodeid}")
+
+
+def leave_no_process(test_id: str) -> Iterator[None]:
+    """Mark what is started from here on; afterwards look for the mark and for children of ours.
+
+    The mark is an environment variable: it is inherited over any number of generations, daemons and
+    new sessions, and a process cannot lose it by accident. A child that pytest forked without exec
+    does not show it, hence the second look.
+    """
+    outer = os.environ.get(TEST_ID)
+    children = set(processes(children_of_pytest))
+    os.environ[TEST_ID] = test_id
+    try:
+        yield
+    finally:
+        if outer is None:
+            del os.environ[TEST_ID]
+        else:
+            os.environ[TEST_ID] = outer
+    mark = f"{TEST_ID}={test_id}".encode()
+    left = set(processes(lambda pid: mark in (PROC / pid / "environ").read_bytes().split(b"\0")))
+    left |= set(processes(children_of_pytest)) - children
+    named = [f"{pid}: {line}" for pid in sorted(left) if (line := outlives_its_grace(pid))]
+    if named:
+        pytest.fail("left running (killed now):\n  " + "\n  ".join(named), pytrace=False)
+
+
+def processes(chosen: Callable[[str], bool]) -> Iterator[int]:
+    """Live processes of this machine that `chosen` picks; none where there is no /proc (macOS)."""
+    for pid in (entry.name for entry in PROC.glob("[0-9]*")):
+        try:
+            if int(pid) != os.getpid() and chosen(pid):
+                yield int(pid)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+
+
+def children_of_pytest(pid: str) -> bool:
+    # The name, in parentheses, may hold anything; what follows the last one is state and parent.
+    state, parent = (PROC / pid / "stat").read_text().rpartition(")")[2].split()[:2]
+    return state != "Z" and int(parent) == os.getpid()
+
+
+def outlives_its_grace(pid: int) -> str:
+    """The command line of a process that had to be killed; empty when it ended by itself."""
+    try:
+        line = (
+            (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
+        if not line or is_resource_tracker(line):
+            return ""  # a zombie that its parent has yet to reap; a helper that ends with pytest
+        handle = os.pidfd_open(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    try:
+        if select.select([handle], [], [], GRACE_S)[0]:
+            return ""
+        os.kill(pid, signal.SIGKILL)
+        select.select([handle], [], [], GRACE_S)
+    finally:
+        os.close(handle)
+    return line.strip()
+
+
+def is_resource_tracker(line: str) -> bool:
+    """multiprocessing keeps one for the life of the interpreter that first needs it."""
+    return "multiprocessing.resource_tracker" in line
