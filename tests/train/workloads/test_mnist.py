@@ -1,0 +1,244 @@
+"""Real digits in IDX form: fetched from a real server, read, refused when damaged, and learnt."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from tests.train.workloads import idx_files
+from tests.train.workloads.http_files import Site, stalls
+from tests.train.workloads.training import train
+from train.errors import TrainError
+from train.workload import Context
+from train.workloads import mnist
+
+IMAGES, LABELS, EVAL_IMAGES, EVAL_LABELS = idx_files.NAMES
+
+
+def hashes(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def from_site(site: Site, folder: Path, **more: Any) -> dict[str, Any]:
+    return {"data_dir": str(folder), "url": site.url, "sha256": hashes(site.files)} | more
+
+
+def unchecked(folder: Path, files: dict[str, bytes]) -> dict[str, Any]:
+    """Arguments for files of no known hash; a port of the reserved range, so nothing is fetched."""
+    return {"data_dir": str(folder), "url": "http://127.0.0.1:1", "sha256": dict.fromkeys(files)}
+
+
+def test_absent_files_are_downloaded_once_and_learnt(
+    context: Context, site: Site, tmp_path: Path
+) -> None:
+    arguments = from_site(site, tmp_path / "digits", batch_norm=True, dropout=0.1)
+    built = mnist.build(context, **arguments)
+    assert sorted(site.names()) == sorted(f"{name}.gz" for name in idx_files.NAMES)
+    assert (len(built.dataset), len(built.eval_dataset)) == (1500, 297)
+    assert train(built, steps=150, lr=0.003)["accuracy"] > 0.9
+
+    again = mnist.build(context, **arguments)
+    assert len(site.requests) == 4, "what is there is not downloaded anew"
+    assert torch.equal(again.dataset.pictures, built.dataset.pictures)
+
+
+def test_pictures_are_those_of_the_source(context: Context, site: Site, tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    built = mnist.build(context, **from_site(site, tmp_path))
+    pictures, labels = built.dataset.batch([0, 1499, 7])
+    assert pictures.shape == (3, 1, 8, 8)
+    assert numpy.array_equal(pictures[1, 0].numpy(), data.images[1499] * 15)
+    assert labels.tolist() == [data.target[i] for i in (0, 1499, 7)]
+    assert torch.equal(built.dataset[1499][0], pictures[1])
+    assert built.eval_dataset[0][1] == data.target[1500]
+
+
+def test_home_is_found_in_data_dir(
+    context: Context, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    mnist.build(context, **from_site(site, Path("~/pictures")))
+    assert len(os.listdir(tmp_path / "pictures")) == 4
+
+
+def test_plain_files_are_read_and_downloaded_too(
+    context: Context, site: Site, digits: dict[str, bytes], tmp_path: Path
+) -> None:
+    site.files = {name[:-3]: gzip.decompress(content) for name, content in digits.items()}
+    fetched = mnist.build(context, **from_site(site, tmp_path))
+    assert sorted(os.listdir(tmp_path)) == sorted(idx_files.NAMES)
+    requests = len(site.requests)
+    found = mnist.build(context, data_dir=str(tmp_path), url=site.url)
+    assert len(site.requests) == requests
+    assert torch.equal(found.dataset.pictures, fetched.dataset.pictures)
+
+
+def test_only_the_absent_file_is_downloaded(
+    context: Context, site: Site, digits: dict[str, bytes], tmp_path: Path
+) -> None:
+    write(tmp_path, digits)
+    (tmp_path / f"{LABELS}.gz").unlink()
+    mnist.build(context, **from_site(site, tmp_path))
+    assert site.names() == [f"{LABELS}.gz"]
+
+
+def test_present_file_of_the_wrong_hash_is_refused_and_kept(
+    context: Context, site: Site, digits: dict[str, bytes], tmp_path: Path
+) -> None:
+    write(tmp_path, digits | {f"{LABELS}.gz": b"my own work of years"})
+    found = hashlib.sha256(b"my own work of years").hexdigest()
+    with pytest.raises(TrainError) as error:
+        mnist.build(context, **from_site(site, tmp_path))
+    path = str(tmp_path / f"{LABELS}.gz")
+    assert str(error.value) == (
+        f"{path!r} is not the file it should be: its sha256 is {found}, wanted is "
+        f"{hashes(digits)[f'{LABELS}.gz']}; remove it, so that it is downloaded anew, or, if it "
+        "is your own, give its hash in train.args.sha256"
+    )
+    assert (tmp_path / f"{LABELS}.gz").read_bytes() == b"my own work of years"
+
+
+def test_downloads_are_held_to_the_hashes_of_mnist_by_default(
+    context: Context, site: Site, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        TrainError, match="440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f2"
+    ):
+        mnist.build(context, data_dir=str(tmp_path), url=site.url)
+    assert os.listdir(tmp_path) == []
+
+
+def test_server_that_stalls_is_given_up_within_download_timeout(
+    context: Context, site: Site, tmp_path: Path
+) -> None:
+    site.faults[f"{IMAGES}.gz"] = [stalls(after=100)] * 9
+    with pytest.raises(TrainError, match=f"cannot download {site.url}/{IMAGES}.gz"):
+        mnist.build(context, **from_site(site, tmp_path, download_timeout=0.3))
+
+
+def test_one_process_of_a_node_fetches_and_its_failure_is_everybodys(
+    site: Site, tmp_path: Path
+) -> None:
+    keys = []
+
+    def another_does_it(key: str, action: Any, timeout_s: float) -> None:
+        keys.append((key, timeout_s))
+        raise TrainError("the disk of this node is full")
+
+    waiting = Context(0, 1, 1, 2, torch.device("cpu"), 16, another_does_it)
+    with pytest.raises(TrainError, match="the disk of this node is full"):
+        mnist.build(waiting, **from_site(site, tmp_path, download_timeout=7))
+    assert keys == [(f"mnist:{tmp_path}", 67.0)]
+    assert site.requests == []
+
+
+def damage(content: bytes, how: str) -> bytes:
+    return {
+        "empty": b"",
+        "no-idx": b"<html>please log in</html>",
+        "labels-magic": b"\x00\x00\x08\x01" + content[4:],
+        "half-a-header": content[:10],
+        "truncated": content[:-1],
+        "trailing": content + b"!",
+        "no-images": content[:4] + bytes(4) + content[8:16],
+        "gzip-truncated": gzip.compress(content)[:-10],
+        "gzip-flipped": gzip.compress(content)[:-8] + b"\0\0\0\0" + gzip.compress(content)[-4:],
+        "gzip-header-only": b"\x1f\x8b",
+    }[how]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("empty", "is no IDX file of bytes in 3 dimension(s): it begins with ''"),
+        ("no-idx", "it begins with '3c 68 74 6d', not '00 00 08 03'"),
+        ("labels-magic", "it begins with '00 00 08 01', not '00 00 08 03'"),
+        ("half-a-header", "is damaged"),
+        ("truncated", "its header promises 96016 bytes (1500 x 8 x 8 values), it has 96015"),
+        ("trailing", "its header promises 96016 bytes (1500 x 8 x 8 values), it has 96017"),
+        ("no-images", "holds no values (0 x 8 x 8)"),
+        ("gzip-truncated", "is damaged: Compressed file ended"),
+        ("gzip-flipped", "is damaged: CRC check failed"),
+        ("gzip-header-only", "is damaged: "),
+    ],
+)
+def test_damaged_file_is_named_with_the_remedy(
+    context: Context, digits: dict[str, bytes], tmp_path: Path, how: str, said: str
+) -> None:
+    files = {name[:-3]: gzip.decompress(content) for name, content in digits.items()}
+    write(tmp_path, files | {IMAGES: damage(files[IMAGES], how)})
+    with pytest.raises(TrainError) as error:
+        mnist.build(context, **unchecked(tmp_path, files))
+    assert str(error.value).startswith(f"{str(tmp_path / IMAGES)!r} ")
+    assert said in str(error.value)
+    assert str(error.value).endswith(
+        "remove the file, so that it is downloaded anew, or put a sound copy in its place"
+    )
+
+
+def test_images_and_labels_that_do_not_belong_together(
+    context: Context, digits: dict[str, bytes], tmp_path: Path
+) -> None:
+    write(tmp_path, digits)
+    shutil.copy(tmp_path / f"{EVAL_LABELS}.gz", tmp_path / f"{LABELS}.gz")
+    with pytest.raises(TrainError, match=r"holds 1500 images but .* 297 labels"):
+        mnist.build(context, **unchecked(tmp_path, digits))
+
+
+def test_labels_beyond_the_classes(
+    context: Context, digits: dict[str, bytes], tmp_path: Path
+) -> None:
+    write(tmp_path, digits)
+    with pytest.raises(TrainError, match=r"holds the label 9, .*; set train.args.classes to 10"):
+        mnist.build(context, **unchecked(tmp_path, digits), classes=4)
+
+
+@pytest.mark.parametrize("size", [(28, 28), (8, 8), (5, 13), (1, 1)])
+def test_any_picture_size_will_do(context: Context, tmp_path: Path, size: tuple[int, int]) -> None:
+    random = numpy.random.default_rng(0)
+    files = idx_files.image_set(
+        random.integers(0, 256, (20, *size)), random.integers(0, 10, 20), held_out=5
+    )
+    built = mnist.build(context, **unchecked(write(tmp_path, files), files), channels=4, hidden=8)
+    batch = built.dataset.batch([0, 1, 2])
+    assert batch[0].shape == (3, 1, *size)
+    assert built.model(batch[0]).shape == (3, 10)
+    assert built.loss(built.model, batch).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"sha256": {"t10k-image-idx3-ubyte": "0" * 64}},
+            "train.args.sha256: 't10k-image-idx3-ubyte' is no file of this workload; did you mean",
+        ),
+        ({"sha256": {f"{IMAGES}.gz": "abc"}}, "train.args.sha256: 'abc' for"),
+        ({"sha256": "abc"}, "train.args.sha256: is 'abc', but must map file names to hashes"),
+        ({"download_timeout": 0}, "train.args.download_timeout: is 0, but must be a number above"),
+        ({"url": ""}, "train.args.url: is '', but must be a string that is not empty"),
+        ({"channels": "16"}, "train.args.channels: is '16', but must be a whole number"),
+    ],
+)
+def test_argument_out_of_range(
+    context: Context, tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TrainError) as error:
+        mnist.build(context, data_dir=str(tmp_path), **arguments)
+    assert str(error.value).startswith(message)

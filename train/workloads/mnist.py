@@ -1,0 +1,234 @@
+"""A two-layer convolutional network on images in IDX form: MNIST, or any set of that shape.
+
+Owns the model and where the four files come from. How they are fetched and read is the business of
+`train.fetch` and `idx.py`. Knows nothing of processes, but that one of a node fetches for all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from train.errors import TrainError
+from train.fetch import Patience, fetch, file_sha256
+from train.workload import Context, Workload
+from train.workloads import arguments
+from train.workloads.idx import read_labelled_images
+
+URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+STEMS = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+SHA256 = {
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+VERIFICATION_S = 60.0  # what hashing the four files may take on a slow shared disk
+STALL_S = 20.0  # without a byte for this long, a connection is given up and made anew
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def build(
+    context: Context,
+    *,
+    data_dir: str = "~/.cache/ddpgen/mnist",
+    url: str = URL,
+    sha256: Mapping[str, str | None] | None = None,
+    download_timeout: float = 300.0,
+    channels: int = 16,
+    hidden: int = 64,
+    classes: int = 10,
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+) -> Workload:
+    """Classify the images in `data_dir`; the t10k files are the held-out set.
+
+    Files that are absent are downloaded from `url`, within `download_timeout` seconds in all.
+    `sha256` maps file names to hashes, over the defaults (those of MNIST); null leaves a file
+    unchecked; a name without `.gz` asks for the file in that form.
+    Raises TrainError when a file cannot be had, is not the one wanted, or is damaged.
+    """
+    arguments.text("data_dir", data_dir)
+    arguments.text("url", url)
+    arguments.number("download_timeout", download_timeout, above=0)
+    arguments.whole("channels", channels)
+    arguments.whole("hidden", hidden)
+    arguments.whole("classes", classes, at_least=2)
+    arguments.probability("dropout", dropout)
+    arguments.flag("batch_norm", batch_norm)
+
+    hashes = SHA256 | _checked_hashes(sha256)
+    source = Source(os.path.abspath(os.path.expanduser(data_dir)), url, hashes, download_timeout)
+    context.once_per_node(
+        f"mnist:{source.folder}", source.provide, download_timeout + VERIFICATION_S
+    )
+    training = Images.read(source.path(STEMS[0]), source.path(STEMS[1]), classes)
+    held_out = Images.read(source.path(STEMS[2]), source.path(STEMS[3]), classes)
+    return Workload(
+        model=Network(training.size, channels, hidden, classes, dropout, batch_norm),
+        dataset=training,
+        eval_dataset=held_out,
+        loss=loss,
+        metrics=metrics,
+    )
+
+
+def _checked_hashes(sha256: Any) -> dict[str, str | None]:
+    if sha256 is None:
+        return {}
+    if not isinstance(sha256, Mapping):
+        raise TrainError(f"train.args.sha256: is {sha256!r}, but must map file names to hashes")
+    known = [name for stem in STEMS for name in (stem, f"{stem}.gz")]
+    for name, value in sha256.items():
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the files are {', '.join(known)}"
+            raise TrainError(f"train.args.sha256: {name!r} is no file of this workload; {hint}")
+        if value is not None and not re.fullmatch("[0-9a-fA-F]{64}", str(value)):
+            raise TrainError(
+                f"train.args.sha256: {value!r} for {name!r} is no sha256; give 64 hexadecimal "
+                "digits, or null to leave the file unchecked"
+            )
+    return dict(sha256)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder, and the place where what it lacks is to be had."""
+
+    folder: str
+    url: str
+    sha256: Mapping[str, str | None]
+    download_timeout: float
+
+    def provide(self) -> None:
+        """Make all four files present and verified. Raises TrainError."""
+        for stem in STEMS:
+            path = self.path(stem)
+            name = os.path.basename(path)
+            if os.path.exists(path):
+                self._verify(path)
+            else:
+                patience = Patience(
+                    stall_s=min(STALL_S, self.download_timeout), total_s=self.download_timeout
+                )
+                fetch(f"{self.url.rstrip('/')}/{name}", path, self.sha256.get(name), patience)
+
+    def path(self, stem: str) -> str:
+        """The file for `stem`: the form asked for, or the other one if only that is there."""
+        plain, packed = os.path.join(self.folder, stem), os.path.join(self.folder, f"{stem}.gz")
+        wanted, other = (plain, packed) if stem in self.sha256 else (packed, plain)
+        return other if os.path.exists(other) and not os.path.exists(wanted) else wanted
+
+    def _verify(self, path: str) -> None:
+        wanted = self.sha256.get(os.path.basename(path))
+        if wanted is None:
+            return
+        try:
+            found = file_sha256(path)
+        except OSError as error:
+            raise TrainError(f"cannot read {path!r}: {error.strerror}; make it readable") from None
+        if found != wanted.lower():
+            raise TrainError(
+                f"{path!r} is not the file it should be: its sha256 is {found}, wanted is "
+                f"{wanted.lower()}; remove it, so that it is downloaded anew, or, if it is your "
+                "own, give its hash in train.args.sha256"
+            )
+
+
+class Images:
+    """Pictures uint8 [n, 1, height, width] with labels int64 [n]."""
+
+    def __init__(self, pictures: torch.Tensor, labels: torch.Tensor) -> None:
+        self.pictures = pictures
+        self.labels = labels
+
+    @classmethod
+    def read(cls, images: str, labels: str, classes: int) -> Images:
+        """Read two IDX files. Raises TrainError for damaged ones and labels out of range."""
+        pictures, numbers = read_labelled_images(images, labels)
+        highest = int(numbers.max())
+        if highest >= classes:
+            raise TrainError(
+                f"{labels!r} holds the label {highest}, but the model has classes 0 to "
+                f"{classes - 1}; set train.args.classes to {highest + 1}"
+            )
+        return cls(pictures.unsqueeze(1), numbers.long())
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.pictures.shape[2], self.pictures.shape[3]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.pictures[index], self.labels[index]
+
+    def batch(self, indices: list[int]) -> Batch:
+        """The samples at `indices`, gathered by one index operation for each tensor."""
+        rows = torch.tensor(indices)
+        return self.pictures[rows], self.labels[rows]
+
+
+class Network(nn.Module):
+    """Pictures uint8 [b, 1, height, width] -> logits [b, classes]."""
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        channels: int,
+        hidden: int,
+        classes: int,
+        dropout: float,
+        batch_norm: bool,
+    ) -> None:
+        super().__init__()
+        height, width = (-(-side // 4) for side in size)  # halved twice, rounded up
+        self.layers = nn.Sequential(
+            *_convolution(1, channels, batch_norm),
+            *_convolution(channels, 2 * channels, batch_norm),
+            nn.Flatten(),
+            nn.Linear(2 * channels * height * width, hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, classes),
+        )
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        # Scaled here and not in the dataset: a quarter of the bytes travels to the device.
+        logits: torch.Tensor = self.layers(pictures.float() / 127.5 - 1)
+        return logits
+
+
+def _convolution(inputs: int, outputs: int, batch_norm: bool) -> list[nn.Module]:
+    """Halved by stride and not by max-pooling, whose gradient has no fixed order on a GPU."""
+    convolution = nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1)
+    return [convolution, *([nn.BatchNorm2d(outputs)] if batch_norm else []), nn.ReLU()]
+
+
+def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean cross-entropy of the micro-batch, in nats."""
+    pictures, labels = batch
+    return functional.cross_entropy(model(pictures), labels)
+
+
+def metrics(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    """`accuracy`: the share of pictures recognised, 0 to 1."""
+    pictures, labels = batch
+    return {"accuracy": (model(pictures).argmax(dim=1) == labels).float().mean()}

@@ -1,0 +1,144 @@
+"""Text as one tensor of bytes: a file, a folder, or the source of Python's standard library.
+
+Owns which files are read and in which order, so that equal folders give equal bytes on every
+machine. Knows nothing of windows, tokens or models, and never decodes: bytes are bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from train.errors import TrainError
+
+SEPARATOR = b"\0"  # between two files: a byte no text contains, so a model can learn the border
+SNIFFED = 8192  # a file with a zero byte this early is taken for binary, as git and grep do
+
+# Not part of the library proper, or different on machines with the same Python version.
+_NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+
+
+@dataclass(frozen=True)
+class Text:
+    """`bytes` is uint8 [n]; `sha256` is theirs; `origin` says in words where they come from."""
+
+    bytes: torch.Tensor
+    sha256: str
+    origin: str
+
+
+def read_text(path: str | None, max_bytes: int) -> Text:
+    """Read the file or folder `path`, or the standard library's source; at most `max_bytes`.
+
+    A folder's files are joined in the order of their paths, hidden and binary ones left out.
+    Raises TrainError when there is nothing to read, or a file cannot be read.
+    """
+    if path is None:
+        root = sysconfig.get_path("stdlib")
+        files = sorted(_walk(root, _is_library_source, _is_library_folder))
+        origin = "Python's standard library"
+    else:
+        root = os.path.expanduser(path)
+        origin = repr(path)
+        files = _files_of(root)
+    content, count = _join(files, max_bytes)
+    if not content:
+        raise TrainError(
+            f"no text found in {origin} ({os.path.abspath(root)!r}); "
+            "name a file, or a folder with text files, in train.args.text"
+        )
+    return Text(
+        bytes=torch.frombuffer(content, dtype=torch.uint8),
+        sha256=hashlib.sha256(content).hexdigest(),
+        origin=f"{origin}, {count} files" if count > 1 else origin,
+    )
+
+
+def _files_of(root: str) -> list[bytes]:
+    if os.path.isdir(root):
+        return sorted(_walk(root, _is_visible, _is_visible))
+    if not os.path.exists(root):
+        raise TrainError(
+            f"train.args.text: {root!r} does not exist below {os.getcwd()!r}; a relative path "
+            "is looked up in the job's code folder, so list the text under 'code' in the spec, "
+            "or give its absolute path on the host"
+        )
+    if not os.path.isfile(root):
+        raise TrainError(f"train.args.text: {root!r} is neither a file nor a folder")
+    return [os.fsencode(root)]
+
+
+def _walk(
+    root: str, wanted: Callable[[bytes], bool], entered: Callable[[bytes], bool]
+) -> Iterator[bytes]:
+    """Regular files below `root`, as bytes: a name that is no valid UTF-8 is still a name."""
+    for folder, folders, names in os.walk(os.fsencode(root), onerror=_raise_unreadable):
+        folders[:] = [name for name in folders if entered(name)]
+        for name in filter(wanted, names):
+            path = os.path.join(folder, name)
+            if _is_regular(path):
+                yield path
+
+
+def _raise_unreadable(error: OSError) -> None:
+    raise _unreadable(error.filename, error)
+
+
+def _unreadable(path: bytes, error: OSError) -> TrainError:
+    # Leaving it out instead would give two nodes different data without a word.
+    return TrainError(
+        f"train.args.text: cannot read {os.fsdecode(path)!r}: {error.strerror}; "
+        "make it readable, or leave it out of the folder"
+    )
+
+
+def _is_regular(path: bytes) -> bool:
+    """Follows links to files; a dangling link, a socket or a pipe (reading would hang) is none."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _is_visible(name: bytes) -> bool:
+    return not name.startswith(b".") and name != b"__pycache__"
+
+
+def _is_library_source(name: bytes) -> bool:
+    # _sysconfigdata… holds the paths of the machine Python was built on.
+    return name.endswith(b".py") and not name.startswith(b"_sysconfigdata")
+
+
+def _is_library_folder(name: bytes) -> bool:
+    return (
+        _is_visible(name)
+        and os.fsdecode(name) not in _NOT_THE_LIBRARY
+        and not name.startswith(b"config-")  # built per machine, like _sysconfigdata
+    )
+
+
+def _join(files: list[bytes], max_bytes: int) -> tuple[bytearray, int]:
+    content = bytearray()
+    count = 0
+    for path in files:
+        room = max_bytes - len(content) - (len(SEPARATOR) if count else 0)
+        if room <= 0:
+            break
+        try:
+            with open(path, "rb") as file:
+                piece = file.read(room)
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if not piece or b"\0" in piece[:SNIFFED]:
+            continue
+        if count:
+            content += SEPARATOR
+        content += piece
+        count += 1
+    return content, count

@@ -1,0 +1,119 @@
+"""A small classifier on synthetic data: the workload that needs no file, no network and no time.
+
+Owns the data (a function of the seed alone) and the two-layer model. Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from train.workload import Context, Workload
+from train.workloads import arguments
+
+CLUSTERS_PER_CLASS = 2  # so that no linear model solves it, and the hidden layer has work to do
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def build(
+    context: Context,
+    *,
+    features: int = 16,
+    classes: int = 4,
+    hidden: int = 64,
+    samples: int = 4096,
+    eval_samples: int = 512,
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+) -> Workload:
+    """Classify points of `features` dimensions, drawn around two centres for each class.
+
+    Raises TrainError for an argument out of its range.
+    """
+    arguments.whole("features", features)
+    arguments.whole("classes", classes, at_least=2)
+    arguments.whole("hidden", hidden)
+    arguments.whole("samples", samples)
+    arguments.whole("eval_samples", eval_samples)
+    arguments.probability("dropout", dropout)
+    arguments.flag("batch_norm", batch_norm)
+
+    generator = torch.Generator().manual_seed(context.seed)
+    centres = torch.randint(
+        -256, 257, (classes * CLUSTERS_PER_CLASS, features), generator=generator
+    )
+    return Workload(
+        model=Classifier(features, classes, hidden, dropout, batch_norm),
+        dataset=Points.draw(samples, centres, classes, generator),
+        eval_dataset=Points.draw(eval_samples, centres, classes, generator),
+        loss=loss,
+        metrics=metrics,
+    )
+
+
+class Points:
+    """Labelled points held as two tensors: values float32 [n, features], labels int64 [n]."""
+
+    def __init__(self, values: torch.Tensor, labels: torch.Tensor) -> None:
+        self.values = values
+        self.labels = labels
+
+    @classmethod
+    def draw(
+        cls, count: int, centres: torch.Tensor, classes: int, generator: torch.Generator
+    ) -> Points:
+        """Draw `count` points around `centres` [clusters, features]; cluster k has class k mod C.
+
+        Only integers are drawn and added, and the one scaling is by a power of two. `randn` would
+        go through log and cos, whose last bits are not the same on every processor.
+        """
+        clusters = torch.randint(0, len(centres), (count,), generator=generator)
+        values = centres[clusters]
+        for _ in range(4):  # the sum of four uniform numbers is close enough to a bell curve
+            values += torch.randint(-128, 129, values.shape, generator=generator)
+        return cls(values.float() / 256, clusters % classes)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.values[index], self.labels[index]
+
+    def batch(self, indices: list[int]) -> Batch:
+        """The samples at `indices`, gathered by one index operation for each tensor."""
+        rows = torch.tensor(indices)
+        return self.values[rows], self.labels[rows]
+
+
+class Classifier(nn.Module):
+    """[b, features] -> logits [b, classes] by way of one hidden layer."""
+
+    def __init__(
+        self, features: int, classes: int, hidden: int, dropout: float, batch_norm: bool
+    ) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(features, hidden),
+            nn.BatchNorm1d(hidden) if batch_norm else nn.Identity(),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, classes),
+        )
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(points)
+        return logits
+
+
+def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean cross-entropy of the micro-batch, in nats."""
+    points, labels = batch
+    return functional.cross_entropy(model(points), labels)
+
+
+def metrics(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    """`accuracy`: the share of points whose class was found, 0 to 1."""
+    points, labels = batch
+    return {"accuracy": (model(points).argmax(dim=1) == labels).float().mean()}
