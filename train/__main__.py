@@ -1,0 +1,102 @@
+"""The commands of the training module: `python -m train [run | script | claim | leash] …`.
+
+Owns the choice among them. Each imports only what it needs: `claim` and `leash` run without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
+
+_USAGE = """\
+usage: python -m train [run] --workload=… …   train (see python -m train run --help)
+       python -m train script FILE [ARG …]    run a training loop of your own
+       python -m train claim --checkpoint-dir=DIR --pid=PID
+                                              take the checkpoint directory, print the attempt id
+       python -m train leash -- COMMAND …     run COMMAND so that it ends with its starter
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command and return its exit code."""
+    command, *rest = argv or ["--help"]
+    if command in ("-h", "--help"):
+        print(_USAGE, end="")
+        return 0
+    if command == "claim":
+        return _claim(rest)
+    if command == "leash":
+        return _leash(rest)
+    if command == "script":
+        from train.script import main as script
+
+        return script(rest)
+    if command != "run" and not command.startswith("-"):
+        print(_USAGE, end="", file=sys.stderr)
+        print(f"python -m train: unknown command {command!r}", file=sys.stderr)
+        return 2
+    from train.run import exit_now
+    from train.run import main as run
+
+    code = run(rest if command == "run" else argv)
+    exit_now(code)
+    return code
+
+
+def _claim(argv: Sequence[str]) -> int:
+    from train.layout import steps_on_disk
+    from train.lock import HeldByLiveJobError, claim
+    from train.status import Status, write_status
+
+    parser = argparse.ArgumentParser(prog="python -m train claim", allow_abbrev=False)
+    parser.add_argument("--checkpoint-dir", required=True)
+    parser.add_argument("--pid", type=int, required=True, help="of the launch script")
+    options = parser.parse_args(argv)
+    if importlib.util.find_spec("torch") is None:
+        return _refuse(
+            f"torch is not installed for {sys.executable}; install it there, or set 'python' in "
+            "the spec to an interpreter that has it"
+        )
+    directory = Path(options.checkpoint_dir).absolute()
+    try:
+        attempt = claim(directory, os.environ.get("DDPGEN_JOB", "?"), options.pid)
+        (directory / "stop").unlink(missing_ok=True)
+        newest = max(steps_on_disk(directory), default=0)
+        write_status(directory, Status("running", attempt, newest))
+    except HeldByLiveJobError as error:
+        return _refuse(str(error))
+    except OSError as error:
+        print(
+            f"ddpgen: the checkpoint directory {directory} cannot be used: {error.strerror} "
+            f"({error.filename}); set checkpoint.dir to a place you can write to",
+            file=sys.stderr,
+        )
+        return EXIT_FAILED
+    print(attempt)
+    return 0
+
+
+def _refuse(why: str) -> int:
+    print(f"ddpgen: {why}", file=sys.stderr)
+    return EXIT_UNAVAILABLE
+
+
+def _leash(argv: Sequence[str]) -> int:
+    from train.leash import exec_leashed
+
+    command = list(argv[1:] if argv[:1] == ["--"] else argv)
+    if not command:
+        print(_USAGE, end="", file=sys.stderr)
+        return 2
+    exec_leashed(command)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""What rank 0 writes down: lock, manifest, metrics, progress, checkpoints, status.
+
+Owns all writing to the checkpoint directory during a run. The other ranks have no books.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from train import checkpoint, manifest
+from train.config import RunConfig
+from train.dist import World
+from train.lock import Fence
+from train.loop import Job, State
+from train.metrics import MetricsLog, Progress, clock, say
+from train.saver import SaveFailedError, Saver
+from train.status import Status, replace_file, write_status
+
+
+class Books:
+    """Opened when the run knows where it resumes; closed with the job's last word."""
+
+    def __init__(self, directory: Path, fence: Fence, job: Job, start_step: int) -> None:
+        """Raises FencedOffError, OSError."""
+        self._directory, self._fence, self._job = directory, fence, job
+        self._began = time.monotonic()
+        self._warned = False
+        config, world, workload = job.config, job.world, job.workload
+        checkpoint.remove_leftovers(directory)
+        meta = _describe_run(config, world, job.last_step, fence)
+        text = json.dumps(meta, indent=1, sort_keys=True) + "\n"
+        replace_file(directory / "manifest.json", text.encode())
+        self._log = MetricsLog(directory / "metrics.jsonl")
+        self.saver = Saver(directory, fence, config.checkpoint_every, config.checkpoint_keep, meta)
+        units = config.global_batch_size * workload.units_per_sample
+        self._progress = Progress(start_step, job.last_step, workload.unit, units, config.log_every)
+        self._row("start", start_step, world_size=world.size)
+        if start_step:
+            self.saver.resumed(start_step)
+            say(f"resuming at step {start_step} of {job.last_step}")
+        self._write_status("running", start_step)
+
+    def stepped(self, state: State, loss: float, lr: float) -> None:
+        """One more step is complete: its row, the progress line, a checkpoint if one is due.
+
+        The row is written before the checkpoint is begun: what is committed is on record.
+        """
+        first, end = self._job.plan.span(state.step - 1)
+        self._row("step", state.step, loss=loss, lr=lr, samples=[first, end])
+        self._progress.update(state.step, loss, lr)
+        if not math.isfinite(loss) and not self._warned:
+            self._warned = True
+            self.say(f"the loss is {loss} at step {state.step}; the rows before it may tell why")
+        if state.step < self._job.last_step and self.saver.due(state.step):
+            self.saver.save(state)
+        if self.saver.fenced_off is not None:
+            raise self.saver.fenced_off
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        self._row("eval", step, **metrics)
+        text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.say(f"eval at step {step}  {text}")
+
+    def close(self, state: State, stopped: bool) -> str:
+        """The last checkpoint, then the status. Returns why that failed, or "". Raises FencedOffError."""
+        self._progress.end_line()
+        try:
+            self.saver.finish(state)
+        except SaveFailedError as error:
+            return f"{error}; make room and start the job again: it resumes from the one before"
+        word = "stopped" if stopped else "done"
+        self._row(word, state.step)
+        self._log.close()
+        self._write_status(word, state.step)
+        self._fence.close()
+        spent = clock(time.monotonic() - self._began)
+        say(f"{word} at step {state.step} after {spent}; checkpoints in {self._directory}")
+        return ""
+
+    def say(self, message: str) -> None:
+        self._progress.end_line()
+        say(message)
+
+    def _row(self, kind: str, step: int, **values: Any) -> None:
+        head = {"kind": kind, "step": step, "attempt": self._fence.attempt}
+        when = {"generation": self._fence.generation, "time": round(time.time(), 3)}
+        self._log.write({**head, **when, **values})
+
+    def _write_status(self, word: str, step: int) -> None:
+        self._fence.check()
+        write_status(self._directory, Status(word, self._fence.attempt, step))
+
+
+def _describe_run(config: RunConfig, world: World, last_step: int, fence: Fence) -> dict[str, Any]:
+    return {
+        "settings": manifest.settings(config, last_step),
+        "facts": manifest.facts(config, world.device),
+        "world_size": world.size,
+        "attempt": fence.attempt,
+        "generation": fence.generation,
+        "exact_on_any_world_size": manifest.is_exact_on_any_world_size(config),
+    }

@@ -1,0 +1,294 @@
+"""Checkpoints on disk: written so that half of one is never taken for a whole one.
+
+Owns the layout `step-000000200/{model.pt, optimizer.pt, checkpoint.json}`, its writing in two
+phases, its verification and retention. Knows nothing of models or ranks: it is handed named objects
+and gives back bytes.
+
+`checkpoint.json` is written last, with the size and sha256 of every other file; it is what makes a
+directory a checkpoint. The directory appears under its own name by a rename after everything in it
+is on disk. Where a rename is not atomic (object-store mounts) the marker-last order is enough.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from train.layout import MARKER, step_directory, steps_on_disk
+
+
+class BadCheckpointError(Exception):
+    """A directory that looks like a checkpoint and is not a whole one. The message says why."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint, read into memory: `files` maps file name to content."""
+
+    step: int
+    meta: dict[str, Any]
+    files: dict[str, bytes]
+
+    def load(self, name: str) -> Any:
+        """Unpickle one file, weights only: a checkpoint cannot run code. Tensors land on the CPU."""
+        return torch.load(io.BytesIO(self.files[name]), map_location="cpu", weights_only=True)
+
+
+def read(directory: Path, step: int) -> Checkpoint:
+    """Read and verify one checkpoint. Raises BadCheckpointError."""
+    place = step_directory(directory, step)
+    try:
+        marker = (place / MARKER).read_bytes()
+    except FileNotFoundError:
+        raise BadCheckpointError(f"{MARKER} is missing: the write was never completed") from None
+    except OSError as error:
+        raise BadCheckpointError(f"{MARKER} cannot be read: {error.strerror}") from None
+    try:
+        meta = json.loads(marker)
+        listed = {str(n): (int(f["size"]), str(f["sha256"])) for n, f in meta["files"].items()}
+        if meta["step"] != step:
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise BadCheckpointError(f"{MARKER} is damaged") from None
+    return Checkpoint(step, meta, {n: _verified(place / n, *want) for n, want in listed.items()})
+
+
+def _verified(path: Path, size: int, sha256: str) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadCheckpointError(f"{path.name} cannot be read: {error.strerror}") from None
+    if len(content) != size:
+        raise BadCheckpointError(
+            f"{path.name} has {len(content)} bytes instead of {size}: truncated"
+        )
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise BadCheckpointError(f"{path.name} does not match its sha256: its content has changed")
+    return content
+
+
+def newest_valid(directory: Path, reject: Callable[[int, str], None]) -> Checkpoint | None:
+    """The newest checkpoint that verifies; `reject(step, why)` is called for each that does not."""
+    for step in reversed(steps_on_disk(directory)):
+        try:
+            return read(directory, step)
+        except BadCheckpointError as error:
+            reject(step, str(error))
+    return None
+
+
+def set_aside(directory: Path, step: int) -> Path:
+    """Move a bad checkpoint out of the way, keeping it for whoever wants to know. Returns where."""
+    place = step_directory(directory, step)
+    for n in range(1000):
+        aside = place.with_name(f"{place.name}.corrupt" + (f"-{n}" if n else ""))
+        if not aside.exists():
+            os.rename(place, aside)
+            return aside
+    raise OSError(errno.EEXIST, "a thousand bad checkpoints lie here", str(place))
+
+
+def write(
+    directory: Path,
+    step: int,
+    objects: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    writer: str,
+    may_publish: Callable[[], None],
+) -> None:
+    """Write one checkpoint and make it durable.
+
+    `writer` names the temporary directory, so that no two writers meet in one. `may_publish` is
+    called when all is on disk and just before the checkpoint gets its name; it may wait, or raise
+    to abandon it. Raises OSError (disk full, …); nothing is left behind then.
+    """
+    temporary = directory / f".tmp-step-{step:09d}-{writer}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        files = {name: _write_object(temporary / name, o) for name, o in objects.items()}
+        marker = {**meta, "step": step, "files": files}
+        with open(temporary / MARKER, "xb") as file:
+            file.write(json.dumps(marker, indent=1, sort_keys=True).encode() + b"\n")
+            _to_disk(file)
+        _sync_directory(temporary)
+        may_publish()
+        _publish(temporary, directory, step)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _publish(temporary: Path, directory: Path, step: int) -> None:
+    place = step_directory(directory, step)
+    try:
+        os.rename(temporary, place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        # Something has this name already. A whole checkpoint of this step stays: another attempt
+        # of the same run wrote the same bits.
+        try:
+            read(directory, step)
+        except BadCheckpointError:
+            set_aside(directory, step)
+            os.rename(temporary, place)
+        else:
+            shutil.rmtree(temporary, ignore_errors=True)
+    _sync_directory(directory)
+
+
+class _Hashing:
+    """A file that keeps the size and sha256 of what goes through it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._sha256 = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self._sha256.update(data)
+        written = self._file.write(data)
+        if written != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.size += written
+        return written
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+
+def _write_object(path: Path, content: Any) -> dict[str, Any]:
+    with open(path, "xb") as file:
+        hashing = _Hashing(file)
+        try:
+            torch.save(content, hashing)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            # torch's zip writer turns an OSError of the file below it into a RuntimeError.
+            cause = error.__context__ if isinstance(error.__context__, OSError) else None
+            raise cause or OSError(
+                errno.EIO, f"{path.name} could not be written: {error}"
+            ) from None
+        _to_disk(file)
+        return {"size": hashing.size, "sha256": hashing.hexdigest()}
+
+
+def _to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        # Some mounts cannot sync a directory; the marker-last order does not need it.
+        with suppress(OSError):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints. Call it only after one was written whole."""
+    for step in steps_on_disk(directory)[:-keep]:
+        place = step_directory(directory, step)
+        # The marker goes first: a half-deleted directory must not look like a checkpoint.
+        with suppress(OSError):
+            (place / MARKER).unlink()
+            shutil.rmtree(place)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what writers left behind that died while writing. Only the holder may call it."""
+    for place in directory.glob(".tmp-step-*"):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def copy_tensors(tree: Any) -> Any:
+    """A copy of nested dicts and lists in which every tensor is a CPU copy of its own.
+
+    Tensors that share memory (tied weights) share it in the copy as well, so that the file holds
+    them once.
+    """
+    seen: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def copy(node: Any) -> Any:
+        if isinstance(node, torch.Tensor):
+            key = (node.data_ptr(), node.shape, node.stride(), node.dtype, node.device)
+            if node.numel() == 0 or key not in seen:
+                seen[key] = node.detach().to("cpu", copy=True)
+            return seen[key]
+        if isinstance(node, Mapping):
+            return {k: copy(v) for k, v in node.items()}
+        if isinstance(node, (list, tuple)):
+            return type(node)(copy(v) for v in node)
+        return node
+
+    return copy(tree)
+
+
+class BackgroundWriter:
+    """Takes checkpoints beside the training: one at a time, copy first, then write.
+
+    The state does not change between two optimizer steps, so it is copied while the next forward
+    and backward run; `wait_copied` must be called before the state is changed. A failed write is
+    handed to `on_error`, and the run goes on with the checkpoint before it.
+    """
+
+    def __init__(self, on_error: Callable[[int, Exception], None]) -> None:
+        self._on_error = on_error
+        self._thread: threading.Thread | None = None
+        self._copied = threading.Event()
+        self._copied.set()
+        self._failed: Exception | None = None
+
+    def start(self, step: int, copy: Callable[[], Any], save: Callable[[Any], None]) -> None:
+        """Run `save(copy())` in the background, after the checkpoint before it is finished."""
+        self.finish()
+        self._copied.clear()
+        self._failed = None
+
+        def work() -> None:
+            try:
+                try:
+                    snapshot = copy()
+                finally:
+                    self._copied.set()
+                save(snapshot)
+            except Exception as error:  # noqa: BLE001 - handed on, not swallowed
+                self._failed = error
+                self._on_error(step, error)
+
+        self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is still being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait_copied(self) -> None:
+        """Return when the state may be changed again."""
+        self._copied.wait()
+
+    def finish(self) -> Exception | None:
+        """Wait for the checkpoint under way. Returns what the last one failed with, if it did."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return self._failed

@@ -1,0 +1,204 @@
+"""The argv of `python -m train run`, parsed into one frozen value.
+
+Owns the options, their defaults and their units. Knows nothing of files, processes or torch; the
+defaults are those of the job spec.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|sec|min|h|d))")
+_SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True)
+class Period:
+    """Every so many steps, or every so many seconds; exactly one of the two is set."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All settings of a run. Sizes are in samples, durations in seconds."""
+
+    workload: str
+    steps: int | None
+    epochs: float | None
+    global_batch_size: int
+    micro_batch_size: int
+    optimizer: str
+    lr: float
+    weight_decay: float
+    momentum: float
+    schedule: str
+    warmup_steps: int
+    grad_clip: float | None
+    seed: int
+    precision: str
+    reduction: str
+    comm_hook: str
+    bucket_cap_mb: float
+    find_unused_parameters: bool
+    threads: int
+    data_workers: int
+    backend: str
+    world_size: int | None
+    shares: tuple[int, ...] | None
+    rendezvous_timeout: float
+    collective_timeout: float
+    eval_every: int
+    log_every: int
+    checkpoint_dir: str
+    checkpoint_every: Period
+    checkpoint_keep: int
+    code_dir: str | None
+    accept_changes: bool
+    args: dict[str, Any]
+
+    @property
+    def micro_batches(self) -> int:
+        """V, the number of micro-batches that make up one step."""
+        return self.global_batch_size // self.micro_batch_size
+
+
+def parse(argv: Sequence[str]) -> RunConfig:
+    """Parse `argv`. Exits with status 2 and a message on standard error when it does not fit."""
+    parser = build_parser()
+    given = vars(parser.parse_args(argv))
+    given["args"] = dict(given.pop("arg"))
+    config = RunConfig(**given)
+    if (config.steps is None) == (config.epochs is None):
+        parser.error("give either --steps or --epochs")
+    if config.global_batch_size % config.micro_batch_size:
+        parser.error(
+            f"--global-batch-size={config.global_batch_size} is not a multiple of "
+            f"--micro-batch-size={config.micro_batch_size}"
+        )
+    if config.shares is not None and sum(config.shares) != config.micro_batches:
+        parser.error(
+            f"--shares has to add up to the {config.micro_batches} micro-batches of a step"
+        )
+    return config
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `python -m train run`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m train run",
+        description="Train one workload with DDP, resumable to the bit.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--workload", required=True, help="gpt, mnist, toy, or my_model.py:build")
+    add("--steps", type=_at_least(0), help="optimizer steps in all")
+    add("--epochs", type=_positive, help="passes over the dataset; the last step is filled up")
+    add("--global-batch-size", type=_at_least(1), required=True, help="samples a step")
+    add("--micro-batch-size", type=_at_least(1), required=True, help="samples a forward pass")
+    add("--optimizer", choices=("adamw", "adam", "sgd"), default="adamw")
+    add("--lr", type=_positive, default=1e-3, help="learning rate after the warm-up")
+    add("--weight-decay", type=_not_negative, default=0.0)
+    add("--momentum", type=_not_negative, default=0.9, help="for sgd")
+    add("--schedule", choices=("constant", "linear", "cosine"), default="constant")
+    add("--warmup-steps", type=_at_least(0), default=0)
+    add("--grad-clip", type=_positive, help="largest norm of the gradient")
+    add("--seed", type=int, default=0)
+    add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32")
+    add("--reduction", choices=("tree", "allreduce"), default="tree")
+    add("--comm-hook", choices=("none", "fp16", "bf16", "powersgd"), default="none")
+    add("--bucket-cap-mb", type=_positive, default=25.0, help="size of DDP's buckets, MiB")
+    add("--find-unused-parameters", action="store_true")
+    add("--threads", type=_at_least(1), default=1, help="intra-op threads of each process")
+    add("--data-workers", type=_at_least(0), default=0, help="processes that fetch batches ahead")
+    add("--backend", choices=("auto", "gloo", "nccl"), default="auto")
+    add("--world-size", type=_at_least(1), help="the number of processes the plan counts on")
+    add("--shares", type=_shares, help="micro-batches of each rank: 3,3,2")
+    add("--rendezvous-timeout", type=seconds, default=120.0, help="to join the process group")
+    add("--collective-timeout", type=seconds, default=300.0, help="for a peer in a collective")
+    add("--eval-every", type=_at_least(0), default=0, help="steps; 0: only at the end")
+    add("--log-every", type=_at_least(1), default=10, help="steps between progress lines")
+    add("--checkpoint-dir", required=True)
+    add("--checkpoint-every", type=period, default=Period(seconds=600.0), help="200 steps or 10min")
+    add("--checkpoint-keep", type=_at_least(1), default=3)
+    add("--code-dir", help="the user's files; becomes the working directory")
+    add(
+        "--accept-changes",
+        action="store_true",
+        help="resume although the settings differ from those the checkpoint was written with",
+    )
+    add(
+        "--arg", type=_arg, action="append", default=[], metavar="NAME=JSON", help="of the workload"
+    )
+    return parser
+
+
+def seconds(text: str) -> float:
+    """`90s`, `10min`, `1h30min` in seconds. Raises argparse.ArgumentTypeError."""
+    parts = list(_DURATION.finditer(text))
+    if not parts or "".join(m[0] for m in parts) != text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 10min or 2h")
+    value = sum(float(m[1]) * _SECONDS[m[2]] for m in parts)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time at all")
+    return value
+
+
+def period(text: str) -> Period:
+    """`200 steps` or a duration. Raises argparse.ArgumentTypeError."""
+    found = re.fullmatch(r"(\d+) steps?", text)
+    if found is None:
+        return Period(seconds=seconds(text))
+    if int(found[1]) == 0:
+        raise argparse.ArgumentTypeError("a period of 0 steps would never pass")
+    return Period(steps=int(found[1]))
+
+
+def _at_least(low: int) -> Any:
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{value} is less than {low}")
+        return value
+
+    return integer
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is negative or not finite")
+    return value
+
+
+def _shares(text: str) -> tuple[int, ...]:
+    try:
+        shares = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 3,3,2") from None
+    if min(shares) < 1:
+        raise argparse.ArgumentTypeError("every rank needs at least one micro-batch")
+    return shares
+
+
+def _arg(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=JSON")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{name}: {value!r} is not JSON") from None

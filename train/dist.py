@@ -1,0 +1,188 @@
+"""From environment variables to process groups.
+
+Owns what torchrun says of this process, the choice of backend and device, the joining of the
+process group with explicit timeouts, and the small exchanges on it that are not gradients. Knows
+nothing of models.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from train.errors import TrainError
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the others, as torchrun put it in the environment."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    launched: bool
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> Place:
+        """Without torchrun's variables: a world of one process. Raises TrainError on half of them."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if "RANK" not in env and "WORLD_SIZE" not in env:
+            return cls(0, 1, 0, 1, launched=False)
+        missing = [name for name in names if name not in env]
+        if missing:
+            raise TrainError(
+                f"{', '.join(missing)} not set, although RANK or WORLD_SIZE is; start the job by "
+                "its launch script or torchrun, or unset both to run a single process"
+            )
+        rank, world_size, local_rank, local_world_size = (int(env[name]) for name in names)
+        return cls(rank, world_size, local_rank, local_world_size, launched=True)
+
+
+@dataclass(frozen=True)
+class World:
+    """A joined world. `control`: a gloo group for decisions and losses, on CPU tensors."""
+
+    place: Place
+    backend: str
+    device: torch.device
+    control: dist.ProcessGroup
+    layout: tuple[tuple[int, ...], ...]
+    store: Store
+    collective_timeout: float
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        return self.place.world_size
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def barrier(self) -> None:
+        dist.barrier(group=self.control)
+
+    def new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        """A group for gradients. Every rank has to call it for every group, in the same order."""
+        group = dist.new_group(
+            list(ranks), backend=self.backend, timeout=timedelta(seconds=self.collective_timeout)
+        )
+        assert isinstance(group, dist.ProcessGroup) or self.rank not in ranks
+        return group  # type: ignore[no-any-return]
+
+    def once_per_node(self, key: str, action: Callable[[], None], timeout_s: float) -> None:
+        """See train.workload.Context.once_per_node."""
+        leader = next(host[0] for host in self.layout if self.rank in host)
+        if self.rank == leader:
+            self._lead(f"once/{leader}/{key}", action)
+        else:
+            self._follow(f"once/{leader}/{key}", key, timeout_s)
+
+    def _lead(self, name: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BaseException as error:
+            self.store.set(name, f"failed: {error}")
+            raise
+        self.store.set(name, "done")
+
+    def _follow(self, name: str, key: str, timeout_s: float) -> None:
+        try:
+            self.store.wait([name], timedelta(seconds=timeout_s))
+        except dist.DistStoreError:
+            raise TrainError(
+                f"{key}: the process of this node that does it was not done after {timeout_s:g} s"
+            ) from None
+        outcome = self.store.get(name).decode()
+        if outcome != "done":
+            raise TrainError(f"{key} {outcome}")
+
+
+def choose_backend(wanted: str) -> str:
+    """gloo on the CPU, nccl on CUDA. Raises TrainError when nccl is asked for without a GPU."""
+    if wanted == "auto":
+        return "nccl" if torch.cuda.is_available() else "gloo"
+    if wanted == "nccl" and not torch.cuda.is_available():
+        raise TrainError(
+            "backend nccl needs CUDA, and this torch sees no CUDA device "
+            f"(torch {torch.__version__}); set backend: gloo, or check the driver with nvidia-smi"
+        )
+    return wanted
+
+
+def choose_device(backend: str, place: Place) -> torch.device:
+    """One process per GPU, bound by local rank. gloo computes on a GPU too where each process has one.
+
+    Raises TrainError when there are fewer GPUs than processes on this host.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus >= place.local_world_size:
+        torch.cuda.set_device(place.local_rank)
+        return torch.device("cuda", place.local_rank)
+    if backend == "nccl":
+        raise TrainError(
+            f"this host runs {place.local_world_size} processes and has {gpus} GPUs; set "
+            f"procs_per_node to {gpus} or fewer (CUDA_VISIBLE_DEVICES="
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')})"
+        )
+    return torch.device("cpu")
+
+
+def join(place: Place, wanted: str, join_timeout: float, collective_timeout: float) -> World:
+    """Join the process group. Raises TrainError when the world cannot be joined in time."""
+    backend = choose_backend(wanted)
+    device = choose_device(backend, place)
+    timeout = timedelta(seconds=collective_timeout)
+    store = _store(place, timedelta(seconds=join_timeout))
+    options: dict[str, Any] = {"device_id": device} if backend == "nccl" else {}
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timeout,
+        **options,
+    )
+    control = dist.group.WORLD
+    if backend != "gloo":
+        control = dist.new_group(backend="gloo", timeout=timeout)
+    assert control is not None
+    layout = _layout(place, control)
+    return World(place, backend, device, control, layout, store, collective_timeout)
+
+
+def _store(place: Place, timeout: timedelta) -> Store:
+    if not place.launched:
+        return HashStore()
+    store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
+    return store
+
+
+def _layout(place: Place, control: dist.ProcessGroup) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each host: torchrun numbers the ranks of one agent consecutively."""
+    everyone: list[Any] = [None] * place.world_size
+    dist.all_gather_object(everyone, place.rank - place.local_rank, group=control)
+    hosts: dict[int, list[int]] = {}
+    for rank, first in enumerate(everyone):
+        hosts.setdefault(first, []).append(rank)
+    return tuple(tuple(ranks) for ranks in hosts.values())
+
+
+def leave(world: World) -> None:
+    """Leave the process group together, so that no rank tears a connection a peer still reads."""
+    world.barrier()
+    dist.destroy_process_group()

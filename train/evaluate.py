@@ -1,0 +1,71 @@
+"""Evaluation on the held-out split, exact over any number of processes.
+
+Owns the division of the split and the order of the sums: batches of fixed size in fixed order, a
+contiguous range of them to each rank, one slot per batch, added up in order. Knows nothing of
+training.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from train import rng
+from train.config import RunConfig
+from train.data import batch_reader, ranges, to_device
+from train.dist import World
+from train.errors import TrainError
+from train.workload import Workload
+
+
+def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, float]:
+    """Mean loss and metrics over the whole split, weighed by samples. Empty without a split.
+
+    Every rank gets the same numbers. The last batch may be smaller: it is the same one everywhere.
+    """
+    dataset = workload.eval_dataset
+    if dataset is None:
+        return {}
+    size = config.micro_batch_size
+    batches = -(-len(dataset) // size)
+    each, more = divmod(batches, world.size)
+    mine = ranges([each + (r < more) for r in range(world.size)])[world.rank]
+    read = batch_reader(dataset, workload.collate)
+    rows: dict[int, dict[str, float]] = {}
+    workload.model.eval()
+    try:
+        with torch.inference_mode():
+            for n in mine:
+                indices = list(range(n * size, min((n + 1) * size, len(dataset))))
+                rng.set_global(rng.derive(config.seed, rng.EVAL, n), world.device)
+                batch = to_device(read(indices), world.device)
+                rows[n] = _measure(workload, batch, len(indices))
+    finally:
+        workload.model.train()
+    return _mean(rows, batches, len(dataset), world)
+
+
+def _measure(workload: Workload, batch: object, samples: int) -> dict[str, float]:
+    values = {"loss": workload.loss(workload.model, batch)}
+    if workload.metrics is not None:
+        values.update(workload.metrics(workload.model, batch))
+    measured = {}
+    for name, value in values.items():
+        if not isinstance(value, (torch.Tensor, float, int)):
+            raise TrainError(f"metric {name!r} is a {type(value).__name__}, not a scalar")
+        measured[name] = float(value) * samples
+    return measured
+
+
+def _mean(
+    rows: dict[int, dict[str, float]], batches: int, samples: int, world: World
+) -> dict[str, float]:
+    # A rank may have no batch at all, so the names come from the first rank that has one.
+    names = next(n for n in world.gather(sorted({k for row in rows.values() for k in row})) if n)
+    table = torch.zeros(batches, len(names), dtype=torch.float64)
+    for n, row in rows.items():
+        table[n] = torch.tensor([row[name] for name in names], dtype=torch.float64)
+    if world.size > 1:
+        dist.all_reduce(table, group=world.control)
+    totals = [sum(column) for column in table.T.tolist()]
+    return {name: total / samples for name, total in zip(names, totals, strict=True)}

@@ -1,0 +1,28 @@
+"""The names of things in a checkpoint directory.
+
+Owns how a step becomes a directory name and back. Needs no torch, so that what runs before torch is
+imported can look too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+MARKER = "checkpoint.json"
+_NAME = re.compile(r"step-(\d{9,})")
+
+
+def step_directory(directory: Path, step: int) -> Path:
+    """Where the checkpoint of `step` lies."""
+    return directory / f"step-{step:09d}"
+
+
+def steps_on_disk(directory: Path) -> list[int]:
+    """Steps of everything that looks like a checkpoint, ascending."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(int(m[1]) for m in map(_NAME.fullmatch, names) if m)

@@ -1,0 +1,151 @@
+"""The training loop, read from the top down: train(), train_step(), and what a step is made of.
+
+Owns the order of things within a step. Calls no os.environ, no signal handler and no file: what it
+learns comes in as values, what it has to say goes to a `Watcher`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from train import rng
+from train.buffers import Buffers
+from train.config import RunConfig
+from train.control import Control, Decision
+from train.data import BatchPlan, to_device
+from train.dist import World
+from train.errors import TrainError
+from train.gradients import Gradients
+from train.optim import LearningRate
+from train.workload import Workload
+
+
+@dataclass(frozen=True)
+class Job:
+    """What does not change during a run. `mine`: the micro-batches of a step that are this rank's."""
+
+    config: RunConfig
+    workload: Workload
+    world: World
+    plan: BatchPlan
+    mine: range
+    last_step: int
+
+
+@dataclass
+class State:
+    """What changes, and so what a checkpoint holds. `step`: optimizer steps that are complete."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    step: int
+
+
+@dataclass(frozen=True)
+class Machinery:
+    """What carries a step out."""
+
+    gradients: Gradients
+    buffers: Buffers | None
+    control: Control
+    learning_rate: LearningRate
+    autocast: Callable[[], AbstractContextManager[Any]]
+    gradient_weights: dict[torch.dtype, torch.Tensor]
+
+
+class Watcher(Protocol):
+    """Who is told how the run goes, and may ask it to stop."""
+
+    def stop_requested(self) -> bool: ...
+
+    def state_may_change(self) -> None:
+        """Called before the optimizer step; returns when nobody is copying the state any more."""
+
+    def stepped(self, state: State, loss: float, lr: float) -> None:
+        """`state.step` steps are complete, the last of them with this mean loss."""
+
+
+def train(
+    job: Job, state: State, machinery: Machinery, batches: Iterator[Any], watcher: Watcher
+) -> bool:
+    """Train until `job.last_step`, or until the ranks agree to stop. Returns whether they did."""
+    machinery.gradients.ddp.train()
+    while state.step < job.last_step:
+        lr = machinery.learning_rate.set_for(state.step)
+        decision = train_step(job, state, machinery, batches, watcher)
+        state.step += 1
+        watcher.stepped(state, decision.loss, lr)
+        if decision.stop:
+            return state.step < job.last_step
+    return False
+
+
+def train_step(
+    job: Job, state: State, machinery: Machinery, batches: Iterator[Any], watcher: Watcher
+) -> Decision:
+    """One optimizer step: this rank's micro-batches, the reduction, the update."""
+    machinery.gradients.begin()
+    if machinery.buffers is not None:
+        machinery.buffers.begin()
+    losses: list[torch.Tensor] = []
+    for v in job.mine:
+        last = v == job.mine[-1]
+        with nullcontext() if last else machinery.gradients.ddp.no_sync():
+            loss = _forward(job, state, machinery, v, next(batches))
+            losses.append(loss.detach())
+            if last:
+                machinery.control.ask(losses, watcher.stop_requested(), _changed(machinery))
+            _backward(state, machinery, loss)
+        if not last:
+            machinery.gradients.keep()
+            if machinery.buffers is not None:
+                machinery.buffers.keep()
+    watcher.state_may_change()
+    _update(job.config, state)
+    decision = machinery.control.answer()
+    if machinery.buffers is not None:
+        machinery.buffers.combine(decision.changed_buffers)
+    return decision
+
+
+def _forward(job: Job, state: State, machinery: Machinery, v: int, batch: Any) -> torch.Tensor:
+    batch = to_device(batch, job.world.device)
+    if machinery.buffers is not None:
+        machinery.buffers.restore()
+    rng.set_global(rng.derive(job.config.seed, rng.MODEL, state.step, v), job.world.device)
+    with machinery.autocast():
+        loss = job.workload.loss(machinery.gradients.ddp, batch)
+    returned: object = loss  # what a user's function is annotated with is not what it returns
+    if not isinstance(returned, torch.Tensor) or returned.numel() != 1:
+        shape = getattr(returned, "shape", None)
+        got = type(returned).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+        raise TrainError(f"the workload's loss returned {got}; it has to be a scalar tensor")
+    return loss
+
+
+def _changed(machinery: Machinery) -> list[float]:
+    return machinery.buffers.changed() if machinery.buffers is not None else []
+
+
+def _backward(state: State, machinery: Machinery, loss: torch.Tensor) -> None:
+    scaled = state.scaler.scale(loss)
+    weights = machinery.gradient_weights
+    if scaled.dtype not in weights:
+        weight = machinery.gradients.weight
+        weights[scaled.dtype] = torch.tensor(weight, dtype=scaled.dtype, device=scaled.device)
+    scaled.backward(weights[scaled.dtype].expand_as(scaled))
+
+
+def _update(config: RunConfig, state: State) -> None:
+    """Clipping and scaling see the reduced gradients, so every rank computes identical values."""
+    if config.grad_clip is not None:
+        state.scaler.unscale_(state.optimizer)
+        torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.grad_clip)
+    state.scaler.step(state.optimizer)
+    state.scaler.update()

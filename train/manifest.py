@@ -1,0 +1,76 @@
+"""What the bits of a run depend on besides its settings: hardware, libraries, threads.
+
+Owns the list of these facts and the comparison of two of them. Refuses to promise equal bits where
+they differ.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import torch
+
+from train.config import RunConfig
+
+# Settings that may change between two runs of one job without changing what is computed.
+_FREE = {
+    "world_size", "shares", "backend", "data_workers", "rendezvous_timeout", "collective_timeout",
+    "eval_every", "log_every", "checkpoint_dir", "checkpoint_every", "checkpoint_keep", "code_dir",
+    "accept_changes", "steps", "epochs",
+}  # fmt: skip
+_LIBRARY_FLAGS = (
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
+
+
+def pin(threads: int) -> None:
+    """Fix what torch would otherwise choose by machine or by timing."""
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = False
+    # Warn only: a model that uses an operation with no deterministic version still trains.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling every new tensor would hide reads of uninitialised memory at the price of a pass.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def facts(config: RunConfig, device: torch.device) -> dict[str, Any]:
+    """Everything outside the settings that the bits depend on."""
+    on_gpu = device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "cuda": torch.version.cuda if on_gpu else None,
+        "threads": config.threads,
+        "library_flags": {name: os.environ[name] for name in _LIBRARY_FLAGS if name in os.environ},
+    }
+
+
+def settings(config: RunConfig, last_step: int) -> dict[str, Any]:
+    """The settings that decide what is computed. The length of the run is one of them only where
+    the learning rate depends on it."""
+    chosen = {k: v for k, v in vars(config).items() if k not in _FREE}
+    if config.schedule != "constant":
+        chosen["last_step"] = last_step
+    return chosen
+
+
+def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """`name: old -> new` for everything that is not the same."""
+    names = sorted({*was, *now})
+    return [
+        f"{name}: {was.get(name)!r} -> {now.get(name)!r}"
+        for name in names
+        if was.get(name) != now.get(name)
+    ]
+
+
+def is_exact_on_any_world_size(config: RunConfig) -> bool:
+    """Whether this run's bits are promised to be the same on any number of processes."""
+    return config.reduction == "tree"

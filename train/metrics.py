@@ -1,0 +1,117 @@
+"""What a run says of itself: metrics.jsonl for programs, a progress line for people.
+
+Owns the row format and the rendering of progress. Knows nothing of where the numbers come from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class MetricsLog:
+    """Appends one JSON object a line to metrics.jsonl, each in a single write.
+
+    A crash can cut off the last line at most, so the first row of a run starts on a new line. A
+    disk that is full costs rows, never the run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._fd).st_size
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+        self._warned = False
+
+    def write(self, row: dict[str, Any]) -> None:
+        line = (json.dumps({k: _plain(v) for k, v in row.items()}) + "\n").encode()
+        data = b"\n" + line if self._torn else line
+        try:
+            self._torn = os.write(self._fd, data) != len(data)
+        except OSError as error:
+            self._torn = True
+            if not self._warned:
+                say(f"metrics.jsonl cannot be written ({error.strerror}); training goes on", 0)
+                self._warned = True
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _plain(value: Any) -> Any:
+    # JSON has no NaN; a loss that diverged is still worth a row that every parser reads.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def say(message: str, rank: int | None = None) -> None:
+    """One line on standard error, with the rank in front where it matters which one speaks."""
+    where = "ddpgen" if rank is None else f"ddpgen rank {rank}"
+    print(f"{where}: {message}", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """The progress line: redrawn in place on a terminal, one line each period elsewhere."""
+
+    def __init__(
+        self,
+        first_step: int,
+        last_step: int,
+        unit: str,
+        units_per_step: int,
+        every: int,
+        out: TextIO | None = None,
+    ) -> None:
+        self._first, self._last = first_step, last_step
+        self._unit, self._units_per_step = unit, units_per_step
+        self._every = every
+        self._out = out or sys.stdout
+        self._live = self._out.isatty()
+        self._began = self._window_began = time.monotonic()
+        self._window_step = first_step
+        self._drawn = False
+
+    def update(self, step: int, loss: float, lr: float) -> None:
+        """`step` steps are complete."""
+        due = step % self._every == 0 or step == self._last
+        if not due:
+            return
+        now = time.monotonic()
+        rate = (step - self._window_step) / max(now - self._window_began, 1e-9)
+        self._window_began, self._window_step = now, step
+        width = len(str(self._last))
+        text = (
+            f"step {step:>{width}}/{self._last}  loss {loss:.4f}  lr {lr:.2e}  "
+            f"{rate * self._units_per_step:,.0f} {self._unit}/s  {self._left(step, now)}"
+        )
+        if self._live:
+            self._out.write(f"\r\x1b[2K{text}")
+            self._drawn = True
+            if step == self._last:
+                self.end_line()
+        else:
+            self._out.write(text + "\n")
+        self._out.flush()
+
+    def end_line(self) -> None:
+        """Leave the live line, so that what is printed next starts on a line of its own."""
+        if self._drawn:
+            self._out.write("\n")
+            self._out.flush()
+            self._drawn = False
+
+    def _left(self, step: int, now: float) -> str:
+        done = step - self._first
+        if step >= self._last or done == 0:
+            return f"{clock(now - self._began)} in all"
+        return f"{clock((self._last - step) * (now - self._began) / done)} left"
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds as a person reads them: 1:02:03 or 2:03."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"

@@ -1,0 +1,277 @@
+"""The gradient of a step as one fixed sum, whoever computes the parts.
+
+Owns the DDP communication hook of `reduction: tree` and the local sums that precede it. Knows
+nothing of models, steps or files. The order of the additions is train/tree.py's; here they are
+carried out: each rank adds up its own micro-batches, then every rank gets one chunk of the bucket
+from all others (all-to-all), finishes the tree for it, and gives the sum back (all-gather). That
+moves the bytes of a ring all-reduce. With several hosts it is done first among the ranks of a host
+and then among hosts, so that the network sees what a hierarchical ring would send.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+from train import tree
+
+Tensors = list[torch.Tensor]
+# torch 2.13 has renamed it and warns of the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True)
+class Level:
+    """A process group that exchanges, this rank's place in it, and what each member brings."""
+
+    group: dist.ProcessGroup
+    me: int
+    stage: tree.Stage
+
+    @property
+    def size(self) -> int:
+        return len(self.stage.rows)
+
+
+def plan_stages(
+    ranges: Sequence[range], layout: Sequence[Sequence[int]], rank: int
+) -> list[tuple[tuple[int, ...], tree.Stage]]:
+    """The exchanges `rank` takes part in, inner ones first: (ranks of the group, stage).
+
+    `layout`: the ranks of each host, hosts in order of rank. Two stages where every host runs the
+    same number of processes (more than one) and there is more than one host; else a single one.
+    """
+    leaves = ranges[-1].stop
+    nodes = [tree.owned(r, leaves).nodes for r in ranges]
+    per_host = {len(host) for host in layout}
+    if len(layout) == 1 or per_host == {1} or len(per_host) > 1:
+        everyone = tuple(range(len(ranges)))
+        return [(everyone, tree.stage(nodes, leaves))]
+    inner = [tree.stage([nodes[r] for r in host], leaves) for host in layout]
+    here = next(i for i, host in enumerate(layout) if rank in host)
+    column = list(layout[here]).index(rank)
+    outer = tree.stage([s.fold.nodes for s in inner], leaves)
+    return [
+        (tuple(layout[here]), inner[here]),
+        (tuple(host[column] for host in layout), outer),
+    ]
+
+
+def plain_sum_is_the_tree(ranges: Sequence[range]) -> bool:
+    """Whether any all-reduce gives the tree's bits: two ranks with one partial sum each (a + b)."""
+    leaves = ranges[-1].stop
+    return len(ranges) == 2 and all(len(tree.owned(r, leaves).nodes) == 1 for r in ranges)
+
+
+class LocalSums:
+    """Adds up this rank's micro-batches in tree order: at most log2 V partial sums are kept."""
+
+    def __init__(self, mine: range, leaves: int) -> None:
+        self._fold = tree.owned(mine, leaves)
+        self._rows: dict[int, list[torch.Tensor | None]] = {}
+        self._next = 0
+
+    def reset(self) -> None:
+        self._rows.clear()
+        self._next = 0
+
+    def push(self, values: list[torch.Tensor | None]) -> None:
+        """Take the next micro-batch's tensors (None: all zeros). They are added to in place."""
+        self._rows[self._next] = values
+        for left, right in self._fold.due[self._next]:
+            self._rows[left] = add_lists(self._rows[left], self._rows.pop(right))
+        self._next += 1
+
+    def finish(self, pick: Sequence[int], last: Tensors) -> list[list[torch.Tensor | None]]:
+        """The partial sums of the tensors numbered `pick`, with the last micro-batch's in `last`.
+
+        `last` is added to in place and is the final row of the result. Sums already consumed by
+        another call are left alone, so buckets can be finished one by one.
+        """
+        rows = {row: [values[i] for i in pick] for row, values in self._rows.items()}
+        for left, _ in self._fold.due[self._next]:
+            earlier = rows.pop(left)
+            present = [(a, b) for a, b in zip(last, earlier, strict=True) if b is not None]
+            absent = [a for a, b in zip(last, earlier, strict=True) if b is None]
+            if present:
+                torch._foreach_add_([a for a, _ in present], [b for _, b in present])
+            if absent:
+                torch._foreach_add_(absent, 0.0)
+        return [*rows.values(), list(last)]
+
+
+def add_lists(
+    left: list[torch.Tensor | None], right: list[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Element by element left + right, in place where a tensor is there; None stands for zeros."""
+    both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+    if both:
+        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+    result: list[torch.Tensor | None] = []
+    for a, b in zip(left, right, strict=True):
+        if a is not None and b is not None:
+            result.append(a)
+        else:
+            # x + 0: a sum must not keep the -0.0 that the same sum elsewhere has lost.
+            one = a if a is not None else b
+            result.append(None if one is None else one.add_(0.0))
+    return result
+
+
+class TreeReducer:
+    """Finishes the tree across ranks, for DDP's buckets and for tensors handed to it directly."""
+
+    def __init__(self, levels: Sequence[Level], shortcut: bool, device: torch.device) -> None:
+        """`shortcut`: use a plain all-reduce, because here it adds in the tree's order."""
+        self._levels = list(levels)
+        self._shortcut = shortcut
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._scratch: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        if self._levels and not shortcut and self._stream is None:
+            self._worker = threading.Thread(target=self._work, name="reduce", daemon=True)
+            self._worker.start()
+
+    def reduce(self, rows: Tensors, out: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Sum `rows` (this rank's partial sums, flat, in order) over all ranks, into `out`.
+
+        `out` may be one of the rows. Every rank must call it in the same order: the exchanges are
+        carried out one after the other, by one thread (gloo) or on one stream (NCCL). Issued from
+        a completion callback they could go out in different orders on different ranks.
+        """
+        if not self._levels:
+            return _completed(out)
+        if self._shortcut:
+            work = dist.all_reduce(out, group=self._levels[0].group, async_op=True)
+            future: torch.futures.Future[Any] = work.get_future()
+            return future.then(lambda done: out)
+        if self._stream is not None:
+            return self._on_stream(rows, out)
+        result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def job() -> None:
+            try:
+                self._exchange(rows, out, 0)
+                result.set_result(out)
+            except Exception as error:  # noqa: BLE001 - DDP raises it where backward waits
+                result.set_exception(error)  # type: ignore[arg-type]
+
+        self._jobs.put(job)
+        return result
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _on_stream(self, rows: Tensors, out: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        assert self._stream is not None
+        self._stream.wait_stream(torch.cuda.current_stream(out.device))
+        with torch.cuda.stream(self._stream):
+            for tensor in (*rows, out):
+                tensor.record_stream(self._stream)
+            self._exchange(rows, out, 0)
+            result: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[out.device])
+            result.set_result(out)  # the future remembers the stream it was set on
+        return result
+
+    def _exchange(self, rows: Tensors, out: torch.Tensor, depth: int) -> None:
+        """One level: chunks to their owners, tree sums there, (the next level), sums back."""
+        level = self._levels[depth]
+        size = out.numel()
+        chunk = -(-size // level.size)
+        sent = self._pack(rows, level.size, chunk, depth)
+        mine = level.stage.rows[level.me]
+        received = self._buffer(f"recv{depth}", sum(level.stage.rows) * chunk, out)
+        dist.all_to_all_single(
+            received,
+            sent,
+            [n * chunk for n in level.stage.rows],
+            [mine * chunk] * level.size,
+            group=level.group,
+        )
+        parts = received.view(-1, chunk)
+        for left, right in level.stage.fold.adds:
+            parts[left].add_(parts[right])
+        kept = [parts[row] for row in level.stage.fold.kept]
+        total = kept[0]
+        if depth + 1 < len(self._levels):
+            self._exchange(kept, total, depth + 1)
+        if size == chunk * level.size:
+            _all_gather(out, total, group=level.group)
+        else:
+            gathered = self._buffer(f"gather{depth}", chunk * level.size, out)
+            _all_gather(gathered, total, group=level.group)
+            out.copy_(gathered[:size])
+
+    def _pack(self, rows: Tensors, members: int, chunk: int, depth: int) -> torch.Tensor:
+        """Chunk after chunk, each with every row: what member 0 gets, then member 1, …"""
+        size = rows[0].numel()
+        if len(rows) == 1 and size == chunk * members:
+            return rows[0]
+        packed = self._buffer(f"send{depth}", members * len(rows) * chunk, rows[0])
+        table = packed.view(members, len(rows), chunk)
+        whole, rest = divmod(size, chunk)
+        for i, row in enumerate(rows):
+            table[:whole, i].copy_(row[: whole * chunk].view(whole, chunk))
+            if rest:
+                table[whole, i, :rest].copy_(row[whole * chunk :])
+        return packed
+
+    def _buffer(self, name: str, size: int, like: torch.Tensor) -> torch.Tensor:
+        """Scratch memory that is kept: exchanges run one at a time, so they share it."""
+        key = (name, like.dtype, like.device)
+        if key not in self._scratch or self._scratch[key].numel() < size:
+            # Zeros, not empty: the padding of a last chunk is sent and summed too.
+            self._scratch[key] = torch.zeros(size, dtype=like.dtype, device=like.device)
+        return self._scratch[key][:size]
+
+
+def tree_hook(
+    reducer: TreeReducer, sums: LocalSums, parameters: Sequence[torch.nn.Parameter]
+) -> Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]:
+    """DDP's communication hook for one bucket: this rank's partial sums, then the tree across ranks.
+
+    The micro-batches before the last are in `sums`; the last one's gradients are in the bucket.
+    """
+    number = {id(p): i for i, p in enumerate(parameters)}
+
+    def hook(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        pick = [number[id(p)] for p in bucket.parameters()]
+        *earlier, _last = sums.finish(pick, bucket.gradients())
+        rows = [flatten(row, bucket.gradients()) for row in earlier]
+        return reducer.reduce([*rows, buffer], buffer)
+
+    # DDP checks the annotations as objects; here they are strings until somebody evaluates them.
+    hook.__annotations__.update(
+        {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    )
+    return hook
+
+
+def flatten(row: list[torch.Tensor | None], like: Tensors) -> torch.Tensor:
+    """One flat tensor from a row of tensors shaped like `like`; None stands for zeros."""
+    return torch.cat(
+        [
+            (torch.zeros_like(shape) if t is None else t).reshape(-1)
+            for t, shape in zip(row, like, strict=True)
+        ]
+    )
+
+
+def _completed(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    devices: list[int | str | torch.device] = [tensor.device] if tensor.is_cuda else []
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    future.set_result(tensor)
+    return future

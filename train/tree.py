@@ -1,0 +1,104 @@
+"""The fixed binary tree over a step's micro-batches, as pure arithmetic.
+
+Owns which partial sums exist and in which order they meet. Knows nothing of tensors or processes,
+and needs nothing but integers, so every property of it can be tested exhaustively.
+
+Node (level, k) covers the micro-batches k * 2**level up to (k + 1) * 2**level, cut off at V. Its sum
+is left + right, or left alone where the right half lies beyond V. The tree depends on V only; which
+rank adds what is a matter of who owns which leaves. (The binary counter that builds a node from its
+leaves with log2 V intermediate sums is the one of pairwise summation; see Higham, "The accuracy of
+floating point summation", SIAM J. Sci. Comput. 14, 1993.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Node(NamedTuple):
+    """One partial sum of the tree."""
+
+    level: int
+    k: int
+
+
+def root(leaves: int) -> Node:
+    """The node that holds the whole sum."""
+    return Node((leaves - 1).bit_length(), 0)
+
+
+def leaf(v: int) -> Node:
+    """The node of micro-batch v alone."""
+    return Node(0, v)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How a row of partial sums, in order of position, is added up as far as the tree allows.
+
+    `due[r]`: the additions that become possible with row r, as pairs (i, j), to be done in order:
+    row i += row j. `kept`: the rows that remain. `nodes`: what those rows hold.
+    """
+
+    due: tuple[tuple[tuple[int, int], ...], ...]
+    kept: tuple[int, ...]
+    nodes: tuple[Node, ...]
+
+    @property
+    def adds(self) -> list[tuple[int, int]]:
+        """All additions, in order."""
+        return [pair for pairs in self.due for pair in pairs]
+
+
+def fold(nodes: Iterable[Node], leaves: int) -> Fold:
+    """Add up neighbouring `nodes` (given in order of position) of the tree over `leaves` leaves."""
+    due: list[tuple[tuple[int, int], ...]] = []
+    stack: list[tuple[Node, int]] = []
+    for row, node in enumerate(nodes):
+        stack.append((node, row))
+        due.append(tuple(_climb(stack, leaves)))
+    return Fold(tuple(due), tuple(row for _, row in stack), tuple(node for node, _ in stack))
+
+
+def _climb(stack: list[tuple[Node, int]], leaves: int) -> list[tuple[int, int]]:
+    """Merge the top of the stack with its left sibling, or lift it where it has no right one."""
+    adds: list[tuple[int, int]] = []
+    while True:
+        (level, k), row = stack[-1]
+        if (level, k) == root(leaves):
+            return adds
+        if k % 2 == 0:
+            if (k + 1) << level < leaves:
+                return adds  # its right sibling is still to come
+            stack[-1] = (Node(level + 1, k // 2), row)
+        elif len(stack) > 1 and stack[-2][0] == (level, k - 1):
+            _, left = stack[-2]
+            adds.append((left, row))
+            stack[-2:] = [(Node(level + 1, k // 2), left)]
+        else:
+            return adds  # its left sibling belongs to somebody else
+
+
+def owned(mine: range, leaves: int) -> Fold:
+    """The fold of one rank's own leaves: rows are numbered from 0 at `mine.start`."""
+    return fold([leaf(v) for v in mine], leaves)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One exchange within a group of neighbouring ranks.
+
+    `rows[i]`: how many partial sums member i brings. `fold`: how all their rows, member after
+    member, are added up once each member has everybody's rows for its own chunk.
+    """
+
+    rows: tuple[int, ...]
+    fold: Fold
+
+
+def stage(members: Sequence[Sequence[Node]], leaves: int) -> Stage:
+    """The exchange among members that hold these nodes, in order of position."""
+    everything = [node for nodes in members for node in nodes]
+    return Stage(tuple(len(nodes) for nodes in members), fold(everything, leaves))

@@ -1,0 +1,208 @@
+"""What a model has to bring to be trained: the protocol, and how a name becomes a workload.
+
+Owns `Context`, `Workload` and the loading of built-in and user workloads with errors that name what
+is missing. Knows nothing of steps, checkpoints or reductions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from train.errors import TrainError
+
+BUILT_IN = ("gpt", "mnist", "toy")
+
+
+class Dataset(Protocol):
+    """Map-style data: `len(dataset)` samples, `dataset[i]` for 0 <= i < len.
+
+    If it also has `batch(indices: list[int]) -> batch`, that is used instead of `[i]` + collate.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+OncePerNode = Callable[[str, Callable[[], None], float], None]
+
+
+def _alone(key: str, action: Callable[[], None], timeout_s: float) -> None:
+    action()
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a workload is being built.
+
+    A model or dataset that depends on `rank` or `world_size` gives other weights on another number
+    of processes; they are here for logging and for placing files, not for seeding.
+    """
+
+    seed: int
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+    micro_batch_size: int
+    run_once_per_node: OncePerNode = _alone
+
+    def once_per_node(self, key: str, action: Callable[[], None], timeout_s: float) -> None:
+        """Run `action` in one process of each node while the node's others wait for it.
+
+        Raises TrainError on every process of the node when the action failed or did not end
+        within `timeout_s` seconds.
+        """
+        self.run_once_per_node(key, action, timeout_s)
+
+
+@dataclass
+class Workload:
+    """A model, its data and its loss.
+
+    `loss(model, batch)` returns a scalar tensor, the mean over the micro-batch; `model` is to be
+    called, not reached into. `metrics(model, batch)` returns scalars, each a mean over the
+    micro-batch, weighed by samples at evaluation; the loss itself is always evaluated.
+    `optimizer(model, lr)` replaces the one named in the spec. `unit` and `units_per_sample` are
+    what throughput is counted in.
+    """
+
+    model: nn.Module
+    dataset: Dataset
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    eval_dataset: Dataset | None = None
+    metrics: Callable[[nn.Module, Any], Mapping[str, torch.Tensor]] | None = None
+    optimizer: Callable[[nn.Module, float], torch.optim.Optimizer] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    unit: str = "samples"
+    units_per_sample: int = field(default=1)
+
+
+def load_workload(name: str, context: Context, args: Mapping[str, Any]) -> Workload:
+    """Build the workload that `name` names: a built-in one, or `file.py:function` in the user's code.
+
+    Raises TrainError when the file, the function or a required part of its result is missing, or
+    when `args` does not fit the function's parameters.
+    """
+    build = _find_builder(name)
+    _check_args(name, build, args)
+    result = build(context, **args)
+    return _as_workload(name, result)
+
+
+def _find_builder(name: str) -> Callable[..., Any]:
+    if name in BUILT_IN:
+        builder: Callable[..., Any] = importlib.import_module(f"train.workloads.{name}").build
+        return builder
+    path, colon, function = name.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise TrainError(
+            f"workload {name!r} is neither built in ({', '.join(BUILT_IN)}) nor of the form "
+            f"'my_model.py:build'{_did_you_mean(name, BUILT_IN)}"
+        )
+    if not os.path.isfile(path):
+        raise TrainError(
+            f"workload file {path!r} is not in {os.getcwd()!r}; list it under 'code' in the spec"
+        )
+    module = _import_file(path)
+    if not hasattr(module, function):
+        defined = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise TrainError(
+            f"{path} defines no {function!r}{_did_you_mean(function, defined)}; "
+            f"the workload protocol wants 'def {function}(context, **args)' returning a Workload"
+        )
+    found = getattr(module, function)
+    if not callable(found):
+        raise TrainError(f"{path}: {function!r} is a {type(found).__name__}, not a function")
+    user_builder: Callable[..., Any] = found
+    return user_builder
+
+
+def _import_file(path: str) -> Any:
+    # The user's own imports (`from layers import Block`) are looked up beside the file, but behind
+    # everything else, so that a user's `train.py` cannot take the place of this package.
+    for directory in (os.getcwd(), os.path.dirname(os.path.abspath(path))):
+        if directory not in sys.path:
+            sys.path.append(directory)
+    module_name = "ddpgen_user_" + "".join(c if c.isalnum() else "_" for c in path[:-3])
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise TrainError(f"{path!r} cannot be imported as a Python module")
+    module = importlib.util.module_from_spec(spec)
+    # Registered before it runs: pickling (DataLoader workers) and dataclasses look it up here.
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check_args(name: str, build: Callable[..., Any], args: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(build).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        accepted = None
+    else:
+        accepted = [n for n, p in list(parameters.items())[1:] if p.kind is not p.VAR_POSITIONAL]
+    for arg in args if accepted is not None else ():
+        if accepted is not None and arg not in accepted:
+            raise TrainError(
+                f"train.args.{arg}: workload {name!r} has no such argument"
+                f"{_did_you_mean(arg, accepted)}; it takes {', '.join(accepted) or 'none'}"
+            )
+    try:
+        inspect.signature(build).bind(None, **args)
+    except TypeError as error:
+        raise TrainError(
+            f"workload {name!r} cannot be built from train.args: {error}; "
+            "its first parameter is the context, the others are named in train.args"
+        ) from None
+
+
+def _as_workload(name: str, result: Any) -> Workload:
+    if isinstance(result, Workload):
+        workload = result
+    else:
+        required = ("model", "dataset", "loss")
+        missing = [part for part in required if not hasattr(result, part)]
+        if missing:
+            raise TrainError(
+                f"workload {name!r} returned a {type(result).__name__} without "
+                f"{', '.join(missing)}; return a train.workload.Workload, or any object with "
+                f"{', '.join(required)}"
+            )
+        parts = {f: getattr(result, f) for f in Workload.__dataclass_fields__ if hasattr(result, f)}
+        workload = Workload(**parts)
+    if not isinstance(workload.model, nn.Module):
+        raise TrainError(
+            f"workload {name!r}: model is a {type(workload.model).__name__}, not a torch.nn.Module"
+        )
+    for part in ("loss", "metrics", "optimizer", "collate"):
+        value = getattr(workload, part)
+        if value is not None and not callable(value):
+            raise TrainError(f"workload {name!r}: {part} is not callable")
+    for part in ("dataset", "eval_dataset"):
+        value = getattr(workload, part)
+        if value is None:
+            continue
+        if not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
+            raise TrainError(
+                f"workload {name!r}: {part} needs len() and [index]; an iterable has no position "
+                "to resume at"
+            )
+        if len(value) == 0:
+            raise TrainError(f"workload {name!r}: {part} is empty")
+    return workload
+
+
+def _did_you_mean(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
