@@ -49,8 +49,10 @@ lock: venv ## resolve the newest versions pyproject.toml allows and write requir
 dist: venv ## build the wheel and the sdist into dist/
 	python -m build --no-isolation
 
-clean: ## remove what the targets made (build/, dist/, caches, .venv); checkpoints/ stays
-	rm -rf build dist .venv .venv.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean: ## remove what the targets made (bundles, dist/, caches, .venv); checkpoints stay
+	@# A relative checkpoint.dir lies beside the bundles, in build/checkpoints.
+	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name checkpoints -exec rm -rf {} +
+	rm -rf dist .venv .venv.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:
