@@ -1,0 +1,201 @@
+"""Artefacts and files → one directory, replaced as a whole or not at all.
+
+Owns bundle.json, the refusal to overwrite what ddpgen did not write, and the atomic exchange. Knows
+neither specs nor templates: it is handed finished texts and paths.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddpgen import exchange
+from ddpgen.errors import BundleRefusedError, FileTroubleError
+
+LISTING = "bundle.json"
+SCHEMA = 1
+
+
+class Item(NamedTuple):
+    """One file of a bundle: given as content, or as a file to copy."""
+
+    path: str
+    content: bytes | None = None
+    file: Path | None = None
+    executable: bool = False
+
+
+class Written(NamedTuple):
+    """What write() did."""
+
+    files: int
+    changed: bool
+
+
+def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], force: bool) -> Written:
+    """Make `directory` hold exactly `items` and bundle.json, whose other keys are `facts`.
+
+    A directory that holds them already is left alone, so a job running from it is not disturbed.
+    Raises BundleRefusedError when foreign or edited files would be lost (`force` gives up the
+    edited ones), FileTroubleError when the system refuses.
+    """
+    directory = Path(os.path.abspath(directory))
+    try:
+        _refuse_odd_place(directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        exchange.clean_up(directory)
+        with exchange.staging(directory) as stage:
+            listing = _fill(stage, items, facts)
+            if _same(directory, stage, listing):
+                return Written(len(items) + 1, changed=False)
+            _refuse_losses(directory, force)
+            exchange.put(stage, directory)
+    except OSError as error:
+        raise _trouble(directory, error) from None
+    return Written(len(items) + 1, changed=True)
+
+
+def copied_tree(source: Path, prefix: str) -> Iterator[Item]:
+    """The training module's files as items, caches left out."""
+    for root, names, files in os.walk(source):
+        names[:] = sorted(name for name in names if name != "__pycache__")
+        for name in sorted(files):
+            if not name.endswith((".pyc", ".pyo")):
+                file = Path(root, name)
+                yield Item(f"{prefix}/{file.relative_to(source).as_posix()}", file=file)
+
+
+def _fill(stage: Path, items: Sequence[Item], facts: Mapping[str, Any]) -> bytes:
+    sums = {}
+    for item in sorted(items):
+        target = os.path.join(stage, item.path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        executable = item.executable
+        if item.file is not None:
+            executable = bool(item.file.stat().st_mode & 0o100)
+            sums[item.path] = _copy(item.file, target)
+        else:
+            sums[item.path] = _put(item.content or b"", target)
+        os.chmod(target, 0o755 if executable else 0o644)
+    text = json.dumps({**facts, "files": sums}, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    _put(text.encode(), os.path.join(stage, LISTING))
+    os.chmod(os.path.join(stage, LISTING), 0o644)
+    for root, names, _ in os.walk(stage):
+        for name in names:
+            os.chmod(os.path.join(root, name), 0o755)
+    return text.encode()
+
+
+def _put(content: bytes, target: str) -> str:
+    with open(target, "wb") as file:
+        file.write(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _copy(source: Path, target: str) -> str:
+    digest = hashlib.sha256()
+    with open(source, "rb") as reading, open(target, "wb") as writing:
+        while chunk := reading.read(1 << 20):
+            digest.update(chunk)
+            writing.write(chunk)
+    return digest.hexdigest()
+
+
+def _same(directory: Path, stage: Path, listing: bytes) -> bool:
+    """Whether the directory already holds what is in the stage, whatever else lies beside it."""
+    try:
+        if (directory / LISTING).read_bytes() != listing:
+            return False
+    except OSError:
+        return False
+    names = json.loads(listing)["files"]
+    changed = _edited(directory, names)
+    modes = (_mode(directory / name) == _mode(stage / name) for name in names)
+    return not changed and all(modes)
+
+
+def _mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def _refuse_odd_place(directory: Path) -> None:
+    if directory.is_symlink():
+        target = os.readlink(directory)
+        message = f"{directory} is a symbolic link (to {target}); give -o the directory itself"
+        raise BundleRefusedError(message)
+    if directory.exists() and not directory.is_dir():
+        raise BundleRefusedError(f"{directory} is a file; remove it, or give another place with -o")
+
+
+def _refuse_losses(directory: Path, force: bool) -> None:
+    if not directory.exists():
+        return
+    present = set(_present(directory))
+    listed = _listed(directory)
+    foreign = sorted(present - set(listed) - {LISTING})
+    if foreign:
+        raise BundleRefusedError(
+            f"{directory} holds what ddpgen did not write: {_some(foreign)}. Nothing was changed. "
+            "Move it away, or give another place with -o"
+        )
+    edited = _edited(directory, {name: listed[name] for name in present & set(listed)})
+    if edited and not force:
+        raise BundleRefusedError(
+            f"{directory} was edited by hand: {_some(edited)}. Nothing was changed. Take the edits "
+            "over into the spec or --templates; --force gives them up"
+        )
+
+
+def _present(directory: Path) -> Iterator[str]:
+    """Everything below that is not a directory, and every empty one; Python's caches do not count."""
+    for root, names, files in os.walk(directory):
+        names[:] = [name for name in names if name != "__pycache__"]
+        links = [name for name in names if os.path.islink(os.path.join(root, name))]
+        for name in (*files, *links):
+            yield Path(root, name).relative_to(directory).as_posix()
+        if not names and not files and Path(root) != directory:
+            yield Path(root).relative_to(directory).as_posix() + "/"
+
+
+def _listed(directory: Path) -> dict[str, str]:
+    """What the bundle.json of an earlier render lists; nothing when there is none."""
+    try:
+        listing = json.loads((directory / LISTING).read_bytes())
+        return {str(name): str(digest) for name, digest in listing["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _edited(directory: Path, sums: Mapping[str, str]) -> list[str]:
+    changed = []
+    for name, expected in sorted(sums.items()):
+        path = directory / name
+        try:
+            digest = "" if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError:
+            digest = ""
+        if digest != expected:
+            changed.append(name)
+    return changed
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _trouble(directory: Path, error: OSError) -> FileTroubleError:
+    what = error.strerror or str(error)
+    remedy = "give another place with -o"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free some space; the earlier bundle, if any, is untouched"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = f"{remedy}, or ask for the permission"
+    about = error.filename if error.filename and str(directory.parent) not in str(error.filename) else None
+    return FileTroubleError(f"{directory}: {what}{f' ({about})' if about else ''}; {remedy}")
+

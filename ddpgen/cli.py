@@ -1,0 +1,270 @@
+"""The commands: parse, call, print. Results go to stdout, everything said about them to stderr.
+
+Whatever only one command needs is imported inside it: `ddpgen render` has to start in a blink.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddpgen import __version__
+from ddpgen.errors import BugError, DdpgenError, report
+
+if TYPE_CHECKING:
+    from ddpgen.job import Render
+
+_SPEC = click.argument("spec", metavar="SPEC")
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(context_settings=_HELP)
+@click.version_option(__version__, prog_name="ddpgen", message="%(prog)s %(version)s")
+def cli() -> None:
+    """One YAML job spec in, launch artefacts for every tier out.
+
+    \b
+    Example:
+      ddpgen init -o job.yaml && ddpgen launch job.yaml --target local
+    """
+
+
+def main() -> None:
+    """The console script: run a command, and turn whatever went wrong into words and a code."""
+    try:
+        code = cli.main(prog_name="ddpgen", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Abort:
+        click.echo("aborted", err=True)
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except DdpgenError as error:
+        click.echo(f"{error}", err=True)
+        code = error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 74
+    except Exception as error:  # noqa: BLE001 (no traceback ever reaches the user)
+        code = _explain_bug(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain_bug(error: Exception) -> int:
+    if os.environ.get("DDPGEN_TRACEBACK"):
+        raise error
+    click.echo(
+        f"this is a bug in ddpgen {__version__}, not in your spec: "
+        f"{type(error).__name__}: {error}\n"
+        "please report it with the spec and what DDPGEN_TRACEBACK=1 prints",
+        err=True,
+    )
+    return BugError.exit_code
+
+
+def _target_option(command: Any) -> Any:
+    says = "The tier to render for: local, or all that exist."
+    return click.option("--target", required=True, metavar="TIER", help=says)(command)
+
+
+def _render_options(command: Any) -> Any:
+    where = click.Path(path_type=Path)
+    for option in (
+        click.option(
+            "--max-code-mib", "limit_mib", default=100, show_default=True,
+            help="Refuse to copy more code than this.",
+        ),
+        click.option("--force", is_flag=True, help="Give up edits made by hand in the bundle."),
+        click.option(
+            "--templates", type=click.Path(path_type=Path, exists=True, file_okay=False),
+            metavar="DIR", help="Templates that replace ours by name, or extend them by block.",
+        ),
+        click.option(
+            "-o", "--output", type=where, metavar="DIR",
+            help="The bundle's directory.  [default: build/<name>]",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@cli.command()
+@_SPEC
+@_target_option
+@_render_options
+@click.option("--stdout", is_flag=True, help="Print the one artefact; write nothing.")
+def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
+    """Write the bundle that launches a job: scripts, training module, your code.
+
+    \b
+    Example:
+      ddpgen render examples/gpt.yaml --target local
+    """
+    from ddpgen import job
+
+    how = job.Render(**options)
+    if stdout:
+        readings = job.load(spec)
+        tiers = job.resolve(target, readings)
+        if len(tiers) != 1:
+            raise click.UsageError("--stdout prints one artefact: name one tier, not all.")
+        _warn(spec, job.check([readings[tiers[0]]], Path(spec).parent, tiers))
+        click.echo(job.artefacts(readings, tiers, how.templates)[0].text, nl=False)
+        return
+    directory, starts = _render(spec, target, how)
+    click.echo(directory)
+    for start in starts:
+        click.echo(f"next: {' '.join(start)}", err=True)
+
+
+def _render(spec: str, target: str, how: Render) -> tuple[Path, list[list[str]]]:
+    """Write the bundle, say so; returns its directory and the shell-quoted ways to start it."""
+    import shlex
+
+    from ddpgen import job
+
+    readings = job.load(spec)
+    tiers = job.resolve(target, readings)
+    home = Path(spec).parent
+    _warn(spec, job.check([readings[tier] for tier in tiers], home, tiers))
+    rendered, written = job.write_bundle(readings, tiers, home, how)
+    directory = job.output_directory(readings, how)
+    verb = "wrote" if written.changed else "unchanged:"
+    click.echo(f"{verb} {directory} ({written.files} files)", err=True)
+    paths = [start.start.format(bundle=shlex.quote(str(directory))) for start in rendered]
+    return directory, [shlex.split(path) and path.split(" ", 1) for path in paths]
+
+
+def _warn(spec: str, findings: Any) -> None:
+    for line in report(spec, findings):
+        click.echo(line, err=True)
+
+
+@cli.command(context_settings={"ignore_unknown_options": True})
+@_SPEC
+@_target_option
+@_render_options
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -> None:
+    """Render a job and run it; each command is echoed with a + before it runs.
+
+    Arguments after -- are added to the training command. The exit code is the job's: 0 done,
+    1 failed, 75 stopped cleanly (the same command goes on).
+
+    \b
+    Example:
+      ddpgen launch examples/gpt.yaml --target local -- --steps=50
+    """
+    from ddpgen import job
+    from ddpgen.launch import become
+
+    if target == "all":
+        raise click.UsageError("launch runs one tier: name it.")
+    directory, _ = _render(spec, target, job.Render(**options))
+    become(["bash", str(directory / "local.sh"), *arguments])
+
+
+@cli.command()
+@_SPEC
+@click.option("--target", default="all", metavar="TIER", help="Only for this tier.")
+def validate(spec: str, target: str) -> None:
+    """Check a spec and say everything that is wrong with it at once.
+
+    \b
+    Example:
+      ddpgen validate examples/gpt.yaml
+    """
+    from ddpgen import job
+
+    readings = job.load(spec)
+    tiers = job.resolve(target, readings)
+    _warn(spec, job.check(readings.values(), Path(spec).parent, tiers))
+    click.echo(f"{spec}: valid for {', '.join(tiers)}")
+
+
+@cli.command()
+@_SPEC
+@click.option("--target", default="local", show_default=True, metavar="TIER", help="The tier.")
+@click.option("--json", "as_json", is_flag=True, help="For programs instead of people.")
+def plan(spec: str, target: str, as_json: bool) -> None:
+    """Show who does what: nodes, ranks, micro-batches, rendezvous, the command.
+
+    \b
+    Example:
+      ddpgen plan examples/gpt.yaml
+    """
+    from ddpgen import job, tables
+
+    readings = job.load(spec)
+    tiers = job.resolve(target, readings)
+    _warn(spec, job.check([readings[tier] for tier in tiers], Path(spec).parent, tiers))
+    plans = [job.launch_plan(readings[tier]) for tier in tiers]
+    show = tables.as_json if as_json else tables.as_text
+    click.echo("\n".join(show(plan) for plan in plans))
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors.
+
+    \b
+    Example:
+      ddpgen schema > ddpgen.schema.json
+    """
+    import json
+
+    from ddpgen.schema import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@cli.command()
+@click.option("--name", help="The job's name.")
+@click.option("--workload", help="gpt, mnist, toy, or FILE.py:FUNCTION of your own.")
+@click.option("--procs", type=click.IntRange(1, 1024), help="Processes on this machine.")
+@click.option("--steps", type=click.IntRange(1), help="Optimizer steps to train.")
+@click.option(
+    "-o", "--output", default="job.yaml", show_default=True, metavar="FILE",
+    type=click.Path(path_type=Path), help="The file to write; never one that exists.",
+)  # fmt: skip
+def init(output: Path, **answers: Any) -> None:
+    """Write a commented spec that validates; asks on a terminal for what no flag gives.
+
+    \b
+    Example:
+      ddpgen init --name demo --workload gpt --procs 2 --steps 200 -o demo.yaml
+    """
+    from ddpgen import scaffold
+
+    scaffold.refuse_existing(output)
+    for question in scaffold.QUESTIONS:
+        if answers[question.name] is None:
+            answers[question.name] = _answer(question.says, question.default)
+    scaffold.write(output, **answers)
+    click.echo(output)
+    click.echo(f"next: ddpgen launch {output} --target local", err=True)
+
+
+def _answer(says: str, default: Any) -> Any:
+    return click.prompt(says, default, err=True) if sys.stdin.isatty() else default
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    Example:
+      eval "$(ddpgen completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    completer = get_completion_class(shell)
+    assert completer is not None
+    click.echo(completer(cli, {}, "ddpgen", "_DDPGEN_COMPLETE").source())

@@ -1,0 +1,95 @@
+"""Every way ddpgen refuses, with one exit code each. Knows no YAML, no templates, no files.
+
+The codes follow sysexits(3) where it has one, so that a script can tell a wrong spec from a full
+disk. `docs/cli.md` lists them; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class Place(NamedTuple):
+    """A position in the spec; lines and columns count from 1, as editors do."""
+
+    line: int = 1
+    column: int = 1
+
+
+class Finding(NamedTuple):
+    """One thing wrong with a spec: where it is, what it is, what to do about it."""
+
+    place: Place
+    path: str
+    what: str
+    remedy: str
+    fatal: bool = True
+
+    def line(self, filename: str) -> str:
+        kind = "" if self.fatal else "warning: "
+        path = f"{self.path}: " if self.path else ""
+        where = f"{filename}:{self.place.line}:{self.place.column}"
+        return f"{where}: {kind}{path}{self.what}; {self.remedy}"
+
+
+class DdpgenError(Exception):
+    """An error the user is told about in words. Never shown as a traceback."""
+
+    exit_code = EXIT_FAILED
+
+
+class SpecInvalidError(DdpgenError):
+    """The spec says something that cannot be run."""
+
+    exit_code = 65
+
+    def __init__(self, filename: str, findings: Iterable[Finding]):
+        self.filename = filename
+        self.findings = sorted(findings)
+        super().__init__("\n".join(report(filename, self.findings)))
+
+
+class SpecUnreadableError(DdpgenError):
+    """The spec file is missing, not a file, or may not be read."""
+
+    exit_code = 66
+
+
+class TargetUnavailableError(DdpgenError):
+    """The tier asked for is not in this version, or cannot run on this machine."""
+
+    exit_code = 69
+
+
+class BugError(DdpgenError):
+    """Something ddpgen did not foresee: its own fault, not the user's."""
+
+    exit_code = 70
+
+
+class BundleRefusedError(DdpgenError):
+    """Writing the bundle would destroy something that ddpgen did not write."""
+
+    exit_code = 73
+
+
+class FileTroubleError(DdpgenError):
+    """The operating system refused to read or write: full disk, permission, a broken link."""
+
+    exit_code = 74
+
+
+class StoppedError(DdpgenError):
+    """A launched job stopped cleanly before its end; the same command goes on."""
+
+    exit_code = 75
+
+
+def report(filename: str, findings: Iterable[Finding]) -> list[str]:
+    """Findings as lines, sorted by position, each once."""
+    return list(dict.fromkeys(finding.line(filename) for finding in sorted(findings)))

@@ -1,0 +1,311 @@
+"""The kinds of value a spec has: how each is read from its text, and why it may be refused.
+
+Owns units, ranges and the traps of YAML 1.1 (`yes`, `2:00`, `010`, `1e-3`). Knows neither the names
+of fields nor where they stand; pure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Any, NamedTuple
+
+REQUIRED = object()
+LARGEST = 2**63 - 1
+
+
+class Refused(Exception):  # noqa: N818 (it is an answer, caught by the reader, never shown raised)
+    """What is wrong with one value, and what to write instead."""
+
+    def __init__(self, what: str, remedy: str):
+        super().__init__(what)
+        self.what, self.remedy = what, remedy
+
+
+class Raw(NamedTuple):
+    """A scalar as the reader hands it over: its text, YAML 1.1's opinion of it, quotes or none."""
+
+    text: str
+    tag: str
+    quoted: bool
+
+
+class Period(NamedTuple):
+    """Every so many steps, or every so many seconds; exactly one is set."""
+
+    steps: int | None
+    seconds: float | None
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps" if self.steps is not None else seconds(self.seconds or 0)
+
+
+def setting(kind: Kind, says: str, default: Any = REQUIRED, *, null: bool = False) -> Any:
+    """A dataclass field of the spec: its kind, what a user loses by getting it wrong, its default.
+
+    `null` lets the spec say `null` for "none".
+    """
+    metadata = {"kind": kind, "says": says, "null": null}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+class Kind:
+    """What a field may hold. Subclasses of Leaf read one scalar; the reader walks the others."""
+
+    sample: Any = None
+
+
+class Leaf(Kind):
+    """A kind that is written as one scalar."""
+
+    wants = "a value"
+
+    def read(self, raw: Raw) -> Any:
+        """The value; raises Refused."""
+        raise NotImplementedError
+
+
+class Text(Leaf):
+    """A string. Numbers are taken as written: `007` stays `007`."""
+
+    sample = "x"
+
+    def __init__(self, pattern: str = "", wants: str = "a text"):
+        self.pattern, self.wants = pattern, wants
+
+    def read(self, raw: Raw) -> str:
+        if raw.tag == "bool":
+            said = f"YAML reads {raw.text} as {truth(raw.text)}, not as text"
+            raise Refused(said, f'write "{raw.text}" in quotes')
+        if not raw.text:
+            raise Refused("is empty", f"write {self.wants}")
+        if self.pattern and not re.fullmatch(self.pattern, raw.text, re.ASCII):
+            raise Refused(f"{show(raw.text)} does not fit", f"write {self.wants}")
+        return raw.text
+
+
+class Value(Text):
+    """The value of an environment variable: any text, also none at all."""
+
+    def read(self, raw: Raw) -> str:
+        return "" if raw.quoted and not raw.text else super().read(raw)
+
+
+class Whole(Leaf):
+    """A whole number within a range."""
+
+    def __init__(self, low: int = 0, high: int = LARGEST):
+        self.low, self.high, self.sample = low, high, low
+        self.wants = f"a whole number from {low}"
+        if high != LARGEST:
+            self.wants += f" to {high}"
+
+    def read(self, raw: Raw) -> int:
+        refuse_non_number(raw, self.wants)
+        if not re.fullmatch(r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+", raw.text, re.ASCII):
+            raise Refused(f"{show(raw.text)} is not a whole number", f"write {self.wants}")
+        if len(raw.text) > 40:
+            raise Refused("is far too large a number", f"write {self.wants}")
+        value = int(raw.text.replace("_", ""), 16 if raw.text.startswith("0x") else 10)
+        if not self.low <= value <= self.high:
+            raise Refused(f"{value} is out of range", f"write {self.wants}")
+        return value
+
+
+class Number(Leaf):
+    """A number, whole or not; `above` is excluded, `low` included."""
+
+    def __init__(self, low: float | None = None, above: float | None = None):
+        self.low, self.above, self.sample = low, above, 1.0
+        self.wants = "a number"
+        if low is not None:
+            self.wants += f", {low:g} or more"
+        if above is not None:
+            self.wants += f" above {above:g}"
+
+    def read(self, raw: Raw) -> float:
+        refuse_non_number(raw, self.wants)
+        value = decimal(raw.text)
+        if value is None:
+            raise Refused(f"{show(raw.text)} is not a number", f"write {self.wants}")
+        if not math.isfinite(value):
+            raise Refused("is not a finite number", f"write {self.wants}")
+        if (self.low is not None and value < self.low) or (
+            self.above is not None and value <= self.above
+        ):
+            raise Refused(f"{raw.text} is out of range", f"write {self.wants}")
+        return value
+
+
+class Choice(Leaf):
+    """One word out of a few."""
+
+    def __init__(self, *words: str):
+        self.words, self.sample = words, words[0]
+        self.wants = f"one of {', '.join(words)}"
+
+    def read(self, raw: Raw) -> str:
+        if raw.text in self.words:
+            return raw.text
+        raise Refused(f"{show(raw.text)} is not known", did_you_mean(raw.text, self.words))
+
+
+class Flag(Leaf):
+    """true or false."""
+
+    sample = False
+    wants = "true or false"
+
+    def read(self, raw: Raw) -> bool:
+        if raw.tag != "bool" or raw.quoted:
+            raise Refused(f"{show(raw.text)} is neither true nor false", "write true or false")
+        return truth(raw.text) == "true"
+
+
+_UNITS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|min|h|d)\s*)+", re.ASCII)
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|h|d)", re.ASCII)
+_STEPS = re.compile(r"([0-9]{1,18})\s*steps?", re.ASCII)
+
+
+class Duration(Leaf):
+    """A length of time with its unit: 90s, 10min, 2h, 1h30min. Kept as seconds."""
+
+    sample = 60.0
+    wants = 'a time with its unit, like "90s", "10min" or "1h30min"'
+
+    def read(self, raw: Raw) -> float:
+        value = duration(raw, self.wants)
+        if not 0 < value <= 366 * 86400:
+            raise Refused(f"{show(raw.text)} is out of range", "write more than 0 and up to 366d")
+        return value
+
+
+class Steps(Leaf):
+    """A period in steps, unit included: "100 steps"."""
+
+    sample = 0
+    wants = 'a number of steps with the unit, like "100 steps"'
+
+    def __init__(self, low: int = 0):
+        self.low = low
+
+    def read(self, raw: Raw) -> int:
+        if raw.tag == "int" and raw.text.isdigit():
+            raise Refused(f"{raw.text} has no unit", f'write "{raw.text} steps"')
+        match = _STEPS.fullmatch(raw.text)
+        if not match or int(match[1]) < self.low:
+            raise Refused(f"{show(raw.text)} is no number of steps", f"write {self.wants}")
+        return int(match[1])
+
+
+class Every(Leaf):
+    """A period in steps or in time."""
+
+    sample = Period(1, None)
+    wants = 'a period like "200 steps" or "10min"'
+
+    def read(self, raw: Raw) -> Period:
+        match = _STEPS.fullmatch(raw.text)
+        if match and int(match[1]) > 0:
+            return Period(int(match[1]), None)
+        if raw.tag == "int" and raw.text.isdigit():
+            remedy = f'write "{raw.text} steps", "{raw.text}s" or "{raw.text}min"'
+            raise Refused(f"{raw.text} has no unit", remedy)
+        value = duration(raw, self.wants)
+        if not 0 < value <= 366 * 86400:
+            raise Refused(f"{show(raw.text)} is out of range", f"write {self.wants}")
+        return Period(None, value)
+
+
+class Pairs(Kind):
+    """A mapping of free names to values; with `leaf` every value is one scalar."""
+
+    def __init__(self, names: str, names_want: str, leaf: Leaf | None = None):
+        self.names, self.names_want, self.leaf = names, names_want, leaf
+        self.sample: Mapping[str, Any] = {}
+
+
+class Texts(Kind):
+    """A text or a list of texts; kept as a tuple."""
+
+    def __init__(self, leaf: Text):
+        self.leaf, self.sample = leaf, ()
+
+
+class Group(Kind):
+    """A mapping of known fields; `shorthand` names the one a bare scalar stands for."""
+
+    def __init__(self, model: Callable[..., Any], shorthand: str = ""):
+        self.model, self.shorthand = model, shorthand
+
+
+def refuse_non_number(raw: Raw, wants: str) -> None:
+    """Explain what YAML 1.1 makes of a text that only looks like a number. Raises Refused."""
+    if raw.quoted:
+        raise Refused(f"{show(raw.text)} is a text, because of its quotes", f"write {wants}")
+    if raw.tag == "bool":
+        raise Refused(f"YAML reads {raw.text} as {truth(raw.text)}", f"write {wants}")
+    refuse_base_60(raw, f"write {wants}")
+    if re.fullmatch(r"[-+]?0[0-9_]+", raw.text, re.ASCII):
+        what = f"YAML reads the leading zero of {raw.text} as octal"
+        raise Refused(what, f"write {raw.text.lstrip('+-0') or '0'} without the zero")
+
+
+def refuse_base_60(raw: Raw, remedy: str) -> None:
+    """2:00 is the number 120 to YAML 1.1: say so. Raises Refused."""
+    if raw.tag in ("int", "float") and ":" in raw.text and len(raw.text) < 40:
+        value = 0.0
+        for part in raw.text.lstrip("+-").replace("_", "").split(":"):
+            value = value * 60 + float(part)
+        raise Refused(f"YAML reads {raw.text} as the number {value:g} (base 60)", remedy)
+
+
+def duration(raw: Raw, wants: str) -> float:
+    """Seconds in a text like 1h30min. Raises Refused."""
+    refuse_base_60(raw, 'write the unit, like "2min" or "2h"')
+    if raw.text and decimal(raw.text) is not None:
+        remedy = f'write "{raw.text}s", "{raw.text}min" or "{raw.text}h"'
+        raise Refused(f"{raw.text} has no unit", remedy)
+    if len(raw.text) > 60 or not _DURATION.fullmatch(raw.text):
+        raise Refused(f"{show(raw.text)} is no length of time", f"write {wants}")
+    total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(raw.text))
+    return round(total, 6)
+
+
+def seconds(value: float) -> str:
+    """A time for an argv: 600s, 0.5s."""
+    return f"{int(value)}s" if value == int(value) else f"{value!r}s"
+
+
+def decimal(text: str) -> float | None:
+    """1e-3, .5, 1_000: what people call a number; None for anything else."""
+    if not re.fullmatch(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text, re.ASCII):
+        return None
+    return float(text.replace("_", ""))
+
+
+def truth(text: str) -> str:
+    """What YAML 1.1 makes of yes, on, True and their likes."""
+    return "true" if text.lower() in ("yes", "on", "true") else "false"
+
+
+def show(text: str) -> str:
+    """A value as it appears in a message: quoted, short, on one line."""
+    return ascii(text if len(text) <= 60 else text[:57] + "...") if not text.isprintable() else (
+        f'"{text}"' if len(text) <= 60 else f'"{text[:57]}..."'
+    )
+
+
+def did_you_mean(word: str, known: tuple[str, ...], more: str = "") -> str:
+    """The remedy for a word that is not known."""
+    import difflib
+
+    close = difflib.get_close_matches(word.lower(), known, 1, 0.6)
+    if close:
+        return f"did you mean {close[0]}?"
+    return more or f"write one of {', '.join(known)}"

@@ -1,0 +1,137 @@
+"""A spec file → checked jobs → a bundle: the steps that every command shares.
+
+Owns their order and which facts about a render go into bundle.json. Prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddpgen import __version__, code, reader
+from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
+from ddpgen.fields import Period
+from ddpgen.plan import LaunchPlan, plan
+from ddpgen.reader import Reading
+
+if TYPE_CHECKING:
+    from ddpgen.bundle import Written
+    from ddpgen.targets.artefact import Artefact
+
+
+class Render(NamedTuple):
+    """How and where to render."""
+
+    output: Path | None = None
+    templates: Path | None = None
+    force: bool = False
+    limit_mib: int = code.LIMIT_MIB
+
+
+def load(path: str) -> dict[str, Reading]:
+    """Read a spec for every tier. Raises SpecUnreadableError or SpecInvalidError."""
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise SpecUnreadableError(f"{path}: {error.strerror}; give the path of a job spec") from None
+    except ValueError:
+        raise SpecUnreadableError(f"{path!r} is no path; give the path of a job spec") from None
+    return reader.read(raw, path)
+
+
+def check(readings: Iterable[Reading], home: Path, tiers: Sequence[str]) -> list[Finding]:
+    """The warnings of these readings; raises SpecInvalidError for what is worse.
+
+    Adds what only the files and the tiers asked for can say.
+    """
+    from ddpgen.targets import TARGETS
+
+    findings: list[Finding] = []
+    filename = ""
+    for reading in readings:
+        filename = reading.filename
+        findings += reading.warnings
+        findings += map(reading.locate, code.check(reading.job, home))
+        if reading.tier in tiers and reading.tier in TARGETS:
+            findings += map(reading.locate, TARGETS[reading.tier].check(reading.job))
+    if any(finding.fatal for finding in findings):
+        raise SpecInvalidError(filename, set(findings))
+    return sorted(set(findings))
+
+
+def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
+    """The tiers that `--target` means. Raises TargetUnavailableError."""
+    from ddpgen.targets import TARGETS
+    from ddpgen.targets import target as find
+
+    if target == "all":
+        return [name for name in TARGETS if name in readings]
+    find(target)
+    if target not in readings:
+        message = f"the spec has no targets.{target}; add it to say where {target} runs the job"
+        raise TargetUnavailableError(message)
+    return [target]
+
+
+def artefacts(
+    readings: Mapping[str, Reading], tiers: Sequence[str], templates: Path | None
+) -> list[Artefact]:
+    """Render these tiers."""
+    from ddpgen.render import Renderer
+    from ddpgen.targets import TARGETS
+
+    renderer = Renderer(templates)
+    rendered: list[Artefact] = []
+    for tier in tiers:
+        rendered += TARGETS[tier].render(launch_plan(readings[tier]), renderer)
+    return rendered
+
+
+def launch_plan(reading: Reading) -> LaunchPlan:
+    """The plan of a reading."""
+    return plan(reading.job, reading.tier)
+
+
+def output_directory(readings: Mapping[str, Reading], how: Render) -> Path:
+    """Where the bundle goes: -o, or build/<name> below the working directory."""
+    return how.output or Path("build", next(iter(readings.values())).job.name)
+
+
+def write_bundle(
+    readings: Mapping[str, Reading], tiers: Sequence[str], home: Path, how: Render
+) -> tuple[list[Artefact], Written]:
+    """Render `tiers` and write the bundle. Raises the errors of every step."""
+    from ddpgen import bundle
+    from ddpgen.resources import resource
+
+    rendered = artefacts(readings, tiers, how.templates)
+    directory = output_directory(readings, how)
+    job = readings[tiers[0]].job
+    kept = directory.parent / (job.checkpoint.dir or "checkpoints")
+    sources = code.gather(job, home, (directory, kept), how.limit_mib)
+    items = [
+        *(bundle.Item(a.path, a.text.encode(), executable=a.executable) for a in rendered),
+        *bundle.copied_tree(resource("train"), "train"),
+        *(bundle.Item(source.path, file=source.file) for source in sources),
+    ]
+    facts = {
+        "ddpgen": __version__,
+        "name": job.name,
+        "schema": bundle.SCHEMA,
+        "spec": {tier: plain(readings[tier].job) for tier in tiers},
+        "targets": list(tiers),
+    }
+    return rendered, bundle.write(directory, items, facts, how.force)
+
+
+def plain(value: Any) -> Any:
+    """A spec as what JSON can hold, every default written out."""
+    if isinstance(value, Period):
+        return str(value)
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value

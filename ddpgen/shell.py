@@ -1,0 +1,93 @@
+"""Words for bash: values that are known now, values known only at run time, and their quoting.
+
+Owns what a string looks like in a script so that it reaches the program byte for byte. Knows no
+template and no spec; pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Var(NamedTuple):
+    """A shell variable whose value only the host knows: Var("HOME") becomes "$HOME"."""
+
+    name: str
+
+
+class Joined(NamedTuple):
+    """One word made of pieces, some known now and some at run time."""
+
+    parts: tuple[str | Var, ...]
+
+
+Word = str | Var | Joined
+
+_SAFE = re.compile(r"[A-Za-z0-9_@%+:,./-][A-Za-z0-9_@%+=:,./-]*", re.ASCII)
+_OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*=", re.ASCII)
+# Control characters, line separators and marks that reverse the reading direction: a script that is
+# read by people must not contain them raw. The set is spelled out, because str.isprintable()
+# changes with the Python version and the same spec has to give the same bytes everywhere.
+_UNSEEN = re.compile("[\x01-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+_SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
+
+
+def quote(word: Word) -> str:
+    """`word` as bash source that expands to exactly that one word.
+
+    Raises ValueError for what no argument can hold: a NUL, or half of a surrogate pair.
+    """
+    if isinstance(word, Var):
+        return f'"${word.name}"'
+    if isinstance(word, Joined):
+        return "".join(_quote_piece(part) for part in word.parts)
+    option = _OPTION.match(word)
+    if option and option.end() < len(word):
+        return option.group() + _quote_text(word[option.end() :])
+    return _quote_text(word)
+
+
+def continued(words: Iterable[Word]) -> str:
+    r"""A command over several lines, each but the last ending in a backslash.
+
+    Every option begins a line; what is not an option (the module after -m) stays with it.
+    """
+    lines: list[str] = []
+    for word in words:
+        source = quote(word)
+        begins = not isinstance(word, str) or word.startswith("-")
+        if begins or not lines or lines[-1].startswith("--"):
+            lines.append(source)
+        else:
+            lines[-1] += f" {source}"
+    return " \\\n  ".join(lines)
+
+
+def speakable(text: str) -> str:
+    """`text` on one line, fit for a comment in a script."""
+    return _UNSEEN.sub("?", text)
+
+
+def _quote_piece(part: str | Var) -> str:
+    if isinstance(part, Var):
+        return f'"${part.name}"'
+    return _quote_text(part) if part else ""
+
+
+def _quote_text(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a NUL character cannot be passed to a program")
+    text.encode()  # UnicodeEncodeError, a ValueError, for a lone surrogate
+    if _SAFE.fullmatch(text):
+        return text
+    if not _UNSEEN.search(text):
+        return "'" + text.replace("'", "'\\''") + "'"
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + _UNSEEN.sub(_escape, escaped) + "'"
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match.group()
+    return _SHORT.get(character) or "".join(f"\\{byte:03o}" for byte in character.encode())

@@ -1,0 +1,335 @@
+"""The job spec, typed: every field with its default and with what a wrong value costs the user.
+
+This is the one place where a field is declared. `ddpgen schema`, `docs/spec.md` and the reader's
+messages all come from here. Rules between fields are in rules.py. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddpgen.fields import (
+    Choice,
+    Duration,
+    Every,
+    Flag,
+    Group,
+    Number,
+    Pairs,
+    Period,
+    Steps,
+    Text,
+    Texts,
+    Value,
+    Whole,
+    setting,
+)
+
+TIERS = ("local", "hosts", "slurm", "sky")
+_INTERFACE = Text(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", "one exact interface name, like eth0")
+_FILE = "a path relative to this file"
+
+# Variables that bash or torchrun own; a value given for them would be lost or break the script.
+_BASH_OWNS = frozenset(
+    "_ BASHOPTS BASHPID BASH_ARGC BASH_ARGV BASH_COMMAND BASH_LINENO BASH_SOURCE BASH_SUBSHELL "
+    "BASH_VERSINFO COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD "
+    "IFS LINENO OLDPWD OPTARG OPTIND PIPESTATUS PPID PS4 PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM "
+    "UID".split()
+)
+_TORCHRUN_OWNS = frozenset(
+    "GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT RANK "
+    "ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE WORLD_SIZE".split()
+)
+# Names the launch scripts use for themselves. A test compares them with the templates.
+SCRIPT_OWNS = frozenset(
+    "attempt bundle checkpoint_dir nic python rank_status stop_requests torchrun verdict "
+    "verdict_attempt verdict_reason verdict_step".split()
+)
+OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS | SCRIPT_OWNS
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where the job's progress is kept and how often it is written."""
+
+    dir: str | None = setting(
+        Text(wants="a path"),
+        "Where checkpoints, metrics and the job's status go. Relative: beside the bundle, so that "
+        "rendering again never touches them; `~/` is the home on the host. Two jobs with the same "
+        "directory exclude each other. Left out: checkpoints/<name>.",
+        None,
+        null=True,
+    )
+    every: Period = setting(
+        Every(),
+        "How often a checkpoint is written, in steps or in time. A crash loses at most this much "
+        "work; too often, and the disk slows training down.",
+        Period(None, 600.0),
+    )
+    keep: int = setting(
+        Whole(1),
+        "How many checkpoints are kept. With 1, a damaged newest checkpoint means starting over.",
+        3,
+    )
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """How the processes find each other, and how long they wait."""
+
+    port: int = setting(
+        Whole(1, 65535),
+        "The head's port. One that is taken or blocked by a firewall keeps the nodes apart. A job "
+        "on one machine needs none.",
+        29500,
+    )
+    timeout: float = setting(
+        Duration(),
+        "How long the processes wait for each other at the start. Too short, and a slow machine "
+        "misses it; too long, and a missing one costs you that time before you hear of it.",
+        120.0,
+    )
+    collective_timeout: float = setting(
+        Duration(),
+        "How long a step waits for a silent process before the attempt is given up. Shorter than "
+        "the longest pause of a healthy process, and good runs die.",
+        300.0,
+    )
+
+
+@dataclass(frozen=True)
+class Python:
+    """Which Python runs the job on the hosts."""
+
+    interpreter: str = setting(
+        Text(wants="a program name, ~/path or /path"),
+        "The Python that has torch: a name on the host's PATH, ~/path or /path. A wrong one ends "
+        "the launch before anything runs.",
+        "python3",
+    )
+    activate: tuple[str, ...] = setting(
+        Texts(Text(wants="a line of bash")),
+        "Lines of bash to run first, such as `module load …` or `source ~/venv/bin/activate`. They "
+        "are taken as they are, not quoted; one that fails ends the launch.",
+        (),
+    )
+
+
+@dataclass(frozen=True)
+class Train:
+    """What is trained, on how much, and how."""
+
+    workload: str | None = setting(
+        Text(
+            r"[A-Za-z_][A-Za-z0-9_]*|[^:\0]+\.py:[A-Za-z_][A-Za-z0-9_]*",
+            "gpt, mnist, toy, or your own as FILE.py:FUNCTION",
+        ),
+        "What to train: a built-in (gpt, mnist, toy), or FILE.py:FUNCTION in `code` that returns a "
+        "workload.",
+        None,
+        null=True,
+    )
+    script: str | None = setting(
+        Text(r"[^\0]+\.py", "a .py file of `code`"),
+        "A training script of your own in `code`, for those who keep their own loop. It gets "
+        "`args` as --name=value and the job's environment; checkpoints are then its own business.",
+        None,
+        null=True,
+    )
+    steps: int | None = setting(
+        Whole(1),
+        "How many optimizer steps to train. Give this or epochs.",
+        None,
+        null=True,
+    )
+    epochs: float | None = setting(
+        Number(above=0),
+        "How often to go over the data. Give this or steps.",
+        None,
+        null=True,
+    )
+    global_batch_size: int | None = setting(
+        Whole(1),
+        "Samples per optimizer step over all processes. It decides what is learned; the number of "
+        "processes does not.",
+        None,
+    )
+    micro_batch_size: int | None = setting(
+        Whole(1),
+        "Samples per forward pass; has to divide global_batch_size. Too large, and a process runs "
+        "out of memory; it is part of the result's bits.",
+        None,
+    )
+    optimizer: str = setting(
+        Choice("adamw", "adam", "sgd"), "How gradients become steps.", "adamw"
+    )
+    lr: float = setting(
+        Number(above=0),
+        "The (highest) learning rate. Too high diverges, too low wastes the run.",
+        1e-3,
+    )
+    weight_decay: float = setting(
+        Number(low=0), "Pull of the weights towards zero; too much underfits.", 0.0
+    )
+    momentum: float = setting(Number(low=0), "Momentum of sgd; the others ignore it.", 0.9)
+    schedule: str = setting(
+        Choice("constant", "linear", "cosine"),
+        "How the learning rate goes on after the warm-up: stays, or falls to zero at the end.",
+        "constant",
+    )
+    warmup_steps: int = setting(
+        Whole(0),
+        "Steps over which the learning rate rises from zero. None, and a transformer may diverge at "
+        "the start.",
+        0,
+    )
+    grad_clip: float | None = setting(
+        Number(above=0),
+        "The gradient's norm is cut to this. Left out, one bad batch can undo the run.",
+        None,
+        null=True,
+    )
+    seed: int = setting(
+        Whole(0), "Decides weights, sample order and dropout: same seed, same bits.", 0
+    )
+    precision: str = setting(
+        Choice("fp32", "bf16", "fp16"),
+        "The numbers of forward and backward. The short ones are faster on GPUs and less exact; "
+        "fp16 needs a GPU.",
+        "fp32",
+    )
+    reduction: str = setting(
+        Choice("tree", "allreduce"),
+        "How gradients are summed. tree: same bits on any number of processes. allreduce: DDP's own "
+        "way, its bits change with the number of processes.",
+        "tree",
+    )
+    comm_hook: str = setting(
+        Choice("none", "fp16", "bf16", "powersgd"),
+        "Compress gradients on their way; less traffic, other bits. Only with allreduce.",
+        "none",
+    )
+    bucket_cap_mb: float = setting(
+        Number(above=0),
+        "MiB of gradients sent at once. Too small costs latency, too large costs overlap.",
+        25.0,
+    )
+    find_unused_parameters: bool = setting(
+        Flag(),
+        "Set to true when a forward pass may skip parameters: without it such a step hangs until "
+        "the collective timeout.",
+        False,
+    )
+    threads: int = setting(
+        Whole(1),
+        "CPU threads per process. More than cores/processes slows everything down; it is part of "
+        "the result's bits.",
+        1,
+    )
+    data_workers: int = setting(
+        Whole(0),
+        "Processes per rank that prepare data ahead. 0 prepares it in the training process.",
+        0,
+    )
+    eval_every: int = setting(
+        Steps(),
+        'Evaluate on the held-out data every so many steps; "0 steps" means only at the end.',
+        0,
+    )
+    log_every: int = setting(
+        Steps(1), "A line of progress every so many steps.", 10
+    )
+    args: Mapping[str, Any] = setting(
+        Pairs(r"[A-Za-z_][A-Za-z0-9_-]*", "letters, digits, _ and -, starting with a letter"),
+        "Arguments of the workload or script. A name it does not know is an error when the job "
+        "starts.",
+        dict,
+    )
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One job for one tier: the spec's top level with that tier's overlay merged in."""
+
+    name: str = setting(
+        Text(
+            r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+            "up to 63 letters, digits, `.`, `_` or `-`, starting with a letter or digit",
+        ),
+        "The job's name: of the bundle's directory, and of its checkpoints unless checkpoint.dir "
+        "says otherwise. Two jobs of one name share them.",
+    )
+    train: Train = setting(Group(Train), "What is trained, and how.")
+    nodes: int = setting(
+        Whole(1, 100_000), "How many machines. `local` runs on exactly one.", 1
+    )
+    procs_per_node: int = setting(
+        Whole(1, 1024),
+        "Processes per machine: one per GPU, or a few on CPUs. More than there are cores or GPUs "
+        "is slower than fewer.",
+        1,
+    )
+    backend: str = setting(
+        Choice("auto", "gloo", "nccl"),
+        "How processes talk: nccl between NVIDIA GPUs, gloo otherwise. auto: nccl when gpus_per_node "
+        "asks for GPUs, else gloo.",
+        "auto",
+    )
+    nic: str | None = setting(
+        _INTERFACE,
+        "The network interface that carries gradients, by exact name. A wrong one hangs the job or "
+        "crawls over a slow network. Left out, local uses loopback.",
+        None,
+        null=True,
+    )
+    gpus_per_node: int | None = setting(
+        Whole(0, 1024),
+        "GPUs to use on each machine; left out or 0, the job runs on CPUs.",
+        None,
+        null=True,
+    )
+    checkpoint: Checkpoint = setting(
+        Group(Checkpoint), "Where progress is kept, how often, how much of it.", Checkpoint
+    )
+    rendezvous: Rendezvous = setting(
+        Group(Rendezvous), "How processes meet and how long they wait.", Rendezvous
+    )
+    restarts: int = setting(
+        Whole(0, 1000),
+        "How often crashed processes are restarted from the last checkpoint before the job fails.",
+        3,
+    )
+    env: Mapping[str, str] = setting(
+        Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(wants="a text")),
+        "Environment variables of the job, byte for byte; numbers are taken as written. What is "
+        "named here wins over what the scripts would set.",
+        dict,
+    )
+    python: Python = setting(
+        Group(Python, shorthand="interpreter"),
+        "The Python on the hosts: an interpreter, or interpreter and activation lines.",
+        Python,
+    )
+    code: tuple[str, ...] = setting(
+        Texts(Text(wants=_FILE)),
+        "Your files, relative to the spec: of a directory its contents, of a file itself. They are "
+        "copied into the bundle's code/; what is left out is missing on the host.",
+        (),
+        null=True,
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Processes over all nodes."""
+        return self.nodes * self.procs_per_node
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches per optimizer step over all processes; 0 for a script."""
+        train = self.train
+        if not train.global_batch_size or not train.micro_batch_size:
+            return 0
+        return math.ceil(train.global_batch_size / train.micro_batch_size)

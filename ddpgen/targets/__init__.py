@@ -1,0 +1,41 @@
+"""One module per tier; the registry that makes them known.
+
+A target is a module with NAME, check() and render(). Targets never import each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from ddpgen.errors import TargetUnavailableError
+from ddpgen.plan import LaunchPlan
+from ddpgen.render import Renderer
+from ddpgen.rules import Conflict
+from ddpgen.spec import TIERS, JobSpec
+from ddpgen.targets import local
+from ddpgen.targets.artefact import Artefact
+
+
+class Target(Protocol):
+    """What a tier's module offers."""
+
+    NAME: str
+
+    def check(self, job: JobSpec) -> Iterable[Conflict]:
+        """What this tier cannot do of what the job asks."""
+
+    def render(self, plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
+        """The files that launch the plan on this tier, the one to start first."""
+
+
+TARGETS: dict[str, Target] = {local.NAME: local}
+
+
+def target(name: str) -> Target:
+    """The target called `name`; raises TargetUnavailableError for a tier of a later version."""
+    if name in TARGETS:
+        return TARGETS[name]
+    made = ", ".join(TARGETS)
+    known = "not available in this version" if name in TIERS else "unknown"
+    raise TargetUnavailableError(f"tier {name} is {known}; there is {made}")

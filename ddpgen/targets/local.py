@@ -1,0 +1,27 @@
+"""The tier `local`: this machine, bash and torchrun. Needs no network and no address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpgen.plan import LaunchPlan
+from ddpgen.render import Renderer
+from ddpgen.rules import Conflict
+from ddpgen.spec import JobSpec
+from ddpgen.targets.artefact import Artefact
+
+NAME = "local"
+
+
+def check(job: JobSpec) -> Iterator[Conflict]:
+    """One machine is one node."""
+    if job.nodes != 1:
+        what = f"local is one machine, not {job.nodes}"
+        remedy = "write targets: {local: {nodes: 1}} to run it here as well"
+        yield Conflict(("nodes",), what, remedy)
+
+
+def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
+    """local.sh."""
+    text = renderer.render("local.sh.j2", {**vars(plan), "world_size": plan.world_size})
+    return [Artefact("local.sh", text, "bash {bundle}/local.sh")]
