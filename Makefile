@@ -20,7 +20,8 @@ help: ## show this list
 
 run: venv ## render examples/gpt.yaml for every tier and train it here; again after Ctrl-C: it resumes
 	ddpgen render $(SPEC) --target all
-	@exec bash build/$(basename $(notdir $(SPEC)))/local.sh
+	@# exec, so that make's SIGTERM reaches the script; leash, so that make's death by kill -9 does.
+	@exec python -m train leash -- bash build/$(basename $(notdir $(SPEC)))/local.sh
 
 test: lint types ## everything: format, lint, types, the whole test suite
 	python -m pytest $(ARGS)

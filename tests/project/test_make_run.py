@@ -1,0 +1,81 @@
+"""However `make run` is ended, the job it runs is asked to stop cleanly, and make waits for that."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.project.tree import ROOT
+
+# A job that runs until it is asked to stop and then takes a moment, as a checkpoint does.
+JOB = """\
+stop=; trap 'stop=1' INT TERM
+echo "job runs on $(command -v python3)"
+until [[ $stop ]]; do read -r -t 0.05 <> <(:) || :; done
+echo "job stopped cleanly"; exit 75
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose set-up is done and whose `ddpgen render` writes the job above."""
+    shutil.copy2(ROOT / "Makefile", tmp_path / "Makefile")
+    shutil.copytree(ROOT / "train", tmp_path / "train")
+    (tmp_path / "job.sh").write_text(JOB)
+    programs = {
+        "tools/venv.sh": "",
+        ".venv/bin/ddpgen": "mkdir -p build/gpt && cp job.sh build/gpt/local.sh",
+        ".venv/bin/python": f'exec "{sys.executable}" "$@"',
+        ".venv/bin/python3": f'exec "{sys.executable}" "$@"',
+    }
+    for name, script in programs.items():
+        program = tmp_path / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/bash\n{script}\n")
+        program.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+def running(checkout: Path) -> subprocess.Popen[str]:
+    """`make run` in a process group of its own, as a terminal starts it, with the job under way."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    process = subprocess.Popen(
+        ["make", "run"],
+        cwd=checkout,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    lines = [""]
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("job runs on"):
+            break
+    assert lines[-1] == f"job runs on {checkout}/.venv/bin/python3\n", "".join(lines)
+    return process
+
+
+def test_ctrl_c_in_the_terminal_stops_the_job_cleanly(running: subprocess.Popen[str]) -> None:
+    os.killpg(running.pid, signal.SIGINT)
+    assert "job stopped cleanly" in running.communicate(timeout=20)[0]
+
+
+def test_terminated_make_stops_the_job_cleanly(running: subprocess.Popen[str]) -> None:
+    running.terminate()
+    assert "job stopped cleanly" in running.communicate(timeout=20)[0]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the parent-death signal")
+def test_killed_make_stops_the_job_cleanly(running: subprocess.Popen[str]) -> None:
+    running.kill()
+    assert "job stopped cleanly" in running.communicate(timeout=20)[0]
