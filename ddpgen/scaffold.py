@@ -1,0 +1,77 @@
+"""The spec that `ddpgen init` writes: commented, short, and valid."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddpgen import reader
+from ddpgen.errors import BundleRefusedError, FileTroubleError
+
+class Question(NamedTuple):
+    """One thing to ask, with the answer most people want."""
+
+    name: str
+    says: str
+    default: Any
+
+
+QUESTIONS = (
+    Question("name", "Name of the job", "my-job"),
+    Question("workload", "What to train (gpt, mnist, toy, or FILE.py:FUNCTION)", "gpt"),
+    Question("procs", "Processes on this machine", 2),
+    Question("steps", "Optimizer steps", 200),
+)
+
+_SPEC = """\
+# {name}: what to train, and on how many processes. Every field: docs/spec.md, or `ddpgen schema`.
+name: {quoted_name}
+
+procs_per_node: {procs}        # processes on each machine; the result does not depend on it
+{code}
+checkpoint:
+  every: 1min            # a crash loses at most this much work
+  keep: 3
+
+train:
+  workload: {workload}
+  steps: {steps}
+  global_batch_size: {batch}  # samples per step, over all processes
+  micro_batch_size: {micro}    # samples per forward pass; {batch}/{micro} of them are shared out
+  lr: 1e-3
+  seed: 0                # same seed, same bits
+"""
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise BundleRefusedError when `path` is taken."""
+    if os.path.lexists(path):
+        raise BundleRefusedError(f"{path} exists already; remove it, or give another name with -o")
+
+
+def write(path: Path, *, name: str, workload: str, procs: int, steps: int) -> None:
+    """Write the spec. Raises SpecInvalidError for answers it would refuse, FileTroubleError."""
+    text = _text(str(name), str(workload), int(procs), int(steps))
+    reader.read(text.encode("utf-8", "surrogatepass"), str(path))
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise FileTroubleError(f"{path}: {error.strerror}; give another place with -o") from None
+
+
+def _text(name: str, workload: str, procs: int, steps: int) -> str:
+    micro = 4
+    code = "code: .                # the files that travel with the job\n" if ":" in workload else ""
+    return _SPEC.format(
+        name=name.replace("\n", " "),
+        quoted_name=json.dumps(name),
+        procs=procs,
+        code=code,
+        workload=json.dumps(workload),
+        steps=steps,
+        batch=micro * max(4, procs),
+        micro=micro,
+    )
