@@ -32,11 +32,12 @@ class SampleOrder:
 
     An alternating Feistel network over the smallest power of two that holds n, with cycle walking:
     a value outside range(n) is permuted again until it falls inside (Black and Rogaway, "Ciphers
-    with Arbitrary Finite Domains", CT-RSA 2002). Nothing is stored, so resuming at any position of
+    with Arbitrary Finite Domains", CT-RSA 2002). The round function is multiply-shift hashing
+    (Dietzfelbinger et al., J. Algorithms 25, 1997). Nothing is stored, so resuming at any position of
     a dataset of any size costs nothing.
     """
 
-    ROUNDS = 6
+    ROUNDS = 3  # of two half rounds each
 
     def __init__(self, n: int, seed: int) -> None:
         if n < 1:
@@ -48,38 +49,36 @@ class SampleOrder:
         self._low_mask = (1 << self._low_bits) - 1
         self._high_mask = (1 << (bits - self._low_bits)) - 1
         self._epoch = -1
-        self._keys: tuple[int, ...] = ()
+        self._keys: list[tuple[int, int, int, int]] = []
 
     def index(self, position: int) -> int:
         """The sample at `position` of the endless stream."""
         epoch, x = divmod(position, self.n)
         if epoch != self._epoch:
-            self._epoch = epoch
-            self._keys = tuple(
-                rng.derive(self._seed, rng.ORDER, epoch, r) for r in range(self.ROUNDS)
-            )
+            self._epoch, self._keys = epoch, self._keys_of(epoch)
         low_bits, low_mask, high_mask, n = self._low_bits, self._low_mask, self._high_mask, self.n
         while True:
             high, low = x >> low_bits, x & low_mask
-            for i, key in enumerate(self._keys):
-                # Each half round is undone by itself, so unequal halves still permute.
-                if i & 1:
-                    low ^= _mix(high, key) & low_mask
-                else:
-                    high ^= _mix(low, key) & high_mask
+            # Each half round is undone by itself, so unequal halves still permute.
+            for add, multiply, add_too, multiply_too in self._keys:
+                high ^= ((low + add) * multiply & _MASK64) >> 32 & high_mask
+                low ^= ((high + add_too) * multiply_too & _MASK64) >> 32 & low_mask
             x = high << low_bits | low
             if x < n:
                 return x
 
+    def _keys_of(self, epoch: int) -> list[tuple[int, int, int, int]]:
+        def key(i: int) -> int:
+            return rng.derive(self._seed, rng.ORDER, epoch, i)
+
+        return [
+            (key(i), key(i + 1) | 1, key(i + 2), key(i + 3) | 1)
+            for i in range(0, 4 * self.ROUNDS, 4)
+        ]
+
     def indices(self, start: int, count: int) -> list[int]:
         """The samples at positions start … start + count - 1."""
         return [self.index(g) for g in range(start, start + count)]
-
-
-def _mix(x: int, key: int) -> int:
-    x = (x ^ key) * 0x9E3779B97F4A7C15 & _MASK64
-    x = (x ^ x >> 32) * 0xD6E8FEB86659FD93 & _MASK64
-    return x ^ x >> 32
 
 
 def shares_evenly(micro_batches: int, world_size: int) -> tuple[int, ...]:

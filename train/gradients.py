@@ -81,8 +81,8 @@ class TreeGradients:
     ) -> None:
         self.weight = 1.0 / config.micro_batches
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._mine = ranges[world.rank]
-        self._sums = LocalSums(self._mine, config.micro_batches)
+        self._zeros = config.find_unused_parameters
+        self._sums = LocalSums(ranges[world.rank], config.micro_batches)
         self.reducer = TreeReducer(
             join_levels(world, ranges), plain_sum_is_the_tree(ranges), world.device
         )
@@ -92,13 +92,17 @@ class TreeGradients:
 
     def begin(self) -> None:
         self._sums.reset()
-        for p in self._parameters:
-            p.grad = None
+        self._clear()
 
     def keep(self) -> None:
         self._sums.push([p.grad for p in self._parameters])
+        self._clear()
+
+    def _clear(self) -> None:
         for p in self._parameters:
-            p.grad = None
+            # DDP wants a gradient for every parameter that any micro-batch used, the last one or
+            # not. Zeros before every micro-batch, so that the same is added on every rank.
+            p.grad = torch.zeros_like(p) if self._zeros else None
 
     def close(self) -> None:
         self.reducer.close()

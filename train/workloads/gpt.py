@@ -206,5 +206,6 @@ def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def metrics(model: nn.Module, batch: torch.Tensor) -> dict[str, torch.Tensor]:
-    """`bits_per_byte`: how many bits a byte would take, were the text compressed by this model."""
-    return {"bits_per_byte": loss(model, batch) / math.log(2)}
+    """`bits_per_byte`, what a byte would take were the text compressed by this model; and the loss."""
+    nats = loss(model, batch)
+    return {"loss": nats, "bits_per_byte": nats / math.log(2)}

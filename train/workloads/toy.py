@@ -114,6 +114,10 @@ def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-    """`accuracy`: the share of points whose class was found, 0 to 1."""
+    """`accuracy`: the share of points whose class was found, 0 to 1; and the loss, of the same pass."""
     points, labels = batch
-    return {"accuracy": (model(points).argmax(dim=1) == labels).float().mean()}
+    logits = model(points)
+    return {
+        "loss": functional.cross_entropy(logits, labels),
+        "accuracy": (logits.argmax(dim=1) == labels).float().mean(),
+    }

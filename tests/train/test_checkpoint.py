@@ -1,0 +1,224 @@
+"""Half a checkpoint is never taken for a whole one, and a good one is never lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train import checkpoint
+from train.checkpoint import BackgroundWriter, BadCheckpointError, copy_tensors, newest_valid
+from train.layout import MARKER, step_directory, steps_on_disk
+
+STATE = {"model.pt": {"w": torch.arange(6.0).view(2, 3)}, "optimizer.pt": {"lr": 0.1}}
+
+
+def write(directory: Path, step: int, writer: str = "a-1", **more: Any) -> Path:
+    publish = more.pop("may_publish", lambda: None)
+    checkpoint.write(directory, step, STATE, {"world_size": 2}, writer, publish)
+    return step_directory(directory, step)
+
+
+def newest(directory: Path) -> tuple[int | None, list[tuple[int, str]]]:
+    rejected: list[tuple[int, str]] = []
+    found = newest_valid(directory, lambda step, why: rejected.append((step, why)))
+    return (found.step if found else None), rejected
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    place = write(tmp_path, 200)
+    assert place.name == "step-000000200"
+    assert sorted(os.listdir(place)) == [MARKER, "model.pt", "optimizer.pt"]
+    found = checkpoint.read(tmp_path, 200)
+    assert torch.equal(found.load("model.pt")["w"], STATE["model.pt"]["w"])  # type: ignore[arg-type]
+    assert found.load("optimizer.pt") == {"lr": 0.1}
+    assert found.meta["world_size"] == 2
+    assert os.listdir(tmp_path) == [place.name]
+
+
+def truncate(place: Path) -> None:
+    os.truncate(place / "model.pt", 100)
+
+
+def flip_a_bit(place: Path) -> None:
+    content = bytearray((place / "model.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (place / "model.pt").write_bytes(content)
+
+
+def remove_the_marker(place: Path) -> None:
+    (place / MARKER).unlink()
+
+
+def damage_the_marker(place: Path) -> None:
+    (place / MARKER).write_text('{"step": 300, "files": {"model.pt"')
+
+
+def marker_of_another_step(place: Path) -> None:
+    meta = json.loads((place / MARKER).read_text())
+    (place / MARKER).write_text(json.dumps({**meta, "step": 100}))
+
+
+def empty(place: Path) -> None:
+    for name in os.listdir(place):
+        (place / name).unlink()
+
+
+def remove_a_file(place: Path) -> None:
+    (place / "optimizer.pt").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate, "model.pt has 100 bytes instead of"),
+        (flip_a_bit, "model.pt does not match its sha256"),
+        (remove_the_marker, "checkpoint.json is missing: the write was never completed"),
+        (damage_the_marker, "checkpoint.json is damaged"),
+        (marker_of_another_step, "checkpoint.json is damaged"),
+        (empty, "checkpoint.json is missing"),
+        (remove_a_file, "optimizer.pt cannot be read: No such file"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
+    tmp_path: Path, damage: Any, message: str
+) -> None:
+    write(tmp_path, 100)
+    write(tmp_path, 200)
+    damage(write(tmp_path, 300))
+    step, ((bad, why),) = newest(tmp_path)
+    assert (step, bad) == (200, 300)
+    assert message in why
+    aside = checkpoint.set_aside(tmp_path, 300)
+    assert aside.name == "step-000000300.corrupt"
+    assert newest(tmp_path) == (200, [])
+    damage(write(tmp_path, 300))
+    assert checkpoint.set_aside(tmp_path, 300).name == "step-000000300.corrupt-1"
+
+
+def test_an_empty_directory_or_none_is_a_fresh_start(tmp_path: Path) -> None:
+    assert newest(tmp_path) == (None, [])
+    assert newest(tmp_path / "not there") == (None, [])
+    (tmp_path / "step-12").mkdir()
+    (tmp_path / "notes.txt").touch()
+    assert newest(tmp_path) == (None, [])
+
+
+def test_a_file_that_runs_code_when_unpickled_is_not_loaded(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (os.system, (f"touch {tmp_path}/pwned",))
+
+    checkpoint.write(tmp_path, 1, {"model.pt": Bomb()}, {}, "a-1", lambda: None)
+    with pytest.raises(Exception, match="weights_only|Weights only"):
+        checkpoint.read(tmp_path, 1).load("model.pt")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_write_that_may_not_be_published_leaves_nothing(tmp_path: Path) -> None:
+    def no() -> None:
+        raise PermissionError("fenced off")
+
+    write(tmp_path, 100)
+    with pytest.raises(PermissionError):
+        write(tmp_path, 200, may_publish=no)
+    assert os.listdir(tmp_path) == ["step-000000100"]
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_and_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 100)
+
+    class Full(checkpoint._Hashing):
+        def write(self, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "_Hashing", Full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write(tmp_path, 200)
+    assert caught.value.errno == errno.ENOSPC
+    assert os.listdir(tmp_path) == ["step-000000100"]
+
+
+def test_a_second_writer_of_the_same_step_does_not_touch_the_first_ones(tmp_path: Path) -> None:
+    place = write(tmp_path, 100, "old-1")
+    inode = (place / "model.pt").stat().st_ino
+    write(tmp_path, 100, "new-1")
+    assert (place / "model.pt").stat().st_ino == inode
+    assert os.listdir(tmp_path) == [place.name]
+
+
+def test_a_good_checkpoint_replaces_a_bad_one_of_the_same_name(tmp_path: Path) -> None:
+    truncate(write(tmp_path, 100))
+    write(tmp_path, 100)
+    assert newest(tmp_path) == (100, [])
+    assert sorted(os.listdir(tmp_path)) == ["step-000000100", "step-000000100.corrupt"]
+
+
+def test_retention_keeps_the_newest(tmp_path: Path) -> None:
+    for step in range(100, 600, 100):
+        write(tmp_path, step)
+        checkpoint.prune(tmp_path, 2)
+    assert steps_on_disk(tmp_path) == [400, 500]
+
+
+def test_what_dead_writers_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-step-000000100-dead-1").mkdir()
+    (tmp_path / ".tmp-step-000000100-dead-1" / "model.pt").write_bytes(b"half")
+    checkpoint.remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_tied_weights_are_copied_and_stored_once() -> None:
+    weight = torch.zeros(1000)
+    copies = copy_tensors({"a": weight, "b": weight.view(1000), "c": [weight[:10], (3, None)]})
+    weight.fill_(1)
+    assert copies["a"].data_ptr() == copies["b"].data_ptr()
+    assert copies["a"].sum() == 0
+    assert copies["c"][0].sum() == 0
+    assert copies["c"][1] == (3, None)
+
+
+def test_the_state_may_change_as_soon_as_it_is_copied() -> None:
+    state = {"w": torch.zeros(3)}
+    copied, go_on = [], threading.Event()
+    writer = BackgroundWriter(lambda step, error: pytest.fail(str(error)))
+
+    def save(copy: Any) -> None:
+        assert go_on.wait(10)
+        copied.append(copy)
+
+    writer.start(1, lambda: copy_tensors(state), save)
+    writer.wait_copied()
+    state["w"].fill_(7)
+    assert writer.busy
+    go_on.set()
+    assert writer.finish() is None
+    assert copied[0]["w"].tolist() == [0, 0, 0]
+
+
+def test_a_failed_write_is_told_and_does_not_block_the_next() -> None:
+    told: list[tuple[int, str]] = []
+    writer = BackgroundWriter(lambda step, error: told.append((step, str(error))))
+
+    def fail() -> Any:
+        raise OSError("no")
+
+    writer.start(1, fail, lambda copy: None)
+    writer.wait_copied()
+    assert isinstance(writer.finish(), OSError)
+    assert told == [(1, "no")]
+    writer.start(2, lambda: 0, lambda copy: None)
+    assert writer.finish() is None
+
+
+def test_bad_checkpoint_errors_name_what_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpointError, match="never completed"):
+        checkpoint.read(tmp_path, 5)

@@ -1,0 +1,128 @@
+"""The sample order is a permutation of every epoch, and a function of the position alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train.data import (
+    BatchPlan,
+    MicroBatchFetcher,
+    SampleOrder,
+    micro_batches,
+    ranges,
+    shares_evenly,
+    to_device,
+)
+from train.errors import TrainError
+
+
+@given(n=st.integers(1, 300), seed=st.integers(-(2**63), 2**64), epoch=st.integers(0, 2**40))
+def test_every_epoch_visits_every_sample_once(n: int, seed: int, epoch: int) -> None:
+    order = SampleOrder(n, seed)
+    assert sorted(order.indices(epoch * n, n)) == list(range(n))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    def first_epochs(seed: int) -> list[list[int]]:
+        order = SampleOrder(64, seed)
+        return [order.indices(epoch * 64, 64) for epoch in range(3)]
+
+    orders = first_epochs(0) + first_epochs(1)
+    assert len({tuple(order) for order in orders}) == 6
+
+
+def test_the_order_is_the_same_tomorrow() -> None:
+    # A changed permutation would make every checkpoint resume on other samples.
+    assert SampleOrder(10, 0).indices(5, 10) == [4, 5, 8, 7, 6, 7, 8, 6, 1, 5]
+
+
+def test_neighbouring_positions_do_not_stay_neighbours() -> None:
+    order = SampleOrder(1000, 3).indices(0, 1000)
+    steps = [abs(a - b) for a, b in itertools.pairwise(order)]
+    # The mean distance of two random samples is a third of the range.
+    assert 280 < sum(steps) / len(steps) < 390
+
+
+def test_any_position_of_a_huge_dataset_is_found_without_visiting_the_others() -> None:
+    order = SampleOrder(10**12, 0)
+    assert all(0 <= i < 10**12 for i in order.indices(10**15, 100))
+    assert len(set(order.indices(0, 1000))) == 1000
+
+
+def test_a_step_across_the_end_of_an_epoch_is_filled_from_the_next() -> None:
+    plan = BatchPlan(SampleOrder(10, 0), 0, global_batch_size=8, micro_batch_size=4)
+    consumed = [i for step in range(5) for v in range(2) for i in plan.indices(step, v)]
+    assert plan.span(4) == (32, 40)
+    for epoch in range(4):
+        assert sorted(consumed[epoch * 10 : (epoch + 1) * 10]) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "ranks", "shares"),
+    [(8, 1, (8,)), (8, 2, (4, 4)), (8, 3, (3, 3, 2)), (7, 4, (2, 2, 2, 1))],
+)
+def test_shares_are_as_even_as_they_can_be(
+    micro_batches: int, ranks: int, shares: tuple[int, ...]
+) -> None:
+    assert shares_evenly(micro_batches, ranks) == shares
+    assert [len(r) for r in ranges(shares)] == list(shares)
+    assert list(itertools.chain(*ranges(shares))) == list(range(micro_batches))
+
+
+def test_more_processes_than_micro_batches_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(TrainError, match="1 would have nothing to do; use fewer processes"):
+        shares_evenly(2, 3)
+
+
+class Augmented:
+    """Samples with noise on them, as an augmentation draws it."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return {"index": index, "noise": torch.rand(3)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_worker_processes_deliver_the_same_augmented_batches_in_the_same_order(
+    workers: int,
+) -> None:
+    plan = BatchPlan(SampleOrder(20, 5), 5, global_batch_size=8, micro_batch_size=2)
+    fetcher = MicroBatchFetcher(Augmented(), plan, None)
+    alone = list(micro_batches(fetcher, range(1, 3), 2, 5, 0, 30, pin_memory=False))
+    fetched = list(micro_batches(fetcher, range(1, 3), 2, 5, workers, 30, pin_memory=False))
+    assert len(alone) == len(fetched) == 6
+    for a, b in zip(alone, fetched, strict=True):
+        assert torch.equal(a["index"], b["index"])
+        assert torch.equal(a["noise"], b["noise"])
+
+
+def test_a_dataset_with_a_batch_method_is_asked_once_for_a_whole_micro_batch() -> None:
+    class Table:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> int:
+            raise AssertionError("asked for single samples")
+
+        def batch(self, indices: list[int]) -> torch.Tensor:
+            return torch.tensor(indices)
+
+    plan = BatchPlan(SampleOrder(10, 0), 0, 4, 4)
+    assert MicroBatchFetcher(Table(), plan, None)[0, 0].tolist() == plan.indices(0, 0)
+
+
+def test_nested_batches_keep_their_form_on_the_way_to_a_device() -> None:
+    batch = {"a": torch.zeros(1), "b": [torch.ones(1), "text"], "c": (torch.ones(1), 3)}
+    moved = to_device(batch, torch.device("meta"))
+    assert moved["a"].device.type == "meta"
+    assert moved["b"][1] == "text"
+    assert isinstance(moved["c"], tuple)
+    assert moved["c"][1] == 3

@@ -1,0 +1,140 @@
+"""The reduction between real processes gives the bits that one process computes alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.train.world import in_world
+from train.config import parse
+from train.data import ranges
+from train.dist import World
+from train.gradients import TreeGradients, join_levels
+from train.reduce import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
+
+
+def leaves(count: int, size: int) -> list[torch.Tensor]:
+    """Numbers of very different size: any other order of addition gives other bits."""
+    generator = torch.Generator().manual_seed(7)
+    scale = torch.logspace(-6, 6, count)
+    return [torch.randn(size, generator=generator) * s for s in scale]
+
+
+def tree_sum(values: list[torch.Tensor]) -> torch.Tensor:
+    sums = LocalSums(range(len(values)), len(values))
+    for value in values[:-1]:
+        sums.push([value.clone()])
+    last = values[-1].clone()
+    sums.finish([0], [last])
+    return last
+
+
+def reduced_by(
+    shares: list[int], size: int, layout: list[list[int]] | None = None
+) -> list[torch.Tensor]:
+    def body(world: World) -> torch.Tensor:
+        torch.manual_seed(world.rank)  # nothing here may depend on it
+        values = leaves(sum(shares), size)
+        mine = ranges(shares)[world.rank]
+        reducer = TreeReducer(
+            join_levels(world, ranges(shares)), plain_sum_is_the_tree(ranges(shares)), world.device
+        )
+        sums = LocalSums(mine, len(values))
+        for v in mine[:-1]:
+            sums.push([values[v].clone()])
+        last = values[mine[-1]].clone()
+        rows = [flatten(row, [last]) for row in sums.finish([0], [last])[:-1]]
+        reducer.reduce([*rows, last], last).wait()
+        return last
+
+    return in_world(len(shares), body, layout)
+
+
+@pytest.mark.parametrize(
+    "shares", [[8], [4, 4], [5, 3], [7, 1], [3, 3, 2], [2, 2, 2, 2], [1] * 8, [1, 2, 3], [3, 4]]
+)
+@pytest.mark.parametrize("size", [1, 5, 24, 1001])
+def test_any_shares_give_the_bits_of_one_process(shares: list[int], size: int) -> None:
+    expected = tree_sum(leaves(sum(shares), size))
+    for got in reduced_by(shares, size):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("shares", "layout"),
+    [
+        ([2, 2, 2, 2], [[0, 1], [2, 3]]),
+        ([3, 1, 2, 2], [[0, 1], [2, 3]]),
+        ([1, 2, 3, 1, 1, 1], [[0, 1], [2, 3], [4, 5]]),
+        ([2, 3, 3], [[0, 1], [2]]),
+    ],
+)
+def test_through_several_hosts_the_bits_stay(shares: list[int], layout: list[list[int]]) -> None:
+    expected = tree_sum(leaves(sum(shares), 103))
+    for got in reduced_by(shares, 103, layout):
+        assert torch.equal(got, expected)
+
+
+def test_the_order_matters_at_all() -> None:
+    values = leaves(8, 1001)
+    in_line = values[0].clone()
+    for value in values[1:]:
+        in_line += value
+    assert not torch.equal(in_line, tree_sum(values))
+
+
+def test_buckets_finish_one_by_one_and_missing_gradients_count_as_zero() -> None:
+    sums = LocalSums(range(3), 4)
+    a, b = torch.tensor([1.0]), torch.tensor([-0.0])
+    sums.push([a.clone(), None])
+    sums.push([None, b.clone()])
+    first, second = torch.tensor([4.0]), torch.tensor([8.0])
+    assert flatten(sums.finish([0], [first])[0], [first]).tolist() == [1.0]
+    rows = sums.finish([1], [second])
+    assert [flatten(row, [second]).tolist() for row in rows] == [[0.0], [8.0]]
+    # -0.0 + nothing is +0.0, as it is where the missing gradient was written down as a zero.
+    assert not torch.signbit(rows[0][0]).item()  # type: ignore[arg-type]
+
+
+class Branching(torch.nn.Module):
+    """A model that leaves one of its layers unused in some micro-batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) + (self.b(x) if x[0, 0] > 0 else 0)
+
+
+def gradients_of(shares: list[int]) -> list[dict[str, Any]]:
+    def body(world: World) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = Branching()
+        inputs = torch.randn(sum(shares), 3, 4)
+        inputs[:, 0, 0] = torch.tensor([1.0, -1.0] * len(inputs))[: len(inputs)]
+        argv = f"--workload=x --steps=1 --global-batch-size={sum(shares)} --micro-batch-size=1"
+        config = parse([*argv.split(), "--checkpoint-dir=.", "--find-unused-parameters"])
+        gradients = TreeGradients(model, world, config, ranges(shares))
+        for _ in range(3):  # DDP lays out its buckets anew after the first pass
+            gradients.begin()
+            mine = ranges(shares)[world.rank]
+            for v in mine[:-1]:
+                with gradients.ddp.no_sync():
+                    (gradients.ddp(inputs[v]).square().mean() * gradients.weight).backward()
+                gradients.keep()
+            (gradients.ddp(inputs[mine[-1]]).square().mean() * gradients.weight).backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    return in_world(len(shares), body)
+
+
+def test_a_layer_unused_in_some_micro_batches_gets_the_same_gradient_everywhere() -> None:
+    (expected,) = gradients_of([6])
+    assert expected["b.weight"].abs().sum() > 0
+    for shares in ([3, 3], [1, 5], [2, 2, 2], [1, 2, 3]):
+        for got in gradients_of(shares):
+            assert got.keys() == expected.keys()
+            assert all(torch.equal(got[name], expected[name]) for name in expected)

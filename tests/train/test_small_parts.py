@@ -1,0 +1,260 @@
+"""Configuration, status, metrics, progress, stop requests, schedules and workloads by name."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train import manifest, rng
+from train.config import Period, RunConfig, parse, period, seconds
+from train.errors import TrainError
+from train.metrics import MetricsLog, Progress, clock
+from train.optim import LearningRate, lr_factor
+from train.status import Status, read_status, write_status
+from train.stop import StopRequest
+from train.workload import Context, Workload, load_workload
+
+REQUIRED = [
+    "--workload=toy",
+    "--steps=10",
+    "--global-batch-size=8",
+    "--micro-batch-size=2",
+    "--checkpoint-dir=ckpt",
+]
+CONTEXT = Context(0, 0, 0, 1, torch.device("cpu"), 2)
+
+
+def config(*more: str) -> RunConfig:
+    return parse([*REQUIRED, *more])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("90s", 90), ("10min", 600), ("1h30min", 5400), ("1.5h", 5400), ("2d", 172800)],
+)
+def test_durations(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+def test_periods() -> None:
+    assert period("200 steps") == Period(steps=200)
+    assert period("1 step") == Period(steps=1)
+    assert period("10min") == Period(seconds=600)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--lr=0"], "0 is not a positive number"),
+        (["--lr=nan"], "nan is not a positive number"),
+        (["--steps=-1"], "-1 is less than 0"),
+        (["--epochs=2"], "give either --steps or --epochs"),
+        (["--micro-batch-size=3"], "--global-batch-size=8 is not a multiple"),
+        (["--shares=3,3"], "has to add up to the 4 micro-batches"),
+        (["--shares=4,0"], "every rank needs at least one"),
+        (["--checkpoint-every=0 steps"], "would never pass"),
+        (["--checkpoint-every=soon"], "is not a duration such as"),
+        (["--arg=depth"], "'depth' is not NAME=JSON"),
+        (["--arg=depth={"], "depth: '{' is not JSON"),
+        (["--step=3"], "unrecognized arguments"),
+    ],
+)
+def test_a_bad_argv_is_one_clear_message_and_exit_code_2(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        config(*argv)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_arguments_of_the_workload_arrive_as_they_were_written() -> None:
+    hostile = {"text": 'it\'s "quoted"\n$(touch pwned) \\ é', "n": 3, "deep": [1, {"a": None}]}
+    argv = [f"--arg={name}={json.dumps(value)}" for name, value in hostile.items()]
+    assert config(*argv).args == hostile
+
+
+def test_status_is_one_line_that_a_shell_can_read(tmp_path: Path) -> None:
+    write_status(tmp_path, Status("failed", "abc123", 40, "no\nspace  left"))
+    assert (tmp_path / "status").read_text() == "failed abc123 40 no space left\n"
+    assert read_status(tmp_path) == Status("failed", "abc123", 40, "no space left")
+    assert os.listdir(tmp_path) == ["status"]
+
+
+@pytest.mark.parametrize("text", ["", "running", "what abc 3", "done abc x"])
+def test_a_status_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status").write_text(text)
+    assert read_status(tmp_path) is None
+
+
+def test_metrics_after_a_torn_line_start_on_a_line_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    log = MetricsLog(path)
+    log.write({"step": 2, "loss": float("nan")})
+    log.write({"step": 3})
+    log.close()
+    assert path.read_text().splitlines() == [
+        '{"step": 1}',
+        '{"step": 2, "lo',
+        '{"step": 2, "loss": "nan"}',
+        '{"step": 3}',
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_plain_lines_in_a_file_and_one_line_on_a_terminal() -> None:
+    plain, terminal = io.StringIO(), Terminal()
+    for out in (plain, terminal):
+        progress = Progress(0, 4, "tokens", 256, 2, out)
+        for step in range(1, 5):
+            progress.update(step, 2.5, 1e-3)
+    lines = plain.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("step 2/4  loss 2.5000  lr 1.00e-03  ")
+    assert "tokens/s" in lines[0]
+    assert lines[0].endswith(" left")
+    assert lines[1].endswith(" in all")
+    assert terminal.getvalue().count("\r\x1b[2K") == 2
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (0, 59.6, 3599, 3723)] == ["0:00", "1:00", "59:59", "1:02:03"]
+
+
+@pytest.fixture
+def handlers() -> Any:
+    kept = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for signum, handler in kept.items():
+        signal.signal(signum, handler)
+
+
+def test_a_stop_file_or_a_repeated_sigterm_is_a_request(tmp_path: Path, handlers: Any) -> None:
+    by_signal = StopRequest(tmp_path / "stop")
+    assert not by_signal.requested
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert by_signal.requested
+    by_file = StopRequest(tmp_path / "stop")
+    assert not by_file.requested
+    (tmp_path / "stop").touch()
+    watcher = next(t for t in threading.enumerate() if t.name == "stop" and t.is_alive())
+    watcher.join(10)
+    assert by_file.requested
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [0.5, 1.0, 1.0, 0.8535533905932737, 0.5, 0.14644660940672627]),
+    ],
+)
+def test_the_learning_rate_is_a_function_of_the_step(schedule: str, factors: list[float]) -> None:
+    settings = config(f"--schedule={schedule}", "--warmup-steps=2")
+    assert [lr_factor(settings, step, 6) for step in range(6)] == pytest.approx(factors)
+
+
+def test_parameter_groups_keep_their_proportions() -> None:
+    a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b], "lr": 0.01}], lr=0.1)
+    rate = LearningRate(optimizer, config("--warmup-steps=10"), 10)
+    assert rate.set_for(4) == pytest.approx(0.05)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.005])
+
+
+def test_seeds_depend_on_purpose_and_position() -> None:
+    seeds = {
+        rng.derive(s, p, i, v) for s in (0, -1) for p in range(3) for i in (0, 1) for v in (0, 1)
+    }
+    assert len(seeds) == 24
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    rng.set_global(5, torch.device("cpu"))
+    first = torch.rand(3)
+    rng.set_global(5, torch.device("cpu"))
+    assert torch.equal(first, torch.rand(3))
+
+
+def test_settings_that_change_the_bits_are_told_from_those_that_do_not() -> None:
+    was = manifest.settings(config(), 10)
+    free = config("--world-size=4", "--shares=2,1,1", "--checkpoint-keep=9", "--log-every=1")
+    assert manifest.differences(was, manifest.settings(free, 99)) == []
+    other = manifest.settings(config("--lr=0.5", "--schedule=cosine"), 10)
+    assert manifest.differences(was, other) == [
+        "last_step: None -> 10",
+        "lr: 0.001 -> 0.5",
+        "schedule: 'constant' -> 'cosine'",
+    ]
+
+
+def user_file(tmp_path: Path, text: str) -> str:
+    (tmp_path / "my_model.py").write_text(text)
+    return "my_model.py:build"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "args", "message"),
+    [
+        ("", "gtp", {}, r"'gtp' is neither built in .*did you mean 'gpt'\?"),
+        ("", "none.py:build", {}, "workload file 'none.py' is not in"),
+        ("def biuld(context): ...", "my_model.py:build", {}, r"no 'build'; did you mean 'biuld'\?"),
+        ("build = 3", "my_model.py:build", {}, "'build' is a int, not a function"),
+        (
+            "def build(context): return None",
+            "my_model.py:build",
+            {},
+            "without model, dataset, loss",
+        ),
+        (
+            "def build(context, depth=1): ...",
+            "my_model.py:build",
+            {"dept": 2},
+            r"train.args.dept: .* no such argument; did you mean 'depth'\?; it takes depth",
+        ),
+        ("def build(context, depth): ...", "my_model.py:build", {}, "missing a required argument"),
+    ],
+)
+def test_a_workload_that_cannot_be_built_says_what_is_missing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    name: str,
+    args: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    user_file(tmp_path, text)
+    with pytest.raises(TrainError, match=message):
+        load_workload(name, CONTEXT, args)
+
+
+def test_a_plain_object_with_the_right_attributes_is_a_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = user_file(
+        tmp_path,
+        "import torch, types\n"
+        "def build(context, *, width=2):\n"
+        "    model = torch.nn.Linear(width, 1)\n"
+        "    return types.SimpleNamespace(model=model, dataset=[1, 2], loss=lambda m, b: 0)\n",
+    )
+    workload = load_workload(name, CONTEXT, {"width": 5})
+    assert isinstance(workload, Workload)
+    assert workload.model.in_features == 5  # type: ignore[union-attr]
+    assert workload.unit == "samples"
