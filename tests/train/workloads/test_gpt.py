@@ -115,7 +115,7 @@ def test_dropout_changes_training_and_not_evaluation(context: Context, text: str
 def test_it_learns_the_source_of_the_standard_library(context: Context) -> None:
     built = gpt.build(context, depth=2, width=64, heads=2, seq_len=64, holdout=0.001)
     found = train(built, steps=200, lr=4e-3, batch_size=16)
-    assert found["loss"] < 3.0  # 5.5 at first; a table of how frequent each byte is has 3.4
+    assert found["loss"] < 3.0  # 5.5 at first; a table of how frequent each byte is has 3.2
     assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))
 
 
