@@ -196,6 +196,7 @@ def _trouble(directory: Path, error: OSError) -> FileTroubleError:
         remedy = "free some space; the earlier bundle, if any, is untouched"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         remedy = f"{remedy}, or ask for the permission"
-    about = error.filename if error.filename and str(directory.parent) not in str(error.filename) else None
+    about = os.fsdecode(error.filename or "")
+    if about == str(directory) or ".new-" in about:  # our own doings say nothing to the user
+        about = ""
     return FileTroubleError(f"{directory}: {what}{f' ({about})' if about else ''}; {remedy}")
-

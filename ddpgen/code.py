@@ -17,10 +17,27 @@ from ddpgen.rules import Conflict
 from ddpgen.spec import JobSpec
 
 IGNORE_FILE = ".ddpgenignore"
-EXCLUDED = (
-    ".git .hg .svn .venv venv node_modules __pycache__ .mypy_cache .pytest_cache .ruff_cache "
-    ".ipynb_checkpoints .tox .nox .idea .vscode .DS_Store *.pyc *.pyo *.egg-info "
-).split()
+EXCLUDED = [
+    ".git",
+    ".hg",
+    ".svn",
+    ".venv",
+    "venv",
+    "node_modules",
+    "__pycache__",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+    ".ipynb_checkpoints",
+    ".tox",
+    ".nox",
+    ".idea",
+    ".vscode",
+    ".DS_Store",
+    "*.pyc",
+    "*.pyo",
+    "*.egg-info",
+]
 LIMIT_MIB = 100
 
 

@@ -296,8 +296,10 @@ def truth(text: str) -> str:
 
 def show(text: str) -> str:
     """A value as it appears in a message: quoted, short, on one line."""
-    return ascii(text if len(text) <= 60 else text[:57] + "...") if not text.isprintable() else (
-        f'"{text}"' if len(text) <= 60 else f'"{text[:57]}..."'
+    return (
+        ascii(text if len(text) <= 60 else text[:57] + "...")
+        if not text.isprintable()
+        else (f'"{text}"' if len(text) <= 60 else f'"{text[:57]}..."')
     )
 
 

@@ -35,7 +35,9 @@ def load(path: str) -> dict[str, Reading]:
     try:
         raw = Path(path).read_bytes()
     except OSError as error:
-        raise SpecUnreadableError(f"{path}: {error.strerror}; give the path of a job spec") from None
+        raise SpecUnreadableError(
+            f"{path}: {error.strerror}; give the path of a job spec"
+        ) from None
     except ValueError:
         raise SpecUnreadableError(f"{path!r} is no path; give the path of a job spec") from None
     return reader.read(raw, path)

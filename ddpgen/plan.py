@@ -126,9 +126,7 @@ def _checkpoint_dir(job: JobSpec) -> Word:
 
 def _pinned(job: JobSpec) -> Iterator[Export]:
     nic = Var("nic")
-    yield Export(
-        "GLOO_SOCKET_IFNAME", nic, "Left alone, gloo may pick docker0 or a VPN and hang."
-    )
+    yield Export("GLOO_SOCKET_IFNAME", nic, "Left alone, gloo may pick docker0 or a VPN and hang.")
     yield Export("NCCL_SOCKET_IFNAME", Joined(("=", nic)), "`=` makes NCCL take the name exactly.")
     yield Export(
         "OMP_NUM_THREADS",
@@ -143,7 +141,9 @@ def _pinned(job: JobSpec) -> Iterator[Export]:
     yield Export(
         "CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS gives the same bits twice only like this."
     )
-    yield Export("PYTHONUNBUFFERED", "1", "The last words of a crashed process are the ones needed.")
+    yield Export(
+        "PYTHONUNBUFFERED", "1", "The last words of a crashed process are the ones needed."
+    )
 
 
 def _torchrun(job: JobSpec) -> Iterator[Word]:

@@ -61,7 +61,7 @@ def read(raw: bytes, filename: str) -> dict[str, Reading]:
     readings = {}
     for tier, overlay in overlays.items():
         merged = _merge(root, overlay) if overlay else root
-        walk = _Walk(tolerant=tier not in MADE_TIERS and overlay or None)
+        walk = _Walk(tolerant=(tier not in MADE_TIERS and overlay) or None)
         job = walk.group(Group(JobSpec), merged)
         for conflict in conflicts(job):
             if walk.wrong.isdisjoint(conflict.about):
@@ -101,7 +101,7 @@ def _overlays(root: Table, findings: list[Finding]) -> dict[str, Table | None]:
 def _merge(base: Table, overlay: Table, path: tuple[str, ...] = ()) -> Table:
     """`base` with the entries of `overlay` laid over it; nodes keep the place they came from."""
     merged = Table(overlay.place if path else base.place, base.path, {}, {})
-    dropped = {RIVALS[(*path, name)] for name in overlay.entries if (*path, name) in RIVALS}
+    dropped = {RIVALS.get((*path, name)) for name in overlay.entries}
     for name, node in base.entries.items():
         if (*path, name) not in dropped:
             merged.entries[name], merged.keys[name] = node, base.keys[name]
@@ -229,7 +229,9 @@ def _json_value(node: Scalar) -> Any:
     if node.tag == "bool":
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise Refused(f"YAML reads {text} as a truth value", f'write "{text}" in quotes, or true/false')
+        raise Refused(
+            f"YAML reads {text} as a truth value", f'write "{text}" in quotes, or true/false'
+        )
     if node.tag not in ("int", "float"):
         raise Refused(f"is {_describe(node)}", "write a plain value")
     refuse_non_number(Raw(text, node.tag, False), f'"{text}" in quotes, or a plain number')
@@ -309,6 +311,3 @@ def _describe(node: Node) -> str:
 
 def _found(node: Node, what: str, remedy: str) -> Finding:
     return Finding(node.place, dotted(node.path), what, remedy)
-
-
-

@@ -6,7 +6,10 @@ of the filters below (a test walks the templates for that).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ class Renderer:
             keep_trailing_newline=True,
             auto_reload=False,
             autoescape=False,
+            bytecode_cache=None if overrides else _compiled(),
         )
         self._environment.filters = {**FILTERS}
 
@@ -46,10 +50,16 @@ class Renderer:
                 raise
             line = getattr(error, "lineno", None)
             place = f"{getattr(error, 'name', None) or template}{f':{line}' if line else ''}"
-            message = f"{self._overrides}: template {place}: {error.message}; correct the template"
-            raise FileTroubleError(message) from None
+            raise self._trouble(f"{place}: {error.message}") from None
         except UnicodeDecodeError:
-            raise FileTroubleError(f"{self._overrides}: a template is not UTF-8") from None
+            raise self._trouble("is not UTF-8") from None
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            if self._overrides is None:
+                raise
+            raise self._trouble(f"{template}: {type(error).__name__}: {error}") from None
+
+    def _trouble(self, what: str) -> FileTroubleError:
+        return FileTroubleError(f"{self._overrides}: template {what}; correct the template")
 
 
 def _find(
@@ -65,6 +75,14 @@ def _find(
     return None
 
 
+def _compiled() -> jinja2.BytecodeCache | None:
+    """Compiled templates lie where Python puts our compiled modules, if it may put them anywhere."""
+    directory = Path(importlib.util.cache_from_source(__file__)).parent
+    if sys.dont_write_bytecode or not os.access(directory, os.W_OK):
+        return None
+    return jinja2.FileSystemBytecodeCache(str(directory), "ddpgen-%s.template")
+
+
 _NO_ENVIRONMENT: Any = None  # FileSystemLoader never looks at it
 
 
@@ -72,10 +90,15 @@ def _lines(lines: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
+def _defined(turn: Callable[[Any], str]) -> Callable[[Any], str]:
+    """`turn`, with a value that the plan does not have reported by its name."""
+    return lambda value: str(value) if isinstance(value, jinja2.Undefined) else turn(value)
+
+
 FILTERS = {
-    "sh": shell.quote,  # one word of a command
-    "argv": shell.continued,  # a whole command, a word a line
-    "comment": shell.speakable,  # text inside a comment
-    "bash": _lines,  # lines of bash the user wrote to be run as they are
+    "sh": _defined(shell.quote),  # one word of a command
+    "argv": _defined(shell.continued),  # a whole command, an option a line
+    "comment": _defined(shell.speakable),  # text inside a comment
+    "bash": _defined(_lines),  # lines of bash the user wrote to be run as they are
     "name": str,  # an identifier or number that the spec's own rules hold harmless
 }

@@ -7,10 +7,10 @@ from dataclasses import fields
 from itertools import chain
 from typing import NamedTuple
 
-from ddpgen.spec import OWNED_NAMES, JobSpec, Train
+from ddpgen.spec import JobSpec, Train
 
 # A field of an overlay replaces its rival of the job: `steps` there takes the place of `epochs`.
-RIVALS = {
+RIVALS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "steps"): ("train", "epochs"),
     ("train", "epochs"): ("train", "steps"),
     ("train", "workload"): ("train", "script"),
@@ -18,6 +18,81 @@ RIVALS = {
 }
 _SCRIPT_MAY_SET = ("script", "args", "threads")
 _BUILT_IN = ("gpt", "mnist", "toy")
+
+# Variables that bash or torchrun own; a value given for them would be lost or break the script.
+_BASH_OWNS = frozenset(
+    [
+        "_",
+        "BASHOPTS",
+        "BASHPID",
+        "BASH_ARGC",
+        "BASH_ARGV",
+        "BASH_COMMAND",
+        "BASH_LINENO",
+        "BASH_SOURCE",
+        "BASH_SUBSHELL",
+        "BASH_VERSINFO",
+        "COMP_WORDBREAKS",
+        "DIRSTACK",
+        "EPOCHREALTIME",
+        "EPOCHSECONDS",
+        "EUID",
+        "FUNCNAME",
+        "GROUPS",
+        "HISTCMD",
+        "IFS",
+        "LINENO",
+        "OLDPWD",
+        "OPTARG",
+        "OPTIND",
+        "PIPESTATUS",
+        "PPID",
+        "PS4",
+        "PWD",
+        "RANDOM",
+        "SECONDS",
+        "SHELLOPTS",
+        "SHLVL",
+        "SRANDOM",
+        "UID",
+    ]
+)
+_TORCHRUN_OWNS = frozenset(
+    [
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "WORLD_SIZE",
+    ]
+)
+# Names the launch scripts use for themselves. A test compares them with the templates.
+SCRIPT_OWNS = frozenset(
+    [
+        "again",
+        "at",
+        "attempt",
+        "beside",
+        "bundle",
+        "checkpoint_dir",
+        "nic",
+        "python",
+        "stop_requests",
+        "torchrun",
+        "torchrun_rc",
+        "verdict",
+        "verdict_attempt",
+        "verdict_reason",
+        "verdict_step",
+    ]
+)
+OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS | SCRIPT_OWNS
 
 
 class Conflict(NamedTuple):
@@ -39,6 +114,7 @@ def _what_runs(job: JobSpec) -> Iterator[Conflict]:
     if train.workload and train.script:
         what = "workload and script are both given"
         yield Conflict(("train.script", "train.workload"), what, "keep one of them")
+        return
     if not train.workload and not train.script:
         what = "nothing to train: workload and script are both missing"
         yield Conflict(("train", "train.workload", "train.script"), what, "write workload: gpt")
@@ -64,7 +140,10 @@ def _script(job: JobSpec) -> Iterator[Conflict]:
     for declared in fields(Train):
         path = f"train.{declared.name}"
         value = getattr(job.train, declared.name)
-        if declared.name not in (*_SCRIPT_MAY_SET, "workload", "args") and value != declared.default:
+        if (
+            declared.name not in (*_SCRIPT_MAY_SET, "workload", "args")
+            and value != declared.default
+        ):
             what = "has no effect on a script, which has its own loop"
             yield Conflict((path,), what, f"move it to train.args as {declared.name}")
 
@@ -139,7 +218,10 @@ def _numerics(job: JobSpec) -> Iterator[Conflict]:
     if train.momentum != Train.momentum and train.optimizer != "sgd":
         what = f"momentum has no effect on {train.optimizer}"
         yield Conflict(
-            ("train.momentum", "train.optimizer"), what, "write optimizer: sgd, or leave it out", False
+            ("train.momentum", "train.optimizer"),
+            what,
+            "write optimizer: sgd, or leave it out",
+            False,
         )
 
 

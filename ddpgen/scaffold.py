@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ddpgen import reader
 from ddpgen.errors import BundleRefusedError, FileTroubleError
 
+
 class Question(NamedTuple):
     """One thing to ask, with the answer most people want."""
 
@@ -64,7 +65,9 @@ def write(path: Path, *, name: str, workload: str, procs: int, steps: int) -> No
 
 def _text(name: str, workload: str, procs: int, steps: int) -> str:
     micro = 4
-    code = "code: .                # the files that travel with the job\n" if ":" in workload else ""
+    code = (
+        "code: .                # the files that travel with the job\n" if ":" in workload else ""
+    )
     return _SPEC.format(
         name=name.replace("\n", " "),
         quoted_name=json.dumps(name),

@@ -83,7 +83,8 @@ def default_of(field: Field[Any]) -> Any:
 
 
 def _written(field: Field[Any]) -> Any:
-    kind, value = field.metadata["kind"], field.default
+    kind: Kind = field.metadata["kind"]
+    value: Any = field.default
     if isinstance(kind, Steps):
         return f"{value} steps"
     if isinstance(kind, (Every, Duration)):

@@ -4,6 +4,7 @@ This is the one place where a field is declared. `ddpgen schema`, `docs/spec.md`
 messages all come from here. Rules between fields are in rules.py. Pure.
 """
 
+# ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
 from __future__ import annotations
 
 import math
@@ -31,24 +32,6 @@ from ddpgen.fields import (
 TIERS = ("local", "hosts", "slurm", "sky")
 _INTERFACE = Text(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", "one exact interface name, like eth0")
 _FILE = "a path relative to this file"
-
-# Variables that bash or torchrun own; a value given for them would be lost or break the script.
-_BASH_OWNS = frozenset(
-    "_ BASHOPTS BASHPID BASH_ARGC BASH_ARGV BASH_COMMAND BASH_LINENO BASH_SOURCE BASH_SUBSHELL "
-    "BASH_VERSINFO COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HISTCMD "
-    "IFS LINENO OLDPWD OPTARG OPTIND PIPESTATUS PPID PS4 PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM "
-    "UID".split()
-)
-_TORCHRUN_OWNS = frozenset(
-    "GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT RANK "
-    "ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE WORLD_SIZE".split()
-)
-# Names the launch scripts use for themselves. A test compares them with the templates.
-SCRIPT_OWNS = frozenset(
-    "attempt bundle checkpoint_dir nic python rank_status stop_requests torchrun verdict "
-    "verdict_attempt verdict_reason verdict_step".split()
-)
-OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS | SCRIPT_OWNS
 
 
 @dataclass(frozen=True)
@@ -163,9 +146,7 @@ class Train:
         "out of memory; it is part of the result's bits.",
         None,
     )
-    optimizer: str = setting(
-        Choice("adamw", "adam", "sgd"), "How gradients become steps.", "adamw"
-    )
+    optimizer: str = setting(Choice("adamw", "adam", "sgd"), "How gradients become steps.", "adamw")
     lr: float = setting(
         Number(above=0),
         "The (highest) learning rate. Too high diverges, too low wastes the run.",
@@ -239,9 +220,7 @@ class Train:
         'Evaluate on the held-out data every so many steps; "0 steps" means only at the end.',
         0,
     )
-    log_every: int = setting(
-        Steps(1), "A line of progress every so many steps.", 10
-    )
+    log_every: int = setting(Steps(1), "A line of progress every so many steps.", 10)
     args: Mapping[str, Any] = setting(
         Pairs(r"[A-Za-z_][A-Za-z0-9_-]*", "letters, digits, _ and -, starting with a letter"),
         "Arguments of the workload or script. A name it does not know is an error when the job "
@@ -262,10 +241,8 @@ class JobSpec:
         "The job's name: of the bundle's directory, and of its checkpoints unless checkpoint.dir "
         "says otherwise. Two jobs of one name share them.",
     )
-    train: Train = setting(Group(Train), "What is trained, and how.")
-    nodes: int = setting(
-        Whole(1, 100_000), "How many machines. `local` runs on exactly one.", 1
-    )
+    train: Train = setting(Group(Train), "What is trained, on how much, and how.")
+    nodes: int = setting(Whole(1, 100_000), "How many machines. `local` runs on exactly one.", 1)
     procs_per_node: int = setting(
         Whole(1, 1024),
         "Processes per machine: one per GPU, or a few on CPUs. More than there are cores or GPUs "

@@ -1,0 +1,72 @@
+"""Stands in for torch.distributed.run in a bundle: says what it was given, then acts a part.
+
+Copied into a bundle as torch/distributed/run.py, where it is found before the real one; `train`
+beside it is the real one, so claim, lock, leash and status are too. FAKE names the part:
+done, stopped, failed, silent (ends without a word), foreign (another attempt's status), train (until
+the stop file appears), deaf (never ends; has a worker that is to die with it).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from train.status import Status, write_status
+
+DIRECTORY = Path(os.environ["DDPGEN_CHECKPOINT_DIR"])
+WORKER = """
+import signal, time
+from train import leash
+leash.die_with_parent(signal.SIGKILL)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def main() -> int:
+    seen = {
+        "argv": [os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv],
+        "env": dict(os.environ),
+        "cwd": os.getcwd(),
+        "pgrp": os.getpgrp(),
+        "pid": os.getpid(),
+    }
+    part = os.environ.get("FAKE", "done")
+    if part == "deaf":
+        worker = subprocess.Popen(
+            [sys.executable, "-c", WORKER], start_new_session=True, stdout=subprocess.PIPE
+        )
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        seen["worker"] = worker.pid
+    temporary = DIRECTORY / ".seen"
+    temporary.write_text(json.dumps(seen), "utf-8")
+    temporary.rename(DIRECTORY / "seen.json")
+    print("training", flush=True)
+    return act(part)
+
+
+def act(part: str) -> int:
+    if part == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    if part == "train":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(end("stopped", "SIGTERM")))
+        while not (DIRECTORY / "stop").exists():
+            time.sleep(0.01)
+        part = "stopped"
+    return 3 if part == "silent" else end(part, "it was to be")
+
+
+def end(part: str, reason: str) -> int:
+    attempt = "nobody" if part == "foreign" else os.environ["DDPGEN_ATTEMPT"]
+    word = "done" if part == "foreign" else part
+    write_status(DIRECTORY, Status(word, attempt, 7, reason))
+    return 1  # as torchrun's own: says nothing
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,392 @@
+"""The bundle: same spec, same bytes; replaced whole or not at all; nobody else's files are lost."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddpgen import bundle, exchange
+from tests.ddpgen.conftest import GPT, ROOT, Outcome, Run
+
+Spec = Callable[..., Path]
+as_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+
+
+def tree(directory: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file below, with its mode and content."""
+    return {
+        path.relative_to(directory).as_posix(): (
+            stat.S_IMODE(path.stat().st_mode),
+            path.read_bytes(),
+        )
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def render(run: Run, spec: Spec) -> Callable[..., Outcome]:
+    """Render job.yaml for local."""
+
+    def render(text: str = GPT, *options: str) -> Outcome:
+        return run("render", spec(text), "--target", "local", *options)
+
+    return render
+
+
+Render = Callable[..., Outcome]
+
+
+def test_a_bundle_holds_its_script_the_training_module_and_a_list_of_both(
+    render: Render, tmp_path: Path
+) -> None:
+    outcome = render()
+    assert outcome.code == 0
+    assert outcome.out == "build/gpt\n"
+    files = tree(tmp_path / "build" / "gpt")
+    assert outcome.err == f"wrote build/gpt ({len(files)} files)\nnext: bash build/gpt/local.sh\n"
+    assert {name.partition("/")[0] for name in files} == {"bundle.json", "local.sh", "train"}
+    assert files["local.sh"][0] == 0o755
+    listing = json.loads(files["bundle.json"][1])
+    assert listing["files"] == {
+        name: hashlib.sha256(content).hexdigest()
+        for name, (_, content) in files.items()
+        if name != "bundle.json"
+    }
+    assert (listing["name"], listing["schema"], listing["targets"]) == ("gpt", 1, ["local"])
+    assert listing["spec"]["local"]["checkpoint"] == {"dir": None, "every": "600s", "keep": 3}
+    assert not [name for name in files if "__pycache__" in name]
+
+
+def test_the_same_spec_gives_the_same_bytes_anywhere(
+    render: Render, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render()
+    first = tree(tmp_path / "build" / "gpt")
+    old = os.umask(0o077)
+    try:
+        monkeypatch.setenv("HOME", "/elsewhere")
+        monkeypatch.setenv("TZ", "Asia/Tokyo")
+        monkeypatch.setenv("PYTHONHASHSEED", "7")
+        assert run("render", "job.yaml", "--target", "all", "-o", "some where").code == 0
+    finally:
+        os.umask(old)
+    assert tree(tmp_path / "some where") == first
+    for _, content in first.values():
+        assert str(tmp_path).encode() not in content
+
+
+def test_rendering_again_leaves_an_equal_bundle_alone(render: Render, tmp_path: Path) -> None:
+    render()
+    before = (tmp_path / "build/gpt").stat().st_ino
+    (tmp_path / "build/gpt/train/__pycache__").mkdir()
+    (tmp_path / "build/gpt/train/__pycache__/x.pyc").write_bytes(b"x")
+    (tmp_path / "build/gpt/notes.txt").write_text("mine")
+    again = render()
+    assert again.err.startswith("unchanged: build/gpt (")
+    assert (tmp_path / "build/gpt").stat().st_ino == before
+
+
+def test_a_changed_spec_replaces_the_bundle_and_leaves_no_trace(
+    render: Render, tmp_path: Path
+) -> None:
+    render()
+    (tmp_path / "build/gpt/train/__pycache__").mkdir()
+    assert render(GPT + "restarts: 0\n").code == 0
+    assert b"--max-restarts=0" in (tmp_path / "build/gpt/local.sh").read_bytes()
+    assert os.listdir(tmp_path / "build") == ["gpt"]
+    assert not (tmp_path / "build/gpt/train/__pycache__").exists()
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "train/mine.py", "empty/", ".hidden"])
+def test_foreign_files_are_named_and_survive(render: Render, tmp_path: Path, foreign: str) -> None:
+    render()
+    path = tmp_path / "build/gpt" / foreign
+    path.mkdir() if foreign.endswith("/") else path.write_text("precious")
+    before = tree(tmp_path / "build")
+    for options in ([], ["--force"]):
+        refused = render(GPT + "restarts: 0\n", *options)
+        assert refused.code == 73
+        assert refused.err == (
+            f"{tmp_path}/build/gpt holds what ddpgen did not write: {foreign}. Nothing was "
+            "changed. Move it away, or give another place with -o\n"
+        )
+    assert tree(tmp_path / "build") == before
+    assert path.exists()
+
+
+def test_a_directory_that_is_no_bundle_is_never_replaced(render: Render, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/me.jpg").write_text("")
+    (tmp_path / "photos/bundle.json").write_text("[]")
+    refused = render(GPT, "-o", "photos", "--force")
+    assert (refused.code, "did not write: me.jpg" in refused.err) == (73, True)
+
+
+def test_an_edited_file_is_named_and_given_up_only_by_force(render: Render, tmp_path: Path) -> None:
+    render()
+    script = tmp_path / "build/gpt/local.sh"
+    script.write_text("edited")
+    refused = render()
+    assert refused.code == 73
+    assert "was edited by hand: local.sh. Nothing was changed." in refused.err
+    assert script.read_text() == "edited"
+    assert render(GPT, "--force").code == 0
+    assert script.read_text() != "edited"
+
+
+def test_a_file_that_was_deleted_by_hand_comes_back(render: Render, tmp_path: Path) -> None:
+    render()
+    (tmp_path / "build/gpt/local.sh").unlink()
+    assert render().code == 0
+    assert (tmp_path / "build/gpt/local.sh").exists()
+
+
+def test_an_output_that_is_a_file_or_a_link_is_refused(render: Render, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "link").symlink_to("elsewhere")
+    assert render(GPT, "-o", "file") == Outcome(
+        73, "", f"{tmp_path}/file is a file; remove it, or give another place with -o\n"
+    )
+    assert render(GPT, "-o", "link") == Outcome(
+        73,
+        "",
+        f"{tmp_path}/link is a symbolic link (to elsewhere); give -o the directory itself\n",
+    )
+    refused = render(GPT, "-o", "file/below")
+    assert refused.code == 74
+    assert refused.err == (
+        f"{tmp_path}/file/below: File exists ({tmp_path}/file); give another place with -o\n"
+    )
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@as_user
+def test_a_read_only_place_is_one_clear_error(render: Render, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o555)
+    refused = render(GPT, "-o", "locked/gpt")
+    assert (refused.code, "Permission denied" in refused.err) == (74, True)
+
+
+def test_a_full_disk_loses_nothing(
+    render: Render, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render()
+    before = tree(tmp_path / "build")
+
+    def full(content: bytes, target: str) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
+
+    monkeypatch.setattr(bundle, "_put", full)
+    refused = render(GPT + "restarts: 0\n")
+    assert refused.code == 74
+    assert refused.err == (
+        f"{tmp_path}/build/gpt: No space left on device; "
+        "free some space; the earlier bundle, if any, is untouched\n"
+    )
+    assert tree(tmp_path / "build") == before
+    assert os.listdir(tmp_path / "build") == ["gpt"]
+
+
+def test_without_an_atomic_exchange_two_renames_do(
+    render: Render, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render()
+    monkeypatch.setattr(exchange, "_swap", lambda one, other: False)
+    assert render(GPT + "restarts: 0\n").code == 0
+    assert b"--max-restarts=0" in (tmp_path / "build/gpt/local.sh").read_bytes()
+    assert os.listdir(tmp_path / "build") == ["gpt"]
+
+
+def test_leftovers_of_killed_renders_are_cleaned_and_a_live_one_is_not(
+    render: Render, tmp_path: Path
+) -> None:
+    render()
+    dead, live = tmp_path / "build/.gpt.new-1", tmp_path / "build/.gpt.new-2"
+    dead.mkdir()
+    (dead / "half").write_text("written")
+    live.mkdir()
+    holder = os.open(live, os.O_RDONLY)
+    exchange.fcntl.flock(holder, exchange.fcntl.LOCK_EX)
+    try:
+        render()
+        assert sorted(os.listdir(tmp_path / "build")) == [".gpt.new-2", "gpt"]
+    finally:
+        os.close(holder)
+
+
+def test_a_bundle_moved_aside_by_a_killed_render_comes_back(render: Render, tmp_path: Path) -> None:
+    render()
+    before = tree(tmp_path / "build/gpt")
+    (tmp_path / "build/gpt").rename(tmp_path / "build/.gpt.old-1")
+    assert render().err.startswith("unchanged: build/gpt")
+    assert tree(tmp_path / "build/gpt") == before
+
+
+def test_a_render_killed_at_any_moment_leaves_the_old_bundle_or_the_new_one(
+    render: Render, tmp_path: Path
+) -> None:
+    render()
+    old = tree(tmp_path / "build/gpt")
+    (tmp_path / "job.yaml").write_text(GPT + "restarts: 0\n")
+    command = [sys.executable, "-m", "ddpgen", "render", "job.yaml", "--target", "local"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    for delay in (0.05, 0.08, 0.1, 0.11, 0.12, 0.13, 0.14, 0.16):
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(delay)  # no event to wait for: any moment is the point
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        files = tree(tmp_path / "build/gpt")
+        changed = {name for name in old if files[name] != old[name]}
+        assert files.keys() == old.keys()
+        assert changed in (set(), {"local.sh", "bundle.json"})
+    assert render(GPT + "restarts: 0\n").code == 0
+    assert os.listdir(tmp_path / "build") == ["gpt"]
+
+
+MODEL = GPT.replace("workload: gpt", "workload: my_model.py:build") + "code: src\n"
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    """A user's code with all that comes to lie beside it."""
+    src = tmp_path / "src"
+    for name in (
+        "my_model.py",
+        "data/words.txt",
+        "run.sh",
+        ".git/config",
+        "__pycache__/my_model.pyc",
+        ".venv/bin/python",
+        "node_modules/x.js",
+        "sub/deep/__pycache__/y.pyc",
+        "sub/deep/z.py",
+    ):
+        (src / name).parent.mkdir(parents=True, exist_ok=True)
+        (src / name).write_text(name)
+    (src / "run.sh").chmod(0o711)
+    (src / "my_model.py").chmod(0o600)
+    return src
+
+
+def code_of(bundle: Path) -> list[str]:
+    return sorted(name[5:] for name in tree(bundle) if name.startswith("code/"))
+
+
+def test_code_travels_without_caches_and_environments(
+    render: Render, src: Path, tmp_path: Path
+) -> None:
+    assert render(MODEL).code == 0
+    built = tmp_path / "build/gpt"
+    assert code_of(built) == ["data/words.txt", "my_model.py", "run.sh", "sub/deep/z.py"]
+    modes = {name: mode for name, (mode, _) in tree(built).items() if name.startswith("code/")}
+    assert modes["code/run.sh"] == 0o755
+    assert modes["code/my_model.py"] == 0o644
+
+
+def test_a_ddpgenignore_leaves_out_what_it_lists(render: Render, src: Path, tmp_path: Path) -> None:
+    (src / ".ddpgenignore").write_text("# big\ndata/\n*.sh\nsub/deep\n.ddpgenignore\n")
+    assert render(MODEL).code == 0
+    assert code_of(tmp_path / "build/gpt") == ["my_model.py"]
+
+
+def test_the_whole_directory_travels_without_its_own_bundles(
+    render: Render, src: Path, tmp_path: Path
+) -> None:
+    text = MODEL.replace("code: src", "code: .").replace("my_model", "src/my_model")
+    assert render(text).code == 0
+    (tmp_path / "build/checkpoints").mkdir()
+    (tmp_path / "build/checkpoints/model.pt").write_text("huge")
+    assert render(text + "restarts: 0\n").code == 0
+    assert not [name for name in code_of(tmp_path / "build/gpt") if name.startswith("build")]
+
+
+def test_links_within_the_directory_are_followed(render: Render, src: Path, tmp_path: Path) -> None:
+    (src / "alias.py").symlink_to("my_model.py")
+    (src / "more").symlink_to("data")
+    assert render(MODEL).code == 0
+    files = tree(tmp_path / "build/gpt")
+    assert files["code/alias.py"][1] == b"my_model.py"
+    assert files["code/more/words.txt"][1] == b"data/words.txt"
+    assert not (tmp_path / "build/gpt/code/alias.py").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nowhere", "src/link is a link to nowhere, which leads nowhere; remove the link"),
+        ("link", "src/link is a link to link, which leads nowhere; remove the link"),
+        ("..", "src/link is a link to a directory it is in; remove it"),
+        ("/etc/hosts", "src/link is a link out of the spec's directory, to /etc/hosts; copy"),
+    ],
+)
+def test_links_that_cannot_be_copied_are_refused(
+    render: Render, src: Path, target: str, said: str
+) -> None:
+    (src / "link").symlink_to(target if target != ".." else src)
+    refused = render(MODEL)
+    assert refused.code == 74
+    assert said in refused.err
+
+
+def test_pipes_and_sockets_are_refused(render: Render, src: Path) -> None:
+    os.mkfifo(src / "pipe")
+    refused = render(MODEL)
+    assert (refused.code, "src/pipe is neither a file nor a directory" in refused.err) == (74, True)
+
+
+def test_too_much_code_names_the_largest_files(render: Render, src: Path) -> None:
+    with open(src / "data.bin", "wb") as file:
+        file.truncate(3 << 20)
+    refused = render(MODEL, "--max-code-mib", "2")
+    assert refused.code == 74
+    assert refused.err.startswith("code has 3 MiB, more than 2; the largest are data.bin (3 MiB), ")
+    assert render(MODEL, "--max-code-mib", "4").code == 0
+
+
+def test_two_files_of_one_name_are_refused(render: Render, src: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/my_model.py").write_text("")
+    refused = render(MODEL.replace("code: src", "code: [src, other]"))
+    assert (refused.code, "would both become code/my_model.py" in refused.err) == (74, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (MODEL.replace("src", "sorce"), "8:7: code: sorce does not exist beside the spec; "),
+        (MODEL.replace("code: src", "code: /etc"), "8:7: code: /etc is not relative; "),
+        (MODEL.replace("code: src", "code: ../.."), "8:7: code: ../.. leads out of the spec's"),
+        (
+            MODEL.replace("my_model", "my_modle"),
+            (
+                "4:13: train.workload: my_modle.py is not in code (src); "
+                "create it, or add the directory of my_modle.py"
+            ),
+        ),
+        (
+            MODEL.replace("my_model", "../my_model"),
+            "4:13: train.workload: ../my_model.py leads out of code; write its path inside code",
+        ),
+    ],
+)
+def test_code_that_is_not_there_is_a_fault_of_the_spec(
+    run: Run, spec: Spec, src: Path, text: str, fault: str
+) -> None:
+    spec(text)
+    refused = run("validate", "job.yaml")
+    assert refused.code == 65
+    assert refused.err.startswith(f"job.yaml:{fault}")

@@ -1,0 +1,271 @@
+"""The command line: what it prints where, what it exits with, and that its examples run."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from ddpgen import __version__, errors, job, launch
+from ddpgen.cli import cli
+from tests.ddpgen.conftest import GPT, ROOT, Run
+
+Spec = Callable[..., Path]
+COMMANDS = sorted(cli.commands)
+
+
+def example(command: click.Command) -> str:
+    """The command line that the help of a command shows."""
+    lines = [line.strip() for line in (command.help or "").splitlines()]
+    return lines[lines.index("Example:") + 1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_documented(name: str, run: Run) -> None:
+    outcome = run(name, "--help")
+    assert outcome.code == 0
+    assert f"ddpgen {name}" in (ROOT / "docs" / "cli.md").read_text()
+    assert example(cli.commands[name]).replace('"$(', "").startswith(("ddpgen", "eval"))
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "launch"])
+def test_the_example_in_the_help_runs(name: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    line = example(cli.commands[name]).replace("ddpgen ", f"{sys.executable} -m ddpgen ", 1)
+    subprocess.run(
+        ["bash", "-c", line],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=60,
+    )
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"ddpgen {__version__}\n", "")
+
+
+def test_validate_says_for_what(run: Run, spec: Spec) -> None:
+    assert run("validate", spec()).out.endswith("job.yaml: valid for local\n")
+
+
+def test_findings_go_to_stderr_and_the_code_is_65(run: Run, spec: Spec) -> None:
+    spec(GPT + "nodes: yes\n")
+    assert run("validate", "job.yaml") == (
+        65,
+        "",
+        "job.yaml:8:8: nodes: YAML reads yes as true; write a whole number from 1 to 100000\n",
+    )
+
+
+def test_a_warning_does_not_stop_a_render(run: Run, spec: Spec) -> None:
+    spec(GPT.replace("procs_per_node: 2", "procs_per_node: 3"))
+    outcome = run("render", "job.yaml", "--target", "local")
+    assert (outcome.code, outcome.out) == (0, "build/gpt\n")
+    assert outcome.err.startswith("job.yaml:2:17: warning: procs_per_node: 4 micro-batches do not")
+
+
+def test_several_nodes_are_no_fault_of_a_spec_but_local_is_one_machine(
+    run: Run, spec: Spec
+) -> None:
+    spec(GPT.replace("procs_per_node", "nodes") + "targets: {slurm: {}}\n")
+    refused = run("render", "job.yaml", "--target", "local")
+    assert (refused.code, refused.err) == (
+        65,
+        (
+            "job.yaml:2:8: nodes: local is one machine, not 2; "
+            "write targets: {local: {nodes: 1}} to run it here as well\n"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "said"),
+    [
+        ("slurm", 69, "tier slurm is not available in this version; there is local\n"),
+        ("kubernetes", 69, "tier kubernetes is unknown; there is local\n"),
+    ],
+)
+def test_a_tier_that_is_not_there_is_refused(
+    run: Run, spec: Spec, target: str, code: int, said: str
+) -> None:
+    assert run("render", spec(), "--target", target) == (code, "", said)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("missing.yaml", "missing.yaml: No such file or directory; give the path of a job spec\n"),
+        (".", ".: Is a directory; give the path of a job spec\n"),
+    ],
+)
+def test_a_spec_that_cannot_be_read_is_66(run: Run, path: str, said: str) -> None:
+    assert run("validate", path) == (66, "", said)
+
+
+def test_a_wrong_command_line_is_2(run: Run) -> None:
+    outcome = run("render", "job.yaml")
+    assert outcome.code == 2
+    assert "Missing option '--target'" in outcome.err
+
+
+def test_stdout_gets_the_artefact_and_nothing_is_written(
+    run: Run, spec: Spec, tmp_path: Path
+) -> None:
+    outcome = run("render", spec(), "--target", "local", "--stdout")
+    assert outcome.out.startswith("#!/usr/bin/env bash\n")
+    assert outcome.err == ""
+    assert os.listdir(tmp_path) == ["job.yaml"]
+
+
+def test_all_means_every_tier_there_is(run: Run, spec: Spec) -> None:
+    outcome = run("render", spec(), "--target", "all")
+    assert (outcome.code, outcome.out) == (0, "build/gpt\n")
+
+
+def test_what_to_type_next_is_quoted(run: Run, spec: Spec, tmp_path: Path) -> None:
+    outcome = run("render", spec(), "--target", "local", "-o", "it's here")
+    next_line = outcome.err.splitlines()[-1]
+    assert next_line.startswith("next: ")
+    assert shlex.split(next_line)[1:] == ["bash", "it's here/local.sh"]
+
+
+def test_a_bug_is_called_one(run: Run, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: str) -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr(job, "load", broken)
+    outcome = run("validate", spec())
+    assert outcome.code == 70
+    assert outcome.err == (
+        f"this is a bug in ddpgen {__version__}, not in your spec: KeyError: 'oops'\n"
+        "please report it with the spec and what DDPGEN_TRACEBACK=1 prints\n"
+    )
+
+
+def test_launch_renders_echoes_the_command_and_becomes_it(
+    run: Run, spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    became: list[list[str]] = []
+
+    def execvp(program: str, argv: list[str]) -> None:
+        became.append(argv)
+        raise SystemExit(75)
+
+    monkeypatch.setattr(launch.os, "execvp", execvp)
+    outcome = run("launch", spec(), "--target", "local", "--", "--steps=5", "a b")
+    assert outcome.code == 75
+    assert became == [["bash", "build/gpt/local.sh", "--steps=5", "a b"]]
+    assert outcome.err.splitlines()[-1] == "+ bash build/gpt/local.sh --steps=5 'a b'"
+
+
+def test_launch_exits_with_the_code_of_the_job(spec: Spec, tmp_path: Path) -> None:
+    spec(GPT + "python: no-such-python\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpgen", "launch", "job.yaml", "--target", "local"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 69
+    assert "+ bash build/gpt/local.sh\nddpgen: there is no Python called no-such" in done.stderr
+
+
+def test_init_writes_a_spec_that_validates_and_overwrites_none(run: Run, tmp_path: Path) -> None:
+    flags = ("--name", "demo", "--workload", "toy", "--procs", "3", "--steps", "20", "-o", "d.yaml")
+    outcome = run("init", *flags)
+    assert outcome == (0, "d.yaml\n", "next: ddpgen launch d.yaml --target local\n")
+    written = yaml.safe_load((tmp_path / "d.yaml").read_text())
+    assert (written["name"], written["procs_per_node"]) == ("demo", 3)
+    assert run("validate", "d.yaml").code == 0
+    refused = run("init", *flags)
+    assert (refused.code, refused.out) == (73, "")
+    assert refused.err == "d.yaml exists already; remove it, or give another name with -o\n"
+
+
+@pytest.mark.parametrize("name", ["it's", "a\nb: c", "-x", "$(touch pwned)", ""])
+def test_init_refuses_answers_that_no_spec_may_hold(run: Run, name: str, tmp_path: Path) -> None:
+    outcome = run("init", "--name", name)
+    assert outcome.code == 65
+    assert "name: " in outcome.err
+    assert not os.listdir(tmp_path)
+
+
+def test_init_asks_on_a_terminal(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddpgen", "init", "-o", "asked.yaml"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=slave,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.write(master, b"asked\ntoy\n\n50\n")
+    assert process.wait(60) == 0
+    os.close(master)
+    os.close(slave)
+    written = yaml.safe_load((tmp_path / "asked.yaml").read_text())
+    assert (written["name"], written["procs_per_node"], written["train"]["steps"]) == (
+        "asked",
+        2,
+        50,
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(run: Run, shell: str) -> None:
+    outcome = run("completion", shell)
+    assert outcome.code == 0
+    assert "_DDPGEN_COMPLETE" in outcome.out
+
+
+def test_completion_completes(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from ddpgen.cli import main; main()"],
+        env=os.environ
+        | {
+            "PYTHONPATH": str(ROOT),
+            "_DDPGEN_COMPLETE": "bash_complete",
+            "COMP_WORDS": "ddpgen val",
+            "COMP_CWORD": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "plain,validate\n"
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m ddpgen schema | true; exit ${{PIPESTATUS[0]}}"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_the_documented_exit_codes_are_the_ones_of_the_errors() -> None:
+    table = (ROOT / "docs" / "cli.md").read_text()
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    family = errors.DdpgenError.__subclasses__()
+    assert documented == {error.exit_code for error in family} | {0, 1, 2, 130}

@@ -1,0 +1,138 @@
+"""Who may import whom, and what a render must not drag in."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ddpgen.conftest import GPT, ROOT
+
+# Each line may import from the lines below it and from its own, never from those above.
+LAYERS = [
+    {"__main__"},
+    {"cli"},
+    {"launch", "tables", "reference", "scaffold"},
+    {"schema"},
+    {"job"},
+    {"bundle"},
+    {"exchange"},
+    {"targets"},
+    {"targets.local"},
+    {"targets.artefact"},
+    {"render"},
+    {"resources"},
+    {"code", "plan"},
+    {"reader"},
+    {"tree", "rules"},
+    {"spec"},
+    {"fields", "shell"},
+    {"errors"},
+    {"__init__"},
+]
+PURE = {"spec", "plan", "shell", "reader", "rules", "fields", "tree", "errors"}
+IMPURE = {
+    "jinja2",
+    "click",
+    "subprocess",
+    "socket",
+    "torch",
+    "sky",
+    "os",
+    "time",
+    "datetime",
+    "random",
+    "secrets",
+    "uuid",
+    "pathlib",
+    "io",
+    "sys",
+    "tempfile",
+    "platform",
+}
+ONLY_IN = {"jinja2": "render", "click": "cli", "yaml": "tree"}
+
+
+def modules() -> dict[str, Path]:
+    package = ROOT / "ddpgen"
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+        found[name] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """Everything a module names in an import, absolute."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return names
+
+
+def test_every_module_has_its_place_in_the_layers() -> None:
+    assert set(modules()) == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("name", modules())
+def test_a_module_imports_only_from_layers_below(name: str) -> None:
+    rank = {module: depth for depth, layer in enumerate(LAYERS) for module in layer}
+    used = {imported.removeprefix("ddpgen.") for imported in imports(modules()[name])}
+    above = {module for module in used & set(rank) if rank[module] < rank[name]}
+    assert not above
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
+def test_pure_modules_import_nothing_that_touches_the_world(name: str) -> None:
+    roots = {imported.partition(".")[0] for imported in imports(modules()[name])}
+    assert not roots & IMPURE
+
+
+@pytest.mark.parametrize(("library", "owner"), ONLY_IN.items())
+def test_each_library_has_one_owner(library: str, owner: str) -> None:
+    users = {
+        name
+        for name, path in modules().items()
+        if any(imported.partition(".")[0] == library for imported in imports(path))
+    }
+    assert users == {owner}
+
+
+def test_only_launch_runs_programs() -> None:
+    starters = ("subprocess", "os.exec", "os.spawn", "os.system", "os.popen", "os.fork")
+    users = {
+        name
+        for name, path in modules().items()
+        if any(starter in path.read_text() for starter in starters)
+    }
+    assert users == {"launch"}
+
+
+def test_render_loads_no_heavy_library_and_nothing_of_other_commands(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GPT)
+    program = (
+        "import sys; from ddpgen import cli\n"
+        "sys.argv = ['ddpgen', 'render', 'job.yaml', '--target', 'local']\n"
+        "try: cli.main()\n"
+        "except SystemExit: print(*sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loaded = set(done.stdout.split())
+    unwanted = "torch sky rich pydantic numpy subprocess asyncio train ctypes multiprocessing"
+    assert not loaded & set(unwanted.split())
+    assert not loaded & {f"ddpgen.{name}" for name in ["launch", "schema", "scaffold", "tables"]}

@@ -1,0 +1,480 @@
+"""local.sh for real: bash, claim, leash and status; only torchrun itself is an actor."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.ddpgen.conftest import GPT, ROOT, Run
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="parent-death signal")
+TIMEOUT_S = 30
+
+
+class Stage:
+    """A rendered bundle with an actor for torchrun, and its checkpoint directory."""
+
+    def __init__(self, bundle: Path, name: str = "gpt"):
+        self.bundle = bundle
+        self.checkpoints = bundle.parent / "checkpoints" / name
+        fake = bundle / "torch" / "distributed"
+        fake.mkdir(parents=True)
+        for package in (fake.parent, fake):
+            (package / "__init__.py").write_text('__version__ = "2.13.0"\n')
+        shutil.copy(ROOT / "tests" / "ddpgen" / "fake_torchrun.py", fake / "run.py")
+
+    def start(self, part: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """bash local.sh, in a session of its own as a terminal gives it."""
+        options = {"cwd": self.bundle, "start_new_session": True, **options}
+        options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("stderr", subprocess.STDOUT)
+        script = options.pop("script", str(self.bundle / "local.sh"))
+        return subprocess.Popen(
+            ["bash", script, *arguments], env=os.environ | {"FAKE": part}, text=True, **options
+        )
+
+    def play(self, part: str, *arguments: str, **options: Any) -> tuple[int, str]:
+        """Exit code and output of a whole run."""
+        process = self.start(part, *arguments, **options)
+        output = process.communicate(timeout=TIMEOUT_S)[0]
+        return process.returncode, output
+
+    def seen(self) -> Any:
+        """What torchrun was given."""
+        return json.loads((self.checkpoints / "seen.json").read_text("utf-8"))
+
+    def status(self) -> str:
+        return (self.checkpoints / "status").read_text().split()[0]
+
+
+@pytest.fixture
+def stage(run: Run, tmp_path: Path) -> Callable[..., Stage]:
+    """Render a spec into a bundle and put the actor into it."""
+
+    def stage(text: str = GPT, where: str = "build/gpt", **names: str) -> Stage:
+        text += "" if "\npython:" in text else f"\npython: {json.dumps(sys.executable)}\n"
+        (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
+        outcome = run("render", "job.yaml", "--target", "local", "-o", tmp_path / where)
+        assert outcome.code == 0, outcome.err
+        return Stage(tmp_path / where, **names)
+
+    return stage
+
+
+def until_training(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    lines = []
+    while "training\n" not in lines:
+        lines.append(process.stdout.readline())
+        assert lines[-1], "".join(lines)
+
+
+def gone(pid: int) -> bool:
+    """Wait for the end of a process that is not our child."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 10)[0])
+    finally:
+        os.close(handle)
+
+
+def test_a_finished_job_ends_with_0_although_torchrun_says_1(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    code, output = ours.play("done")
+    assert output == (f"training\nddpgen: done at step 7; results are in {ours.checkpoints}\n")
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "said"),
+    [
+        ("stopped", 75, "ddpgen: stopped at step 7; to go on: bash {bundle}/local.sh\n"),
+        ("failed", 1, "ddpgen: failed at step 7: it was to be\n"),
+        ("silent", 1, "ddpgen: torchrun ended with code 3 and the job wrote no status; "),
+        ("foreign", 1, "ddpgen: {checkpoints}/status is not of this attempt ("),
+    ],
+)
+def test_the_exit_code_follows_the_status_file(
+    stage: Callable[..., Stage], part: str, code: int, said: str
+) -> None:
+    ours = stage()
+    ended, output = ours.play(part)
+    assert ended == code
+    assert said.format(**vars(ours)) in output
+
+
+def test_torchrun_gets_the_planned_command_and_environment(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    assert ours.play("done", "--steps=5", "extra word")[0] == 0
+    seen = ours.seen()
+    assert seen["cwd"] == str(ours.bundle)
+    assert seen["argv"][1:10] == [
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        "--nproc-per-node=2",
+        "--max-restarts=3",
+        "--monitor-interval=0.1",
+        "-m",
+        "train",
+        "run",
+        "--workload=gpt",
+    ]
+    assert seen["argv"][-2:] == ["--steps=5", "extra word"]
+    assert f"--checkpoint-dir={ours.checkpoints}" in seen["argv"]
+    wanted = {
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "DDPGEN_JOB": "gpt",
+        "DDPGEN_CHECKPOINT_DIR": str(ours.checkpoints),
+        "DDPGEN_STOP_FILE": f"{ours.checkpoints}/stop",
+    }
+    assert {name: seen["env"].get(name) for name in wanted} == wanted
+    assert seen["env"]["NCCL_SOCKET_IFNAME"] == "=" + wanted["GLOO_SOCKET_IFNAME"]
+
+
+HOSTILE = [
+    "$(touch pwned)",
+    "`touch pwned`",
+    'it\'s "quoted"',
+    "two\nlines\n",
+    "back\\slash\\n\\",
+    "漢字 é 🎉",
+    "-n",
+    "--leading=dash",
+    " spaces  around ",
+    "",
+    "\t\r\x07\x1b[31m",
+    "\u202e\u2028",
+    "*",
+    "~",
+    "${HOME}$((1))!!",
+    "a;b|c&d#e",
+]
+
+
+def test_hostile_values_reach_the_training_process_byte_for_byte(
+    stage: Callable[..., Stage],
+) -> None:
+    directory = 'ck it\'s $(touch pwned) "é"\n\\ dir'
+    args: dict[str, Any] = {f"a{i}": value for i, value in enumerate(HOSTILE)}
+    args["z"] = HOSTILE
+    spec = {
+        "name": "gpt",
+        "env": {f"VALUE_{i}": value for i, value in enumerate(HOSTILE)},
+        "checkpoint": {"dir": directory},
+        "train": {
+            "workload": "gpt",
+            "steps": 3,
+            "global_batch_size": 4,
+            "micro_batch_size": 4,
+            "args": args,
+        },
+    }
+    ours = stage(yaml.safe_dump(spec))
+    ours.checkpoints = ours.bundle.parent / directory
+    code, output = ours.play("done")
+    assert code == 0, output
+    seen = ours.seen()
+    for i, value in enumerate(HOSTILE):
+        assert seen["env"][f"VALUE_{i}"] == value
+    arguments = [word for word in seen["argv"] if word.startswith("--arg=")]
+    assert arguments == [
+        f"--arg={name}={json.dumps(value, ensure_ascii=False)}"
+        for name, value in sorted(args.items())
+    ]
+    assert f"--checkpoint-dir={ours.checkpoints}" in seen["argv"]
+    assert not list(ours.bundle.parent.parent.rglob("pwned"))
+
+
+def test_hostile_arguments_and_names_of_a_script_arrive_too(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    script = "-it's $(touch pwned) é.py"
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / script).write_text("pass\n")
+    args = {"flag": True, "off": False, "none": None, "many": HOSTILE, "deep": {"x": [1, "é"]}}
+    spec = {"name": "gpt", "code": "code", "train": {"script": script, "args": args}}
+    ours = stage(yaml.safe_dump(spec))
+    assert ours.play("done")[0] == 0
+    argv = ours.seen()["argv"]
+    assert argv[argv.index("script") :] == [
+        "script",
+        f"code/{script}",
+        '--deep={"x": [1, "é"]}',
+        "--flag",
+        *(f"--many={value}" for value in HOSTILE),
+    ]
+
+
+def test_the_interpreter_may_have_a_hostile_path(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    odd = tmp_path / 'it\'s $(touch pwned) "py"é'
+    odd.write_text(f'#!/bin/bash\nexec "{sys.executable}" "$@"\n')
+    odd.chmod(0o755)
+    ours = stage(GPT + f"python: {json.dumps(str(odd))}\n")
+    assert ours.play("done")[0] == 0
+
+
+def test_it_runs_from_any_directory_and_in_a_hostile_one(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    ours = stage(where='it\'s $(touch pwned) "b"/new\nline é')
+    code, output = ours.play("stopped", cwd="/")
+    assert code == 75, output
+    again = output.rpartition("to go on: ")[2]
+    done = subprocess.run(
+        ["bash", "-c", again],
+        cwd=tmp_path,
+        env=os.environ | {"FAKE": "done", "CDPATH": "/"},
+        capture_output=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ours.play("done", script="local.sh")[0] == 0
+
+
+def test_a_copied_bundle_runs_where_it_is_copied_to(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    ours = stage()
+    ours.bundle = shutil.copytree(ours.bundle, tmp_path / "else where" / "bundle")
+    ours.checkpoints = tmp_path / "else where" / "checkpoints" / "gpt"
+    assert ours.play("done")[0] == 0
+    assert ours.status() == "done"
+
+
+def test_the_specs_env_wins_over_what_the_script_pins(stage: Callable[..., Stage]) -> None:
+    ours = stage(GPT + "env: {OMP_NUM_THREADS: 3, GLOO_SOCKET_IFNAME: eth7}\nnic: eth0\n")
+    assert ours.play("done")[0] == 0
+    env = ours.seen()["env"]
+    assert (env["OMP_NUM_THREADS"], env["GLOO_SOCKET_IFNAME"]) == ("3", "eth7")
+    assert env["NCCL_SOCKET_IFNAME"] == "=eth0"
+
+
+def test_activation_lines_run_first_and_a_failing_one_ends_the_launch(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    activate = json.dumps(["export MOOD=$UNSET_BEFORE''fine", "test $MOOD = fine"])
+    python = f"python: {{interpreter: {json.dumps(sys.executable)}, activate: {activate}}}\n"
+    ours = stage(GPT + python)
+    assert ours.play("done")[0] == 0
+    assert ours.seen()["env"]["MOOD"] == "fine"
+    ours = stage(GPT + python.replace("test $MOOD = fine", "false"), where="build/other")
+    assert ours.play("done") == (1, "")
+
+
+def test_a_python_that_is_not_there_is_named(stage: Callable[..., Stage]) -> None:
+    code, output = stage(GPT + "python: no-such-python\n").play("done")
+    assert code == 69
+    assert output.startswith("ddpgen: there is no Python called no-such-python here")
+
+
+def test_a_second_live_job_is_refused_and_the_first_goes_on(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    first = ours.start("train")
+    until_training(first)
+    code, output = ours.play("done")
+    assert code == 69
+    assert str(first.pid) in output
+    first.terminate()
+    assert "stopped at step 7" in first.communicate(timeout=TIMEOUT_S)[0]
+    assert first.returncode == 75
+    assert ours.play("done")[0] == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_one_signal_asks_for_a_clean_stop(
+    stage: Callable[..., Stage], signum: signal.Signals
+) -> None:
+    ours = stage()
+    process = ours.start("train")
+    until_training(process)
+    process.send_signal(signum)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    name = signum.name.removeprefix("SIG")
+    assert output.startswith(f"ddpgen: {name}: asking for a clean stop after the current step")
+    assert (process.returncode, ours.status()) == (75, "stopped")
+
+
+def test_a_stop_file_made_by_hand_is_enough_and_does_not_stop_the_next_run(
+    stage: Callable[..., Stage],
+) -> None:
+    ours = stage()
+    process = ours.start("train")
+    until_training(process)
+    (ours.checkpoints / "stop").touch()
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 75
+    process = ours.start("train")
+    until_training(process)
+    assert not (ours.checkpoints / "stop").exists()
+    process.terminate()
+    process.communicate(timeout=TIMEOUT_S)
+
+
+@linux
+def test_a_second_ctrl_c_kills_everything(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    process = ours.start("deaf")
+    until_training(process)
+    seen = ours.seen()
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert "asking for a clean stop" in process.stdout.readline()
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert output.startswith("ddpgen: killing the job; the next start goes on from its newest")
+    assert process.returncode == 1
+    assert gone(seen["pid"])
+    assert gone(seen["worker"])
+
+
+@linux
+def test_a_closing_terminal_that_hangs_up_twice_still_means_a_clean_stop(
+    stage: Callable[..., Stage],
+) -> None:
+    ours = stage()
+    process = ours.start("train")
+    until_training(process)
+    os.kill(process.pid, signal.SIGSTOP)
+    process.send_signal(signal.SIGHUP)
+    os.kill(process.pid, signal.SIGCONT)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 75
+
+
+@linux
+def test_kill_9_of_the_script_takes_torchrun_down(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    process = ours.start("train")
+    until_training(process)
+    seen = ours.seen()
+    process.kill()
+    assert gone(seen["pid"])
+    assert ours.status() == "stopped"  # the actor, as torchrun, was sent SIGTERM
+    process.communicate(timeout=TIMEOUT_S)
+    assert ours.play("done")[0] == 0  # and the dead job's lock does not block
+
+
+def test_a_killed_torchrun_is_a_failure_with_its_code(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    process = ours.start("train")
+    until_training(process)
+    os.kill(ours.seen()["pid"], signal.SIGKILL)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert "torchrun ended with code 137 and the job wrote no status" in output
+    assert process.returncode == 1
+
+
+def test_started_in_the_background_it_ignores_ctrl_c_and_still_stops_on_term(
+    stage: Callable[..., Stage],
+) -> None:
+    ours = stage()
+    process = ours.start("train", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    until_training(process)
+    process.send_signal(signal.SIGINT)
+    process.terminate()
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert output.startswith("ddpgen: TERM: asking for a clean stop")
+    assert process.returncode == 75
+
+
+def test_a_checkpoint_directory_that_cannot_take_a_stop_file_still_stops(
+    stage: Callable[..., Stage],
+) -> None:
+    ours = stage()
+    process = ours.start("train")
+    until_training(process)
+    (ours.checkpoints / "stop").mkdir()
+    (ours.checkpoints / "stop").rmdir()
+    (ours.checkpoints / "stop").symlink_to("/no/such/directory/stop")
+    process.terminate()
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert "ending torchrun instead" in output
+    assert process.returncode == 75
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    ends = pty.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def in_terminal(ours: Stage, terminal: tuple[int, int], part: str) -> subprocess.Popen[str]:
+    """Start local.sh as the foreground job of a terminal of its own."""
+    _, slave = terminal
+
+    def own_the_terminal() -> None:
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+    return ours.start(part, stdin=slave, stdout=slave, stderr=slave, preexec_fn=own_the_terminal)
+
+
+def read_until(master: int, wanted: str) -> str:
+    output, deadline = "", time.monotonic() + TIMEOUT_S
+    while wanted not in output:
+        assert select.select([master], [], [], max(0, deadline - time.monotonic()))[0], output
+        output += os.read(master, 4096).decode()
+    return output
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_script_and_not_torchrun(
+    stage: Callable[..., Stage], terminal: tuple[int, int]
+) -> None:
+    ours, master = stage(), terminal[0]
+    process = in_terminal(ours, terminal, "train")
+    read_until(master, "training\r\n")
+    assert ours.seen()["pgrp"] == ours.seen()["pid"] != process.pid
+    os.write(master, b"\x03")
+    read_until(master, "stopped at step 7; to go on: bash ")
+    assert process.wait(TIMEOUT_S) == 75
+
+
+@linux
+def test_ctrl_c_twice_in_a_terminal_kills(
+    stage: Callable[..., Stage], terminal: tuple[int, int]
+) -> None:
+    ours, master = stage(), terminal[0]
+    process = in_terminal(ours, terminal, "deaf")
+    read_until(master, "training\r\n")
+    os.write(master, b"\x03")
+    read_until(master, "again to kill")
+    os.write(master, b"\x03")
+    assert process.wait(TIMEOUT_S) == 1
+    assert gone(ours.seen()["worker"])
+
+
+def test_a_terminal_that_closes_stops_the_job_cleanly(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    master, slave = pty.openpty()
+    process = in_terminal(ours, (master, slave), "train")
+    read_until(master, "training\r\n")
+    os.close(slave)
+    os.close(master)
+    assert process.wait(TIMEOUT_S) == 75
+    assert ours.status() == "stopped"

@@ -1,0 +1,106 @@
+"""Ranks, their shares of the micro-batches, and the command, for what a spec asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpgen.plan import plan, shares
+from ddpgen.reader import read
+from ddpgen.shell import quote
+from tests.ddpgen.conftest import GPT, ROOT, Run
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
+
+
+def command(text: str) -> list[str]:
+    return [quote(word) for word in plan(read(text.encode(), "j")["local"].job, "local").torchrun]
+
+
+@given(st.integers(1, 500), st.integers(1, 64))
+def test_shares_cover_every_micro_batch_once_and_are_as_even_as_can_be(
+    micro_batches: int, world_size: int
+) -> None:
+    ranges = list(shares(micro_batches, world_size))
+    assert [v for first, end in ranges for v in range(first, end)] == list(range(micro_batches))
+    counts = [end - first for first, end in ranges]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] - counts[-1] <= 1
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_plan_of_an_example(
+    name: str, run: Run, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    outcome = run("plan", f"examples/{name}.yaml")
+    assert (outcome.code, outcome.err) == (0, "")
+    golden(f"{name}.plan.txt", outcome.out)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_script_of_an_example(
+    name: str, run: Run, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    outcome = run("render", f"examples/{name}.yaml", "--target", "local", "--stdout")
+    assert (outcome.code, outcome.err) == (0, "")
+    golden(f"{name}.local.sh", outcome.out)
+
+
+def test_a_plan_for_programs(run: Run, spec: Callable[[str], object]) -> None:
+    spec(GPT.replace("procs_per_node: 2", "procs_per_node: 3"))
+    outcome = run("plan", "job.yaml", "--json")
+    facts = json.loads(outcome.out)
+    assert [rank["micro_batches"] for rank in facts["nodes"][0]["ranks"]] == [
+        [0, 2],
+        [2, 3],
+        [3, 4],
+    ]
+    assert (facts["world_size"], facts["micro_batches"], facts["backend"]) == (3, 4, "gloo")
+
+
+@pytest.mark.parametrize(
+    ("top", "backend"),
+    [
+        ("", "gloo"),
+        ("gpus_per_node: 0", "gloo"),
+        ("gpus_per_node: 2", "nccl"),
+        ("gpus_per_node: 2\nbackend: gloo", "gloo"),
+    ],
+)
+def test_auto_means_nccl_where_gpus_are_asked_for(top: str, backend: str) -> None:
+    assert f"--backend={backend}" in command(GPT + top)
+
+
+@pytest.mark.parametrize(
+    ("directory", "source"),
+    [
+        ("runs/a b", "\"$beside\"'/runs/a b'"),
+        ("/scratch/x", "/scratch/x"),
+        ("~/ck", '"$HOME"/ck'),
+        ("~", '"$HOME"'),
+        ("~other/x", "\"$beside\"'/~other/x'"),
+    ],
+)
+def test_where_checkpoints_go(directory: str, source: str) -> None:
+    text = GPT + f"checkpoint: {{dir: {json.dumps(directory)}}}\n"
+    made = plan(read(text.encode(), "j")["local"].job, "local")
+    assert quote(made.checkpoint_dir) == source
+
+
+def test_training_accepts_every_flag_a_plan_can_hold() -> None:
+    """The argv is the contract with train/: its own parser reads what we write."""
+    pytest.importorskip("torch")
+    from train.config import parse
+
+    text = GPT + "  grad_clip: 1.0\n  find_unused_parameters: true\n  args: {depth: 2}\ncode: .\n"
+    made = plan(read(text.encode(), "j")["local"].job, "local").torchrun
+    words = [quote(word) for word in made]
+    config = parse([word.replace("'", "") for word in words[words.index("run") + 1 :]])
+    assert config.checkpoint_every.seconds == 600
+    assert (config.rendezvous_timeout, config.grad_clip, config.args) == (120.0, 1.0, {"depth": 2})

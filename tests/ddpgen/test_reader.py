@@ -1,0 +1,355 @@
+"""A spec's mistakes, all at once, each at its place with what to do about it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpgen import tree
+from ddpgen.errors import SpecInvalidError
+from ddpgen.fields import Period
+from ddpgen.reader import read
+from ddpgen.spec import JobSpec
+from tests.ddpgen.conftest import GPT
+
+
+def job(text: str, tier: str = "local") -> JobSpec:
+    return read(text.encode(), "job.yaml")[tier].job
+
+
+def faults(text: str | bytes) -> list[str]:
+    """The lines of the refusal, without the file's name."""
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    with pytest.raises(SpecInvalidError) as refused:
+        read(raw, "job.yaml")
+    return [line.removeprefix("job.yaml:") for line in str(refused.value).splitlines()]
+
+
+def with_train(line: str) -> str:
+    """GPT with one more line under train; a field it has already is replaced."""
+    name = line.partition(":")[0].strip()
+    kept = [old for old in GPT.splitlines() if not old.startswith(f"  {name}:")]
+    return "\n".join([*kept, f"  {line}"]) + "\n"
+
+
+def test_the_smallest_spec_gets_every_default() -> None:
+    read_job = job(GPT)
+    assert (read_job.nodes, read_job.backend, read_job.restarts) == (1, "auto", 3)
+    assert read_job.checkpoint.every == Period(None, 600.0)
+    assert (read_job.rendezvous.timeout, read_job.rendezvous.collective_timeout) == (120, 300)
+    assert (read_job.train.lr, read_job.train.reduction, read_job.train.log_every) == (
+        1e-3,
+        "tree",
+        10,
+    )
+    assert read_job.micro_batches == 4
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
+    text = """\
+name: on
+nods: 3
+nodes: yes
+procs_per_node: "2"
+train:
+  workload: gptt
+  steps: 010
+  epochs: 3
+  optimizer: adamw2
+  global_batch_size: 10
+  micro_batch_size: 3
+  args: {a: [1, yes, 2:00]}
+rendezvous: {timeout: 2:00, port: 99999}
+env: {A: on, B: 007, "x y": 3}
+steps: 4
+targets:
+  local:
+    train: {stps: 4}
+  slrm: {}
+"""
+    assert faults(text) == [
+        '1:7: name: YAML reads on as true, not as text; write "on" in quotes',
+        "2:1: nods: unknown key; did you mean nodes?",
+        "3:8: nodes: YAML reads yes as true; write a whole number from 1 to 100000",
+        (
+            '4:17: procs_per_node: "2" is a text, because of its quotes; '
+            "write a whole number from 1 to 1024"
+        ),
+        (
+            "6:13: train.workload: there is no built-in workload gptt; "
+            "write one of gpt, mnist, toy, or FILE.py:FUNCTION for your own"
+        ),
+        "7:10: train.steps: YAML reads the leading zero of 010 as octal; write 10 without the zero",
+        '9:14: train.optimizer: "adamw2" is not known; did you mean adamw?',
+        (
+            "10:22: train.global_batch_size: 10 is not a multiple of 3 (micro_batch_size); "
+            "write global_batch_size: 9 or a micro_batch_size that divides it"
+        ),
+        (
+            '12:17: train.args.a[1]: YAML reads yes as a truth value; write "yes" in quotes, '
+            "or true/false"
+        ),
+        (
+            "12:22: train.args.a[2]: YAML reads 2:00 as the number 120 (base 60); "
+            'write "2:00" in quotes, or a plain number'
+        ),
+        (
+            "13:23: rendezvous.timeout: YAML reads 2:00 as the number 120 (base 60); "
+            'write the unit, like "2min" or "2h"'
+        ),
+        "13:35: rendezvous.port: 99999 is out of range; write a whole number from 1 to 65535",
+        '14:10: env.A: YAML reads on as true, not as text; write "on" in quotes',
+        '14:22: env: "x y" does not fit as a name; use letters, digits and _',
+        "15:1: steps: unknown key; it belongs to train (train.steps)",
+        "18:13: targets.local.train.stps: unknown key; did you mean steps?",
+        "19:3: targets.slrm: unknown tier; did you mean slurm?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "1:1: the spec is empty; start with `name: my-job`; `ddpgen init` writes a spec"),
+        ("# only a comment\n", "1:1: the spec is empty; "),
+        ("- a\n- b\n", "1:1: the spec is not a mapping of keys to values; "),
+        ("just text\n", "1:1: the spec is not a mapping of keys to values; "),
+        ("name: a\n---\nname: b\n", "2:1: a second document begins here; keep one job in one file"),
+        ("name: a\n\tnodes: 1\n", "2:1: a tab stands in the indentation; indent with spaces"),
+        ("name: a: b\n", "1:8: a second `: ` stands in one line; put the value in quotes"),
+        ("name: 'a\n", "2:1: not YAML: found unexpected end of stream"),
+        ("name: a\nname: b\n", "2:1: name: is given twice; the first is on line 1; keep one"),
+        ("name: &x a\n", "1:7: name: the anchor &x is not supported; write the value out"),
+        ("name: a\nnic: *x\n", "2:6: nic: the alias *x makes the value stand somewhere else"),
+        ("name: a\n<<: {nodes: 1}\n", "2:1: merge keys are not supported: a value has to stand"),
+        ("name: !!str a\n", "1:7: name: the tag tag:yaml.org,2002:str is not supported"),
+        ("name: !!python/object:os.system a\n", "1:7: name: the tag tag:yaml.org,2002:python/"),
+        ("? [a]\n: b\n", "1:3: a list or mapping stands where a key should be"),
+        ('name: "a\\0b"\n', "1:7: name: holds a NUL or half of a surrogate pair"),
+        ("name: [" * 30 + "]" * 30, "1:"),
+        (b"name: a\nenv: {A: '\xff'}\n", "2:11: byte 0xff is not UTF-8; save the file as UTF-8"),
+        (b"name: a\x00\n", "1:8: a control character that YAML does not allow stands here"),
+        (b"name: a\nnic: b\x07\n", "2:"),
+        (b"#" * (1 << 21), "1:1: the file has 2097152 bytes, far more than a job spec"),
+    ],
+)
+def test_what_is_no_plain_yaml_mapping_is_refused_at_its_place(
+    text: str | bytes, fault: str
+) -> None:
+    assert any(line.startswith(fault) for line in faults(text)), faults(text)
+
+
+def test_billion_laughs_are_refused_without_being_told() -> None:
+    lines = ["a0: &a0 [ha, ha, ha, ha, ha, ha, ha, ha, ha]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    assert len(faults("\n".join(lines))) < 200
+
+
+@pytest.mark.parametrize("depth", [30, 100_000])
+def test_deep_nesting_ends_in_an_error_not_in_a_crash(depth: int) -> None:
+    assert "levels deep" in faults("name: " + "[" * depth)[0]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1E-3", 1e-3),
+        (".5", 0.5),
+        ("3", 3.0),
+        ("1_000", 1000.0),
+        ("1.5e+2", 150.0),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(written: str, value: float) -> None:
+    assert job(with_train(f"lr: {written}")).train.lr == value
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("lr: 0", "lr: 0 is out of range; write a number above 0"),
+        ("lr: .inf", 'lr: ".inf" is not a number; write a number above 0'),
+        ("lr: .nan", 'lr: ".nan" is not a number; write a number above 0'),
+        ("lr: 1e999", "lr: is not a finite number; write a number above 0"),
+        ("lr: '0.1'", 'lr: "0.1" is a text, because of its quotes; write a number above 0'),
+        ("lr:", "lr: is empty (null); write a number above 0"),
+        ("lr: [1]", "lr: is a list; write a number above 0"),
+        ("lr: {a: 1}", "lr: is a mapping; write a number above 0"),
+        ("steps: 1.5", 'steps: "1.5" is not a whole number; write a whole number from 1'),
+        ("steps: 0", "steps: 0 is out of range; write a whole number from 1"),
+        ("steps: -3", "steps: -3 is out of range; write a whole number from 1"),
+        (f"steps: {'9' * 30}", f"steps: {'9' * 30} is out of range; write a whole number from 1"),
+        (f"steps: {'9' * 5000}", "steps: is far too large a number; write a whole number from 1"),
+        ("steps: 1:00", "steps: YAML reads 1:00 as the number 60 (base 60); write a whole number"),
+        ("log_every: 10", 'log_every: 10 has no unit; write "10 steps"'),
+        ("eval_every: 5min", 'eval_every: "5min" is no number of steps; write a number of steps'),
+        ("find_unused_parameters: 1", 'find_unused_parameters: "1" is neither true nor false'),
+        ("precision: FP32", 'precision: "FP32" is not known; did you mean fp32?'),
+        ("comm_hook: null", "comm_hook: is empty (null); write one of none, fp16, bf16, powersgd"),
+        ("args: 3", 'args: is "3"; write a mapping of names to values'),
+        ("args: {a: 010}", "args.a: YAML reads the leading zero of 010 as octal"),
+        ("args: {a: .inf}", 'args.a: ".inf" is not a number a program can be passed'),
+        ("args: {'': 1}", 'args: "" does not fit as a name'),
+        ("workload: gpd", "workload: there is no built-in workload gpd; write one of gpt"),
+        ("workload: a.py", 'workload: "a.py" does not fit; write gpt, mnist, toy, or your own'),
+    ],
+)
+def test_values_that_do_not_fit_are_explained(line: str, fault: str) -> None:
+    found = [fault.partition(" train.")[2] for fault in faults(with_train(line))]
+    assert len(found) == 1
+    assert found[0].startswith(fault)
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("90s", 90), ("10min", 600), ("2h", 7200), ("1h30min", 5400), ("1.5 h", 5400), ("1d", 86400)],
+)
+def test_times_carry_their_unit(written: str, seconds: float) -> None:
+    assert job(GPT + f"rendezvous: {{timeout: {written}}}").rendezvous.timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("written", "remedy"),
+    [
+        ("120", '120 has no unit; write "120s", "120min" or "120h"'),
+        ("2:00:00", "YAML reads 2:00:00 as the number 7200 (base 60); write the unit, like"),
+        ("5m", '"5m" is no length of time; write a time with its unit'),
+        ("0s", '"0s" is out of range; write more than 0 and up to 366d'),
+        ("999d", '"999d" is out of range; write more than 0 and up to 366d'),
+        ("-5s", '"-5s" is no length of time; write a time with its unit'),
+        ("soon", '"soon" is no length of time; write a time with its unit'),
+    ],
+)
+def test_times_without_a_sound_unit_are_explained(written: str, remedy: str) -> None:
+    (fault,) = faults(GPT + f"rendezvous: {{timeout: {written}}}")
+    assert fault.startswith(f"8:23: rendezvous.timeout: {remedy}")
+
+
+def test_periods_count_steps_or_time() -> None:
+    assert job(GPT + "checkpoint: {every: 200 steps}").checkpoint.every == Period(200, None)
+    assert job(GPT + "checkpoint: {every: 1 step}").checkpoint.every == Period(1, None)
+    assert job(GPT + "checkpoint: {every: 10min}").checkpoint.every == Period(None, 600)
+    (fault,) = faults(GPT + "checkpoint: {every: 200}")
+    assert fault.endswith('200 has no unit; write "200 steps", "200s" or "200min"')
+
+
+def test_env_keeps_texts_and_numbers_as_they_are_written() -> None:
+    text = "env: {A: 007, B: 1.10, C: 2:00, D: '', E: 'yes', F: 2026-01-01, G: 0x1F, H: x y}"
+    assert job(GPT + text).env == {
+        "A": "007",
+        "B": "1.10",
+        "C": "2:00",
+        "D": "",
+        "E": "yes",
+        "F": "2026-01-01",
+        "G": "0x1F",
+        "H": "x y",
+    }
+    assert faults(GPT + "env: {A: , B: [1]}") == [
+        "8:10: env.A: is empty (null); write a text",
+        "8:15: env.B: is a list; write a text",
+    ]
+
+
+def test_args_are_what_json_can_say() -> None:
+    text = "args: {a: 1, b: 1e-3, c: [x, null, true], d: {z: 'no', y: 0x10}, e: '1', f: 2026-01-01}"
+    assert job(with_train(text)).train.args == {
+        "a": 1,
+        "b": 1e-3,
+        "c": ["x", None, True],
+        "d": {"y": 16, "z": "no"},
+        "e": "1",
+        "f": "2026-01-01",
+    }
+
+
+def test_python_and_code_have_a_short_form() -> None:
+    short = job(GPT + "python: ~/venv/bin/python\ncode: src\n")
+    assert (short.python.interpreter, short.python.activate) == ("~/venv/bin/python", ())
+    assert short.code == ("src",)
+    long = job(GPT + "python: {activate: [module load x]}\ncode: [a, b.py]\n")
+    assert (long.python.interpreter, long.python.activate) == ("python3", ("module load x",))
+    assert long.code == ("a", "b.py")
+
+
+def test_an_overlay_is_merged_first_and_blamed_at_its_own_line() -> None:
+    text = GPT + "targets:\n  local:\n    procs_per_node: 4\n    train: {epochs: 2, lr: 0.5}\n"
+    merged = job(text)
+    assert (merged.procs_per_node, merged.train.lr) == (4, 0.5)
+    assert (merged.train.epochs, merged.train.steps) == (2, None)
+    assert merged.train.workload == "gpt"
+    (fault,) = faults(GPT + "targets:\n  local:\n    procs_per_node: 9\n")
+    assert fault.startswith("10:21: targets.local.procs_per_node: 9 processes share 4 micro-batch")
+
+
+def test_a_null_takes_a_field_back_to_none() -> None:
+    text = with_train("grad_clip: 1.0") + "targets: {local: {train: {grad_clip: null}}}\n"
+    assert job(text).train.grad_clip is None
+
+
+def test_overlays_of_tiers_to_come_are_checked_as_far_as_they_are_known() -> None:
+    readings = read((GPT + "targets: {slurm: {partition: gpu, nodes: 2}}").encode(), "job.yaml")
+    assert readings["slurm"].job.nodes == 2
+    (fault,) = faults(GPT + "targets: {slurm: {partition: gpu, nodes: two}}")
+    assert fault.startswith('8:42: targets.slurm.nodes: "two" is not a whole number')
+
+
+def test_missing_fields_are_named_with_what_to_write() -> None:
+    assert faults("nodes: 1\ntrain: {workload: gpt}\n") == [
+        (
+            "1:1: name: is missing; write up to 63 letters, digits, `.`, `_` or `-`, "
+            "starting with a letter or digit"
+        ),
+        "2:8: train: global_batch_size is missing; write global_batch_size: 32",
+        "2:8: train: micro_batch_size is missing; write micro_batch_size: 32",
+        "2:8: train: says neither steps nor epochs, so it would never end; write steps: 1000",
+    ]
+
+
+@given(st.text(max_size=200) | st.binary(max_size=200))
+def test_any_text_at_all_ends_in_a_spec_or_in_findings(text: str | bytes) -> None:
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    try:
+        read(raw, "job.yaml")
+    except SpecInvalidError as error:
+        refused = str(error)
+    else:
+        return
+    assert all(re.match(r"job\.yaml:\d+:\d+: ", line) for line in refused.split("\n"))
+
+
+YAML_VALUES: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(sorted(JobSpec.__dataclass_fields__)), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*JobSpec.__dataclass_fields__, "targets"]), YAML_VALUES))
+def test_any_value_in_any_field_ends_in_a_spec_or_in_findings(data: dict[str, Any]) -> None:
+    raw = yaml.safe_dump(data, allow_unicode=True).encode("utf-8", "surrogatepass")
+    try:
+        read(raw, "job.yaml")
+    except SpecInvalidError as error:
+        findings = error.findings
+    else:
+        return
+    assert findings
+
+
+def test_the_pure_python_parser_finds_the_same_faults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = GPT + "nodes: yes\nenv: {A: on}\nenv: {}\n"
+    expected = faults(text)
+    monkeypatch.setattr(tree, "_Loader", yaml.SafeLoader)
+    assert faults(text) == expected

@@ -1,0 +1,183 @@
+"""Combinations that cannot run, each refused where the user can change it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpgen.reader import read
+from tests.ddpgen.test_reader import faults
+
+BASE = """\
+name: a
+nodes: {nodes}
+procs_per_node: {procs}
+backend: {backend}
+gpus_per_node: {gpus}
+{top}
+train:
+  {what}
+  global_batch_size: {batch}
+  micro_batch_size: {micro}
+  {train}
+"""
+PLAIN = {
+    "nodes": 1,
+    "procs": 2,
+    "backend": "auto",
+    "gpus": "null",
+    "top": "restarts: 3",
+    "what": "{workload: gpt, steps: 100}",
+    "batch": 16,
+    "micro": 4,
+    "train": "seed: 0",
+}
+
+
+def spec(**changes: object) -> str:
+    values = {**PLAIN, **changes}
+    values["what"] = str(values["what"]).strip("{}").replace(", ", "\n  ")
+    return BASE.format(**values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        (
+            {"procs": 5},
+            (
+                "3:17: procs_per_node: 5 processes share 4 micro-batches a step, so 1 would have "
+                "nothing to do; start at most 4 processes, or make micro_batch_size smaller"
+            ),
+        ),
+        (
+            {"micro": 5},
+            (
+                "10:22: train.global_batch_size: 16 is not a multiple of 5 (micro_batch_size); "
+                "write global_batch_size: 15 or a micro_batch_size that divides it"
+            ),
+        ),
+        (
+            {"backend": "nccl"},
+            (
+                "4:10: backend: nccl talks between GPUs, and the job asks for none; "
+                "write gpus_per_node: 2, or backend: gloo"
+            ),
+        ),
+        (
+            {"backend": "nccl", "gpus": 1},
+            (
+                "3:17: procs_per_node: 2 processes on 1 GPUs; each needs one of its own; "
+                "write procs_per_node: 1"
+            ),
+        ),
+        (
+            {"what": "{workload: gpt, steps: 100, epochs: 2}"},
+            "10:11: train.epochs: steps and epochs are both given; keep one of them",
+        ),
+        (
+            {"what": "{workload: gpt, script: a.py, steps: 1}", "top": "code: ."},
+            "9:11: train.script: workload and script are both given; keep one of them",
+        ),
+        (
+            {"what": "{steps: 1}"},
+            (
+                "8:3: train: nothing to train: workload and script are both missing; "
+                "write workload: gpt"
+            ),
+        ),
+        (
+            {"train": "warmup_steps: 100"},
+            (
+                "12:17: train.warmup_steps: 100 steps of warm-up leave nothing of 100 steps; "
+                "write a number below 100"
+            ),
+        ),
+        (
+            {"train": "precision: fp16"},
+            (
+                "12:14: train.precision: fp16 needs a GPU, and the job asks for none; "
+                "write precision: bf16 or fp32, or gpus_per_node: 2"
+            ),
+        ),
+        (
+            {"train": "comm_hook: fp16"},
+            (
+                "12:14: train.comm_hook: comm_hook fp16 would replace the fixed-order tree; "
+                "write reduction: allreduce, or comm_hook: none"
+            ),
+        ),
+        (
+            {"train": "reduction: allreduce\n  comm_hook: powersgd"},
+            (
+                "13:14: train.comm_hook: comm_hook powersgd needs nccl, and the job runs on gloo; "
+                "write comm_hook: none (on gloo compression only costs time)"
+            ),
+        ),
+        (
+            {"procs": 3, "train": "reduction: allreduce"},
+            (
+                "3:17: procs_per_node: 4 micro-batches do not divide evenly among 3 processes: some "
+                "do 2, the others wait for them; use reduction: tree, or a process count that divides "
+                "them"
+            ),
+        ),
+        (
+            {"what": "{workload: m.py:build, steps: 100}"},
+            (
+                "8:13: train.workload: m.py is a file of yours, but code is not given; "
+                "write code: with the directory that holds it"
+            ),
+        ),
+        (
+            {"top": "env: {RANK: 0}"},
+            (
+                "6:13: env.RANK: is set by bash, torchrun or the launch script; "
+                "the job would not see this value; take another name"
+            ),
+        ),
+        (
+            {"top": "env: {DDPGEN_X: 0}"},
+            (
+                "6:17: env.DDPGEN_X: is set by bash, torchrun or the launch script; "
+                "the job would not see this value; take another name"
+            ),
+        ),
+        (
+            {"top": "python: .venv/bin/python"},
+            (
+                '6:9: python.interpreter: ".venv/bin/python" is another place on every host; '
+                "write a name on the PATH, ~/path or /path"
+            ),
+        ),
+    ],
+)
+def test_a_combination_that_cannot_run_is_refused(changes: dict[str, object], fault: str) -> None:
+    assert faults(spec(**changes)) == [fault]
+
+
+def test_a_script_takes_no_settings_of_our_loop() -> None:
+    text = "name: a\ncode: .\ntrain: {script: a.py, lr: 0.1, threads: 2, args: {x: 1}}\n"
+    assert faults(text) == [
+        (
+            "3:27: train.lr: has no effect on a script, which has its own loop; "
+            "move it to train.args as lr"
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"procs": 3}, "procs_per_node: 4 micro-batches do not divide evenly among 3 processes"),
+        ({"gpus": 4}, "gpus_per_node: 2 of 4 GPUs on each node stay idle"),
+        ({"train": "momentum: 0.5"}, "train.momentum: momentum has no effect on adamw"),
+    ],
+)
+def test_what_is_only_unwise_is_a_warning(changes: dict[str, object], warning: str) -> None:
+    reading = read(spec(**changes).encode(), "job.yaml")["local"]
+    (found,) = reading.warnings
+    assert f"warning: {warning}" in found.line("job.yaml")
+
+
+def test_a_fault_in_one_field_raises_no_second_complaint_about_it() -> None:
+    assert len(faults(spec(micro="four", procs=9))) == 1

@@ -1,0 +1,95 @@
+"""What editors and readers are told about a spec is what the reader enforces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from ddpgen.fields import Group
+from ddpgen.reference import markdown
+from ddpgen.schema import json_schema
+from ddpgen.spec import JobSpec
+from tests.ddpgen.conftest import GPT, ROOT, Run
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def keep(path: Path, text: str, update: bool) -> None:
+    """Compare a generated file with the one that is checked in."""
+    if update:
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text, f"{path} is out of date; make golden"
+
+
+def test_the_checked_in_schema_is_current(run: Run, update_golden: bool) -> None:
+    outcome = run("schema")
+    keep(ROOT / "examples" / "ddpgen.schema.json", outcome.out, update_golden)
+
+
+def test_the_reference_is_current(update_golden: bool) -> None:
+    keep(ROOT / "docs" / "spec.md", markdown(), update_golden)
+
+
+def test_the_schema_is_a_sound_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+
+
+def test_every_field_says_what_a_wrong_value_costs() -> None:
+    def said(model: Any) -> list[str]:
+        groups = [f.metadata["kind"].model for f in fields(model) if is_group(f)]
+        return [f.metadata["says"] for f in fields(model)] + [s for g in groups for s in said(g)]
+
+    def is_group(field: Any) -> bool:
+        return isinstance(field.metadata["kind"], Group)
+
+    assert all(text.endswith(".") and len(text) > 25 for text in said(JobSpec))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_name_their_schema_fit_it_and_validate(
+    example: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = example.read_text()
+    assert text.startswith("# yaml-language-server: $schema=ddpgen.schema.json\n")
+    jsonschema.validate(as_editors_read(text), json_schema())
+    monkeypatch.chdir(ROOT)
+    assert run("validate", example) == (0, f"{example}: valid for local\n", "")
+
+
+def as_editors_read(text: str) -> Any:
+    """Editors read YAML 1.2, where 1e-3 is a number."""
+    loaded = yaml.safe_load(text)
+    if isinstance(loaded["train"].get("lr"), str):
+        loaded["train"]["lr"] = float(loaded["train"]["lr"])
+    return loaded
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["nods: 1", "nodes: two", "backend: mpi", "checkpoint: {every: 5}", "targets: {slrm: {}}"],
+)
+def test_the_schema_refuses_what_the_reader_refuses(
+    line: str, run: Run, spec: Callable[[str], Path]
+) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(GPT + line), json_schema())
+    assert run("validate", spec(GPT + line)).code == 65
+
+
+def test_the_schema_allows_overlays_and_keys_of_tiers_to_come() -> None:
+    text = GPT + "targets: {local: {train: {lr: 1.0}}, slurm: {partition: gpu, nodes: 2}}"
+    jsonschema.validate(yaml.safe_load(text), json_schema())
+
+
+def test_the_schema_carries_descriptions_and_defaults() -> None:
+    properties = json.loads(json.dumps(json_schema()))["properties"]
+    every = properties["checkpoint"]["properties"]["every"]
+    assert every["default"] == "10min"
+    assert every["description"].startswith("How often a checkpoint is written")

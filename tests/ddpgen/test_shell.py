@@ -1,0 +1,103 @@
+"""Words reach a program byte for byte through a real bash."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ddpgen.shell import Joined, Var, continued, quote, speakable
+
+HOSTILE = [
+    "",
+    " ",
+    "a b",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "$HOME ${HOME} $1",
+    'it\'s "quoted"',
+    "'",
+    "''",
+    "back\\slash\\",
+    "\\n",
+    "line\nbreak\n",
+    "tab\tand\rreturn",
+    "-n",
+    "--leading=dash it's",
+    "--empty=",
+    "=equals",
+    "~",
+    "~root/x",
+    "*?[a-z]{1,2}",
+    "!history!",
+    "#no comment",
+    "a;b&c|d<e>f",
+    "éñ漢字🎉",
+    "\u202ereversed\u2028line\ufeff",
+    "\x01\x1b[31mred\x7f\x80",
+    "$'x'",
+    "%s %n",
+    "é\x07",
+]
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
+
+
+def through_bash(words: list[str]) -> list[str]:
+    """What a program gets when bash reads `words` as a command over several lines."""
+    script = "exec " + continued([sys.executable, "-c", PRINT_ARGUMENTS, *words])
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, timeout=30, check=True, env={"LC_ALL": "C"}
+    )
+    return [word.decode() for word in done.stdout.split(b"\0")[:-1]]
+
+
+PRINT_ARGUMENTS = "import os, sys\nfor a in sys.argv[1:]: os.write(1, os.fsencode(a) + b'\\0')"
+
+
+def test_hostile_words_arrive_as_they_are() -> None:
+    assert through_bash(HOSTILE) == HOSTILE
+
+
+@settings(max_examples=40)
+@given(st.lists(TEXTS, max_size=30))
+@example(["--a=b", "c", "-d", ""])
+def test_any_words_arrive_as_they_are(words: list[str]) -> None:
+    assert through_bash(words) == words
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_quoted_word_stays_on_one_line_and_shows_no_hidden_character(text: str) -> None:
+    source = quote(text)
+    assert "\n" not in source
+    assert speakable(source) == source
+
+
+@pytest.mark.parametrize("text", ["nul\0", "\ud800"])
+def test_what_no_argument_can_hold_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"NUL|surrogate"):
+        quote(text)
+
+
+@pytest.mark.parametrize(
+    ("word", "source"),
+    [
+        ("plain-word_1.2/x:y@z", "plain-word_1.2/x:y@z"),
+        ("200 steps", "'200 steps'"),
+        ("--checkpoint-every=200 steps", "--checkpoint-every='200 steps'"),
+        ("it's", r"'it'\''s'"),
+        ("two\nlines", r"$'two\nlines'"),
+        (Var("HOME"), '"$HOME"'),
+        (Joined((Var("HOME"), "/a b")), "\"$HOME\"'/a b'"),
+        (Joined(("--dir=", Var("dir"))), '--dir="$dir"'),
+    ],
+)
+def test_words_are_written_the_way_a_person_would(word: str, source: str) -> None:
+    assert quote(word) == source
+
+
+def test_options_get_a_line_each_and_keep_what_belongs_to_them() -> None:
+    words = [Var("python"), "-m", "train", "run", "--steps=3", "tail", "--x"]
+    assert continued(words) == '"$python" \\\n  -m train run \\\n  --steps=3 \\\n  tail \\\n  --x'

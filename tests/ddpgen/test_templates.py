@@ -1,0 +1,152 @@
+"""Templates place finished values through approved filters; what they render is clean bash."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jinja2
+import pytest
+import yaml
+from jinja2 import nodes
+
+from ddpgen.render import FILTERS
+from ddpgen.rules import SCRIPT_OWNS
+from tests.ddpgen.conftest import GPT, ROOT, Run
+
+TEMPLATES = sorted((ROOT / "templates").glob("*.j2"))
+
+
+def bare_values(source: str) -> list[str]:
+    """What a template prints without passing it through exactly one of our filters."""
+    found = []
+    for output in jinja2.Environment(autoescape=False).parse(source).find_all(nodes.Output):
+        for node in output.nodes:
+            if isinstance(node, nodes.TemplateData):
+                continue
+            if not (isinstance(node, nodes.Filter) and node.name in FILTERS):
+                found.append(f"line {node.lineno}: not through a filter of ours")
+            elif isinstance(node.node, nodes.Filter):
+                found.append(f"line {node.lineno}: through two filters")
+    return found
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_every_value_enters_through_one_filter(template: Path) -> None:
+    assert bare_values(template.read_text()) == []
+
+
+@pytest.mark.parametrize("source", ["{{ x }}", "a{{ x | upper }}", "{{ x | comment | sh }}"])
+def test_a_bare_value_would_be_found(source: str) -> None:
+    assert bare_values(source)
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
+def test_templates_compute_nothing(template: Path) -> None:
+    tree = jinja2.Environment(autoescape=False).parse(template.read_text())
+    kinds = (nodes.Assign, nodes.BinExpr, nodes.Call, nodes.Compare, nodes.Macro)
+    assert not list(tree.find_all(kinds))
+
+
+def test_the_spec_refuses_exactly_the_names_the_scripts_use(run: Run) -> None:
+    text = "".join(path.read_text() for path in TEMPLATES)
+    assigned = re.findall(r"^ *([a-z_]+)=|(?<= )([a-z_]+)=''", text, re.MULTILINE)
+    inline = re.findall(r"\) ([a-z_]+)=", text)
+    assert {a or b for a, b in assigned} | set(inline) == SCRIPT_OWNS
+
+
+SPECS = {
+    "plain": GPT,
+    "env": GPT + "env: {A: \"it's\\n$(x)\", B: é, C: ''}\n",
+    "activate": GPT + "python: {activate: [module load cuda, source ~/venv/bin/activate]}\n",
+    "nic": GPT + "nic: eth0\n",
+    "home": GPT + "checkpoint: {dir: ~/runs}\npython: ~/venv/bin/python\n",
+    "hostile": GPT + "checkpoint: {dir: '$(touch x) `y`'}\npython: /it's here/python\n",
+    "gpus": GPT + "gpus_per_node: 2\nbackend: nccl\n",
+    "args": yaml.safe_dump(
+        {**yaml.safe_load(GPT), "env": {"X": "a\\b\"c'd"}, "name": "a-b.c_d", "restarts": 0}
+    ),
+    "script": "name: s\ncode: .\ntrain: {script: a.py, args: {x: ['$y', \"it's\"]}}\n",
+}
+
+
+@pytest.fixture(params=SPECS)
+def script(request: pytest.FixtureRequest, run: Run, tmp_path: Path) -> Path:
+    (tmp_path / "a.py").write_text("")
+    (tmp_path / "job.yaml").write_text(SPECS[request.param])
+    outcome = run("render", "job.yaml", "--target", "local", "--stdout")
+    assert outcome.code == 0, outcome.err
+    (tmp_path / "local.sh").write_text(outcome.out)
+    return tmp_path / "local.sh"
+
+
+def test_scripts_are_clean_bash(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
+    beside_python = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    shellcheck = shutil.which("shellcheck", path=beside_python)
+    assert shellcheck, "shellcheck is missing; it comes with the [dev] extra"
+    done = subprocess.run(
+        [shellcheck, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_scripts_use_nothing_younger_than_the_bash_of_macos(script: Path) -> None:
+    younger = (r"\bmapfile\b", r"\breadarray\b", r"declare -A", r"\$\{\w+@", r"\$\{\w+,,", "&>>")
+    text = script.read_text()
+    assert not [pattern for pattern in younger if re.search(pattern, text)]
+    assert not re.search(r"\bwait -n\b|\[\[ -v|EPOCH|BASHPID|;;&|\|&", text)
+
+
+Spec = Callable[..., Path]
+
+
+def test_a_template_of_the_users_replaces_one_by_name(run: Run, spec: Spec, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/_nic.sh.j2").write_text("nic=ib0 # for {{ name | comment }}\n")
+    outcome = run("render", spec(), "--target", "local", "--stdout", "--templates", "mine")
+    assert "nic=ib0 # for gpt\n" in outcome.out
+    assert "GLOO_SOCKET_IFNAME" not in outcome.out
+
+
+def test_a_template_of_the_users_extends_ours_by_block(
+    run: Run, spec: Spec, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/local.sh.j2").write_text(
+        '{% extends "ddpgen/local.sh.j2" %}\n'
+        "{% block claim %}\necho before\n{{ super() }}{% endblock %}\n"
+    )
+    outcome = run("render", spec(), "--target", "local", "--stdout", "--templates", "mine")
+    assert outcome.code == 0
+    assert "echo before\n# --- one job per checkpoint directory" in outcome.out
+    assert "ddpgen: " in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "{{ nmae | sh }}",
+            "mine: template local.sh.j2: 'nmae' is undefined; correct the template",
+        ),
+        ("{% if %}", "mine: template local.sh.j2:1: Expected an expression, got 'end of statement"),
+        ('{% include "x" %}', "mine: template x: x; correct the template"),
+        ("{{ name | quote }}", "mine: template local.sh.j2:1: No filter named 'quote'."),
+        (b"\xff", "mine: template is not UTF-8"),
+    ],
+)
+def test_a_broken_template_of_the_users_is_explained(
+    run: Run, spec: Spec, tmp_path: Path, source: str | bytes, said: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    raw = source if isinstance(source, bytes) else source.encode()
+    (tmp_path / "mine/local.sh.j2").write_bytes(raw)
+    outcome = run("render", spec(), "--target", "local", "--stdout", "--templates", "mine")
+    assert outcome.code == 74
+    assert outcome.err.startswith(said)

@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# Train own-model on this machine with 2 process(es).
+#
+#   bash local.sh               start, or go on from the newest checkpoint
+#   bash local.sh --steps=50    arguments are added to the training command, where the last one wins
+#   Ctrl-C                      stop cleanly after the current step; a second Ctrl-C kills
+#
+# Exit code: 0 done, 1 failed, 69 cannot start here, 75 stopped cleanly (the same command goes on).
+# Written by ddpgen: change the spec and render again, rather than this file.
+#
+# shellcheck disable=SC2016 # what stands in single quotes is meant to arrive as it is
+set -euo pipefail
+
+# --- where we are -----------------------------------------------------------------------------
+# All paths start from the directory of this script, so it runs from anywhere and may be copied.
+bundle=${BASH_SOURCE[0]:-$0}
+case $bundle in
+  */*) bundle=${bundle%/*}/ ;;
+  *) bundle=./ ;;
+esac
+CDPATH='' cd -- "$bundle"
+bundle=$PWD
+# shellcheck disable=SC2034 # not needed when the spec names an absolute place for checkpoints
+beside=${bundle%/*}
+
+say() {
+  # The terminal may be gone by now; that is no reason to fail.
+  printf 'ddpgen: %s\n' "$*" >&2 || true
+}
+
+# --- the network interface --------------------------------------------------------------------
+# One machine: loopback needs no network, and works where the hostname does not resolve.
+case $(uname -s) in
+  Darwin) nic=lo0 ;;
+  *) nic=lo ;;
+esac
+
+# --- pinned: each of these left to chance has cost somebody a night ---------------------------
+# Left alone, gloo may pick docker0 or a VPN and hang.
+export GLOO_SOCKET_IFNAME="$nic"
+# `=` makes NCCL take the name exactly.
+export NCCL_SOCKET_IFNAME='='"$nic"
+# Threads per process: more than the cores allow is slow, and another number gives other bits.
+export OMP_NUM_THREADS=1
+# Restarted workers would read the dead ones' addresses from a shared store and fail.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+# cuBLAS gives the same bits twice only like this.
+export CUBLAS_WORKSPACE_CONFIG=:4096:8
+# The last words of a crashed process are the ones needed.
+export PYTHONUNBUFFERED=1
+# The bundle's own train/ is found through the working directory, which this setting would hide.
+unset PYTHONSAFEPATH
+
+# --- the interpreter --------------------------------------------------------------------------
+python=python3
+if ! command -v -- "$python" >/dev/null; then
+  say "there is no Python called $python here (nor on PATH=$PATH)"
+  say "set python: in the spec to one that has torch, and render again"
+  exit 69
+fi
+
+# --- one job per checkpoint directory ---------------------------------------------------------
+# Takes the directory's lock, or says who holds it; removes an old stop file; writes the status
+# `running` with a fresh attempt id, so that a crash before the first step is not taken for an
+# earlier attempt's end.
+checkpoint_dir="$beside"/checkpoints/own-model
+attempt=$("$python" -m train claim --checkpoint-dir="$checkpoint_dir" --pid=$$) || exit $?
+export DDPGEN_ATTEMPT="$attempt"
+export DDPGEN_CHECKPOINT_DIR="$checkpoint_dir"
+export DDPGEN_JOB=own-model
+export DDPGEN_LAUNCHER_PID=$$
+export DDPGEN_STOP_FILE="$checkpoint_dir/stop"
+
+# --- stopping ---------------------------------------------------------------------------------
+# A file, not a signal: torchrun turns every signal into exit code 1 and a race with its workers.
+# They look for the file after each step, agree, write a checkpoint and end by themselves.
+# From another window: touch "$DDPGEN_STOP_FILE", which is `stop` in the checkpoint directory.
+torchrun=
+stop_requests=0
+
+# shellcheck disable=SC2329 # called by the traps below
+ask_to_stop() {
+  # A closing terminal may send HUP twice; only a second Ctrl-C or TERM means "now".
+  if [ "$stop_requests" -gt 0 ] && [ "$1" != HUP ]; then
+    say "killing the job; the next start goes on from its newest checkpoint"
+    # The workers ask the kernel to die with torchrun, so none is left behind.
+    [ -z "$torchrun" ] || kill -KILL -- "-$torchrun" "$torchrun" 2>/dev/null || true
+    return 0
+  fi
+  stop_requests=1
+  if : >"$DDPGEN_STOP_FILE"; then
+    say "$1: asking for a clean stop after the current step; again to kill"
+  else
+    say "$1: cannot create $DDPGEN_STOP_FILE; ending torchrun instead"
+    [ -z "$torchrun" ] || kill -TERM "$torchrun" 2>/dev/null || true
+  fi
+}
+trap 'ask_to_stop INT' INT
+trap 'ask_to_stop TERM' TERM
+trap 'ask_to_stop HUP' HUP
+
+# --- launch -----------------------------------------------------------------------------------
+# `leash` gives torchrun a process group of its own, so that Ctrl-C reaches this script only (torchrun
+# would kill the workers in mid-step), and has it end when this script is killed. To see what the
+# training does without any of this, run the command below from `-m train` on, by hand.
+"$python" -m train leash -- \
+  "$python" \
+  -m torch.distributed.run \
+  --standalone \
+  --local-addr=127.0.0.1 \
+  --nproc-per-node=2 \
+  --max-restarts=3 \
+  --monitor-interval=0.1 \
+  -m train run \
+  --workload=my_model.py:build \
+  --steps=300 \
+  --global-batch-size=32 \
+  --micro-batch-size=8 \
+  --optimizer=adamw \
+  --lr=0.01 \
+  --weight-decay=0.0 \
+  --momentum=0.9 \
+  --schedule=constant \
+  --warmup-steps=0 \
+  --seed=0 \
+  --precision=fp32 \
+  --reduction=tree \
+  --comm-hook=none \
+  --bucket-cap-mb=25.0 \
+  --threads=1 \
+  --data-workers=0 \
+  --eval-every=100 \
+  --log-every=20 \
+  --backend=gloo \
+  --world-size=2 \
+  --rendezvous-timeout=120s \
+  --collective-timeout=300s \
+  --checkpoint-dir="$checkpoint_dir" \
+  --checkpoint-every='100 steps' \
+  --checkpoint-keep=3 \
+  --code-dir=code \
+  --arg=dropout=0.2 \
+  --arg=width=48 \
+  "$@" </dev/null &
+torchrun=$!
+
+# --- how it ended -----------------------------------------------------------------------------
+# `wait` returns early when a trap has run, so it is asked again while torchrun lives.
+while :; do
+  torchrun_rc=0
+  wait "$torchrun" || torchrun_rc=$?
+  kill -0 "$torchrun" 2>/dev/null || break
+done
+
+# torchrun's exit code says 1 for nearly everything. What counts is the status line that the job
+# wrote last: a word, the attempt it belongs to, the step, the reason.
+verdict='' verdict_attempt='' verdict_step='' verdict_reason=''
+read -r verdict verdict_attempt verdict_step verdict_reason <"$checkpoint_dir/status" || true
+[ "$verdict_attempt" = "$attempt" ] || verdict=another
+again="bash $(printf '%q' "$bundle/${BASH_SOURCE[0]##*/}")"
+at=" at step $verdict_step"
+[ "$verdict_step" != 0 ] || at='' # a script of the user's own counts its steps itself
+case $verdict in
+  done)
+    say "done$at; results are in $checkpoint_dir"
+    exit 0
+    ;;
+  stopped)
+    say "stopped$at; to go on: $again"
+    exit 75
+    ;;
+  failed)
+    say "failed$at: ${verdict_reason:-no reason given}"
+    ;;
+  running)
+    say "torchrun ended with code $torchrun_rc and the job wrote no status; its last words are above"
+    ;;
+  *)
+    say "$checkpoint_dir/status is not of this attempt ($attempt): another job has taken over"
+    ;;
+esac
+say "to go on from the newest checkpoint: $again"
+exit 1
