@@ -42,11 +42,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
     def run(*argv: str | Path) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["ddpgen", *map(str, argv)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+        code = cli.run()
         out, err = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Outcome(ended.value.code, out, err)
+        return Outcome(code, out, err)
 
     return run
 

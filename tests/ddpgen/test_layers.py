@@ -120,8 +120,7 @@ def test_render_loads_no_heavy_library_and_nothing_of_other_commands(tmp_path: P
     program = (
         "import sys; from ddpgen import cli\n"
         "sys.argv = ['ddpgen', 'render', 'job.yaml', '--target', 'local']\n"
-        "try: cli.main()\n"
-        "except SystemExit: print(*sys.modules)\n"
+        "assert cli.run() == 0; print(*sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

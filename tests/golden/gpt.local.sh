@@ -148,12 +148,17 @@ trap 'ask_to_stop HUP' HUP
 torchrun=$!
 
 # --- how it ended -----------------------------------------------------------------------------
-# `wait` returns early when a trap has run, so it is asked again while torchrun lives.
-while :; do
-  torchrun_rc=0
-  wait "$torchrun" || torchrun_rc=$?
-  kill -0 "$torchrun" 2>/dev/null || break
+# `wait` returns early when a trap has run. After that this looks again and again instead: a second
+# Ctrl-C that comes just before `wait` goes to sleep would not wake it.
+torchrun_rc=0
+while kill -0 "$torchrun" 2>/dev/null; do
+  if [ "$stop_requests" -eq 0 ]; then
+    wait "$torchrun" || true
+  else
+    sleep 0.1 || true
+  fi
 done
+wait "$torchrun" || torchrun_rc=$?
 
 # torchrun's exit code says 1 for nearly everything. What counts is the status line that the job
 # wrote last: a word, the attempt it belongs to, the step, the reason.
