@@ -138,11 +138,11 @@ def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
     directory, starts = _render(spec, target, how)
     click.echo(directory)
     for start in starts:
-        click.echo(f"next: {' '.join(start)}", err=True)
+        click.echo(f"next: {start}", err=True)
 
 
-def _render(spec: str, target: str, how: Render) -> tuple[Path, list[list[str]]]:
-    """Write the bundle, say so; returns its directory and the shell-quoted ways to start it."""
+def _render(spec: str, target: str, how: Render) -> tuple[Path, list[str]]:
+    """Write the bundle and say so; returns its directory and the commands that start it."""
     import shlex
 
     from ddpgen import job
@@ -155,8 +155,13 @@ def _render(spec: str, target: str, how: Render) -> tuple[Path, list[list[str]]]
     directory = job.output_directory(readings, how)
     verb = "wrote" if written.changed else "unchanged:"
     click.echo(f"{verb} {directory} ({written.files} files)", err=True)
-    paths = [start.start.format(bundle=shlex.quote(str(directory))) for start in rendered]
-    return directory, [shlex.split(path) and path.split(" ", 1) for path in paths]
+    bundle = shlex.quote(_as_argument(directory))
+    return directory, [artefact.start.format(bundle=bundle) for artefact in rendered]
+
+
+def _as_argument(path: Path) -> str:
+    """A path that no program takes for an option."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def _warn(spec: str, findings: Any) -> None:
@@ -185,7 +190,7 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
     if target == "all":
         raise click.UsageError("launch runs one tier: name it.")
     directory, _ = _render(spec, target, job.Render(**options))
-    become(["bash", str(directory / "local.sh"), *arguments])
+    become(["bash", _as_argument(directory / "local.sh"), *arguments])
 
 
 @cli.command()

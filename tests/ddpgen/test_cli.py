@@ -134,11 +134,14 @@ def test_all_means_every_tier_there_is(run: Run, spec: Spec) -> None:
     assert (outcome.code, outcome.out) == (0, "build/gpt\n")
 
 
-def test_what_to_type_next_is_quoted(run: Run, spec: Spec, tmp_path: Path) -> None:
-    outcome = run("render", spec(), "--target", "local", "-o", "it's here")
+@pytest.mark.parametrize(
+    ("output", "typed"), [("it's here", "it's here/local.sh"), ("-x", "./-x/local.sh")]
+)
+def test_what_to_type_next_can_be_typed(run: Run, spec: Spec, output: str, typed: str) -> None:
+    outcome = run("render", spec(), "--target", "local", f"--output={output}")
     next_line = outcome.err.splitlines()[-1]
     assert next_line.startswith("next: ")
-    assert shlex.split(next_line)[1:] == ["bash", "it's here/local.sh"]
+    assert shlex.split(next_line)[1:] == ["bash", typed]
 
 
 def test_a_bug_is_called_one(run: Run, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
