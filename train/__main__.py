@@ -6,6 +6,7 @@ Owns the choice among them. Each imports only what it needs: `claim` and `leash`
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib.util
 import os
 import sys
@@ -33,20 +34,32 @@ def main(argv: Sequence[str]) -> int:
         return _claim(rest)
     if command == "leash":
         return _leash(rest)
-    if command == "script":
-        from train.script import main as script
-
-        return script(rest)
-    if command != "run" and not command.startswith("-"):
+    if command != "script" and command != "run" and not command.startswith("-"):
         print(_USAGE, end="", file=sys.stderr)
         print(f"python -m train: unknown command {command!r}", file=sys.stderr)
         return 2
-    from train.run import exit_now
-    from train.run import main as run
+    if command == "script":
+        from train.script import main as script
 
-    code = run(rest if command == "run" else argv)
-    exit_now(code)
+        code = script(rest)
+    else:
+        from train.run import main as run
+
+        code = run(rest if command == "run" else argv)
+    _exit_now(code)
     return code
+
+
+def _exit_now(code: int) -> None:
+    """End the process without waiting for threads of torch.
+
+    One may sit in a dead collective; and gloo's, alive while the interpreter is taken down, abort a
+    process now and then that has finished its work.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _claim(argv: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.batchnorm import _NormBase
 
 from train.dist import World
 from train.errors import TrainError
@@ -28,6 +29,9 @@ class Buffers:
         self._live = [buffer for _, buffer in model.named_buffers()]
         self._start = [buffer.clone() for buffer in self._live]
         self._versions = [buffer._version for buffer in self._live]
+        # torch counts the writes to a tensor, but its batch norm kernels write uncounted.
+        self._silent = set(_norm_statistics(model))
+        self._first_step = True
         self._model, self._world, self._reducer = model, world, reducer
         self._sums, self._leaves = LocalSums(mine, leaves), leaves
 
@@ -56,7 +60,15 @@ class Buffers:
         return [float(i in changed) for i in range(len(self._names))]
 
     def _changed(self) -> list[int]:
-        return [i for i, b in enumerate(self._live) if b._version != self._versions[i]]
+        if self._first_step:
+            # By value as well, once: another kernel may write uncounted too.
+            pairs = enumerate(zip(self._live, self._start, strict=True))
+            self._silent |= {i for i, (b, start) in pairs if not torch.equal(b, start)}
+        return [
+            i
+            for i, b in enumerate(self._live)
+            if i in self._silent or b._version != self._versions[i]
+        ]
 
     def keep(self) -> None:
         """After a micro-batch that is not the last: take its changes into the local sums."""
@@ -77,8 +89,6 @@ class Buffers:
     def combine(self, changed_somewhere: Sequence[float]) -> None:
         """After the last micro-batch: give every rank the combined values of this step."""
         picked = [i for i, n in enumerate(changed_somewhere) if n]
-        if not picked:
-            return
         last = self._deltas()
         for floating in (True, False):
             # One exchange for each type, as parts of one flat tensor have to be of one type.
@@ -88,6 +98,7 @@ class Buffers:
         for i in picked:
             self._live[i].copy_(self._start[i])
             self._versions[i] = self._live[i]._version
+        self._first_step = False
 
     def _combine(self, pick: list[int], last: list[torch.Tensor | None]) -> None:
         shapes = [self._live[i] for i in pick]
@@ -106,3 +117,14 @@ class Buffers:
                 total.copy_(exact)
         for i, delta in zip(pick, total.split([s.numel() for s in shapes]), strict=True):
             self._start[i].add_(delta.view_as(self._start[i]))
+
+
+def _norm_statistics(model: torch.nn.Module) -> list[int]:
+    """Numbers, among the model's buffers, of the statistics of batch and instance norms."""
+    owned = {
+        id(buffer)
+        for module in model.modules()
+        if isinstance(module, _NormBase)
+        for buffer in module.buffers(recurse=False)
+    }
+    return [i for i, buffer in enumerate(model.buffers()) if id(buffer) in owned]

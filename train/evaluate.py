@@ -46,9 +46,10 @@ def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, f
 
 
 def _measure(workload: Workload, batch: object, samples: int) -> dict[str, float]:
-    values = {"loss": workload.loss(workload.model, batch)}
-    if workload.metrics is not None:
-        values.update(workload.metrics(workload.model, batch))
+    values = dict(workload.metrics(workload.model, batch)) if workload.metrics else {}
+    if "loss" not in values:
+        # Metrics that bring the loss along save a second forward pass.
+        values["loss"] = workload.loss(workload.model, batch)
     measured = {}
     for name, value in values.items():
         if not isinstance(value, (torch.Tensor, float, int)):

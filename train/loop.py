@@ -35,6 +35,7 @@ class Job:
     plan: BatchPlan
     mine: range
     last_step: int
+    learning_rate: LearningRate
 
 
 @dataclass
@@ -54,7 +55,6 @@ class Machinery:
     gradients: Gradients
     buffers: Buffers | None
     control: Control
-    learning_rate: LearningRate
     autocast: Callable[[], AbstractContextManager[Any]]
     gradient_weights: dict[torch.dtype, torch.Tensor]
 
@@ -77,7 +77,7 @@ def train(
     """Train until `job.last_step`, or until the ranks agree to stop. Returns whether they did."""
     machinery.gradients.ddp.train()
     while state.step < job.last_step:
-        lr = machinery.learning_rate.set_for(state.step)
+        lr = job.learning_rate.set_for(state.step)
         decision = train_step(job, state, machinery, batches, watcher)
         state.step += 1
         watcher.stepped(state, decision.loss, lr)

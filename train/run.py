@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,10 +83,3 @@ def _run(config: RunConfig, directory: Path, attempt: str) -> int:
     from train import session
 
     return session.run(config, directory, attempt)
-
-
-def exit_now(code: int) -> None:
-    """End the process without waiting for threads that sit in a dead collective."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -64,8 +64,9 @@ def run(config: RunConfig, directory: Path, attempt: str) -> int:
     shares = _shares(config, world)
     job, state = _set_up(config, world, ranges(shares)[world.rank])
     _resume(job, state, directory, fence.check if fence else lambda: None)
-    machinery = _machinery(job, state, ranges(shares))
+    # Before DDP, which would quietly give every rank the parameters of rank 0.
     _check_equal(job, state)
+    machinery = _machinery(job, ranges(shares))
     books = Books(directory, fence, job, state.step) if fence else None
     _train(job, state, machinery, Observer(job, books, stop))
     leave(world)
@@ -147,7 +148,9 @@ def _set_up(config: RunConfig, world: World, mine: range) -> tuple[Job, State]:
         last_step = math.ceil(config.epochs * order.n / config.global_batch_size)
     scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
     state = State(workload.model, build_optimizer(workload, config), scaler, step=0)
-    return Job(config, workload, world, plan, mine, last_step), state
+    # Here, because it reads the base rates: in a checkpoint's optimizer they are scheduled already.
+    rate = LearningRate(state.optimizer, config, last_step)
+    return Job(config, workload, world, plan, mine, last_step, rate), state
 
 
 def _resume(job: Job, state: State, directory: Path, may_tidy: Callable[[], None]) -> None:
@@ -183,10 +186,8 @@ def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _machinery(job: Job, state: State, all_ranges: list[range]) -> Machinery:
+def _machinery(job: Job, all_ranges: list[range]) -> Machinery:
     config, world, model = job.config, job.world, job.workload.model
-    # It reads the base rates, so it comes before any step has changed them.
-    rate = LearningRate(state.optimizer, config, job.last_step)
     gradients: Gradients
     buffers = None
     if config.reduction == "tree":
@@ -197,7 +198,7 @@ def _machinery(job: Job, state: State, all_ranges: list[range]) -> Machinery:
         gradients = AllReduceGradients(model, world, config)
     control = Control(world, job.mine, config.micro_batches)
     autocast = partial(_autocast, config.precision, world.device.type)
-    return Machinery(gradients, buffers, control, rate, autocast, {})
+    return Machinery(gradients, buffers, control, autocast, {})
 
 
 def _autocast(precision: str, device: str) -> AbstractContextManager[Any]:

@@ -116,7 +116,7 @@ def test_a_file_that_runs_code_when_unpickled_is_not_loaded(tmp_path: Path) -> N
             return (os.system, (f"touch {tmp_path}/pwned",))
 
     checkpoint.write(tmp_path, 1, {"model.pt": Bomb()}, {}, "a-1", lambda: None)
-    with pytest.raises(Exception, match="weights_only|Weights only"):
+    with pytest.raises(Exception, match=r"weights_only|Weights only"):
         checkpoint.read(tmp_path, 1).load("model.pt")
     assert not (tmp_path / "pwned").exists()
 

@@ -52,7 +52,7 @@ def test_every_division_among_ranks_gives_the_same_expression(leaves: int) -> No
             local = [carry_out(tree.owned(r, leaves), [str(v) for v in r]) for r in mine]
             stage = tree.stage([tree.owned(r, leaves).nodes for r in mine], leaves)
             assert stage.rows == tuple(map(len, local))
-            assert carry_out(stage.fold, sum(local, [])) == [whole_tree(leaves)], shares
+            assert carry_out(stage.fold, [*itertools.chain(*local)]) == [whole_tree(leaves)], shares
 
 
 @pytest.mark.parametrize("hosts", [[2, 2], [4, 4], [2, 2, 2], [3, 3], [2, 1], [1, 1, 1], [5]])

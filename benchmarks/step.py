@@ -1,0 +1,209 @@
+"""What a step costs: our loop against a bare DDP loop, the tree against DDP's own all-reduce.
+
+Every contender is set up in the same processes and takes its turn for a block of steps, again and
+again, so a machine whose speed drifts drifts for all of them. Printed are the medians over the
+blocks, their spread, and the ratios block by block.
+
+  ours/tree       train/ as a job runs it: metrics row and progress line each step
+  ours/allreduce  the same with reduction: allreduce
+  bare            a DDP loop written by hand: same model, micro-batches, optimizer and dataset
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+GPT = "--arg=dropout=0.1 --optimizer=adamw --grad-clip=1.0 --global-batch-size=16"
+# name -> (argv of the run, processes to measure with)
+CASES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "gpt 0.8M, 8 micro-batches": (
+        f"--workload=gpt {GPT} --micro-batch-size=2 --arg=max_bytes=2000000",
+        (1, 2, 4),
+    ),
+    "gpt 7.3M, one micro-batch each": (
+        f"--workload=gpt {GPT} --micro-batch-size=@SHARE --arg=max_bytes=2000000 "
+        "--arg=width=384 --arg=heads=6 --arg=seq_len=64",
+        (1, 2, 4),
+    ),
+    "mnist-sized toy, batch norm": (
+        "--workload=toy --arg=batch_norm=true --arg=hidden=256 --optimizer=sgd "
+        "--global-batch-size=64 --micro-batch-size=@SHARE",
+        (1, 2),
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--blocks", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a block, about")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(json.loads(options.worker), options.blocks, options.seconds)
+        return
+    results = []
+    for name, (argv, worlds) in CASES.items():
+        for world in worlds if options.only in name else ():
+            results.append(measure(name, argv, world, options))
+            print_result(results[-1])
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def measure(name: str, argv: str, world: int, options: argparse.Namespace) -> dict[str, Any]:
+    batch = next(int(a.split("=")[1]) for a in argv.split() if a.startswith("--global-batch"))
+    words = argv.replace("@SHARE", str(batch // world)).split()
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "result.json"
+        case = {"argv": words, "directory": directory, "out": str(out)}
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            "--local-addr=127.0.0.1", f"--nproc-per-node={world}", __file__,
+            f"--blocks={options.blocks}", f"--seconds={options.seconds}",
+            f"--worker={json.dumps(case)}",
+        ]  # fmt: skip
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        done = subprocess.run(command, env=env, timeout=600, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(done.stdout + done.stderr)
+        return {"case": name, "processes": world, "ms": json.loads(out.read_text())}
+
+
+def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
+    """One rank: set up every contender, then let them take turns."""
+    from train.config import parse
+    from train.dist import Place, join
+    from train.manifest import pin
+
+    place = Place.from_environment(os.environ)
+    pin(1)
+    world = join(place, "gloo", 60, 60)
+    fixed = ["--steps=1000000", "--checkpoint-dir=.", *case["argv"]]
+    contenders = {
+        "bare": bare(parse(fixed), world),
+        "ours/tree": ours(parse(fixed), world, Path(case["directory"]) / "tree"),
+        "ours/allreduce": ours(
+            parse([*fixed, "--reduction=allreduce"]), world, Path(case["directory"]) / "allreduce"
+        ),
+    }
+    for run in contenders.values():
+        run(3)
+    began = time.perf_counter()
+    contenders["bare"](5)
+    steps = max(3, round(seconds * 5 / (time.perf_counter() - began)))
+    steps = world.gather(steps)[0]
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(blocks):
+        for name, run in contenders.items():
+            world.barrier()
+            began = time.perf_counter()
+            run(steps)
+            times[name].append((time.perf_counter() - began) / steps * 1e3)
+    if world.rank == 0:
+        Path(case["out"]).write_text(json.dumps(times))
+    world.barrier()
+    os._exit(0)
+
+
+def ours(config: Any, world: Any, directory: Path) -> Callable[[int], None]:
+    """The trainer as a job has it, with its books kept in `directory`."""
+    from train import session
+    from train.books import Books
+    from train.data import MicroBatchFetcher, micro_batches, ranges
+    from train.lock import Fence, claim
+    from train.loop import train
+    from train.stop import StopRequest
+
+    shares = session._shares(config, world)
+    job, state = session._set_up(config, world, ranges(shares)[world.rank])
+    machinery = session._machinery(job, ranges(shares))
+    books = None
+    if world.rank == 0:
+        sys.stdout = io.StringIO()
+        books = Books(directory, Fence(directory, claim(directory, "bench", os.getpid())), job, 0)
+    directory.mkdir(exist_ok=True, parents=True)
+    observer = session.Observer(job, books, StopRequest(directory / "stop"))
+    fetcher = MicroBatchFetcher(job.workload.dataset, job.plan, job.workload.collate)
+    batches = micro_batches(fetcher, job.mine, 0, job.last_step, 0, 60, pin_memory=False)
+
+    def run(steps: int) -> None:
+        until = dataclasses.replace(job, last_step=state.step + steps)
+        train(until, state, machinery, batches, observer)
+
+    return run
+
+
+def bare(config: Any, world: Any) -> Callable[[int], None]:
+    """What one writes by hand: nothing but DDP, gradient accumulation, clipping and the optimizer."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from train import session
+    from train.data import batch_reader, ranges
+
+    shares = session._shares(config, world)
+    job, state = session._set_up(config, world, ranges(shares)[world.rank])
+    model = DistributedDataParallel(job.workload.model, gradient_as_bucket_view=True)
+    read = batch_reader(job.workload.dataset, job.workload.collate)
+    samples, each = len(job.workload.dataset), config.micro_batch_size
+    mine = len(job.mine)
+    position = 0
+
+    def run(steps: int) -> None:
+        nonlocal position
+        for step in range(steps):
+            state.optimizer.zero_grad(set_to_none=True)
+            for i in range(mine):
+                start = (position * world.size + world.rank) * each % (samples - each)
+                batch = read(list(range(start, start + each)))
+                position += 1
+                with nullcontext() if i == mine - 1 else model.no_sync():
+                    loss = job.workload.loss(model, batch) / mine
+                    loss.backward()
+            if config.grad_clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+            state.optimizer.step()
+            if step % config.log_every == 0:
+                loss.item()
+
+    return run
+
+
+def print_result(result: dict[str, Any]) -> None:
+    print(f"\n{result['case']}, {result['processes']} process(es)")
+    times = result["ms"]
+    for name, values in times.items():
+        print(
+            f"  {name:<15} {statistics.median(values):9.3f} ms a step"
+            f"   ({min(values):.3f} … {max(values):.3f})"
+        )
+    for a, b in (("ours/tree", "bare"), ("ours/tree", "ours/allreduce")):
+        ratios = [x / y for x, y in zip(times[a], times[b], strict=True)]
+        more = statistics.median(x - y for x, y in zip(times[a], times[b], strict=True)) * 1e3
+        print(
+            f"  {a} / {b}: {statistics.median(ratios):.3f}   ({min(ratios):.3f} … "
+            f"{max(ratios):.3f}), {more:+.0f} µs a step"
+        )
+
+
+if __name__ == "__main__":
+    main()

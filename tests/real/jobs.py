@@ -1,0 +1,204 @@
+"""Jobs as a user starts them: a spec, `ddpgen render`, `bash local.sh`, and what they leave behind.
+
+Owns rendering a spec into a bundle, a running job whose output can be waited for line by line, and
+the reading of checkpoints and metrics. Knows nothing of what is being tested.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+# A start takes a few seconds, on a loaded machine with four processes on two cores many more.
+PATIENCE_S = 120.0
+
+GPT: dict[str, Any] = {
+    "workload": "gpt",
+    "steps": 30,
+    "global_batch_size": 8,
+    "micro_batch_size": 1,
+    "optimizer": "adamw",
+    "lr": 1e-3,
+    "schedule": "cosine",
+    "grad_clip": 1.0,
+    "seed": 5,
+    "log_every": "1 steps",
+    "args": {
+        "depth": 2,
+        "width": 32,
+        "heads": 2,
+        "seq_len": 16,
+        "dropout": 0.2,
+        "max_bytes": 20_000,
+    },
+}
+
+
+def spec(train: dict[str, Any], **job: Any) -> dict[str, Any]:
+    """A job spec: `train` with these job fields around it."""
+    return {"name": "job", "python": sys.executable, **job, "train": train}
+
+
+def render(place: Path, job: dict[str, Any], code: dict[str, str] | None = None) -> Path:
+    """Write the spec (and the user's files) into `place`, render it; returns the bundle."""
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in (code or {}).items():
+        (place / name).write_text(text)
+    if code:
+        job = {**job, "code": sorted(code)}
+    (place / "job.yaml").write_text(yaml.safe_dump(job, allow_unicode=True))
+    bundle = place / "bundle"
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpgen", "render", str(place / "job.yaml"), "--target", "local",
+         "-o", str(bundle)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return bundle
+
+
+class Job:
+    """A started local.sh. Its lines, standard error among them, are kept and can be waited for."""
+
+    def __init__(self, bundle: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            ["bash", str(bundle / "local.sh"), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, **(env or {})},
+        )
+        self.lines: list[str] = []
+        self._coming: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._coming.put(line.rstrip("\n"))
+        self._coming.put(None)
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Read on until a line matches."""
+        for line in self._more():
+            found = re.search(pattern, line)
+            if found:
+                return found
+        raise AssertionError(f"ended without a line like {pattern!r}:\n{self.output}")
+
+    def until_step(self, step: int) -> None:
+        """Read on until a progress line says that `step` steps or more are complete."""
+        for line in self._more():
+            found = re.match(r"step +(\d+)/", line)
+            if found and int(found[1]) >= step:
+                return
+        raise AssertionError(f"ended before step {step}:\n{self.output}")
+
+    def end(self) -> int:
+        """Read everything to come and return the exit code."""
+        for _ in self._more():
+            pass
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return self.process.wait(PATIENCE_S)
+
+    def _more(self) -> Iterator[str]:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                line = self._coming.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                self.process.send_signal(signal.SIGKILL)
+                raise TimeoutError(f"no end in {PATIENCE_S} s:\n{self.output}") from None
+            if line is None:
+                return
+            self.lines.append(line)
+            yield line
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def agent(self) -> int:
+        """Process id of torchrun's agent."""
+        return children(self.process.pid)[0]
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers, in order of start: local rank 0 first."""
+        return children(self.agent())
+
+
+def run(bundle: Path, *arguments: str, env: dict[str, str] | None = None) -> Job:
+    """Start a job and read it to its end."""
+    job = Job(bundle, *arguments, env=env)
+    job.end()
+    return job
+
+
+def children(pid: int) -> list[int]:
+    """Children of a process, oldest first."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return sorted(int(word) for word in text.split())
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted(
+        p.parent for p in directory.glob("step-*/checkpoint.json") if p.parent.suffix == ""
+    )
+
+
+def final_tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """The model of the newest checkpoint."""
+    loaded: dict[str, torch.Tensor] = torch.load(
+        checkpoints(directory)[-1] / "model.pt", weights_only=True
+    )
+    return loaded
+
+
+def assert_same_bits(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        other = got[name]
+        assert other.dtype == tensor.dtype, name
+        # Compared as bytes: equal() would take -0.0 for 0.0 and no NaN for another.
+        assert torch.equal(other.view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)), (
+            name
+        )
+
+
+def rows(directory: Path, kind: str = "step") -> list[dict[str, Any]]:
+    """All rows of metrics.jsonl of one kind, in the order written. Torn lines are passed over."""
+    found = []
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row["kind"] == kind:
+            found.append(row)
+    return found
+
+
+def committed(directory: Path) -> list[dict[str, Any]]:
+    """The steps that led to the newest checkpoint: for each the row that was written last."""
+    last = {row["step"]: row for row in rows(directory)}
+    newest = int(checkpoints(directory)[-1].name.removeprefix("step-"))
+    return [last[step] for step in sorted(last) if step <= newest]

@@ -1,0 +1,220 @@
+"""Disks, rivals and second thoughts: what goes wrong around a run costs a message, never the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.real import jobs
+
+pytestmark = pytest.mark.real
+TRAIN: dict[str, Any] = {**jobs.GPT, "steps": 40}
+
+
+def rendered(place: Path, train: dict[str, Any] = TRAIN, **job: Any) -> Path:
+    job = {"checkpoint": {"dir": str(place / "ckpt"), "every": "4 steps"}, **job}
+    return jobs.render(place / "job", jobs.spec(train, procs_per_node=2, **job))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    place = tmp_path_factory.mktemp("undisturbed")
+    done = jobs.run(rendered(place))
+    assert done.process.returncode == 0, done.output
+    return jobs.final_tensors(place / "ckpt")
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint directory of a run that was killed after a few checkpoints."""
+    place = tmp_path_factory.mktemp("half")
+    job = jobs.Job(rendered(place))
+    job.until_step(13)
+    for pid in job.workers():
+        os.kill(pid, signal.SIGKILL)
+    job.until("resuming at step")
+    job.until_step(14)
+    (place / "ckpt" / "stop").touch()
+    assert job.end() == 75, job.output
+    return place / "ckpt"
+
+
+def truncate(newest: Path) -> None:
+    os.truncate(newest / "model.pt", 1000)
+
+
+def flip_a_bit(newest: Path) -> None:
+    content = bytearray((newest / "optimizer.pt").read_bytes())
+    content[len(content) // 3] ^= 0x10
+    (newest / "optimizer.pt").write_bytes(content)
+
+
+def remove_the_marker(newest: Path) -> None:
+    (newest / "checkpoint.json").unlink()
+
+
+def empty(newest: Path) -> None:
+    for path in newest.iterdir():
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate, "is not valid: model.pt has 1000 bytes instead of"),
+        (flip_a_bit, "is not valid: optimizer.pt does not match its sha256"),
+        (remove_the_marker, "is not valid: checkpoint.json is missing"),
+        (empty, "is not valid: checkpoint.json is missing"),
+    ],
+)
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_gives_the_same_bits(
+    tmp_path: Path,
+    damage: Any,
+    message: str,
+    half_done: Path,
+    undisturbed: dict[str, torch.Tensor],
+) -> None:
+    directory = tmp_path / "ckpt"
+    subprocess.run(["cp", "-a", str(half_done), str(directory)], check=True, timeout=30)
+    *_, before, newest = jobs.checkpoints(directory)
+    damage(newest)
+    job = jobs.run(rendered(tmp_path))
+    assert job.process.returncode == 0, job.output
+    assert f"{newest.name} {message}" in job.output
+    assert f"it is set aside as {newest}.corrupt" in job.output
+    assert f"resuming at step {int(before.name.removeprefix('step-'))} of 40" in job.output
+    jobs.assert_same_bits(jobs.final_tensors(directory), undisturbed)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own for the checkpoints, with hardly any room."""
+    disk = tmp_path / "ckpt"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], timeout=30
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True, timeout=30)
+
+
+def test_a_disk_that_fills_up_keeps_the_checkpoint_before_and_room_brings_the_run_home(
+    tmp_path: Path, small_disk: Path, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    bundle = rendered(tmp_path)
+    filler = small_disk / "filler"
+    job = jobs.Job(bundle)
+    job.until_step(5)
+    free = os.statvfs(small_disk)
+    filler.write_bytes(b"x" * max(0, free.f_bavail * free.f_bsize - 20_000))
+    assert job.end() == 1, job.output
+    assert "could not be written (no space left on the device); training goes on" in job.output
+    assert "no space left on the device; make room and start the job again" in job.lines[-2]
+    assert not list(small_disk.glob(".tmp-*"))
+    kept = jobs.checkpoints(small_disk)[-1]
+    filler.unlink()
+    again = jobs.run(bundle)
+    assert again.process.returncode == 0, again.output
+    assert f"resuming at step {int(kept.name.removeprefix('step-'))} of 40" in again.output
+    jobs.assert_same_bits(jobs.final_tensors(small_disk), undisturbed)
+
+
+def test_a_second_job_is_refused_while_the_first_lives_and_the_first_is_not_disturbed(
+    tmp_path: Path, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    bundle = rendered(tmp_path)
+    first = jobs.Job(bundle)
+    first.until_step(3)
+    second = jobs.run(bundle)
+    assert second.process.returncode == 69
+    assert "is in use by job 'job', attempt" in second.output
+    assert f"process {first.process.pid} on" in second.output
+    assert first.end() == 0, first.output
+    jobs.assert_same_bits(jobs.final_tensors(tmp_path / "ckpt"), undisturbed)
+
+
+def test_an_old_attempt_that_wakes_up_beside_a_new_one_ends_and_damages_nothing(
+    tmp_path: Path, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    bundle = rendered(tmp_path)
+    old = jobs.Job(bundle)
+    old.until_step(6)
+    frozen = [*old.workers(), old.agent(), old.process.pid]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    # As on a host that hangs: the lock's holder cannot be asked, somebody decides it is gone.
+    (tmp_path / "ckpt" / "lock").unlink()
+    new = jobs.run(bundle)
+    assert new.process.returncode == 0, new.output
+    before = sorted(p.name for p in (tmp_path / "ckpt").glob("step-*"))
+    status = (tmp_path / "ckpt" / "status").read_text()
+    for pid in reversed(frozen):
+        os.kill(pid, signal.SIGCONT)
+    assert old.end() == 1
+    assert "no longer holds" in old.output
+    assert "another job has taken over" in old.output
+    assert (tmp_path / "ckpt" / "status").read_text() == status
+    assert sorted(p.name for p in (tmp_path / "ckpt").glob("step-*")) == before
+    jobs.assert_same_bits(jobs.final_tensors(tmp_path / "ckpt"), undisturbed)
+
+
+def test_a_finished_job_that_is_started_again_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    bundle = rendered(tmp_path)
+    assert jobs.run(bundle).process.returncode == 0
+    newest = jobs.checkpoints(tmp_path / "ckpt")[-1]
+    inode = (newest / "model.pt").stat().st_ino
+    again = jobs.run(bundle)
+    assert again.process.returncode == 0
+    assert "resuming at step 40 of 40" in again.output
+    assert (newest / "model.pt").stat().st_ino == inode
+
+
+def test_other_settings_are_not_mixed_into_a_run_unless_asked(tmp_path: Path) -> None:
+    bundle = rendered(tmp_path)
+    assert jobs.run(bundle, "--steps=4", "--schedule=constant").process.returncode == 0
+    refused = jobs.run(bundle, "--steps=8", "--schedule=constant", "--lr=0.5")
+    assert refused.process.returncode == 1
+    assert "was written with other settings: lr: 0.001 -> 0.5" in refused.output
+    assert "add --accept-changes" in refused.lines[-2]
+    more = jobs.run(bundle, "--steps=8", "--schedule=constant")
+    assert more.process.returncode == 0, more.output
+    changed = ["--steps=10", "--schedule=constant", "--lr=0.5", "--accept-changes"]
+    assert jobs.run(bundle, *changed).process.returncode == 0
+
+
+def test_a_world_of_another_size_than_planned_is_an_error(tmp_path: Path) -> None:
+    job = jobs.run(rendered(tmp_path, restarts=0), "--world-size=3")
+    assert job.process.returncode == 1
+    assert "planned for 3 processes and started as 2" in job.lines[-2]
+
+
+def test_ranks_that_build_different_models_are_named_before_the_first_step(tmp_path: Path) -> None:
+    model = (
+        "import os, types, torch\n"
+        "def build(context):\n"
+        "    torch.manual_seed(int(os.environ['RANK']) // 2)\n"
+        "    model = torch.nn.Linear(2, 1)\n"
+        "    loss = lambda model, batch: model(batch).mean()\n"
+        "    return types.SimpleNamespace(model=model, dataset=torch.zeros(9, 2), loss=loss)\n"
+    )
+    train = {**TRAIN, "workload": "model.py:build", "args": {}}
+    spec = jobs.spec(train, procs_per_node=3)
+    job = jobs.run(jobs.render(tmp_path, spec, {"model.py": model}))
+    assert job.process.returncode == 1
+    assert "rank(s) 2 hold other parameters" in job.output
+    assert "step  1/" not in job.output
+
+
+def test_more_gpus_asked_for_than_there_are_is_named(tmp_path: Path) -> None:
+    job = jobs.run(rendered(tmp_path), "--backend=nccl", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert job.process.returncode == 1
+    assert "backend nccl needs CUDA, and this torch sees no CUDA device" in job.lines[-2]

@@ -1,0 +1,196 @@
+"""kill -9 at random steps, of one worker, of all, of torchrun's agent, of the launch script.
+
+Whatever is killed, however often, and on however many processes the job goes on: it ends in the
+weights of an undisturbed run, and its committed history has every sample exactly once. That no
+process is left behind is checked after every test by tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.real import jobs
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+STEPS = 60
+# The loss of a sample says which one it is: 4**-i for sample i, exact in float64. A step's loss is
+# the mean over its samples, so the samples that went into it can be read off metrics.jsonl: as
+# digits to the base 4, since a step across the end of an epoch may hold a sample twice.
+SAMPLES = 24
+MODEL = """
+import types
+import torch
+
+class Ledger(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3),
+            torch.nn.Linear(16, 1))
+    def forward(self, x):
+        return self.layers(x)
+
+class Data:
+    def __init__(self):
+        self.x = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(3))
+    def __len__(self):
+        return len(self.x)
+    def __getitem__(self, i):
+        return i, self.x[i]
+
+def loss(model, batch):
+    ids, x = batch
+    training = model(x).square().mean().double()
+    # Its value is the ledger's entry, its gradient the training loss's.
+    return torch.exp2(-2.0 * ids.double()).mean() + training - training.detach()
+
+def build(context):
+    return types.SimpleNamespace(model=Ledger(), dataset=Data(), loss=loss)
+""".replace("SAMPLES", str(SAMPLES))
+TRAIN: dict[str, Any] = {
+    "workload": "model.py:build",
+    "steps": STEPS,
+    "global_batch_size": 8,
+    "micro_batch_size": 2,
+    "optimizer": "adam",
+    "lr": 1e-2,
+    "schedule": "linear",
+    "log_every": "1 steps",
+}
+
+
+def rendered(place: Path, processes: int, **job: Any) -> Path:
+    """A bundle that shares its checkpoint directory with those for other process counts."""
+    job = {"checkpoint": {"dir": str(place / "ckpt"), "every": "2 steps"}, **job}
+    return jobs.render(
+        place / f"on{processes}",
+        jobs.spec(TRAIN, procs_per_node=processes, **job),
+        {"model.py": MODEL},
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    place = tmp_path_factory.mktemp("undisturbed")
+    done = jobs.run(rendered(place, 1))
+    assert done.process.returncode == 0, done.output
+    return jobs.final_tensors(place / "ckpt")
+
+
+def samples_of(row: dict[str, Any]) -> list[int]:
+    """How often each sample went into the step."""
+    total, counts = row["loss"] * TRAIN["global_batch_size"], []
+    for sample in range(SAMPLES):
+        count = int(total * 4**sample)
+        total -= count * 4.0**-sample
+        counts.append(count)
+    assert total == 0, row
+    return counts
+
+
+def assert_every_sample_is_there_once(directory: Path) -> None:
+    history = jobs.committed(directory)
+    assert [row["step"] for row in history] == list(range(1, STEPS + 1))
+    size = TRAIN["global_batch_size"]
+    assert [row["samples"] for row in history] == [[s * size, (s + 1) * size] for s in range(STEPS)]
+    consumed = [samples_of(row) for row in history]
+    assert all(sum(counts) == size for counts in consumed)
+    # Three steps are an epoch: each of them holds every sample once.
+    for epoch in range(0, STEPS, 3):
+        assert [sum(c) for c in zip(*consumed[epoch : epoch + 3], strict=True)] == [1] * SAMPLES
+
+
+def kill(victim: str, job: jobs.Job, dice: random.Random) -> None:
+    workers = job.workers()
+    if victim == "worker":
+        os.kill(dice.choice(workers), signal.SIGKILL)
+    elif victim == "all workers":
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+    elif victim == "agent":
+        os.kill(job.agent(), signal.SIGKILL)
+    else:
+        os.kill(job.process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("victim", ["worker", "all workers", "agent", "launch script"])
+def test_killed_and_relaunched_on_other_process_counts(
+    tmp_path: Path, victim: str, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    dice = random.Random(f"{victim} {os.environ.get('DDPGEN_TEST_SEED', '0')}")
+    bundles = {n: rendered(tmp_path, n, restarts=0) for n in (1, 2, 3)}
+    directory, step, processes = tmp_path / "ckpt", 0, 0
+    for _ in range(5):
+        processes = dice.choice([n for n in bundles if n != processes])
+        job = jobs.Job(bundles[processes])
+        step += dice.randint(2, 8)
+        job.until_step(step)
+        kill(victim, job, dice)
+        code = job.end()
+        if victim == "launch script":
+            assert code == -signal.SIGKILL
+        else:
+            assert code == 1, job.output
+            assert "to go on from the newest checkpoint" in job.output
+    last = jobs.run(bundles[3 if processes != 3 else 2])
+    assert last.process.returncode == 0, last.output
+    jobs.assert_same_bits(jobs.final_tensors(directory), undisturbed)
+    assert_every_sample_is_there_once(directory)
+
+
+def test_torchrun_restarts_crashed_workers_by_itself(
+    tmp_path: Path, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    job = jobs.Job(rendered(tmp_path, 2, restarts=3))
+    dice = random.Random(1)
+    for step in (9, 25, 41):
+        job.until_step(step)
+        kill("worker", job, dice)
+        job.until("resuming at step")
+    assert job.end() == 0, job.output
+    jobs.assert_same_bits(jobs.final_tensors(tmp_path / "ckpt"), undisturbed)
+    assert_every_sample_is_there_once(tmp_path / "ckpt")
+    assert {row["generation"] for row in jobs.rows(tmp_path / "ckpt")} == {1, 2, 3, 4}
+
+
+def test_it_gives_up_when_nothing_is_committed_between_two_crashes(tmp_path: Path) -> None:
+    crashing = MODEL.replace(
+        "def loss(model, batch):",
+        "calls = 0\ndef loss(model, batch):\n"
+        "    global calls\n    calls += 1\n    assert calls < 40, 'the bug of the user'",
+    )
+    bundle = jobs.render(
+        tmp_path,
+        jobs.spec({**TRAIN, "steps": 500}, restarts=9, checkpoint={"every": "1h"}),
+        {"model.py": crashing},
+    )
+    job = jobs.run(bundle)
+    assert job.process.returncode == 1
+    assert job.output.count("AssertionError: the bug of the user") > 0
+    # Two crashes, then a start that sees them; nine restarts were allowed.
+    assert len(jobs.rows(tmp_path / "checkpoints" / "job", "start")) == 2
+    assert "crashed twice without committing a step after step 0; giving up" in job.output
+    status = (tmp_path / "checkpoints" / "job" / "status").read_text()
+    assert status.startswith("failed ")
+    assert "giving up" in job.lines[-2]
+
+
+def test_a_fault_that_no_restart_can_cure_is_met_once(tmp_path: Path) -> None:
+    bundle = jobs.render(
+        tmp_path,
+        jobs.spec({**TRAIN, "args": {"dept": 3}}, procs_per_node=2, restarts=3),
+        {"model.py": MODEL},
+    )
+    job = jobs.run(bundle)
+    assert job.process.returncode == 1
+    assert "train.args.dept: workload 'model.py:build' has no such argument" in job.output
+    assert 'Traceback (most recent call last):\n  File "train' not in job.output
+    assert job.output.count("ddpgen rank 0: train.args.dept") == 1
