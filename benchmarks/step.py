@@ -37,13 +37,13 @@ CASES: dict[str, tuple[str, tuple[int, ...]]] = {
         (1, 2, 4),
     ),
     "gpt 7.3M, one micro-batch each": (
-        f"--workload=gpt {GPT} --micro-batch-size=@SHARE --arg=max_bytes=2000000 "
-        "--arg=width=384 --arg=heads=6 --arg=seq_len=64",
+        f"--workload=gpt {GPT} --micro-batch-size=@SHARE --arg=max_bytes=2000000"
+        + " --arg=width=384 --arg=heads=6 --arg=seq_len=64",
         (1, 2, 4),
     ),
     "mnist-sized toy, batch norm": (
-        "--workload=toy --arg=batch_norm=true --arg=hidden=256 --optimizer=sgd "
-        "--global-batch-size=64 --micro-batch-size=@SHARE",
+        "--workload=toy --arg=batch_norm=true --arg=hidden=256 --optimizer=sgd"
+        + " --global-batch-size=64 --micro-batch-size=@SHARE",
         (1, 2),
     ),
 }
@@ -82,7 +82,9 @@ def measure(name: str, argv: str, world: int, options: argparse.Namespace) -> di
             f"--worker={json.dumps(case)}",
         ]  # fmt: skip
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        done = subprocess.run(command, env=env, timeout=600, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env=env, timeout=600, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             sys.exit(done.stdout + done.stderr)
         return {"case": name, "processes": world, "ms": json.loads(out.read_text())}
@@ -143,7 +145,7 @@ def ours(config: Any, world: Any, directory: Path) -> Callable[[int], None]:
     directory.mkdir(exist_ok=True, parents=True)
     observer = session.Observer(job, books, StopRequest(directory / "stop"))
     fetcher = MicroBatchFetcher(job.workload.dataset, job.plan, job.workload.collate)
-    batches = micro_batches(fetcher, job.mine, 0, job.last_step, 0, 60, pin_memory=False)
+    batches = micro_batches(fetcher, job.mine, range(job.last_step), 0, 60, pin_memory=False)
 
     def run(steps: int) -> None:
         until = dataclasses.replace(job, last_step=state.step + steps)
@@ -164,8 +166,9 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
     job, state = session._set_up(config, world, ranges(shares)[world.rank])
     model = DistributedDataParallel(job.workload.model, gradient_as_bucket_view=True)
     read = batch_reader(job.workload.dataset, job.workload.collate)
-    samples, each = len(job.workload.dataset), config.micro_batch_size
-    mine = len(job.mine)
+    each, mine = config.micro_batch_size, len(job.mine)
+    # As a sampler would: a shuffled epoch, gone through again and again.
+    order = torch.randperm(len(job.workload.dataset)).tolist()
     position = 0
 
     def run(steps: int) -> None:
@@ -173,8 +176,8 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
         for step in range(steps):
             state.optimizer.zero_grad(set_to_none=True)
             for i in range(mine):
-                start = (position * world.size + world.rank) * each % (samples - each)
-                batch = read(list(range(start, start + each)))
+                start = (position * world.size + world.rank) * each % (len(order) - each)
+                batch = read(order[start : start + each])
                 position += 1
                 with nullcontext() if i == mine - 1 else model.no_sync():
                     loss = job.workload.loss(model, batch) / mine

@@ -2,7 +2,8 @@
 
 Owns the rule: every micro-batch of a step starts from the same buffer values; a floating buffer
 then becomes start + mean over v of its change, summed in the step's tree, an integer buffer
-start + sum of its changes. So the values depend on no process count. Knows nothing of BatchNorm.
+start + sum of its changes. So the values depend on no process count. Knows nothing of BatchNorm,
+but for one fact: its kernels write to buffers without torch counting the write.
 """
 
 from __future__ import annotations
@@ -10,121 +11,137 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch.nn.modules.batchnorm import _NormBase
 
-from train.dist import World
 from train.errors import TrainError
 from train.reduce import LocalSums, TreeReducer, flatten
 
 
 class Buffers:
-    """The buffers of one model. Call in order, every step: begin, (restore, changed, keep) for each
-    micro-batch, combine."""
+    """The buffers of one model.
+
+    Called in this order, every step: begin; for each micro-batch restore, the forward pass, changed,
+    and keep after its backward pass (the last one: launch before it); combine.
+
+    Those known to change are summed while the last backward pass runs. One that is first seen to
+    change is combined after it, and known from then on.
+    """
 
     def __init__(
-        self, model: torch.nn.Module, world: World, reducer: TreeReducer, mine: range, leaves: int
+        self, model: torch.nn.Module, reducer: TreeReducer, mine: range, leaves: int
     ) -> None:
-        self._names = [name for name, _ in model.named_buffers()]
-        self._live = [buffer for _, buffer in model.named_buffers()]
+        places = [(m, n) for m in model.modules() for n, b in m.named_buffers(recurse=False)]
+        unique = {id(m._buffers[n]): (m, n) for m, n in reversed(places)}
+        self._places = list(reversed(unique.values()))
+        self._live = [_get(module, name) for module, name in self._places]
         self._start = [buffer.clone() for buffer in self._live]
         self._versions = [buffer._version for buffer in self._live]
-        # torch counts the writes to a tensor, but its batch norm kernels write uncounted.
-        self._silent = set(_norm_statistics(model))
-        self._first_step = True
-        self._model, self._world, self._reducer = model, world, reducer
-        self._sums, self._leaves = LocalSums(mine, leaves), leaves
-
-    def __len__(self) -> int:
-        return len(self._names)
+        self._known: list[int] = []
+        self._known_sums, self._new_sums = LocalSums(mine, leaves), LocalSums(mine, leaves)
+        self._total: torch.futures.Future[torch.Tensor] | None = None
+        self._reducer, self._leaves = reducer, leaves
+        # Writes that torch does not count are found by value, in the first step; batch norm's are
+        # expected even if a step has none, because such a layer may be frozen at first.
+        self._by_value = True
+        self._uncounted = {
+            i for i, (module, _) in enumerate(self._places) if isinstance(module, _NormBase)
+        }
 
     def begin(self) -> None:
-        self._sums.reset()
+        self._known_sums.reset()
+        self._new_sums.reset()
 
     def restore(self) -> None:
-        """Put back the values the step started with, where a forward pass has changed them."""
-        for i in self._changed():
-            self._live[i].copy_(self._start[i])
-            self._versions[i] = self._live[i]._version
+        """Put back the values the step started with."""
+        for i in (*self._known, *self._newly_changed()):
+            self._put_back(i)
+
+    def _put_back(self, i: int) -> None:
+        self._live[i].copy_(self._start[i])
+        self._versions[i] = self._live[i]._version
 
     def changed(self) -> list[float]:
-        """1.0 for each buffer the forward pass wrote to: what the ranks agree on by adding up."""
-        current = [buffer for _, buffer in self._model.named_buffers()]
-        for name, was, now in zip(self._names, self._live, current, strict=True):
-            if was is not now:
+        """1.0 for each buffer, not known yet, that has changed: the ranks add these up to agree."""
+        for (module, name), live in zip(self._places, self._live, strict=True):
+            if module._buffers[name] is not live:
                 raise TrainError(
-                    f"buffer {name!r} was replaced by a new tensor during the forward pass; write "
-                    "into it instead (self.buffer.copy_(...)), so that the processes can share it"
+                    f"buffer {name!r} of {type(module).__name__} was replaced by a new tensor during "
+                    "the forward pass; write into it instead (self.buffer.copy_(...)), so that the "
+                    "processes can share it"
                 )
-        changed = set(self._changed())
-        return [float(i in changed) for i in range(len(self._names))]
+        new = set(self._newly_changed())
+        return [float(i in new) for i in range(len(self._live))]
 
-    def _changed(self) -> list[int]:
-        if self._first_step:
-            # By value as well, once: another kernel may write uncounted too.
-            pairs = enumerate(zip(self._live, self._start, strict=True))
-            self._silent |= {i for i, (b, start) in pairs if not torch.equal(b, start)}
-        return [
-            i
-            for i, b in enumerate(self._live)
-            if i in self._silent or b._version != self._versions[i]
-        ]
+    def _newly_changed(self) -> list[int]:
+        known = set(self._known)
+        return [i for i in range(len(self._live)) if i not in known and self._differs(i)]
+
+    def _differs(self, i: int) -> bool:
+        live, start = self._live[i], self._start[i]
+        return (
+            live._version != self._versions[i]
+            or i in self._uncounted
+            or (self._by_value and not torch.equal(live, start))
+        )
 
     def keep(self) -> None:
         """After a micro-batch that is not the last: take its changes into the local sums."""
-        self._sums.push(self._deltas())
+        self._known_sums.push([self._change(self._known)])
+        new: list[torch.Tensor | None] = [None] * len(self._live)
+        for i in self._newly_changed():
+            new[i] = self._change([i])
+        self._new_sums.push(new)
 
-    def _deltas(self) -> list[torch.Tensor | None]:
-        deltas: list[torch.Tensor | None] = [None] * len(self._names)
-        for i in self._changed():
-            live, start = self._live[i], self._start[i]
-            if live.dtype == torch.bool or live.is_complex():
+    def _change(self, which: list[int]) -> torch.Tensor:
+        """What these buffers have changed by, flat, in double precision: integers stay exact."""
+        if not which:
+            return torch.zeros(0, dtype=torch.float64)
+        for i in which:
+            if self._live[i].dtype == torch.bool or self._live[i].is_complex():
                 raise TrainError(
-                    f"buffer {self._names[i]!r} of type {live.dtype} changes during training; only "
-                    "real and integer buffers can be combined over micro-batches"
+                    f"buffer {self._places[i][1]!r} of type {self._live[i].dtype} changes during "
+                    "training; only real and integer buffers can be combined over micro-batches"
                 )
-            deltas[i] = live - start
-        return deltas
+        live = torch.cat([self._live[i].reshape(-1).double() for i in which])
+        return live.sub_(torch.cat([self._start[i].reshape(-1).double() for i in which]))
+
+    def launch(self) -> None:
+        """After the last forward pass: start to sum over the ranks what is known to change."""
+        self._total = None
+        if self._known:
+            self._total = self._sum(self._known_sums, [0], [self._change(self._known)])
+
+    def _sum(
+        self, sums: LocalSums, pick: list[int], last: list[torch.Tensor]
+    ) -> torch.futures.Future[torch.Tensor]:
+        rows = [flatten(row, last) for row in sums.finish(pick, last)]
+        return self._reducer.reduce(rows, rows[-1])
 
     def combine(self, changed_somewhere: Sequence[float]) -> None:
-        """After the last micro-batch: give every rank the combined values of this step."""
-        picked = [i for i, n in enumerate(changed_somewhere) if n]
-        last = self._deltas()
-        for floating in (True, False):
-            # One exchange for each type, as parts of one flat tensor have to be of one type.
-            for dtype in sorted({self._live[i].dtype for i in picked}, key=str):
-                if dtype.is_floating_point == floating:
-                    self._combine([i for i in picked if self._live[i].dtype == dtype], last)
-        for i in picked:
-            self._live[i].copy_(self._start[i])
-            self._versions[i] = self._live[i]._version
-        self._first_step = False
+        """After the last backward pass: give every rank the combined values of this step."""
+        if self._total is not None:
+            self._apply(self._known, self._total.wait())
+        new = [i for i, n in enumerate(changed_somewhere) if n]
+        if new:
+            total = self._sum(self._new_sums, new, [self._change([i]) for i in new])
+            self._apply(new, total.wait())
+            self._known = sorted((*self._known, *new))
+        for i in self._known:
+            self._put_back(i)
+        self._by_value = False
 
-    def _combine(self, pick: list[int], last: list[torch.Tensor | None]) -> None:
-        shapes = [self._live[i] for i in pick]
-        final = [torch.zeros_like(self._live[i]) if last[i] is None else last[i] for i in pick]
-        rows = [flatten(row, shapes) for row in self._sums.finish(pick, final)]  # type: ignore[arg-type]
-        total = rows[-1]
-        if shapes[0].is_floating_point():
-            self._reducer.reduce(rows, total).wait()
-            total.div_(self._leaves)
-        else:
-            for row in rows[:-1]:
-                total.add_(row)
-            if self._world.size > 1:
-                exact = total.cpu()  # integers add up the same in any order
-                dist.all_reduce(exact, group=self._world.control)
-                total.copy_(exact)
-        for i, delta in zip(pick, total.split([s.numel() for s in shapes]), strict=True):
-            self._start[i].add_(delta.view_as(self._start[i]))
+    def _apply(self, which: list[int], total: torch.Tensor) -> None:
+        """Move the start values on by the summed changes."""
+        sizes = [self._start[i].numel() for i in which]
+        for i, change in zip(which, total.split(sizes), strict=True):
+            start = self._start[i]
+            if start.is_floating_point():
+                start.copy_(start.double() + change.view_as(start) / self._leaves)
+            else:
+                start.add_(change.view_as(start).to(start.dtype))
 
 
-def _norm_statistics(model: torch.nn.Module) -> list[int]:
-    """Numbers, among the model's buffers, of the statistics of batch and instance norms."""
-    owned = {
-        id(buffer)
-        for module in model.modules()
-        if isinstance(module, _NormBase)
-        for buffer in module.buffers(recurse=False)
-    }
-    return [i for i, buffer in enumerate(model.buffers()) if id(buffer) in owned]
+def _get(module: torch.nn.Module, name: str) -> torch.Tensor:
+    buffer = module._buffers[name]
+    assert buffer is not None
+    return buffer

@@ -34,12 +34,11 @@ class Control:
 
     def ask(self, losses: list[torch.Tensor], stop: bool, changed: list[float]) -> None:
         """Send this rank's losses and wishes on their way."""
-        vector = torch.zeros(1 + self._count + len(changed), dtype=torch.float64)
-        vector[0] = float(stop)
-        for v, loss in zip(self._mine, losses, strict=True):
-            vector[1 + v] = loss.double().reshape(())
-        if changed:
-            vector[1 + self._count :] = torch.tensor(changed, dtype=torch.float64)
+        slots = [0.0] * self._count
+        # All at once: on a GPU every look at a number waits for it.
+        values = torch.stack([loss.reshape(()) for loss in losses]).tolist()
+        slots[self._mine.start : self._mine.stop] = values
+        vector = torch.tensor([float(stop), *slots, *changed], dtype=torch.float64)
         self._asked = vector
         if self._world.size > 1:
             self._work = dist.all_reduce(vector, group=self._world.control, async_op=True)

@@ -15,7 +15,7 @@ import itertools
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, default_collate
@@ -24,7 +24,9 @@ from train import leash, rng
 from train.errors import TrainError
 from train.workload import Dataset
 
-_MASK64 = (1 << 64) - 1
+_FEW = 48
+_BLOCK = 2048
+_Integers = TypeVar("_Integers", int, torch.Tensor)
 
 
 class SampleOrder:
@@ -51,21 +53,45 @@ class SampleOrder:
         self._epoch = -1
         self._keys: list[tuple[int, int, int, int]] = []
 
-    def index(self, position: int) -> int:
-        """The sample at `position` of the endless stream."""
-        epoch, x = divmod(position, self.n)
+    def indices(self, positions: torch.Tensor) -> list[int]:
+        """The samples at these positions (int64, one dimension, ascending) of the endless stream."""
+        epochs, offsets = positions // self.n, positions % self.n
+        found: list[int] = []
+        values, counts = torch.unique_consecutive(epochs, return_counts=True)
+        for epoch, part in zip(values.tolist(), offsets.split(counts.tolist()), strict=True):
+            found += self._permute(epoch, part)
+        return found
+
+    def _permute(self, epoch: int, offsets: torch.Tensor) -> list[int]:
         if epoch != self._epoch:
             self._epoch, self._keys = epoch, self._keys_of(epoch)
-        low_bits, low_mask, high_mask, n = self._low_bits, self._low_mask, self._high_mask, self.n
-        while True:
-            high, low = x >> low_bits, x & low_mask
-            # Each half round is undone by itself, so unequal halves still permute.
-            for add, multiply, add_too, multiply_too in self._keys:
-                high ^= ((low + add) * multiply & _MASK64) >> 32 & high_mask
-                low ^= ((high + add_too) * multiply_too & _MASK64) >> 32 & low_mask
-            x = high << low_bits | low
-            if x < n:
-                return x
+        # Below some dozens of samples, tensor operations cost more than Python's own arithmetic.
+        if len(offsets) < _FEW:
+            return [self._one(offset) for offset in offsets.tolist()]
+        result = self._rounds(offsets)
+        while (outside := result >= self.n).any():
+            result[outside] = self._rounds(result[outside])
+        indices: list[int] = result.tolist()
+        return indices
+
+    def _one(self, x: int) -> int:
+        while (x := self._rounds(x)) >= self.n:
+            pass
+        return x
+
+    def _rounds(self, x: _Integers) -> _Integers:
+        """One pass of the network, on an int or on a tensor of them, with the same result.
+
+        Tensors wrap around at 64 bits where ints grow, and shift in copies of the sign; neither
+        reaches the bits that the masks, of 32 bits at most, let through.
+        """
+        low_mask, high_mask = self._low_mask, self._high_mask
+        high, low = x >> self._low_bits, x & low_mask
+        # Each half round is undone by itself, so unequal halves still permute.
+        for add, multiply, add_too, multiply_too in self._keys:
+            high = high ^ ((low + add) * multiply >> 32 & high_mask)
+            low = low ^ ((high + add_too) * multiply_too >> 32 & low_mask)
+        return high << self._low_bits | low
 
     def _keys_of(self, epoch: int) -> list[tuple[int, int, int, int]]:
         def key(i: int) -> int:
@@ -75,10 +101,6 @@ class SampleOrder:
             (key(i), key(i + 1) | 1, key(i + 2), key(i + 3) | 1)
             for i in range(0, 4 * self.ROUNDS, 4)
         ]
-
-    def indices(self, start: int, count: int) -> list[int]:
-        """The samples at positions start … start + count - 1."""
-        return [self.index(g) for g in range(start, start + count)]
 
 
 def shares_evenly(micro_batches: int, world_size: int) -> tuple[int, ...]:
@@ -117,28 +139,52 @@ class BatchPlan:
         """First and one-past-last position of the sample stream that `step` consumes."""
         return step * self.global_batch_size, (step + 1) * self.global_batch_size
 
-    def indices(self, step: int, v: int) -> list[int]:
-        start = step * self.global_batch_size + v * self.micro_batch_size
-        return self.order.indices(start, self.micro_batch_size)
+    def indices(self, mine: range, steps: range) -> Iterator[list[int]]:
+        """The samples of micro-batches `mine` of each of `steps`, one list a micro-batch, in order.
+
+        Worked out for many steps at a time, so that a step costs next to nothing.
+        """
+        size = self.micro_batch_size
+        each = torch.arange(mine.start * size, mine.stop * size)
+        at_once = max(1, _BLOCK // len(each))
+        for first in range(steps.start, steps.stop, at_once):
+            block = torch.arange(first, min(first + at_once, steps.stop)) * self.global_batch_size
+            found = self.order.indices((block[:, None] + each).reshape(-1))
+            for start in range(0, len(found), size):
+                yield found[start : start + size]
+
+
+@dataclass(frozen=True)
+class MicroBatchKey:
+    """One micro-batch: where it stands in the run, and the samples it is made of."""
+
+    step: int
+    v: int
+    indices: list[int]
 
 
 class MicroBatchFetcher:
-    """Fetches the batch of a (step, v) key: `fetcher[step, v]`.
+    """Fetches batches by key: `fetcher[MicroBatchKey(step, v, indices)]`.
 
-    Random state is set from the key before the samples are read, so an augmentation draws the same
+    Random state is set from (step, v) before the samples are read, so an augmentation draws the same
     numbers in this process, in a DataLoader worker, or on another machine.
     """
 
     def __init__(
         self, dataset: Dataset, plan: BatchPlan, collate: Callable[[list[Any]], Any] | None
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         self._read = batch_reader(dataset, collate)
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        step, v = key
-        rng.set_global(rng.derive(self._plan.seed, rng.DATA, step, v), torch.device("cpu"))
-        return self._read(self._plan.indices(step, v))
+    def __getitem__(self, key: MicroBatchKey) -> Any:
+        rng.set_global_for_data(rng.derive(self.plan.seed, rng.DATA, key.step, key.v))
+        return self._read(key.indices)
+
+    def keys(self, mine: range, steps: range) -> Iterator[MicroBatchKey]:
+        """The keys of micro-batches `mine` of each of `steps`, in order."""
+        places = ((step, v) for step in steps for v in mine)
+        for (step, v), indices in zip(places, self.plan.indices(mine, steps), strict=True):
+            yield MicroBatchKey(step, v, indices)
 
 
 def batch_reader(
@@ -156,18 +202,17 @@ def batch_reader(
 def micro_batches(
     fetcher: MicroBatchFetcher,
     mine: range,
-    first_step: int,
-    last_step: int,
+    steps: range,
     workers: int,
     timeout_s: float,
     pin_memory: bool,
 ) -> Iterator[Any]:
-    """This rank's batches from `first_step` up to `last_step` (not included), in order.
+    """This rank's batches of `steps`, in order.
 
     With `workers` > 0 they are fetched ahead by that many processes. A worker that does not
     deliver within `timeout_s` seconds raises RuntimeError instead of hanging the job.
     """
-    keys = ((step, v) for step in range(first_step, last_step) for v in mine)
+    keys = fetcher.keys(mine, steps)
     if workers == 0:
         return (fetcher[key] for key in keys)
     loader: DataLoader[Any] = DataLoader(

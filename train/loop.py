@@ -101,6 +101,8 @@ def train_step(
             losses.append(loss.detach())
             if last:
                 machinery.control.ask(losses, watcher.stop_requested(), _changed(machinery))
+                if machinery.buffers is not None:
+                    machinery.buffers.launch()
             _backward(state, machinery, loss)
         if not last:
             machinery.gradients.keep()

@@ -28,7 +28,7 @@ def derive(seed: int, purpose: int, *position: int) -> int:
 
 
 def set_global(seed: int, device: torch.device) -> None:
-    """Put every global generator a model or a transform may draw from into one known state.
+    """Put every global generator a model may draw from into one known state.
 
     The generators are seeded directly: `torch.manual_seed` costs about 150 µs because it visits
     every backend, this costs a few.
@@ -37,6 +37,11 @@ def set_global(seed: int, device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
     random.seed(seed)
+
+
+def set_global_for_data(seed: int) -> None:
+    """The same for what a dataset or a transform may draw from, numpy's generator included."""
+    set_global(seed, torch.device("cpu"))
     # Only when something has already imported it: training itself does not need numpy.
     numpy = sys.modules.get("numpy")
     if numpy is not None:

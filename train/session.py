@@ -193,7 +193,7 @@ def _machinery(job: Job, all_ranges: list[range]) -> Machinery:
     if config.reduction == "tree":
         gradients = tree = TreeGradients(model, world, config, all_ranges)
         if any(True for _ in model.buffers()):
-            buffers = Buffers(model, world, tree.reducer, job.mine, config.micro_batches)
+            buffers = Buffers(model, tree.reducer, job.mine, config.micro_batches)
     else:
         gradients = AllReduceGradients(model, world, config)
     control = Control(world, job.mine, config.micro_batches)
@@ -234,8 +234,7 @@ def _train(job: Job, state: State, machinery: Machinery, observer: Observer) -> 
     batches = micro_batches(
         fetcher,
         job.mine,
-        state.step,
-        job.last_step,
+        range(state.step, job.last_step),
         config.data_workers,
         config.collective_timeout,
         pin_memory=job.world.device.type == "cuda",
@@ -254,7 +253,8 @@ def _settle_buckets(
     ring adds up; without this a resumed run would do so at another step than the undisturbed one.
     """
     buffers = [buffer.clone() for buffer in state.model.buffers()]
-    batch = to_device(fetcher[state.step, job.mine[0]], job.world.device)
+    first = next(fetcher.keys(job.mine, range(state.step, state.step + 1)))
+    batch = to_device(fetcher[first], job.world.device)
     machinery.gradients.ddp.train()
     with machinery.autocast():
         loss = job.workload.loss(machinery.gradients.ddp, batch)

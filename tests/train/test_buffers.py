@@ -48,7 +48,7 @@ def after(
         levels = join_levels(world, all_ranges)
         reducer = TreeReducer(levels, plain_sum_is_the_tree(all_ranges), world.device)
         mine = all_ranges[world.rank]
-        buffers = Buffers(model, world, reducer, mine, len(INPUTS))
+        buffers = Buffers(model, reducer, mine, len(INPUTS))
         for step in range(steps):
             buffers.begin()
             for v in mine:
@@ -57,6 +57,8 @@ def after(
                 changed = buffers.changed()
                 if v != mine[-1]:
                     buffers.keep()
+                else:
+                    buffers.launch()
             agreed = [sum(column) for column in zip(*world.gather(changed), strict=True)]
             buffers.combine(agreed)
         return {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -90,7 +92,7 @@ def test_a_buffer_that_is_replaced_is_named() -> None:
             self.mean = x.mean(0)
 
     with pytest.raises(
-        AssertionError, match=r"buffer 'mean' was replaced .* write into it instead"
+        AssertionError, match=r"buffer 'mean' of Replacing was replaced .* write into it instead"
     ):
         after([6], 1, Replacing)
 

@@ -22,16 +22,20 @@ from train.data import (
 from train.errors import TrainError
 
 
+def at(order: SampleOrder, start: int, count: int) -> list[int]:
+    return order.indices(torch.arange(start, start + count))
+
+
 @given(n=st.integers(1, 300), seed=st.integers(-(2**63), 2**64), epoch=st.integers(0, 2**40))
 def test_every_epoch_visits_every_sample_once(n: int, seed: int, epoch: int) -> None:
     order = SampleOrder(n, seed)
-    assert sorted(order.indices(epoch * n, n)) == list(range(n))
+    assert sorted(at(order, epoch * n, n)) == list(range(n))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     def first_epochs(seed: int) -> list[list[int]]:
         order = SampleOrder(64, seed)
-        return [order.indices(epoch * 64, 64) for epoch in range(3)]
+        return [at(order, epoch * 64, 64) for epoch in range(3)]
 
     orders = first_epochs(0) + first_epochs(1)
     assert len({tuple(order) for order in orders}) == 6
@@ -39,11 +43,11 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 def test_the_order_is_the_same_tomorrow() -> None:
     # A changed permutation would make every checkpoint resume on other samples.
-    assert SampleOrder(10, 0).indices(5, 10) == [4, 5, 8, 7, 6, 7, 8, 6, 1, 5]
+    assert at(SampleOrder(10, 0), 5, 10) == [4, 5, 8, 7, 6, 7, 8, 6, 1, 5]
 
 
 def test_neighbouring_positions_do_not_stay_neighbours() -> None:
-    order = SampleOrder(1000, 3).indices(0, 1000)
+    order = at(SampleOrder(1000, 3), 0, 1000)
     steps = [abs(a - b) for a, b in itertools.pairwise(order)]
     # The mean distance of two random samples is a third of the range.
     assert 280 < sum(steps) / len(steps) < 390
@@ -51,13 +55,13 @@ def test_neighbouring_positions_do_not_stay_neighbours() -> None:
 
 def test_any_position_of_a_huge_dataset_is_found_without_visiting_the_others() -> None:
     order = SampleOrder(10**12, 0)
-    assert all(0 <= i < 10**12 for i in order.indices(10**15, 100))
-    assert len(set(order.indices(0, 1000))) == 1000
+    assert all(0 <= i < 10**12 for i in at(order, 10**15, 100))
+    assert len(set(at(order, 0, 1000))) == 1000
 
 
 def test_a_step_across_the_end_of_an_epoch_is_filled_from_the_next() -> None:
     plan = BatchPlan(SampleOrder(10, 0), 0, global_batch_size=8, micro_batch_size=4)
-    consumed = [i for step in range(5) for v in range(2) for i in plan.indices(step, v)]
+    consumed = [i for batch in plan.indices(range(2), range(5)) for i in batch]
     assert plan.span(4) == (32, 40)
     for epoch in range(4):
         assert sorted(consumed[epoch * 10 : (epoch + 1) * 10]) == list(range(10))
@@ -96,8 +100,8 @@ def test_worker_processes_deliver_the_same_augmented_batches_in_the_same_order(
 ) -> None:
     plan = BatchPlan(SampleOrder(20, 5), 5, global_batch_size=8, micro_batch_size=2)
     fetcher = MicroBatchFetcher(Augmented(), plan, None)
-    alone = list(micro_batches(fetcher, range(1, 3), 2, 5, 0, 30, pin_memory=False))
-    fetched = list(micro_batches(fetcher, range(1, 3), 2, 5, workers, 30, pin_memory=False))
+    alone = list(micro_batches(fetcher, range(1, 3), range(2, 5), 0, 30, pin_memory=False))
+    fetched = list(micro_batches(fetcher, range(1, 3), range(2, 5), workers, 30, pin_memory=False))
     assert len(alone) == len(fetched) == 6
     for a, b in zip(alone, fetched, strict=True):
         assert torch.equal(a["index"], b["index"])
@@ -116,7 +120,22 @@ def test_a_dataset_with_a_batch_method_is_asked_once_for_a_whole_micro_batch() -
             return torch.tensor(indices)
 
     plan = BatchPlan(SampleOrder(10, 0), 0, 4, 4)
-    assert MicroBatchFetcher(Table(), plan, None)[0, 0].tolist() == plan.indices(0, 0)
+    fetcher = MicroBatchFetcher(Table(), plan, None)
+    (key,) = fetcher.keys(range(1), range(1))
+    assert fetcher[key].tolist() == next(plan.indices(range(1), range(1)))
+
+
+@pytest.mark.parametrize(("mine", "n"), [(range(2, 5), 7), (range(1), 1000), (range(3, 8), 10**9)])
+def test_a_rank_finds_its_samples_by_blocks_as_it_would_one_by_one(mine: range, n: int) -> None:
+    order = SampleOrder(n, 9)
+    plan = BatchPlan(order, 9, global_batch_size=32, micro_batch_size=4)
+    found = list(plan.indices(mine, range(5, 600)))
+    expected = [
+        [at(order, step * 32 + v * 4 + j, 1)[0] for j in range(4)]
+        for step in range(5, 600)
+        for v in mine
+    ]
+    assert found == expected
 
 
 def test_nested_batches_keep_their_form_on_the_way_to_a_device() -> None:
