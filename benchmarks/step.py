@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 GPT = "--arg=dropout=0.1 --optimizer=adamw --grad-clip=1.0 --global-batch-size=16"
+LARGER = "--arg=width=384 --arg=heads=6 --arg=seq_len=64 --arg=max_bytes=2000000"
+TOY = "--arg=batch_norm=true --arg=hidden=256 --optimizer=sgd --global-batch-size=64"
 # name -> (argv of the run, processes to measure with)
 CASES: dict[str, tuple[str, tuple[int, ...]]] = {
     "gpt 0.8M, 8 micro-batches": (
@@ -37,13 +39,11 @@ CASES: dict[str, tuple[str, tuple[int, ...]]] = {
         (1, 2, 4),
     ),
     "gpt 7.3M, one micro-batch each": (
-        f"--workload=gpt {GPT} --micro-batch-size=@SHARE --arg=max_bytes=2000000"
-        + " --arg=width=384 --arg=heads=6 --arg=seq_len=64",
+        f"--workload=gpt {GPT} --micro-batch-size=@SHARE {LARGER}",
         (1, 2, 4),
     ),
     "mnist-sized toy, batch norm": (
-        "--workload=toy --arg=batch_norm=true --arg=hidden=256 --optimizer=sgd"
-        + " --global-batch-size=64 --micro-batch-size=@SHARE",
+        f"--workload=toy {TOY} --micro-batch-size=@SHARE",
         (1, 2),
     ),
 }

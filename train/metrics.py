@@ -5,6 +5,7 @@ Owns the row format and the rendering of progress. Knows nothing of where the nu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -50,7 +51,14 @@ def _plain(value: Any) -> Any:
 def say(message: str, rank: int | None = None) -> None:
     """One line on standard error, with the rank in front where it matters which one speaks."""
     where = "ddpgen" if rank is None else f"ddpgen rank {rank}"
-    print(f"{where}: {message}", file=sys.stderr, flush=True)
+    _print(sys.stderr, f"{where}: {message}\n")
+
+
+def _print(out: TextIO, text: str) -> None:
+    """Write, or not: a terminal that was closed, or a full log disk, does not end a run."""
+    with contextlib.suppress(OSError, ValueError):
+        out.write(text)
+        out.flush()
 
 
 class Progress:
@@ -88,19 +96,17 @@ class Progress:
             f"{rate * self._units_per_step:,.0f} {self._unit}/s  {self._left(step, now)}"
         )
         if self._live:
-            self._out.write(f"\r\x1b[2K{text}")
+            _print(self._out, f"\r\x1b[2K{text}")
             self._drawn = True
             if step == self._last:
                 self.end_line()
         else:
-            self._out.write(text + "\n")
-        self._out.flush()
+            _print(self._out, text + "\n")
 
     def end_line(self) -> None:
         """Leave the live line, so that what is printed next starts on a line of its own."""
         if self._drawn:
-            self._out.write("\n")
-            self._out.flush()
+            _print(self._out, "\n")
             self._drawn = False
 
     def _left(self, step: int, now: float) -> str:

@@ -23,6 +23,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from train import tree
 
 Tensors = list[torch.Tensor]
+_SMALL = 65536  # elements; below, copying costs less than another exchange
 # torch 2.13 has renamed it and warns of the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -189,6 +190,12 @@ class TreeReducer:
         """One level: chunks to their owners, tree sums there, (the next level), sums back."""
         level = self._levels[depth]
         size = out.numel()
+        rest = size % level.size
+        if rest and size > _SMALL:
+            # What divides evenly is exchanged without being copied, only the rest is padded.
+            self._exchange([row[:-rest] for row in rows], out[:-rest], depth)
+            self._exchange([row[-rest:] for row in rows], out[-rest:], depth)
+            return
         chunk = -(-size // level.size)
         sent = self._pack(rows, level.size, chunk, depth)
         mine = level.stage.rows[level.me]
