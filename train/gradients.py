@@ -117,7 +117,8 @@ def join_levels(world: World, ranges: Sequence[range]) -> list[Level]:
     for members in sorted({ranks for plan in stages for ranks, _ in plan}):
         groups[members] = world.new_group(members)
     return [
-        Level(groups[ranks], ranks.index(world.rank), stage) for ranks, stage in stages[world.rank]
+        Level(groups[ranks], ranks, ranks.index(world.rank), stage)
+        for ranks, stage in stages[world.rank]
     ]
 
 

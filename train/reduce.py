@@ -10,6 +10,7 @@ and then among hosts, so that the network sees what a hierarchical ring would se
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -23,9 +24,6 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from train import tree
 
 Tensors = list[torch.Tensor]
-_SMALL = 65536  # elements; below, copying costs less than another exchange
-# torch 2.13 has renamed it and warns of the old name.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,7 @@ class Level:
     """A process group that exchanges, this rank's place in it, and what each member brings."""
 
     group: dist.ProcessGroup
+    ranks: tuple[int, ...]
     me: int
     stage: tree.Stage
 
@@ -189,59 +188,56 @@ class TreeReducer:
     def _exchange(self, rows: Tensors, out: torch.Tensor, depth: int) -> None:
         """One level: chunks to their owners, tree sums there, (the next level), sums back."""
         level = self._levels[depth]
-        size = out.numel()
-        rest = size % level.size
-        if rest and size > _SMALL:
-            # What divides evenly is exchanged without being copied, only the rest is padded.
-            self._exchange([row[:-rest] for row in rows], out[:-rest], depth)
-            self._exchange([row[-rest:] for row in rows], out[-rest:], depth)
-            return
-        chunk = -(-size // level.size)
-        sent = self._pack(rows, level.size, chunk, depth)
-        mine = level.stage.rows[level.me]
-        received = self._buffer(f"recv{depth}", sum(level.stage.rows) * chunk, out)
+        bounds = [out.numel() * i // level.size for i in range(level.size + 1)]
+        chunks = [slice(a, b) for a, b in itertools.pairwise(bounds)]
+        mine = out[chunks[level.me]]
+        received = self._buffer(f"received {depth}", sum(level.stage.rows) * mine.numel(), out)
         dist.all_to_all_single(
             received,
-            sent,
-            [n * chunk for n in level.stage.rows],
-            [mine * chunk] * level.size,
+            self._pack(rows, chunks, depth),
+            [n * mine.numel() for n in level.stage.rows],
+            [len(rows) * (chunk.stop - chunk.start) for chunk in chunks],
             group=level.group,
         )
-        parts = received.view(-1, chunk)
+        parts = received.view(sum(level.stage.rows), mine.numel())
         for left, right in level.stage.fold.adds:
             parts[left].add_(parts[right])
         kept = [parts[row] for row in level.stage.fold.kept]
-        total = kept[0]
         if depth + 1 < len(self._levels):
-            self._exchange(kept, total, depth + 1)
-        if size == chunk * level.size:
-            _all_gather(out, total, group=level.group)
+            self._exchange(kept, mine, depth + 1)
         else:
-            gathered = self._buffer(f"gather{depth}", chunk * level.size, out)
-            _all_gather(gathered, total, group=level.group)
-            out.copy_(gathered[:size])
+            mine.copy_(kept[0])
+        _share(out, chunks, level)
 
-    def _pack(self, rows: Tensors, members: int, chunk: int, depth: int) -> torch.Tensor:
+    def _pack(self, rows: Tensors, chunks: list[slice], depth: int) -> torch.Tensor:
         """Chunk after chunk, each with every row: what member 0 gets, then member 1, …"""
-        size = rows[0].numel()
-        if len(rows) == 1 and size == chunk * members:
+        if len(rows) == 1:
             return rows[0]
-        packed = self._buffer(f"send{depth}", members * len(rows) * chunk, rows[0])
-        table = packed.view(members, len(rows), chunk)
-        whole, rest = divmod(size, chunk)
-        for i, row in enumerate(rows):
-            table[:whole, i].copy_(row[: whole * chunk].view(whole, chunk))
-            if rest:
-                table[whole, i, :rest].copy_(row[whole * chunk :])
-        return packed
+        size = sum(row.numel() for row in rows)
+        pieces = [row[chunk] for chunk in chunks for row in rows]
+        return torch.cat(pieces, out=self._buffer(f"sent {depth}", size, rows[0]))
 
     def _buffer(self, name: str, size: int, like: torch.Tensor) -> torch.Tensor:
         """Scratch memory that is kept: exchanges run one at a time, so they share it."""
         key = (name, like.dtype, like.device)
         if key not in self._scratch or self._scratch[key].numel() < size:
-            # Zeros, not empty: the padding of a last chunk is sent and summed too.
-            self._scratch[key] = torch.zeros(size, dtype=like.dtype, device=like.device)
+            self._scratch[key] = torch.empty(size, dtype=like.dtype, device=like.device)
         return self._scratch[key][:size]
+
+
+def _share(out: torch.Tensor, chunks: list[slice], level: Level) -> None:
+    """Every member's chunk of `out`, to every other member: an all-gather of unequal parts in place.
+
+    As single messages, because gloo's own all-gather takes longer and wants equal parts, which
+    would have to be padded.
+    """
+    others = [i for i in range(level.size) if i != level.me]
+    mine = out[chunks[level.me]]
+    incoming = [dist.P2POp(dist.irecv, out[chunks[i]], level.ranks[i], level.group) for i in others]
+    outgoing = [dist.P2POp(dist.isend, mine, level.ranks[i], level.group) for i in others]
+    wanted = [op for op in (*incoming, *outgoing) if op.tensor.numel()]
+    for work in dist.batch_isend_irecv(wanted) if wanted else ():
+        work.wait()
 
 
 def tree_hook(
