@@ -64,10 +64,10 @@ fi
 # `running` with a fresh attempt id, so that a crash before the first step is not taken for an
 # earlier attempt's end.
 checkpoint_dir="$beside"/checkpoints/toy
+export DDPGEN_JOB=toy
 attempt=$("$python" -m train claim --checkpoint-dir="$checkpoint_dir" --pid=$$) || exit $?
 export DDPGEN_ATTEMPT="$attempt"
 export DDPGEN_CHECKPOINT_DIR="$checkpoint_dir"
-export DDPGEN_JOB=toy
 export DDPGEN_LAUNCHER_PID=$$
 export DDPGEN_STOP_FILE="$checkpoint_dir/stop"
 
