@@ -113,15 +113,15 @@ trap 'ask_to_stop HUP' HUP
   --monitor-interval=0.1 \
   -m train run \
   --workload=gpt \
-  --steps=200 \
+  --steps=400 \
   --global-batch-size=16 \
   --micro-batch-size=2 \
   --optimizer=adamw \
-  --lr=0.001 \
+  --lr=0.002 \
   --weight-decay=0.01 \
   --momentum=0.9 \
   --schedule=cosine \
-  --warmup-steps=20 \
+  --warmup-steps=40 \
   --grad-clip=1.0 \
   --seed=1337 \
   --precision=fp32 \
@@ -130,7 +130,7 @@ trap 'ask_to_stop HUP' HUP
   --bucket-cap-mb=25.0 \
   --threads=1 \
   --data-workers=0 \
-  --eval-every=100 \
+  --eval-every=200 \
   --log-every=10 \
   --backend=gloo \
   --world-size=2 \

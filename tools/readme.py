@@ -1,0 +1,43 @@
+"""Put the real spec and the real script into README.md, between the lines that say where from.
+
+`python tools/readme.py` rewrites README.md; `--check` fails when it is not current. The script is
+shown from its launch on, because the README is about what a job comes down to.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def current(text: str) -> str:
+    """README's text with every `<!-- from FILE -->` block filled in anew."""
+    return re.sub(
+        r"(<!-- from (\S+) -->\n```(\w+)\n).*?(```\n)",
+        lambda m: m[1] + excerpt(m[2]) + m[4],
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def excerpt(name: str) -> str:
+    text = (ROOT / name).read_text()
+    if name.endswith(".yaml"):
+        return text[text.index("\nname:") + 1 :]  # without the introduction
+    return text[text.index('"$python" -m train leash') : text.index("\ntorchrun=$!")] + "\n"
+
+
+def main() -> int:
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    if "--check" in sys.argv:
+        return int(current(text) != text)
+    readme.write_text(current(text))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
