@@ -72,3 +72,9 @@ def test_a_document_that_shows_what_is_not_said_is_caught() -> None:
     assert (block.line, block.mark, block.script) == (2, "run", "echo one; echo three")
     assert first_line_not_said(block.shown, "one\ntwo\nthree\n") is None
     assert first_line_not_said(block.shown, "three\none\n") == "three"
+
+
+def test_readme_shows_the_real_spec_and_the_real_script() -> None:
+    checker = [sys.executable, str(ROOT / "tools" / "readme.py"), "--check"]
+    done = subprocess.run(checker, timeout=60)
+    assert done.returncode == 0, "python tools/readme.py brings README.md up to date"
