@@ -14,6 +14,7 @@ from typing import Any
 from train import checkpoint, manifest
 from train.config import RunConfig
 from train.dist import World
+from train.errors import TrainError
 from train.lock import Fence
 from train.loop import Job, State
 from train.metrics import MetricsLog, Progress, clock, say
@@ -92,7 +93,13 @@ class Books:
 
     def _write_status(self, word: str, step: int) -> None:
         self._fence.check()
-        write_status(self._directory, Status(word, self._fence.attempt, step))
+        try:
+            write_status(self._directory, Status(word, self._fence.attempt, step))
+        except OSError as error:
+            raise TrainError(
+                f"the status file in {self._directory} cannot be written: {error.strerror}; make "
+                "room or restore the permission, and start the job again"
+            ) from None
 
 
 def _describe_run(config: RunConfig, world: World, last_step: int, fence: Fence) -> dict[str, Any]:

@@ -286,6 +286,11 @@ class BackgroundWriter:
         """Return when the state may be changed again."""
         self._copied.wait()
 
+    def wait_written(self, seconds: float) -> None:
+        """Wait for the checkpoint under way, at most this long."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
     def finish(self) -> Exception | None:
         """Wait for the checkpoint under way. Returns what the last one failed with, if it did."""
         if self._thread is not None:

@@ -36,6 +36,7 @@ class Job:
     mine: range
     last_step: int
     learning_rate: LearningRate
+    autocast: Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass
@@ -55,7 +56,6 @@ class Machinery:
     gradients: Gradients
     buffers: Buffers | None
     control: Control
-    autocast: Callable[[], AbstractContextManager[Any]]
     gradient_weights: dict[torch.dtype, torch.Tensor]
 
 
@@ -121,7 +121,7 @@ def _forward(job: Job, state: State, machinery: Machinery, v: int, batch: Any) -
     if machinery.buffers is not None:
         machinery.buffers.restore()
     rng.set_global(rng.derive(job.config.seed, rng.MODEL, state.step, v), job.world.device)
-    with machinery.autocast():
+    with job.autocast():
         loss = job.workload.loss(machinery.gradients.ddp, batch)
     returned: object = loss  # what a user's function is annotated with is not what it returns
     if not isinstance(returned, torch.Tensor) or returned.numel() != 1:

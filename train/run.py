@@ -58,11 +58,14 @@ def _is_over(directory: Path, attempt: str, rank: int) -> bool:
 
 
 def _report_failure(directory: Path, attempt: str, why: str, rank: int) -> None:
+    was = read_status(directory) or Status("running", attempt, 0)
+    failed = Status("failed", attempt, was.step, " ".join(why.split()))
+    if was == failed:
+        return  # another rank has met the same fault and said so
     say(why, rank)
-    step = (read_status(directory) or Status("failed", attempt, 0)).step
     if attempt:
         try:
-            write_status(directory, Status("failed", attempt, step, why))
+            write_status(directory, failed)
         except OSError as error:
             say(f"the status file cannot be written: {error.strerror}", rank)
 

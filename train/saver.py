@@ -26,6 +26,9 @@ from train.lock import Fence, FencedOffError
 from train.loop import State
 from train.metrics import say
 
+# Less than the 30 s that torchrun leaves a worker between SIGTERM and SIGKILL.
+SETTLE_S = 20.0
+
 
 @dataclass(frozen=True)
 class SaveFailedError(Exception):
@@ -85,6 +88,10 @@ class Saver:
             lambda: {name: checkpoint.copy_tensors(part) for name, part in parts.items()},
             lambda copies: self._write(step, copies),
         )
+
+    def settle(self) -> None:
+        """Wait, within reason, for the checkpoint that is being written. Raises nothing."""
+        self._writer.wait_written(SETTLE_S)
 
     def wait_copied(self) -> None:
         self._writer.wait_copied()

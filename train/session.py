@@ -56,9 +56,10 @@ def run(config: RunConfig, directory: Path, attempt: str) -> int:
         # Started without a launch script, rank 0 claims the directory for itself.
         name = os.environ.get("DDPGEN_JOB", "(started by hand)")
         fence = Fence(directory, attempt or claim(directory, name, os.getpid()))
-    stop = StopRequest(directory / "stop")
     manifest.pin(config.threads)
     world = join(place, config.backend, config.rendezvous_timeout, config.collective_timeout)
+    # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
+    stop = StopRequest(directory / "stop")
     if world.rank == 0:
         say(f"{world.size} processes, backend {world.backend}, device {world.device.type}")
     shares = _shares(config, world)
@@ -68,7 +69,12 @@ def run(config: RunConfig, directory: Path, attempt: str) -> int:
     _check_equal(job, state)
     machinery = _machinery(job, ranges(shares))
     books = Books(directory, fence, job, state.step) if fence else None
-    _train(job, state, machinery, Observer(job, books, stop))
+    try:
+        _train(job, state, machinery, Observer(job, books, stop))
+    finally:
+        if books is not None:
+            # A peer's crash does not spoil what was copied before it: let it get to the disk.
+            books.saver.settle()
     leave(world)
     return 0
 
@@ -94,7 +100,8 @@ class Observer:
             self.evaluate(state.step)
 
     def evaluate(self, step: int) -> None:
-        metrics = evaluate(self._job.workload, self._job.world, self._job.config)
+        with self._job.autocast():
+            metrics = evaluate(self._job.workload, self._job.world, self._job.config)
         if metrics and self._books is not None:
             self._books.evaluated(step, metrics)
 
@@ -150,7 +157,8 @@ def _set_up(config: RunConfig, world: World, mine: range) -> tuple[Job, State]:
     state = State(workload.model, build_optimizer(workload, config), scaler, step=0)
     # Here, because it reads the base rates: in a checkpoint's optimizer they are scheduled already.
     rate = LearningRate(state.optimizer, config, last_step)
-    return Job(config, workload, world, plan, mine, last_step, rate), state
+    autocast = partial(_autocast, config.precision, world.device.type)
+    return Job(config, workload, world, plan, mine, last_step, rate, autocast), state
 
 
 def _resume(job: Job, state: State, directory: Path, may_tidy: Callable[[], None]) -> None:
@@ -197,8 +205,7 @@ def _machinery(job: Job, all_ranges: list[range]) -> Machinery:
     else:
         gradients = AllReduceGradients(model, world, config)
     control = Control(world, job.mine, config.micro_batches)
-    autocast = partial(_autocast, config.precision, world.device.type)
-    return Machinery(gradients, buffers, control, autocast, {})
+    return Machinery(gradients, buffers, control, {})
 
 
 def _autocast(precision: str, device: str) -> AbstractContextManager[Any]:
@@ -256,7 +263,7 @@ def _settle_buckets(
     first = next(fetcher.keys(job.mine, range(state.step, state.step + 1)))
     batch = to_device(fetcher[first], job.world.device)
     machinery.gradients.ddp.train()
-    with machinery.autocast():
+    with job.autocast():
         loss = job.workload.loss(machinery.gradients.ddp, batch)
     loss.backward()
     machinery.gradients.begin()

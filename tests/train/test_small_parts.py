@@ -149,10 +149,11 @@ def test_a_stop_file_or_a_repeated_sigterm_is_a_request(tmp_path: Path, handlers
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
     assert by_signal.requested
+    others = set(threading.enumerate())
     by_file = StopRequest(tmp_path / "stop")
     assert not by_file.requested
     (tmp_path / "stop").touch()
-    watcher = next(t for t in threading.enumerate() if t.name == "stop" and t.is_alive())
+    (watcher,) = set(threading.enumerate()) - others
     watcher.join(10)
     assert by_file.requested
 
