@@ -149,7 +149,8 @@ def _pinned(job: JobSpec) -> Iterator[Export]:
 def _torchrun(job: JobSpec) -> Iterator[Word]:
     yield Var("python")
     yield from ("-m", "torch.distributed.run")
-    yield from ("--standalone", "--local-addr=127.0.0.1")
+    # Said although it is the default: Kubernetes operators set other defaults by PET_NNODES.
+    yield from ("--standalone", "--nnodes=1", "--local-addr=127.0.0.1")
     yield f"--nproc-per-node={job.procs_per_node}"
     yield f"--max-restarts={job.restarts}"
     # How long a crash goes unnoticed; torchrun's own default is coarser in some versions.

@@ -228,7 +228,7 @@ def _numerics(job: JobSpec) -> Iterator[Conflict]:
 def _places(job: JobSpec) -> Iterator[Conflict]:
     for name in job.env:
         path = f"env.{name}"
-        if name in OWNED_NAMES or name.startswith("DDPGEN_"):
+        if name in OWNED_NAMES or name.startswith(("DDPGEN_", "PET_")):
             what = "is set by bash, torchrun or the launch script; the job would not see this value"
             yield Conflict((path,), what, "take another name")
     interpreter = job.python.interpreter

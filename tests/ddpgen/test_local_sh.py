@@ -126,8 +126,9 @@ def test_torchrun_gets_the_planned_command_and_environment(stage: Callable[..., 
     assert ours.play("done", "--steps=5", "extra word")[0] == 0
     seen = ours.seen()
     assert seen["cwd"] == str(ours.bundle)
-    assert seen["argv"][1:10] == [
+    assert seen["argv"][1:11] == [
         "--standalone",
+        "--nnodes=1",
         "--local-addr=127.0.0.1",
         "--nproc-per-node=2",
         "--max-restarts=3",
@@ -150,6 +151,16 @@ def test_torchrun_gets_the_planned_command_and_environment(stage: Callable[..., 
     }
     assert {name: seen["env"].get(name) for name in wanted} == wanted
     assert seen["env"]["NCCL_SOCKET_IFNAME"] == "=" + wanted["GLOO_SOCKET_IFNAME"]
+
+
+def test_what_an_operator_left_for_torchrun_does_not_reach_it(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_RDZV_ENDPOINT", "gone:29400")
+    ours = stage()
+    assert ours.play("done")[0] == 0
+    assert not [name for name in ours.seen()["env"] if name.startswith("PET_")]
 
 
 HOSTILE = [

@@ -28,6 +28,11 @@ say() {
   printf 'ddpgen: %s\n' "$*" >&2 || true
 }
 
+# --- torchrun's own variables -----------------------------------------------------------------
+# Each PET_… is a default of one of its options: left behind by a Kubernetes operator, PET_NNODES=2
+# makes it wait for a second node that never comes.
+unset "${!PET_@}"
+
 # --- the network interface --------------------------------------------------------------------
 # One machine: loopback needs no network, and works where the hostname does not resolve.
 case $(uname -s) in
@@ -107,6 +112,7 @@ trap 'ask_to_stop HUP' HUP
   "$python" \
   -m torch.distributed.run \
   --standalone \
+  --nnodes=1 \
   --local-addr=127.0.0.1 \
   --nproc-per-node=2 \
   --max-restarts=3 \
