@@ -57,6 +57,7 @@ class LaunchPlan:
     nic: str | None
     checkpoint_dir: Word
     torchrun: tuple[Word, ...]
+    check: tuple[Word, ...]
 
     @property
     def world_size(self) -> int:
@@ -81,6 +82,7 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
         nic=job.nic,
         checkpoint_dir=_checkpoint_dir(job),
         torchrun=(*_torchrun(job), *_program(job)),
+        check=() if job.train.script else tuple(_enough(job)),
     )
 
 
@@ -196,6 +198,14 @@ def _training(job: JobSpec) -> Iterator[Word]:
             yield f"--{name.replace('_', '-')}={value}"
     if train.find_unused_parameters:
         yield "--find-unused-parameters"
+
+
+def _enough(job: JobSpec) -> Iterator[Word]:
+    """The flags that arguments added by hand are judged together with."""
+    needed = ("workload", "steps", "epochs", "global-batch-size", "micro-batch-size")
+    for word in _training(job):
+        if isinstance(word, str) and word.partition("=")[0][2:] in needed:
+            yield word
 
 
 def _script_argument(name: str, value: Any) -> Iterator[str]:

@@ -1,6 +1,7 @@
-"""The commands of the training module: `python -m train [run | script | claim | leash] …`.
+"""The commands of the training module: `python -m train [run | script | check | claim | leash] …`.
 
-Owns the choice among them. Each imports only what it needs: `claim` and `leash` run without torch.
+Owns the choice among them. Each imports only what it needs: all but `run` and `script` run without
+torch.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import atexit
 import contextlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
 _USAGE = """\
 usage: python -m train [run] --workload=… …   train (see python -m train run --help)
        python -m train script FILE [ARG …]    run a training loop of your own
+       python -m train check [--OPTION=… …]   look at the options of a run, and run nothing
        python -m train claim --checkpoint-dir=DIR --pid=PID
                                               take the checkpoint directory, print the attempt id
        python -m train leash -- COMMAND …     run COMMAND so that it ends with its starter
@@ -33,6 +36,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if command == "claim":
         return _claim(rest)
+    if command == "check":
+        return _check(rest)
     if command == "leash":
         return _leash(rest)
     if command != "script" and command != "run" and not command.startswith("-"):
@@ -95,6 +100,35 @@ def _claim(argv: Sequence[str]) -> int:
         )
         return EXIT_FAILED
     print(attempt)
+    return 0
+
+
+def _check(argv: Sequence[str]) -> int:
+    """0 when `run` would take these options; 2, and one line that says why, when it would not.
+
+    Prints nothing then but the options themselves, when they are asked for by --help.
+    """
+    from train.config import parse
+
+    for word in argv:
+        # The launch script has the directory claimed, watched for stop files and asked how it ended.
+        if word.startswith(("--checkpoint-dir", "--code-dir")):
+            where = "checkpoint.dir" if word.startswith("--checkpoint") else "code"
+            print(
+                f"ddpgen: {word} cannot be changed here: the launch script counts on it; "
+                f"set {where} in the spec (or below targets) and render again",
+                file=sys.stderr,
+            )
+            return 2
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parse([*argv, "--checkpoint-dir=."])
+    except SystemExit as end:
+        if end.code:
+            why = said.getvalue().partition(" error: ")[2].strip()
+            print(f"ddpgen: {why}; bash local.sh --help shows the options", file=sys.stderr)
+        return 2 if end.code else 0
     return 0
 
 

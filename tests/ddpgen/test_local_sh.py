@@ -123,7 +123,7 @@ def test_the_exit_code_follows_the_status_file(
 
 def test_torchrun_gets_the_planned_command_and_environment(stage: Callable[..., Stage]) -> None:
     ours = stage()
-    assert ours.play("done", "--steps=5", "extra word")[0] == 0
+    assert ours.play("done", "--steps=5", '--arg=a="extra word"')[0] == 0
     seen = ours.seen()
     assert seen["cwd"] == str(ours.bundle)
     assert seen["argv"][1:11] == [
@@ -138,7 +138,7 @@ def test_torchrun_gets_the_planned_command_and_environment(stage: Callable[..., 
         "run",
         "--workload=gpt",
     ]
-    assert seen["argv"][-2:] == ["--steps=5", "extra word"]
+    assert seen["argv"][-2:] == ["--steps=5", '--arg=a="extra word"']
     assert f"--checkpoint-dir={ours.checkpoints}" in seen["argv"]
     wanted = {
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
@@ -151,6 +151,74 @@ def test_torchrun_gets_the_planned_command_and_environment(stage: Callable[..., 
     }
     assert {name: seen["env"].get(name) for name in wanted} == wanted
     assert seen["env"]["NCCL_SOCKET_IFNAME"] == "=" + wanted["GLOO_SOCKET_IFNAME"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--bogus", "ddpgen: unrecognized arguments: --bogus; bash local.sh --help shows the"),
+        ("stray", "ddpgen: unrecognized arguments: stray; "),
+        ("--steps=x", "ddpgen: argument --steps: invalid integer value: 'x'; "),
+        ("--epochs=1", "ddpgen: give either --steps or --epochs; "),
+        ("--checkpoint-dir=/other", "ddpgen: --checkpoint-dir=/other cannot be changed here: "),
+        ("--code-dir", "ddpgen: --code-dir cannot be changed here: "),
+    ],
+)
+def test_a_wrong_argument_is_met_once_and_before_anything_starts(
+    stage: Callable[..., Stage], argument: str, said: str
+) -> None:
+    ours = stage()
+    code, output = ours.play("done", argument)
+    assert (code, output.count("\n")) == (2, 1)
+    assert output.startswith(said)
+    assert not ours.checkpoints.exists()
+
+
+def test_help_shows_the_options_and_starts_nothing(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    code, output = ours.play("done", "--help")
+    assert (code, "--micro-batch-size" in output) == (0, True)
+    assert not ours.checkpoints.exists()
+
+
+def test_a_script_of_the_users_gets_any_argument(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_text("")
+    ours = stage("name: gpt\ncode: a.py\ntrain: {script: a.py}\n")
+    assert ours.play("done", "--help", "--checkpoint-dir=x")[0] == 0
+    assert ours.seen()["argv"][-2:] == ["--help", "--checkpoint-dir=x"]
+
+
+def test_links_to_the_script_and_to_the_bundle_lead_to_the_same_job(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    ours = stage()
+    away = tmp_path / "away"
+    away.mkdir()
+    (away / "one").symlink_to("two")
+    (away / "two").symlink_to(ours.bundle / "local.sh")
+    (away / "bundle").symlink_to(ours.bundle)
+    for script in (away / "one", away / "bundle" / "local.sh", "one", "bundle/local.sh"):
+        code, output = ours.play("done", script=str(script), cwd=away)
+        assert (code, f"results are in {ours.checkpoints}\n" in output) == (0, True), output
+
+
+def test_a_script_without_its_bundle_says_what_is_missing(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    ours = stage()
+    alone = shutil.copy(ours.bundle / "local.sh", tmp_path / "alone.sh")
+    said = f"ddpgen: {tmp_path} holds no train/, which belongs beside local.sh; copy the whole "
+    code, output = ours.play("done", script=str(alone))
+    assert (code, output.startswith(said), output.count("\n")) == (69, True, 1)
+
+
+def test_a_script_read_from_standard_input_runs_to_its_end(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    with open(ours.bundle / "local.sh") as script:
+        code, output = ours.play("stopped", script="-s", stdin=script)
+    assert (code, f"to go on: bash {ours.bundle}/local.sh\n" in output) == (75, True), output
 
 
 def test_what_an_operator_left_for_torchrun_does_not_reach_it(

@@ -5,7 +5,8 @@
 #   bash local.sh --steps=50    arguments are added to the training command, where the last one wins
 #   Ctrl-C                      stop cleanly after the current step; a second Ctrl-C kills
 #
-# Exit code: 0 done, 1 failed, 69 cannot start here, 75 stopped cleanly (the same command goes on).
+# Exit code: 0 done, 1 failed, 2 a wrong argument, 69 cannot start here, 75 stopped cleanly (the
+# same command goes on).
 # Written by ddpgen: change the spec and render again, rather than this file.
 #
 # shellcheck disable=SC2016 # what stands in single quotes is meant to arrive as it is
@@ -13,20 +14,32 @@ set -euo pipefail
 
 # --- where we are -----------------------------------------------------------------------------
 # All paths start from the directory of this script, so it runs from anywhere and may be copied.
-bundle=${BASH_SOURCE[0]:-$0}
-case $bundle in
-  */*) bundle=${bundle%/*}/ ;;
-  *) bundle=./ ;;
-esac
-CDPATH='' cd -- "$bundle"
-bundle=$PWD
-# shellcheck disable=SC2034 # not needed when the spec names an absolute place for checkpoints
-beside=${bundle%/*}
-
+# Links to it are followed: train/ and the checkpoints belong to the bundle, not to the link.
 say() {
   # The terminal may be gone by now; that is no reason to fail.
-  printf 'ddpgen: %s\n' "$*" >&2 || true
+  printf 'ddpgen: %s\n' "$*" >&2 2>/dev/null || true
 }
+
+script=${BASH_SOURCE[0]:-local.sh} # none for `bash <local.sh`: then it is to be the one here
+case $script in
+  */*) ;;
+  *) script=./$script ;;
+esac
+while [ -L "$script" ]; do
+  link=$(readlink -- "$script")
+  case $link in
+    /*) script=$link ;;
+    *) script=${script%/*}/$link ;;
+  esac
+done
+CDPATH='' cd -P -- "${script%/*}/"
+bundle=$PWD
+if [ ! -f train/__main__.py ]; then
+  say "$bundle holds no train/, which belongs beside local.sh; copy the whole bundle, or link to it"
+  exit 69
+fi
+# shellcheck disable=SC2034 # not needed when the spec names an absolute place for checkpoints
+beside=${bundle%/*}
 
 # --- torchrun's own variables -----------------------------------------------------------------
 # Each PET_… is a default of one of its options: left behind by a Kubernetes operator, PET_NNODES=2
@@ -141,7 +154,7 @@ wait "$torchrun" || torchrun_rc=$?
 verdict='' verdict_attempt='' verdict_step='' verdict_reason=''
 read -r verdict verdict_attempt verdict_step verdict_reason <"$checkpoint_dir/status" || true
 [ "$verdict_attempt" = "$attempt" ] || verdict=another
-again="bash $(printf '%q' "$bundle/${BASH_SOURCE[0]##*/}")"
+again="bash $(printf '%q' "$bundle/${script##*/}")"
 at=" at step $verdict_step"
 [ "$verdict_step" != 0 ] || at='' # a script of the user's own counts its steps itself
 case $verdict in
