@@ -19,6 +19,22 @@ _RENAME_EXCHANGE = 2
 
 
 @contextlib.contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Wait until no other ddpgen renders beside `directory`, and keep the others waiting.
+
+    The lock is on the parent directory itself, so nothing is left behind. Where there are no locks
+    (some network file systems), it does without.
+    """
+    handle = os.open(directory.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
 def staging(directory: Path) -> Iterator[Path]:
     """A locked empty directory beside `directory`; what still has that name at the end is removed."""
     stage = directory.with_name(f".{directory.name}.new-{os.getpid()}")
