@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ddpgen import exchange
 from ddpgen.errors import BundleRefusedError, FileTroubleError
@@ -48,13 +48,14 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
     try:
         _refuse_odd_place(directory)
         directory.parent.mkdir(parents=True, exist_ok=True)
-        exchange.clean_up(directory)
-        with exchange.staging(directory) as stage:
-            listing = _fill(stage, items, facts)
-            if _same(directory, stage, listing):
-                return Written(len(items) + 1, changed=False)
-            _refuse_losses(directory, force)
-            exchange.put(stage, directory)
+        with exchange.alone(directory):
+            exchange.clean_up(directory)
+            with exchange.staging(directory) as stage:
+                listing = _fill(stage, items, facts)
+                if _same(directory, stage, listing):
+                    return Written(len(items) + 1, changed=False)
+                _refuse_losses(directory, force)
+                exchange.put(stage, directory)
     except OSError as error:
         raise _trouble(directory, error) from None
     return Written(len(items) + 1, changed=True)
@@ -77,8 +78,9 @@ def _fill(stage: Path, items: Sequence[Item], facts: Mapping[str, Any]) -> bytes
         os.makedirs(os.path.dirname(target), exist_ok=True)
         executable = item.executable
         if item.file is not None:
-            executable = bool(item.file.stat().st_mode & 0o100)
-            sums[item.path] = _copy(item.file, target)
+            with _opened(item.file) as source:
+                executable = bool(os.fstat(source.fileno()).st_mode & 0o100)
+                sums[item.path] = _copy(source, target)
         else:
             sums[item.path] = _put(item.content or b"", target)
         os.chmod(target, 0o755 if executable else 0o644)
@@ -97,10 +99,20 @@ def _put(content: bytes, target: str) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _copy(source: Path, target: str) -> str:
+def _opened(source: Path) -> BinaryIO:
+    try:
+        return open(source, "rb")
+    except OSError as error:
+        raise FileTroubleError(
+            f"{source}: cannot be read: {error.strerror}; correct that, or list the file in "
+            ".ddpgenignore"
+        ) from None
+
+
+def _copy(source: BinaryIO, target: str) -> str:
     digest = hashlib.sha256()
-    with open(source, "rb") as reading, open(target, "wb") as writing:
-        while chunk := reading.read(1 << 20):
+    with open(target, "wb") as writing:
+        while chunk := source.read(1 << 20):
             digest.update(chunk)
             writing.write(chunk)
     return digest.hexdigest()
@@ -197,6 +209,7 @@ def _trouble(directory: Path, error: OSError) -> FileTroubleError:
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         remedy = f"{remedy}, or ask for the permission"
     about = os.fsdecode(error.filename or "")
-    if about == str(directory) or ".new-" in about:  # our own doings say nothing to the user
+    ours = str(directory.with_name(f".{directory.name}.new-"))
+    if about == str(directory) or about.startswith(ours):  # our own doings say nothing to the user
         about = ""
     return FileTroubleError(f"{directory}: {what}{f' ({about})' if about else ''}; {remedy}")

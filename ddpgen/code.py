@@ -1,11 +1,12 @@
 """Which files of the user's travel in the bundle, and whether the ones the spec names are there.
 
-Owns exclusions, symbolic links and the size limit. Reads directories and opens no file but
-.ddpgenignore.
+Owns exclusions, symbolic links and the size limit. Reads directories and opens no files but
+.ddpgenignore and the bundle.json of bundles to leave out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -39,6 +40,9 @@ EXCLUDED = [
     "*.egg-info",
 ]
 LIMIT_MIB = 100
+# What a render under way, or killed, has beside its bundle.
+_STAGING = re.compile(r"\..+\.(?:new|old)-[0-9]+", re.DOTALL)
+_STEP = re.compile(r"step-[0-9]{9,}")
 
 
 class Source(NamedTuple):
@@ -63,9 +67,16 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     if wanted.startswith("/") or ".." in parts:
         what = f"{wanted} leads out of code"
         yield Conflict((field,), what, "write its path inside code")
-    elif not any(_holds(home / path, wanted) for path in job.code):
-        what = f"{wanted} is not in code ({', '.join(job.code)})"
-        yield Conflict((field, "code"), what, f"create it, or add the directory of {parts[-1]}")
+        return
+    walk = _Walk(home.resolve(), ())
+    if any(walk.holds(home / path, wanted) for path in job.code):
+        return
+    what = f"{wanted} is not in code ({', '.join(job.code)})"
+    remedy = f"create it, or add the directory of {parts[-1]}"
+    if any((home / path / wanted).is_file() for path in job.code):
+        what = f"{wanted} is there, but is left out of what travels in code"
+        remedy = f"take it out of {IGNORE_FILE}, or move it out of a directory that stays behind"
+    yield Conflict((field, "code"), what, remedy)
 
 
 def _check_path(path: str, home: Path) -> Iterator[Conflict]:
@@ -79,10 +90,6 @@ def _check_path(path: str, home: Path) -> Iterator[Conflict]:
         remedy = "move the spec above it, so that the job is one folder"
     if what:
         yield Conflict(("code",), what, remedy)
-
-
-def _holds(root: Path, wanted: str) -> bool:
-    return (root / wanted).is_file() if root.is_dir() else root.name == wanted
 
 
 def gather(job: JobSpec, home: Path, avoid: tuple[Path, ...], limit_mib: int) -> list[Source]:
@@ -99,15 +106,40 @@ def gather(job: JobSpec, home: Path, avoid: tuple[Path, ...], limit_mib: int) ->
                 message = f"{found[name]} and {file} would both become code/{name}; rename one"
                 raise FileTroubleError(message)
             found[name] = file
-    size = sum(file.stat().st_size for file in found.values())
-    if size > limit_mib << 20:
-        largest = sorted(found.items(), key=lambda item: -item[1].stat().st_size)[:3]
-        names = ", ".join(f"{name} ({file.stat().st_size >> 20} MiB)" for name, file in largest)
-        raise FileTroubleError(
-            f"code has {size >> 20} MiB, more than {limit_mib}; the largest are {names}. List what "
-            f"the job does not need in {IGNORE_FILE}, or raise --max-code-mib"
-        )
+    _refuse_files_as_directories(found)
+    _refuse_too_much({name: _size(file) for name, file in found.items()}, limit_mib)
     return [Source(f"code/{name}", file) for name, file in sorted(found.items())]
+
+
+def _refuse_files_as_directories(found: dict[str, Path]) -> None:
+    for name, file in found.items():
+        above = name.rpartition("/")[0]
+        while above:
+            if above in found:
+                raise FileTroubleError(
+                    f"{found[above]} would become the file code/{above}, and {file} needs a "
+                    "directory of that name; rename one"
+                )
+            above = above.rpartition("/")[0]
+
+
+def _refuse_too_much(sizes: dict[str, int], limit_mib: int) -> None:
+    total = sum(sizes.values())
+    if total > limit_mib << 20:
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
+        names = ", ".join(f"{name} ({size >> 20} MiB)" for name, size in largest)
+        raise FileTroubleError(
+            f"code has {total >> 20} MiB, more than {limit_mib}; the largest are {names}. List "
+            f"what the job does not need in {IGNORE_FILE}, or raise --max-code-mib"
+        )
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        message = f"{file}: cannot be read: {error.strerror}; render again once it is there to stay"
+        raise FileTroubleError(message) from None
 
 
 class _Walk:
@@ -120,21 +152,31 @@ class _Walk:
         if not root.is_dir():
             yield root.name, self._within(root)
             return
-        patterns = [_pattern(line) for line in (*EXCLUDED, *_ignored(root))]
-        yield from self._below(root, "", patterns, (root.resolve(),))
+        yield from self._below(root, "", _patterns(root), (root.resolve(),))
+
+    def holds(self, root: Path, wanted: str) -> bool:
+        """Whether files() would list `wanted`; looks at nothing but the way there."""
+        if not root.is_dir():
+            return root.name == wanted
+        patterns, name = _patterns(root), ""
+        for part in wanted.split("/"):
+            if part in ("", "."):
+                continue
+            name = f"{name}/{part}" if name else part
+            if self._left_out(name, root / name, patterns):
+                return False
+        return (root / name).is_file()
 
     def _below(
         self, directory: Path, prefix: str, patterns: list[re.Pattern[str]], seen: tuple[Path, ...]
     ) -> Iterator[tuple[str, Path]]:
         for entry in sorted(_scan(directory), key=lambda entry: entry.name):
             name, path = prefix + entry.name, directory / entry.name
-            if any(pattern.fullmatch(name) for pattern in patterns):
+            if self._left_out(name, path, patterns):
                 continue
             real = self._within(path) if entry.is_symlink() else path
             if entry.is_dir():
                 inside = path.resolve()
-                if inside in self.avoid or (inside / "bundle.json").is_file():
-                    continue
                 if inside in seen:
                     raise FileTroubleError(f"{path} is a link to a directory it is in; remove it")
                 yield from self._below(path, name + "/", patterns, (*seen, inside))
@@ -143,6 +185,15 @@ class _Walk:
             else:
                 message = f"{path} is neither a file nor a directory; list it in {IGNORE_FILE}"
                 raise FileTroubleError(message)
+
+    def _left_out(self, name: str, path: Path, patterns: list[re.Pattern[str]]) -> bool:
+        if any(pattern.fullmatch(name) for pattern in patterns):
+            return True
+        if not path.is_dir():
+            return False
+        if _STAGING.fullmatch(path.name) or path.resolve() in self.avoid:
+            return True
+        return _is_bundle(path) or _is_checkpoints(path)
 
     def _within(self, path: Path) -> Path:
         try:
@@ -170,6 +221,31 @@ def _scan(directory: Path) -> list[os.DirEntry[str]]:
             message = f"{os.fsencode(entry.path)!r}: the name is not UTF-8; rename the file"
             raise FileTroubleError(message) from None
     return listed
+
+
+def _is_bundle(directory: Path) -> bool:
+    """Whether ddpgen wrote this directory; a bundle.json of somebody else's does not make it so."""
+    try:
+        listing = json.loads((directory / "bundle.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(listing, dict) and {"ddpgen", "schema", "files"} <= listing.keys()
+
+
+def _is_checkpoints(directory: Path) -> bool:
+    """Whether a job keeps its checkpoints here."""
+    if (directory / "lock").is_file() and (directory / "status").is_file():
+        return True
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return False
+    steps = (name for name in names if _STEP.fullmatch(name))
+    return any((directory / name / "checkpoint.json").is_file() for name in steps)
+
+
+def _patterns(root: Path) -> list[re.Pattern[str]]:
+    return [_pattern(line) for line in (*EXCLUDED, *_ignored(root))]
 
 
 def _ignored(root: Path) -> list[str]:

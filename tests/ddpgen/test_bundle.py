@@ -257,6 +257,29 @@ def test_a_render_killed_at_any_moment_leaves_the_old_bundle_or_the_new_one(
     assert os.listdir(tmp_path / "build") == ["gpt"]
 
 
+def test_renders_at_the_same_moment_take_turns(render: Render, tmp_path: Path) -> None:
+    specs = []
+    for restarts in range(4):
+        specs.append(tmp_path / f"job{restarts}.yaml")
+        specs[-1].write_text(GPT + f"restarts: {restarts}\n")
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ddpgen", "render", specs[i % 4], "--target", "local"],
+            cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for i in range(12)
+    ]  # fmt: skip
+    for process in started:
+        said = process.communicate(timeout=60)[1]
+        assert process.returncode == 0, said
+    assert os.listdir(tmp_path / "build") == ["gpt"]
+    listing = json.loads((tmp_path / "build/gpt/bundle.json").read_bytes())
+    for name, digest in listing["files"].items():
+        content = (tmp_path / "build/gpt" / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest
+
+
 MODEL = GPT.replace("workload: gpt", "workload: my_model.py:build") + "code: src\n"
 
 
@@ -303,15 +326,72 @@ def test_a_ddpgenignore_leaves_out_what_it_lists(render: Render, src: Path, tmp_
     assert code_of(tmp_path / "build/gpt") == ["my_model.py"]
 
 
-def test_the_whole_directory_travels_without_its_own_bundles(
-    render: Render, src: Path, tmp_path: Path
+def test_the_whole_directory_travels_without_bundles_checkpoints_and_leftovers(
+    render: Render, run: Run, src: Path, tmp_path: Path
 ) -> None:
     text = MODEL.replace("code: src", "code: .").replace("my_model", "src/my_model")
     assert render(text).code == 0
-    (tmp_path / "build/checkpoints").mkdir()
-    (tmp_path / "build/checkpoints/model.pt").write_text("huge")
+    for name in (
+        "build/checkpoints/gpt/step-000000007/checkpoint.json",
+        "runs/old/lock",
+        "runs/old/status",
+        "build/.gpt.new-77/half",
+        "build/.gpt.old-77/half",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("huge")
+    assert run("render", "job.yaml", "--target", "local", "-o", "elsewhere").code == 0
     assert render(text + "restarts: 0\n").code == 0
-    assert not [name for name in code_of(tmp_path / "build/gpt") if name.startswith("build")]
+    roots = {name.partition("/")[0] for name in code_of(tmp_path / "build/gpt")}
+    assert roots == {"job.yaml", "src"}
+
+
+def test_a_bundle_json_of_the_users_own_travels(render: Render, src: Path, tmp_path: Path) -> None:
+    (src / "data/bundle.json").write_text('{"files": []}')
+    assert render(MODEL).code == 0
+    assert "data/bundle.json" in code_of(tmp_path / "build/gpt")
+
+
+@pytest.mark.parametrize("hidden", ["my_model.py", "venv/my_model.py"])
+def test_a_model_that_would_stay_behind_is_a_fault_of_the_spec(
+    render: Render, src: Path, hidden: str
+) -> None:
+    (src / "venv").mkdir()
+    (src / "venv/my_model.py").write_text("")
+    (src / ".ddpgenignore").write_text("my_*\n")
+    refused = render(MODEL.replace("my_model.py", hidden))
+    assert refused.code == 65
+    assert f"{hidden} is there, but is left out of what travels in code; take it" in refused.err
+
+
+def test_a_file_and_a_directory_of_one_name_are_both_named(
+    render: Render, src: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/sub").write_text("")
+    refused = render(MODEL.replace("code: src", "code: [src, other]"))
+    assert refused.code == 74
+    assert refused.err == (
+        f"{tmp_path}/other/sub would become the file code/sub, and {src}/sub/deep/z.py needs a "
+        "directory of that name; rename one\n"
+    )
+
+
+def test_a_file_of_code_that_cannot_be_read_is_named(
+    render: Render, src: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object, *mode: str) -> object:
+        if str(path).endswith("run.sh") and ".new-" not in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open(path, *mode)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(bundle, "open", refuse, raising=False)
+    refused = render(MODEL)
+    assert refused.code == 74
+    assert refused.err == (
+        f"{src}/run.sh: cannot be read: Permission denied; correct that, or list the file in "
+        ".ddpgenignore\n"
+    )
 
 
 def test_links_within_the_directory_are_followed(render: Render, src: Path, tmp_path: Path) -> None:
