@@ -145,7 +145,7 @@ def ours(config: Any, world: Any, directory: Path) -> Callable[[int], None]:
     directory.mkdir(exist_ok=True, parents=True)
     observer = session.Observer(job, books, StopRequest(directory / "stop"))
     fetcher = MicroBatchFetcher(job.workload.dataset, job.plan, job.workload.collate)
-    batches = micro_batches(fetcher, job.mine, range(job.last_step), 0, 60, pin_memory=False)
+    batches = micro_batches(fetcher, job.mine, range(job.last_step), 0, 1, 60, pin_memory=False)
 
     def run(steps: int) -> None:
         until = dataclasses.replace(job, last_step=state.step + steps)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import errno
 import importlib.util
 import io
 import os
@@ -93,12 +94,18 @@ def _claim(argv: Sequence[str]) -> int:
     except HeldByLiveJobError as error:
         return _refuse(str(error))
     except OSError as error:
+        about = f" ({error.filename})" if error.filename else ""
+        remedy = "set checkpoint.dir to a place you can write to"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "free some space there"
         print(
-            f"ddpgen: the checkpoint directory {directory} cannot be used: {error.strerror} "
-            f"({error.filename}); set checkpoint.dir to a place you can write to",
+            f"ddpgen: the checkpoint directory {directory} cannot be used: "
+            f"{error.strerror or error}{about}; {remedy}",
             file=sys.stderr,
         )
         return EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130
     print(attempt)
     return 0
 

@@ -15,11 +15,12 @@ from train import checkpoint, manifest
 from train.config import RunConfig
 from train.dist import World
 from train.errors import TrainError
+from train.layout import step_directory
 from train.lock import Fence
 from train.loop import Job, State
 from train.metrics import MetricsLog, Progress, clock, say
 from train.saver import SaveFailedError, Saver
-from train.status import Status, replace_file, write_status
+from train.status import Status, read_status, replace_file, write_status
 
 
 class Books:
@@ -58,29 +59,34 @@ class Books:
             self.say(f"the loss is {loss} at step {state.step}; the rows before it may tell why")
         if state.step < self._job.last_step and self.saver.due(state.step):
             self.saver.save(state)
-        if self.saver.fenced_off is not None:
-            raise self.saver.fenced_off
+        lost = self.saver.fenced_off or self._fence.lost
+        if lost is not None:
+            raise lost
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         self._row("eval", step, **metrics)
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.say(f"eval at step {step}  {text}")
 
-    def close(self, state: State, stopped: bool) -> str:
-        """The last checkpoint, then the status. Returns why that failed, or "". Raises FencedOffError."""
+    def save_last(self, state: State) -> str:
+        """The last checkpoint. Returns why it failed, or "". Raises FencedOffError."""
         self._progress.end_line()
         try:
             self.saver.finish(state)
         except SaveFailedError as error:
             return f"{error}; make room and start the job again: it resumes from the one before"
+        return ""
+
+    def close(self, step: int, stopped: bool) -> None:
+        """The job's last word. Raises FencedOffError, TrainError when it cannot be written."""
         word = "stopped" if stopped else "done"
-        self._row(word, state.step)
+        self._row(word, step)
         self._log.close()
-        self._write_status(word, state.step)
+        self._write_status(word, step)
         self._fence.close()
         spent = clock(time.monotonic() - self._began)
-        say(f"{word} at step {state.step} after {spent}; checkpoints in {self._directory}")
-        return ""
+        place = step_directory(self._directory, step)
+        say(f"{word} at step {step}, {spent} after the start; the weights: {place}/model.pt")
 
     def say(self, message: str) -> None:
         self._progress.end_line()
@@ -93,6 +99,9 @@ class Books:
 
     def _write_status(self, word: str, step: int) -> None:
         self._fence.check()
+        was = read_status(self._directory)
+        if was is not None and (was.word, was.attempt) == ("failed", self._fence.attempt):
+            raise TrainError(was.reason)  # another rank has met it before this one looked
         try:
             write_status(self._directory, Status(word, self._fence.attempt, step))
         except OSError as error:
@@ -109,5 +118,6 @@ def _describe_run(config: RunConfig, world: World, last_step: int, fence: Fence)
         "world_size": world.size,
         "attempt": fence.attempt,
         "generation": fence.generation,
+        "code": manifest.code(),
         "exact_on_any_world_size": manifest.is_exact_on_any_world_size(config),
     }

@@ -16,12 +16,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from train.errors import TrainError
 from train.reduce import LocalSums, TreeReducer, flatten
 
+# Comparing values costs a pass over them (and on a GPU a wait), so it is not done in every step.
+CHECK_EVERY = 100
+
 
 class Buffers:
     """The buffers of one model.
 
-    Called in this order, every step: begin; for each micro-batch restore, the forward pass, changed,
-    and keep after its backward pass (the last one: launch before it); combine.
+    Called in this order, every step: begin; for each micro-batch restore, the forward pass, take;
+    after the last one changed; after its backward pass combine.
 
     Those known to change are summed while the last backward pass runs. One that is first seen to
     change is combined after it, and known from then on.
@@ -30,19 +33,19 @@ class Buffers:
     def __init__(
         self, model: torch.nn.Module, reducer: TreeReducer, mine: range, leaves: int
     ) -> None:
-        places = [(m, n) for m in model.modules() for n, b in m.named_buffers(recurse=False)]
-        unique = {id(m._buffers[n]): (m, n) for m, n in reversed(places)}
-        self._places = list(reversed(unique.values()))
+        self._model = model
+        self._places = _places(model)
         self._live = [_get(module, name) for module, name in self._places]
         self._start = [buffer.clone() for buffer in self._live]
         self._versions = [buffer._version for buffer in self._live]
         self._known: list[int] = []
+        self._new: set[int] = set()
         self._known_sums, self._new_sums = LocalSums(mine, leaves), LocalSums(mine, leaves)
+        self._last_new: list[torch.Tensor | None] = []
         self._total: torch.futures.Future[torch.Tensor] | None = None
         self._reducer, self._leaves = reducer, leaves
-        # Writes that torch does not count are found by value, in the first step; batch norm's are
-        # expected even if a step has none, because such a layer may be frozen at first.
-        self._by_value = True
+        self._steps = 0
+        # Expected to be written to even if a step leaves them alone: such a layer may be frozen.
         self._uncounted = {
             i for i, (module, _) in enumerate(self._places) if isinstance(module, _NormBase)
         }
@@ -50,72 +53,37 @@ class Buffers:
     def begin(self) -> None:
         self._known_sums.reset()
         self._new_sums.reset()
+        self._new.clear()
+        self._total = None
 
     def restore(self) -> None:
         """Put back the values the step started with."""
-        for i in (*self._known, *self._newly_changed()):
+        for i in (*self._known, *self._new):
             self._put_back(i)
 
     def _put_back(self, i: int) -> None:
         self._live[i].copy_(self._start[i])
         self._versions[i] = self._live[i]._version
 
-    def changed(self) -> list[float]:
-        """1.0 for each buffer, not known yet, that has changed: the ranks add these up to agree."""
-        for (module, name), live in zip(self._places, self._live, strict=True):
-            if module._buffers[name] is not live:
-                raise TrainError(
-                    f"buffer {name!r} of {type(module).__name__} was replaced by a new tensor during "
-                    "the forward pass; write into it instead (self.buffer.copy_(...)), so that the "
-                    "processes can share it"
-                )
-        new = set(self._newly_changed())
-        return [float(i in new) for i in range(len(self._live))]
-
-    def _newly_changed(self) -> list[int]:
-        known = set(self._known)
-        return [i for i in range(len(self._live)) if i not in known and self._differs(i)]
-
-    def _differs(self, i: int) -> bool:
-        live, start = self._live[i], self._start[i]
-        return (
-            live._version != self._versions[i]
-            or i in self._uncounted
-            or (self._by_value and not torch.equal(live, start))
-        )
-
-    def keep(self) -> None:
-        """After a micro-batch that is not the last: take its changes into the local sums."""
-        self._known_sums.push([self._change(self._known)])
+    def take(self, last: bool) -> None:
+        """After a forward pass: take in what it has changed. After the last one, send it on."""
+        self._check_replaced()
+        fresh = self._newly_changed()
+        self._new.update(fresh)
         new: list[torch.Tensor | None] = [None] * len(self._live)
-        for i in self._newly_changed():
+        for i in fresh:
             new[i] = self._change([i])
-        self._new_sums.push(new)
-
-    def _change(self, which: list[int]) -> torch.Tensor:
-        """What these buffers have changed by, flat, in double precision: integers stay exact."""
-        if not which:
-            return torch.zeros(0, dtype=torch.float64)
-        for i in which:
-            if self._live[i].dtype == torch.bool or self._live[i].is_complex():
-                raise TrainError(
-                    f"buffer {self._places[i][1]!r} of type {self._live[i].dtype} changes during "
-                    "training; only real and integer buffers can be combined over micro-batches"
-                )
-        live = torch.cat([self._live[i].reshape(-1).double() for i in which])
-        return live.sub_(torch.cat([self._start[i].reshape(-1).double() for i in which]))
-
-    def launch(self) -> None:
-        """After the last forward pass: start to sum over the ranks what is known to change."""
-        self._total = None
+        if not last:
+            self._known_sums.push([self._change(self._known)])
+            self._new_sums.push(new)
+            return
+        self._last_new = new
         if self._known:
             self._total = self._sum(self._known_sums, [0], [self._change(self._known)])
 
-    def _sum(
-        self, sums: LocalSums, pick: list[int], last: list[torch.Tensor]
-    ) -> torch.futures.Future[torch.Tensor]:
-        rows = [flatten(row, last) for row in sums.finish(pick, last)]
-        return self._reducer.reduce(rows, rows[-1])
+    def changed(self) -> list[float]:
+        """1.0 for each buffer, not known yet, that this rank saw change: added up, all agree."""
+        return [float(i in self._new) for i in range(len(self._live))]
 
     def combine(self, changed_somewhere: Sequence[float]) -> None:
         """After the last backward pass: give every rank the combined values of this step."""
@@ -123,12 +91,84 @@ class Buffers:
             self._apply(self._known, self._total.wait())
         new = [i for i, n in enumerate(changed_somewhere) if n]
         if new:
-            total = self._sum(self._new_sums, new, [self._change([i]) for i in new])
+            self._check_new(new)
+            total = self._sum(self._new_sums, new, [self._last(i) for i in new])
             self._apply(new, total.wait())
             self._known = sorted((*self._known, *new))
         for i in self._known:
             self._put_back(i)
-        self._by_value = False
+        self._steps += 1
+
+    def _last(self, i: int) -> torch.Tensor:
+        change = self._last_new[i]
+        start = self._start[i]
+        return start.new_zeros(start.numel(), dtype=torch.float64) if change is None else change
+
+    def _newly_changed(self) -> list[int]:
+        by_value = self._steps % CHECK_EVERY == 0
+        unknown = [i for i in range(len(self._live)) if i not in self._known]
+        counted = [
+            i
+            for i in unknown
+            if i in self._uncounted or self._live[i]._version != self._versions[i]
+        ]
+        if not by_value:
+            return counted
+        differ = [i for i in unknown if not torch.equal(self._live[i], self._start[i])]
+        secret = [i for i in differ if i not in counted]
+        if secret and self._steps:
+            raise TrainError(
+                f"buffer {self._name(secret[0])} has been written to since the first step in a way "
+                "that torch does not count (through .data, or by a kernel), so the processes could "
+                "not share it; write to the buffer itself"
+            )
+        return sorted({*counted, *differ})
+
+    def _check_replaced(self) -> None:
+        for (module, name), live in zip(self._places, self._live, strict=True):
+            if module._buffers[name] is not live:
+                raise TrainError(
+                    f"buffer {name!r} of {type(module).__name__} was replaced by a new tensor during "
+                    "the forward pass; write into it instead (self.buffer.copy_(...)), so that the "
+                    "processes can share it"
+                )
+        if self._steps == 0 and len(_places(self._model)) != len(self._places):
+            known = {(id(m), n) for m, n in self._places}
+            module, name = next(p for p in _places(self._model) if (id(p[0]), p[1]) not in known)
+            raise TrainError(
+                f"buffer {name!r} of {type(module).__name__} was created by the forward pass; create "
+                "it with its final shape when the model is built"
+            )
+
+    def _check_new(self, new: list[int]) -> None:
+        for i in new:
+            if self._live[i].dtype == torch.bool or self._live[i].is_complex():
+                why = f"is of type {self._live[i].dtype}, and only real numbers can be combined"
+            elif self._places[i][1] in self._places[i][0]._non_persistent_buffers_set:
+                why = "is not saved in checkpoints; register it with persistent=True"
+            elif not torch.isfinite(self._start[i]).all():
+                why = "starts from a value that is not finite, so no change of it can be averaged"
+            else:
+                continue
+            raise TrainError(f"buffer {self._name(i)} changes during training, but it {why}")
+
+    def _name(self, i: int) -> str:
+        module, name = self._places[i]
+        return f"{name!r} of {type(module).__name__}"
+
+    def _change(self, which: list[int]) -> torch.Tensor:
+        """What these buffers have changed by, flat, in double precision: integers stay exact."""
+        if not which:
+            return torch.zeros(0, dtype=torch.float64)
+        self._check_new([i for i in which if i not in self._known])
+        live = torch.cat([self._live[i].reshape(-1).double() for i in which])
+        return live.sub_(torch.cat([self._start[i].reshape(-1).double() for i in which]))
+
+    def _sum(
+        self, sums: LocalSums, pick: list[int], last: list[torch.Tensor]
+    ) -> torch.futures.Future[torch.Tensor]:
+        rows = [flatten(row, last) for row in sums.finish(pick, last)]
+        return self._reducer.reduce(rows, rows[-1])
 
     def _apply(self, which: list[int], total: torch.Tensor) -> None:
         """Move the start values on by the summed changes."""
@@ -139,6 +179,18 @@ class Buffers:
                 start.copy_(start.double() + change.view_as(start) / self._leaves)
             else:
                 start.add_(change.view_as(start).to(start.dtype))
+
+
+def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
+    """Where the model's buffers are, each tensor once even if it is known by several names."""
+    seen: set[int] = set()
+    places = []
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if id(buffer) not in seen:
+                seen.add(id(buffer))
+                places.append((module, name))
+    return places
 
 
 def _get(module: torch.nn.Module, name: str) -> torch.Tensor:

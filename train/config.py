@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|sec|min|h|d))")
@@ -31,7 +32,7 @@ class RunConfig:
 
     workload: str
     steps: int | None
-    epochs: float | None
+    epochs: Fraction | None
     global_batch_size: int
     micro_batch_size: int
     optimizer: str
@@ -99,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--workload", required=True, help="gpt, mnist, toy, or my_model.py:build")
     add("--steps", type=_at_least(0), help="optimizer steps in all")
-    add("--epochs", type=_positive, help="passes over the dataset; the last step is filled up")
+    add("--epochs", type=_fraction, help="passes over the dataset; the last step is filled up")
     add("--global-batch-size", type=_at_least(1), required=True, help="samples a step")
     add("--micro-batch-size", type=_at_least(1), required=True, help="samples a forward pass")
     add("--optimizer", choices=("adamw", "adam", "sgd"), default="adamw")
@@ -175,6 +176,12 @@ def _positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
+
+
+def _fraction(text: str) -> Fraction:
+    # Exact: 1.1 epochs of 100 samples are 110, where floating point makes it a little more.
+    _positive(text)
+    return Fraction(text)
 
 
 def _not_negative(text: str) -> float:

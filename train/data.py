@@ -11,6 +11,7 @@ one: nothing is dropped, nothing is repeated, and every micro-batch has the same
 
 from __future__ import annotations
 
+import functools
 import itertools
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -204,6 +205,7 @@ def micro_batches(
     mine: range,
     steps: range,
     workers: int,
+    threads: int,
     timeout_s: float,
     pin_memory: bool,
 ) -> Iterator[Any]:
@@ -222,18 +224,19 @@ def micro_batches(
         num_workers=workers,
         timeout=timeout_s,
         pin_memory=pin_memory,
-        worker_init_fn=_prepare_worker,
+        worker_init_fn=functools.partial(_prepare_worker, threads),
     )
     return iter(loader)
 
 
-def _prepare_worker(_: int) -> None:
+def _prepare_worker(threads: int, _: int) -> None:
     # torchrun signals a worker's whole session, DataLoader workers included. They must not die of
     # a request to stop: the step that is under way still needs their batches.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leash.die_with_parent(signal.SIGKILL)
-    torch.set_num_threads(1)
+    # As in the process itself: another number of threads may give other bits.
+    torch.set_num_threads(threads)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -7,6 +7,7 @@ nothing of models.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from train.errors import TrainError
+
+_LOOK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,21 @@ class World:
 
     def barrier(self) -> None:
         dist.barrier(group=self.control)
+
+    def from_rank_0(self, name: str, value: str, patience_s: float) -> str:
+        """Rank 0's `value`, on every rank, however long rank 0 takes up to `patience_s`.
+
+        Through the store, whose waits are short and many: a collective would give up after the
+        collective timeout. Raises what the store raises when rank 0 is gone.
+        """
+        if self.rank == 0:
+            self.store.set(name, value or " ")
+            return value
+        for _ in range(max(1, round(patience_s / _LOOK_S))):
+            with contextlib.suppress(dist.DistStoreError):
+                self.store.wait([name], timedelta(seconds=_LOOK_S))
+                return self.store.get(name).decode().strip()
+        raise TrainError(f"rank 0 was not done with its {name} after {patience_s:g} s")
 
     def new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         """A group for gradients. Every rank has to call it for every group, in the same order."""

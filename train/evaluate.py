@@ -17,6 +17,8 @@ from train.dist import World
 from train.errors import TrainError
 from train.workload import Workload
 
+RESERVED = ("kind", "step", "attempt", "generation", "time")
+
 
 def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, float]:
     """Mean loss and metrics over the whole split, weighed by samples. Empty without a split.
@@ -32,9 +34,12 @@ def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, f
     mine = ranges([each + (r < more) for r in range(world.size)])[world.rank]
     read = batch_reader(dataset, workload.collate)
     rows: dict[int, dict[str, float]] = {}
+    # What an evaluation writes to buffers would make the weights depend on when one takes place.
+    kept = [(buffer, buffer.clone()) for buffer in workload.model.buffers()]
     workload.model.eval()
     try:
-        with torch.inference_mode():
+        # Not inference_mode: a table that a model keeps for later would be of no use in training.
+        with torch.no_grad():
             for n in mine:
                 indices = list(range(n * size, min((n + 1) * size, len(dataset))))
                 rng.set_global(rng.derive(config.seed, rng.EVAL, n), world.device)
@@ -42,6 +47,9 @@ def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, f
                 rows[n] = _measure(workload, batch, len(indices))
     finally:
         workload.model.train()
+        for buffer, before in kept:
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
     return _mean(rows, batches, len(dataset), world)
 
 
@@ -52,9 +60,18 @@ def _measure(workload: Workload, batch: object, samples: int) -> dict[str, float
         values["loss"] = workload.loss(workload.model, batch)
     measured = {}
     for name, value in values.items():
-        if not isinstance(value, (torch.Tensor, float, int)):
-            raise TrainError(f"metric {name!r} is a {type(value).__name__}, not a scalar")
-        measured[name] = float(value) * samples
+        if name in RESERVED:
+            raise TrainError(
+                f"metric {name!r}: metrics.jsonl uses {', '.join(RESERVED)} itself; choose another"
+            )
+        returned: object = value  # what a user's function is annotated with is not what it returns
+        if isinstance(returned, torch.Tensor) and returned.numel() != 1:
+            raise TrainError(
+                f"metric {name!r} has the shape {tuple(returned.shape)}; give its mean"
+            )
+        if not isinstance(returned, (torch.Tensor, float, int)):
+            raise TrainError(f"metric {name!r} is a {type(returned).__name__}, not a scalar")
+        measured[name] = float(returned) * samples
     return measured
 
 

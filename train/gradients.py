@@ -38,6 +38,9 @@ class Gradients(Protocol):
     def keep(self) -> None:
         """After the backward pass of a micro-batch that is not the last."""
 
+    def missing(self) -> list[str]:
+        """After the last backward pass: parameters without a gradient, which DDP did not reduce."""
+
     def close(self) -> None:
         """After the last step."""
 
@@ -80,7 +83,9 @@ class TreeGradients:
         ranges: Sequence[range],
     ) -> None:
         self.weight = 1.0 / config.micro_batches
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._parameters = [p for _, p in self._named]
+        _refuse_sparse(model)
         self._zeros = config.find_unused_parameters
         self._sums = LocalSums(ranges[world.rank], config.micro_batches)
         self.reducer = TreeReducer(
@@ -95,8 +100,21 @@ class TreeGradients:
         self._clear()
 
     def keep(self) -> None:
-        self._sums.push([p.grad for p in self._parameters])
+        gradients: list[torch.Tensor | None] = []
+        memory: set[int] = set()
+        for p in self._parameters:
+            g = p.grad
+            # Autograd may hand two parameters views of one tensor; each sum needs memory of its own.
+            if g is not None and g.untyped_storage().data_ptr() in memory:
+                g = g.clone()
+            if g is not None:
+                memory.add(g.untyped_storage().data_ptr())
+            gradients.append(g)
+        self._sums.push(gradients)
         self._clear()
+
+    def missing(self) -> list[str]:
+        return [name for name, p in self._named if p.grad is None]
 
     def _clear(self) -> None:
         for p in self._parameters:
@@ -106,6 +124,15 @@ class TreeGradients:
 
     def close(self) -> None:
         self.reducer.close()
+
+
+def _refuse_sparse(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise TrainError(
+                f"{name} ({type(module).__name__}) has sparse gradients, which cannot be summed in a "
+                "fixed tree; build it with sparse=False, or set reduction: allreduce"
+            )
 
 
 def join_levels(world: World, ranges: Sequence[range]) -> list[Level]:
@@ -133,12 +160,24 @@ class AllReduceGradients:
         self.weight = world.size / config.micro_batches
         self.ddp = wrap(model, world, config, broadcast_buffers=True)
         _register_hook(self.ddp, config.comm_hook, world.backend)
+        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._tolerant = config.find_unused_parameters
+        self._arrived: set[int] = set()
+        for _, p in self._named:
+            p.register_post_accumulate_grad_hook(lambda p: self._arrived.add(id(p)))
 
     def begin(self) -> None:
         self.ddp.zero_grad(set_to_none=True)
+        self._arrived.clear()
 
     def keep(self) -> None:
         """DDP accumulates by itself inside no_sync()."""
+        self._arrived.clear()
+
+    def missing(self) -> list[str]:
+        if self._tolerant:
+            return []
+        return [name for name, p in self._named if id(p) not in self._arrived]
 
     def close(self) -> None:
         """Nothing is held."""

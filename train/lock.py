@@ -19,6 +19,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -32,7 +33,12 @@ from train.status import replace_file
 
 HEARTBEAT_S = 5.0
 # A holder on another machine cannot be looked at; it counts as dead after this long in silence.
-SILENCE_S = 30.0
+SILENCE_S = 60.0
+# Nobody beats while a start imports torch and joins the others.
+START_SILENCE_S = 180.0
+# How long a start waits for the workers of one whose launch script was killed: they write a
+# checkpoint and end, or torchrun kills them after 30 s.
+LAST_WORDS_S = 45.0
 
 
 class FencedOffError(Exception):
@@ -65,6 +71,7 @@ def claim(directory: Path, job: str, launcher_pid: int) -> str:
     Raises HeldByLiveJobError when another job is alive in it, OSError when it cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    _await_last_words(directory)
     with _exclusive(directory):
         holder = read_lock(directory)
         if holder is not None and _is_alive(directory, holder):
@@ -109,6 +116,7 @@ class Fence:
                 starts=(*holder.starts, step),
             )
             _write_lock(directory, self._holder)
+        self.lost: FencedOffError | None = None
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
@@ -137,7 +145,8 @@ class Fence:
             try:
                 self.check()
                 os.utime(self._directory / "lock")
-            except FencedOffError:
+            except FencedOffError as error:
+                self.lost = error
                 return
             except OSError:
                 continue  # a file server that is away for a moment
@@ -190,18 +199,36 @@ def _is_alive(directory: Path, holder: Holder) -> bool:
     return _heart_beats(directory, holder)
 
 
+def _await_last_words(directory: Path) -> None:
+    """Where the holder's launch script is dead, its workers are about to end: wait for them."""
+    holder = read_lock(directory)
+    if holder is None or holder.boot != _boot() or _is_running(holder.launcher):
+        return
+    if holder.writer is None or not _is_running(holder.writer):
+        return
+    print(
+        f"ddpgen: the launch script of attempt {holder.attempt} was killed; waiting for its workers "
+        "to write their checkpoint and end",
+        file=sys.stderr,
+    )
+    deadline = time.monotonic() + LAST_WORDS_S
+    while _is_running(holder.writer) and time.monotonic() < deadline:
+        time.sleep(0.1)  # not a child of this process, so there is nothing to wait on
+
+
 def _heart_beats(directory: Path, holder: Holder) -> bool:
-    """Whether a holder on another machine shows life within SILENCE_S.
+    """Whether a holder on another machine shows life within the time it may be silent.
 
     Both times compared come from the file server, so no two machines' clocks have to agree.
     """
     probe = directory / f".clock.{os.getpid()}"
     try:
-        deadline = time.monotonic() + SILENCE_S
+        silence = SILENCE_S if holder.generation else START_SILENCE_S
+        deadline = time.monotonic() + silence
         first = _mtime(directory / "lock")
         while first is not None:
             probe.touch()
-            if probe.stat().st_mtime - first > SILENCE_S:
+            if probe.stat().st_mtime - first > silence:
                 return False
             if time.monotonic() > deadline:
                 return False

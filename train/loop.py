@@ -91,29 +91,42 @@ def train_step(
 ) -> Decision:
     """One optimizer step: this rank's micro-batches, the reduction, the update."""
     machinery.gradients.begin()
-    if machinery.buffers is not None:
-        machinery.buffers.begin()
+    buffers = machinery.buffers
+    if buffers is not None:
+        buffers.begin()
     losses: list[torch.Tensor] = []
     for v in job.mine:
         last = v == job.mine[-1]
         with nullcontext() if last else machinery.gradients.ddp.no_sync():
             loss = _forward(job, state, machinery, v, next(batches))
             losses.append(loss.detach())
+            if buffers is not None:
+                # Now, as a forward pass repeated for its activations writes to them once more.
+                buffers.take(last)
             if last:
-                machinery.control.ask(losses, watcher.stop_requested(), _changed(machinery))
-                if machinery.buffers is not None:
-                    machinery.buffers.launch()
+                changed = buffers.changed() if buffers is not None else []
+                machinery.control.ask(losses, watcher.stop_requested(), changed)
             _backward(state, machinery, loss)
         if not last:
             machinery.gradients.keep()
-            if machinery.buffers is not None:
-                machinery.buffers.keep()
+    _check_complete(machinery.gradients, state.step)
     watcher.state_may_change()
     _update(job.config, state)
     decision = machinery.control.answer()
-    if machinery.buffers is not None:
-        machinery.buffers.combine(decision.changed_buffers)
+    if buffers is not None:
+        buffers.combine(decision.changed_buffers)
     return decision
+
+
+def _check_complete(gradients: Gradients, step: int) -> None:
+    """DDP itself complains one forward pass later, when the wrong update is done and saved."""
+    missing = gradients.missing()
+    if missing:
+        raise TrainError(
+            f"{', '.join(missing[:5])} got no gradient in step {step + 1}, so it was not reduced; set "
+            "train.find_unused_parameters: true if the model leaves parameters out now and then, or "
+            "freeze them (requires_grad_(False)) if it never uses them"
+        )
 
 
 def _forward(job: Job, state: State, machinery: Machinery, v: int, batch: Any) -> torch.Tensor:
@@ -129,10 +142,6 @@ def _forward(job: Job, state: State, machinery: Machinery, v: int, batch: Any) -
         got = type(returned).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
         raise TrainError(f"the workload's loss returned {got}; it has to be a scalar tensor")
     return loss
-
-
-def _changed(machinery: Machinery) -> list[float]:
-    return machinery.buffers.changed() if machinery.buffers is not None else []
 
 
 def _backward(state: State, machinery: Machinery, loss: torch.Tensor) -> None:

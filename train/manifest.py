@@ -6,8 +6,11 @@ they differ.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +53,19 @@ def facts(config: RunConfig, device: torch.device) -> dict[str, Any]:
         "threads": config.threads,
         "library_flags": {name: os.environ[name] for name in _LIBRARY_FLAGS if name in os.environ},
     }
+
+
+def code() -> str:
+    """Names the user's code in this bundle: a hash over its files' hashes; "" without any.
+
+    Read from bundle.json beside this package, so that the working directory does not matter.
+    """
+    try:
+        bundle = json.loads((Path(__file__).parents[1] / "bundle.json").read_text("utf-8"))
+        files = {str(k): str(v) for k, v in bundle["files"].items() if k.startswith("code/")}
+    except (OSError, ValueError, KeyError, AttributeError):
+        return ""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest() if files else ""
 
 
 def settings(config: RunConfig, last_step: int) -> dict[str, Any]:

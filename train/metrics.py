@@ -54,8 +54,10 @@ def say(message: str, rank: int | None = None) -> None:
     _print(sys.stderr, f"{where}: {message}\n")
 
 
-def _print(out: TextIO, text: str) -> None:
+def _print(out: TextIO | None, text: str) -> None:
     """Write, or not: a terminal that was closed, or a full log disk, does not end a run."""
+    if out is None:
+        return  # started with standard output closed
     with contextlib.suppress(OSError, ValueError):
         out.write(text)
         out.flush()
@@ -76,8 +78,8 @@ class Progress:
         self._first, self._last = first_step, last_step
         self._unit, self._units_per_step = unit, units_per_step
         self._every = every
-        self._out = out or sys.stdout
-        self._live = self._out.isatty()
+        self._out: TextIO | None = out or sys.stdout
+        self._live = self._out is not None and self._out.isatty()
         self._began = self._window_began = time.monotonic()
         self._window_step = first_step
         self._drawn = False

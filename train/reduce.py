@@ -251,9 +251,10 @@ def tree_hook(
 
     def hook(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
-        pick = [number[id(p)] for p in bucket.parameters()]
-        *earlier, _last = sums.finish(pick, bucket.gradients())
-        rows = [flatten(row, bucket.gradients()) for row in earlier]
+        members = bucket.parameters()
+        pick = [number[id(p)] for p in members]
+        *earlier, _last = sums.finish(pick, views(buffer, members))
+        rows = [_as_in_bucket(row, members, buffer) for row in earlier]
         return reducer.reduce([*rows, buffer], buffer)
 
     # DDP checks the annotations as objects; here they are strings until somebody evaluates them.
@@ -261,6 +262,31 @@ def tree_hook(
         {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
     )
     return hook
+
+
+def views(flat: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Tensors:
+    """The gradients of `parameters` inside a bucket's memory.
+
+    Not bucket.gradients(): DDP keeps a dense parameter's own memory order in the bucket
+    (channels last, transposed), and that list reads it as if it were row by row.
+    """
+    found, start = [], flat.storage_offset()
+    for p in parameters:
+        dense = torch.ops.aten.is_non_overlapping_and_dense(p)
+        strides = p.stride() if dense else torch.empty(p.shape, device="meta").stride()
+        found.append(flat.as_strided(p.shape, strides, start))
+        start += p.numel()
+    return found
+
+
+def _as_in_bucket(
+    row: list[torch.Tensor | None], parameters: Sequence[torch.Tensor], like: torch.Tensor
+) -> torch.Tensor:
+    flat = torch.zeros_like(like)
+    for tensor, view in zip(row, views(flat, parameters), strict=True):
+        if tensor is not None:
+            view.copy_(tensor)
+    return flat
 
 
 def flatten(row: list[torch.Tensor | None], like: Tensors) -> torch.Tensor:

@@ -63,7 +63,8 @@ def _report_failure(directory: Path, attempt: str, why: str, rank: int) -> None:
     if was == failed:
         return  # another rank has met the same fault and said so
     say(why, rank)
-    if attempt:
+    holder = read_lock(directory)
+    if attempt and holder is not None and holder.attempt == attempt:
         try:
             write_status(directory, failed)
         except OSError as error:

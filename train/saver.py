@@ -7,6 +7,7 @@ on the newest valid checkpoint. Knows nothing of the loop that calls it.
 from __future__ import annotations
 
 import errno
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,12 +60,17 @@ class Saver:
         self._last_step = step
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is to be taken after `step` complete steps."""
+        """Whether a checkpoint is to be taken after `step` complete steps.
+
+        Not while one is being written: a disk that is slower than the period would stop the
+        training, and the peers waiting for this rank would give up. It is due right after.
+        """
+        if self._writer.busy:
+            return False
         if self._every.steps is not None:
-            return step % self._every.steps == 0
+            return step // self._every.steps > (self._last_step or 0) // self._every.steps
         assert self._every.seconds is not None
-        # A write that takes longer than the period must not stop the training to catch up.
-        return time.monotonic() - self._last_time >= self._every.seconds and not self._writer.busy
+        return time.monotonic() - self._last_time >= self._every.seconds
 
     def save(self, state: State) -> None:
         """Take a checkpoint of the state as it is now; returns at once."""
@@ -73,9 +79,10 @@ class Saver:
         self._last_step = step
         # The forward pass writes to buffers while the copy is under way; they are small.
         model = state.model.state_dict()
-        for name, buffer in state.model.named_buffers():
+        copies: dict[int, torch.Tensor] = {}
+        for name, buffer in state.model.named_buffers(remove_duplicate=False):
             if name in model:
-                model[name] = buffer.detach().clone()
+                model[name] = copies.setdefault(id(buffer), buffer.detach().clone())
         parts = {
             "model.pt": model,
             "optimizer.pt": {
@@ -137,7 +144,9 @@ def restore(state: State, found: Checkpoint) -> None:
         parts = found.load("optimizer.pt")
         state.optimizer.load_state_dict(parts["optimizer"])
         state.scaler.load_state_dict(parts["scaler"])
-    except (KeyError, RuntimeError, ValueError) as error:
+    except (
+        AttributeError, KeyError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError,
+    ) as error:  # fmt: skip
         raise TrainError(
             f"the checkpoint of step {found.step} does not fit this model or optimizer: {error}; "
             "use the code it was written with, or another checkpoint.dir to start anew"

@@ -68,7 +68,9 @@ def _end(directory: Path, attempt: str, word: str, reason: str = "") -> int:
     """Rank 0 writes the status; every rank exits 0, because torchrun would restart it otherwise."""
     if reason:
         say(reason)
-    if os.environ.get("RANK", "0") == "0" and attempt:
+    holder = read_lock(directory)
+    mine = holder is not None and holder.attempt == attempt
+    if os.environ.get("RANK", "0") == "0" and attempt and mine:
         step = (read_status(directory) or Status(word, attempt, 0)).step
         write_status(directory, Status(word, attempt, step, reason))
     return 0

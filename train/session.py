@@ -46,6 +46,9 @@ from train.saver import find, restore
 from train.stop import StopRequest
 from train.workload import Context, load_workload
 
+# How long the peers wait for the last checkpoint: slow disks are common, endless ones are not.
+LAST_SAVE_S = 3600.0
+
 
 def run(config: RunConfig, directory: Path, attempt: str) -> int:
     """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises."""
@@ -54,8 +57,7 @@ def run(config: RunConfig, directory: Path, attempt: str) -> int:
     fence = None
     if place.rank == 0:
         # Started without a launch script, rank 0 claims the directory for itself.
-        name = os.environ.get("DDPGEN_JOB", "(started by hand)")
-        fence = Fence(directory, attempt or claim(directory, name, os.getpid()))
+        fence = Fence(directory, attempt or _claim_by_hand(directory))
     manifest.pin(config.threads)
     world = join(place, config.backend, config.rendezvous_timeout, config.collective_timeout)
     # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
@@ -69,6 +71,8 @@ def run(config: RunConfig, directory: Path, attempt: str) -> int:
     _check_equal(job, state)
     machinery = _machinery(job, ranges(shares))
     books = Books(directory, fence, job, state.step) if fence else None
+    # Nobody trains before the status says `running`: a rank that fails at once says so after it.
+    world.barrier()
     try:
         _train(job, state, machinery, Observer(job, books, stop))
     finally:
@@ -77,6 +81,13 @@ def run(config: RunConfig, directory: Path, attempt: str) -> int:
             books.saver.settle()
     leave(world)
     return 0
+
+
+def _claim_by_hand(directory: Path) -> str:
+    """What a launch script does otherwise: take the directory, forget an old request to stop."""
+    attempt = claim(directory, os.environ.get("DDPGEN_JOB", "(started by hand)"), os.getpid())
+    (directory / "stop").unlink(missing_ok=True)
+    return attempt
 
 
 class Observer:
@@ -107,12 +118,15 @@ class Observer:
 
     def close(self, state: State, stopped: bool) -> None:
         """Make the end durable. Raises TrainError on every rank when rank 0 could not."""
-        if not stopped:
-            self.evaluate(state.step)
-        failed = self._books.close(state, stopped) if self._books is not None else ""
-        why = self._job.world.gather(failed)[0]
+        saved = self._books.save_last(state) if self._books is not None else ""
+        why = self._job.world.from_rank_0("last checkpoint", saved, LAST_SAVE_S)
         if why:
             raise TrainError(why)
+        # After the checkpoint: a fault in an evaluation must not cost the training.
+        if not stopped:
+            self.evaluate(state.step)
+        if self._books is not None:
+            self._books.close(state.step, stopped)
         self._stop.close()
 
 
@@ -182,7 +196,13 @@ def _check_settings(job: Job, found: Checkpoint) -> None:
         raise TrainError(
             f"the checkpoint of step {found.step} was written with other settings: "
             f"{'; '.join(changed)}. Use another checkpoint.dir to start anew, or add "
-            "--accept-changes to go on from it with the new settings"
+            "--accept-changes to the training command to go on from it with the new settings (bash "
+            "local.sh --accept-changes)"
+        )
+    if job.world.rank == 0 and found.meta.get("code") != manifest.code():
+        say(
+            f"your code has changed since the checkpoint of step {found.step} was written; going on "
+            "from it all the same. To start anew, give the job another name or checkpoint.dir"
         )
     now = _as_json(manifest.facts(job.config, job.world.device))
     changed = manifest.differences(found.meta.get("facts", {}), now)
@@ -200,7 +220,7 @@ def _machinery(job: Job, all_ranges: list[range]) -> Machinery:
     buffers = None
     if config.reduction == "tree":
         gradients = tree = TreeGradients(model, world, config, all_ranges)
-        if any(True for _ in model.buffers()):
+        if any(module._buffers for module in model.modules()):
             buffers = Buffers(model, tree.reducer, job.mine, config.micro_batches)
     else:
         gradients = AllReduceGradients(model, world, config)
@@ -218,6 +238,8 @@ def _check_equal(job: Job, state: State) -> None:
     """Before the first step: every rank holds the same parameters and plans the same steps."""
     digest = hashlib.sha256(str(job.last_step).encode())
     for name, tensor in state.model.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):
+            continue  # a module's extra state may be anything
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         flat = tensor.detach().to("cpu").contiguous()
         size = flat.numel() * flat.element_size()
@@ -243,6 +265,7 @@ def _train(job: Job, state: State, machinery: Machinery, observer: Observer) -> 
         job.mine,
         range(state.step, job.last_step),
         config.data_workers,
+        config.threads,
         config.collective_timeout,
         pin_memory=job.world.device.type == "cuda",
     )

@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -95,10 +96,33 @@ def load_workload(name: str, context: Context, args: Mapping[str, Any]) -> Workl
     Raises TrainError when the file, the function or a required part of its result is missing, or
     when `args` does not fit the function's parameters.
     """
-    build = _find_builder(name)
-    _check_args(name, build, args)
-    result = build(context, **args)
+    try:
+        build = _find_builder(name)
+        _check_args(name, build, args)
+        result = build(context, **args)
+    except (TrainError, OSError):
+        raise  # told well already, or worth another try (a file server that is away)
+    except Exception as error:
+        raise TrainError(_users_own(error)) from error
     return _as_workload(name, result)
+
+
+def _users_own(error: Exception) -> str:
+    """The user's part of a traceback, then the error in one line."""
+    own = os.path.dirname(os.path.abspath(__file__))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((own, "<frozen"))
+    ]
+    if frames:
+        print("".join(traceback.format_list(frames)), file=sys.stderr, end="")
+    where = ""
+    if isinstance(error, SyntaxError):
+        where = f"{os.path.relpath(error.filename or '?')}:{error.lineno}: "
+    elif frames:
+        where = f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: "
+    return f"{where}{type(error).__name__}: {error}"
 
 
 def _find_builder(name: str) -> Callable[..., Any]:

@@ -179,9 +179,11 @@ def assert_same_bits(got: dict[str, torch.Tensor], expected: dict[str, torch.Ten
         other = got[name]
         assert other.dtype == tensor.dtype, name
         # Compared as bytes: equal() would take -0.0 for 0.0 and no NaN for another.
-        assert torch.equal(other.view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)), (
-            name
-        )
+        assert torch.equal(as_bytes(other), as_bytes(tensor)), name
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def rows(directory: Path, kind: str = "step") -> list[dict[str, Any]]:

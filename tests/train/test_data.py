@@ -100,8 +100,10 @@ def test_worker_processes_deliver_the_same_augmented_batches_in_the_same_order(
 ) -> None:
     plan = BatchPlan(SampleOrder(20, 5), 5, global_batch_size=8, micro_batch_size=2)
     fetcher = MicroBatchFetcher(Augmented(), plan, None)
-    alone = list(micro_batches(fetcher, range(1, 3), range(2, 5), 0, 30, pin_memory=False))
-    fetched = list(micro_batches(fetcher, range(1, 3), range(2, 5), workers, 30, pin_memory=False))
+    alone = list(micro_batches(fetcher, range(1, 3), range(2, 5), 0, 1, 30, pin_memory=False))
+    fetched = list(
+        micro_batches(fetcher, range(1, 3), range(2, 5), workers, 1, 30, pin_memory=False)
+    )
     assert len(alone) == len(fetched) == 6
     for a, b in zip(alone, fetched, strict=True):
         assert torch.equal(a["index"], b["index"])

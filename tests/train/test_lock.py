@@ -60,8 +60,9 @@ def test_a_reused_pid_is_not_taken_for_the_holder(tmp_path: Path) -> None:
 
 
 def test_a_live_worker_holds_the_directory_when_its_launcher_is_dead(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lock, "LAST_WORDS_S", 0.3)
     attempt = claim(tmp_path, "first", sleeper.pid)
     fence = Fence(tmp_path, attempt)
     sleeper.kill()

@@ -1,0 +1,144 @@
+"""Whatever a model does that can be trained at all, it trains to the same bits, or is told why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.real.jobs import assert_same_bits, checkpoints
+from tests.train.workers import Run, run
+
+MODELS = Path(__file__).with_name("odd_models.py")
+
+
+def trained(place: Path, name: str, processes: int, *arguments: str) -> Run:
+    return run(place / f"{name}-{processes}", f"{MODELS}:{name}", processes, *arguments)
+
+
+def by_plain_torch(name: str) -> dict[str, torch.Tensor]:
+    """One step of the same batch by nothing but torch: close, though not the same bits."""
+    from tests.train import odd_models
+    from train import rng
+    from train.data import BatchPlan, SampleOrder
+
+    rng.set_global(rng.derive(0, rng.INIT), torch.device("cpu"))
+    built = getattr(odd_models, name)(None)
+    plan = BatchPlan(SampleOrder(len(built.dataset), 0), 0, 12, 1)
+    optimizer = torch.optim.SGD(built.model.parameters(), lr=0.05, momentum=0.9)
+    # In one batch: accumulated in place, gradients that share memory go wrong in torch itself.
+    samples = [i for batch in plan.indices(range(12), range(1)) for i in batch]
+    built.loss(built.model, (built.dataset.x[samples], built.dataset.y[samples])).backward()
+    optimizer.step()
+    state: dict[str, torch.Tensor] = built.model.state_dict()
+    return state
+
+
+@pytest.mark.parametrize("name", ["plain", "channels_last", "transposed", "one_gradient_for_two"])
+def test_a_step_is_the_step_that_plain_torch_takes(name: str, tmp_path: Path) -> None:
+    expected = by_plain_torch(name)
+    for processes in (1, 2):
+        done = trained(tmp_path, name, processes, "--steps=1")
+        assert set(done.codes) == {0}, done.output
+        for key, value in done.tensors().items():
+            assert torch.allclose(value, expected[key], atol=1e-5), (key, processes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "channels_last",
+        "transposed",
+        "one_gradient_for_two",
+        "tied",
+        "changed_now_and_then",
+        "changed_in_evaluation",
+        "table_that_grows",
+    ],
+)
+def test_any_number_of_processes_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    alone = trained(tmp_path, name, 1, "--eval-every=2")
+    assert alone.codes == [0], alone.output
+    for processes in (2, 3):
+        together = trained(tmp_path, name, processes, "--eval-every=2")
+        assert set(together.codes) == {0}, together.output
+        assert_same_bits(together.tensors(), alone.tensors())
+
+
+@pytest.mark.parametrize("name", ["batch_norm_computed_twice", "one_module_two_names"])
+def test_batch_norm_in_odd_places_gives_the_same_bits_and_resumes(
+    name: str, tmp_path: Path
+) -> None:
+    size = "--micro-batch-size=3"
+    alone = trained(tmp_path, name, 1, size)
+    assert alone.codes == [0], alone.output
+    together = trained(tmp_path, name, 2, size, "--steps=3")
+    assert set(together.codes) == {0}, together.output
+    together = trained(tmp_path, name, 2, size)
+    assert "resuming at step 3 of 6" in together.output
+    assert_same_bits(together.tensors(), alone.tensors())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "why"),
+    [
+        ("not_saved", (), "'n' of Functional changes during training, but it is not saved"),
+        ("created_late", (), "'mean' of Functional was created by the forward pass"),
+        ("from_infinity", (), "'high' of Functional changes during training, but it starts from"),
+        ("sparse", (), "(EmbeddingBag) has sparse gradients"),
+        ("unused", ("--arg=after=0",), "extra got no gradient in step 1"),
+        ("unused", ("--arg=after=71",), "extra got no gradient in step 6"),
+        ("metric", ('--arg=kind="reserved"',), "metric 'step': metrics.jsonl uses kind, step"),
+        ("metric", ('--arg=kind="vector"',), "metric 'accuracy' has the shape (2,)"),
+        ("metric", ('--arg=kind="word"',), "metric 'accuracy' is a str, not a scalar"),
+    ],
+)
+def test_what_cannot_be_trained_or_measured_is_named(
+    name: str, arguments: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    done = trained(tmp_path, name, 1, *arguments)
+    assert done.codes == [1]
+    assert why in done.output
+    assert done.status.startswith("failed ")
+    assert why in done.status
+
+
+def test_a_step_with_an_unreduced_parameter_is_never_committed(tmp_path: Path) -> None:
+    done = trained(tmp_path, "unused", 1, "--arg=after=36", "--checkpoint-every=1 steps")
+    assert "extra got no gradient in step 4" in done.output
+    assert [p.name for p in checkpoints(done.directory)][-1] == "step-000000003"
+
+
+def test_a_parameter_left_out_now_and_then_trains_when_the_spec_says_so(tmp_path: Path) -> None:
+    flags = ("--arg=after=36", "--find-unused-parameters")
+    alone = trained(tmp_path, "unused", 1, *flags)
+    assert alone.codes == [0], alone.output
+
+
+def test_a_buffer_written_in_secret_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.buffers.CHECK_EVERY", 4)
+    done = trained(tmp_path, "written_in_secret", 1)
+    assert done.codes == [1]
+    assert "buffer 'n' of Functional has been written to" in done.output
+
+
+def test_a_fault_in_the_last_evaluation_does_not_cost_the_training(tmp_path: Path) -> None:
+    done = trained(tmp_path, "metric", 2, '--arg=kind="vector"')
+    assert done.codes != [0, 0]
+    assert [p.name for p in checkpoints(done.directory)] == ["step-000000006"]
+
+
+def test_a_fault_on_one_rank_only_is_the_reason_the_status_gives(tmp_path: Path) -> None:
+    done = trained(tmp_path, "bad_on_one_rank", 2)
+    assert done.codes[1] == 1
+    assert "the workload's loss returned list; it has to be a scalar tensor" in done.status
+
+
+def test_epochs_are_counted_exactly(tmp_path: Path) -> None:
+    size = ("--epochs=1.1", "--global-batch-size=10", "--micro-batch-size=5")
+    done = run(tmp_path, f"{MODELS}:hundred_samples", 1, *size)
+    assert done.codes == [0], done.output
+    assert [p.name for p in checkpoints(done.directory)] == ["step-000000011"]
