@@ -60,6 +60,14 @@ class LaunchPlan:
     check: tuple[Word, ...]
 
     @property
+    def needs_home(self) -> bool:
+        """Whether a path begins at the home directory, which only the host knows."""
+        words = (self.interpreter, self.checkpoint_dir)
+        return any(
+            Var("HOME") in (word.parts if isinstance(word, Joined) else (word,)) for word in words
+        )
+
+    @property
     def world_size(self) -> int:
         """Processes over all nodes."""
         return sum(len(node.ranks) for node in self.nodes)

@@ -7,6 +7,7 @@ from dataclasses import fields
 from itertools import chain
 from typing import NamedTuple
 
+from ddpgen.fields import show
 from ddpgen.spec import JobSpec, Train
 
 # A field of an overlay replaces its rival of the job: `steps` there takes the place of `epochs`.
@@ -75,12 +76,14 @@ _TORCHRUN_OWNS = frozenset(
 # Names the launch scripts use for themselves. A test compares them with the templates.
 SCRIPT_OWNS = frozenset(
     [
+        "activate",
         "again",
         "at",
         "attempt",
         "beside",
         "bundle",
         "checkpoint_dir",
+        "launching",
         "link",
         "nic",
         "options",
@@ -96,6 +99,8 @@ SCRIPT_OWNS = frozenset(
     ]
 )
 OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS | SCRIPT_OWNS
+
+LARGEST_WORD = 1 << 17  # bytes; Linux starts no program with a longer argument or variable
 
 
 class Conflict(NamedTuple):
@@ -234,6 +239,16 @@ def _places(job: JobSpec) -> Iterator[Conflict]:
         if name in OWNED_NAMES or name.startswith(("DDPGEN_", "PET_")):
             what = "is set by bash, torchrun or the launch script; the job would not see this value"
             yield Conflict((path,), what, "take another name")
+        if len(f"{name}={job.env[name]}".encode()) >= LARGEST_WORD:
+            what = "has more than 128 KiB, which no program can be passed"
+            yield Conflict((path,), what, "put it in a file of code, and the file's name here")
+    directory = job.checkpoint.dir or ""
+    if directory.startswith("~") and not (directory + "/").startswith("~/"):
+        what = f"{show(directory)} is the home of another user, which only a login shell finds"
+        yield Conflict(("checkpoint.dir",), what, "write ~/path or /path")
+    if any("DDPGEN_ACTIVATE" in line for line in job.python.activate):
+        what = "holds DDPGEN_ACTIVATE, the word that ends these lines in the script"
+        yield Conflict(("python.activate",), what, "take another word")
     interpreter = job.python.interpreter
     if "/" in interpreter and not interpreter.startswith(("/", "~/")):
         what = f'"{interpreter}" is another place on every host'

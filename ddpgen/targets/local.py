@@ -23,5 +23,6 @@ def check(job: JobSpec) -> Iterator[Conflict]:
 
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
     """local.sh."""
-    text = renderer.render("local.sh.j2", {**vars(plan), "world_size": plan.world_size})
+    made = {"world_size": plan.world_size, "needs_home": plan.needs_home}
+    text = renderer.render("local.sh.j2", {**vars(plan), **made})
     return [Artefact("local.sh", text, "bash {bundle}/local.sh")]

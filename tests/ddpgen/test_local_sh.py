@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -21,6 +22,7 @@ import pytest
 import yaml
 
 from tests.ddpgen.conftest import GPT, ROOT, Run
+from train.__main__ import main as training
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="parent-death signal")
 TIMEOUT_S = 30
@@ -360,7 +362,97 @@ def test_activation_lines_run_first_and_a_failing_one_ends_the_launch(
     assert ours.play("done")[0] == 0
     assert ours.seen()["env"]["MOOD"] == "fine"
     ours = stage(GPT + python.replace("test $MOOD = fine", "false"), where="build/other")
-    assert ours.play("done") == (1, "")
+    assert ours.play("done") == (69, "ddpgen: python.activate of the spec failed at: false\n")
+
+
+@pytest.mark.parametrize("line", ["echo 'open", "}", "exit 3", "if true; then"])
+def test_an_activation_line_that_is_no_bash_is_said_to_be_at_fault(
+    stage: Callable[..., Stage], line: str
+) -> None:
+    python = f"python: {{interpreter: {json.dumps(sys.executable)}, activate: {json.dumps(line)}}}"
+    code, output = stage(GPT + python + "\n").play("done")
+    assert code == 69
+    assert output.splitlines()[-1].startswith("ddpgen: python.activate of the spec failed")
+
+
+def test_an_activation_line_may_leave_the_directory(stage: Callable[..., Stage]) -> None:
+    ours = stage(GPT + f"python: {{interpreter: {sys.executable}, activate: [cd /, set +e]}}\n")
+    assert ours.play("done")[0] == 0
+    assert ours.seen()["cwd"] == str(ours.bundle)
+
+
+def test_a_builtin_is_no_python(stage: Callable[..., Stage]) -> None:
+    ours = stage(GPT + "python: pushd\n")
+    assert ours.play("done")[1].startswith("ddpgen: there is no Python called pushd here")
+
+
+def test_without_a_home_a_place_below_it_is_named(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME")
+    assert stage().play("done")[0] == 0
+    ours = stage(GPT + "checkpoint: {dir: ~/runs}\n", where="build/home")
+    code, output = ours.play("done")
+    assert (code, output.startswith("ddpgen: HOME is not set, and the spec has")) == (69, True)
+
+
+def test_a_full_disk_under_the_checkpoints_is_called_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("train.lock.claim", full)
+    assert training(["claim", f"--checkpoint-dir={tmp_path}", "--pid=1"]) == 1
+    said = f"ddpgen: the checkpoint directory {tmp_path} cannot be used: No space left on device"
+    assert capsys.readouterr().err == f"{said}; free some space there\n"
+
+
+def test_another_shell_is_told_to_be_bash(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    other = next((shell for shell in ("dash", "zsh", "ksh") if shutil.which(shell)), None)
+    if other is None:
+        pytest.skip("there is only bash here")
+    done = subprocess.run(
+        [other, ours.bundle / "local.sh"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    said = "ddpgen: this script needs bash: bash local.sh\n"
+    assert (done.returncode, done.stderr) == (69, said)
+
+
+def test_a_reader_that_goes_away_does_not_change_the_end(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = ours.start("stopped", stderr=writing, stdout=subprocess.DEVNULL)
+    os.close(writing)
+    assert process.wait(TIMEOUT_S) == 75
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_during_the_claim_stops_quietly_before_the_launch(
+    stage: Callable[..., Stage], tmp_path: Path, signum: signal.Signals
+) -> None:
+    slow = tmp_path / "slow python"
+    slow.write_text(f'#!/bin/bash\necho up >&2\nsleep 0.3\nexec "{sys.executable}" "$@"\n')
+    slow.chmod(0o755)
+    ours = stage(GPT + f"python: {json.dumps(str(slow))}\n")
+    process = ours.start("done")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    os.killpg(process.pid, signum)  # as a terminal does
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    name = signum.name.removeprefix("SIG")
+    assert output.splitlines() == [
+        f"ddpgen: {name}: stopping before the training begins",
+        f"ddpgen: stopped before the training began; to go on: bash {ours.bundle}/local.sh",
+    ]
+    assert process.returncode == 75
+    assert not (ours.checkpoints / "seen.json").exists()
 
 
 def test_a_python_that_is_not_there_is_named(stage: Callable[..., Stage]) -> None:

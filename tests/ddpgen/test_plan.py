@@ -84,7 +84,6 @@ def test_auto_means_nccl_where_gpus_are_asked_for(top: str, backend: str) -> Non
         ("/scratch/x", "/scratch/x"),
         ("~/ck", '"$HOME"/ck'),
         ("~", '"$HOME"'),
-        ("~other/x", "\"$beside\"'/~other/x'"),
     ],
 )
 def test_where_checkpoints_go(directory: str, source: str) -> None:

@@ -143,6 +143,34 @@ def spec(**changes: object) -> str:
             ),
         ),
         (
+            {"top": "env: {PET_NNODES: 2}"},
+            (
+                "6:19: env.PET_NNODES: is set by bash, torchrun or the launch script; "
+                "the job would not see this value; take another name"
+            ),
+        ),
+        (
+            {"top": f"env: {{LONG: {'x' * (1 << 17)}}}"},
+            (
+                "6:13: env.LONG: has more than 128 KiB, which no program can be passed; "
+                "put it in a file of code, and the file's name here"
+            ),
+        ),
+        (
+            {"top": "checkpoint: {dir: ~ann/runs}"},
+            (
+                '6:19: checkpoint.dir: "~ann/runs" is the home of another user, which only a login '
+                "shell finds; write ~/path or /path"
+            ),
+        ),
+        (
+            {"top": "python: {activate: [a, DDPGEN_ACTIVATE]}"},
+            (
+                "6:20: python.activate: holds DDPGEN_ACTIVATE, the word that ends these lines in the "
+                "script; take another word"
+            ),
+        ),
+        (
             {"top": "python: .venv/bin/python"},
             (
                 '6:9: python.interpreter: ".venv/bin/python" is another place on every host; '

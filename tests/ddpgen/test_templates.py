@@ -56,8 +56,8 @@ def test_templates_compute_nothing(template: Path) -> None:
 def test_the_spec_refuses_exactly_the_names_the_scripts_use(run: Run) -> None:
     text = "".join(path.read_text() for path in TEMPLATES)
     assigned = re.findall(r"^ *([a-z_]+)=|(?<= )([a-z_]+)=''", text, re.MULTILINE)
-    inline = re.findall(r"\) ([a-z_]+)=", text)
-    assert {a or b for a, b in assigned} | set(inline) == SCRIPT_OWNS
+    inline = re.findall(r"\) ([a-z_]+)=|read -r -d '' ([a-z_]+)", text)
+    assert {a or b for a, b in assigned + inline} == SCRIPT_OWNS
 
 
 SPECS = {

@@ -10,6 +10,7 @@
 # Written by ddpgen: change the spec and render again, rather than this file.
 #
 # shellcheck disable=SC2016 # what stands in single quotes is meant to arrive as it is
+[ -n "${BASH_VERSION:-}" ] || { echo 'ddpgen: this script needs bash: bash local.sh' >&2; exit 69; }
 set -euo pipefail
 
 # --- where we are -----------------------------------------------------------------------------
@@ -71,33 +72,29 @@ unset PYTHONSAFEPATH
 
 # --- the interpreter --------------------------------------------------------------------------
 python=python3
-if ! command -v -- "$python" >/dev/null; then
+if ! type -P -- "$python" >/dev/null; then # a program: `test` is a builtin, not a Python
   say "there is no Python called $python here (nor on PATH=$PATH)"
   say "set python: in the spec to one that has torch, and render again"
   exit 69
 fi
 
-# --- one job per checkpoint directory ---------------------------------------------------------
-# Takes the directory's lock, or says who holds it; removes an old stop file; writes the status
-# `running` with a fresh attempt id, so that a crash before the first step is not taken for an
-# earlier attempt's end.
-checkpoint_dir="$beside"/checkpoints/own-loop
-export DDPGEN_JOB=own-loop
-attempt=$("$python" -m train claim --checkpoint-dir="$checkpoint_dir" --pid=$$) || exit $?
-export DDPGEN_ATTEMPT="$attempt"
-export DDPGEN_CHECKPOINT_DIR="$checkpoint_dir"
-export DDPGEN_LAUNCHER_PID=$$
-export DDPGEN_STOP_FILE="$checkpoint_dir/stop"
-
 # --- stopping ---------------------------------------------------------------------------------
 # A file, not a signal: torchrun turns every signal into exit code 1 and a race with its workers.
 # They look for the file after each step, agree, write a checkpoint and end by themselves.
 # From another window: touch "$DDPGEN_STOP_FILE", which is `stop` in the checkpoint directory.
-torchrun=
+launching='' # before that nobody looks for the file, and stopping is just not to launch
+torchrun=''
 stop_requests=0
+# Whoever reads our output may go away (| head); the job goes on, and so does this script.
+trap '' PIPE
 
 # shellcheck disable=SC2329 # called by the traps below
 ask_to_stop() {
+  if [ -z "$launching" ]; then
+    stop_requests=1
+    say "$1: stopping before the training begins"
+    return 0
+  fi
   # A closing terminal may send HUP twice; only a second Ctrl-C or TERM means "now".
   if [ "$stop_requests" -gt 0 ] && [ "$1" != HUP ]; then
     say "killing the job; the next start goes on from its newest checkpoint"
@@ -116,6 +113,28 @@ ask_to_stop() {
 trap 'ask_to_stop INT' INT
 trap 'ask_to_stop TERM' TERM
 trap 'ask_to_stop HUP' HUP
+
+# --- one job per checkpoint directory ---------------------------------------------------------
+# Takes the directory's lock, or says who holds it; removes an old stop file; writes the status
+# `running` with a fresh attempt id, so that a crash before the first step is not taken for an
+# earlier attempt's end. It is over in a moment, so a Ctrl-C waits for it.
+checkpoint_dir="$beside"/checkpoints/own-loop
+export DDPGEN_JOB=own-loop
+export DDPGEN_STOP_FILE="$checkpoint_dir/stop"
+attempt=$(
+  trap '' INT TERM HUP
+  "$python" -m train claim --checkpoint-dir="$checkpoint_dir" --pid=$$
+) || exit $?
+export DDPGEN_ATTEMPT="$attempt"
+export DDPGEN_CHECKPOINT_DIR="$checkpoint_dir"
+export DDPGEN_LAUNCHER_PID=$$
+
+again="bash $(printf '%q' "$bundle/${script##*/}")"
+launching=1
+if [ "$stop_requests" -gt 0 ]; then
+  say "stopped before the training began; to go on: $again"
+  exit 75
+fi
 
 # --- launch -----------------------------------------------------------------------------------
 # `leash` gives torchrun a process group of its own, so that Ctrl-C reaches this script only (torchrun
@@ -154,7 +173,6 @@ wait "$torchrun" || torchrun_rc=$?
 verdict='' verdict_attempt='' verdict_step='' verdict_reason=''
 read -r verdict verdict_attempt verdict_step verdict_reason <"$checkpoint_dir/status" || true
 [ "$verdict_attempt" = "$attempt" ] || verdict=another
-again="bash $(printf '%q' "$bundle/${script##*/}")"
 at=" at step $verdict_step"
 [ "$verdict_step" != 0 ] || at='' # a script of the user's own counts its steps itself
 case $verdict in
