@@ -44,8 +44,8 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
     Raises BundleRefusedError when foreign or edited files would be lost (`force` gives up the
     edited ones), FileTroubleError when the system refuses.
     """
-    directory = Path(os.path.abspath(directory))
     try:
+        directory = Path(os.path.abspath(directory))
         _refuse_odd_place(directory)
         directory.parent.mkdir(parents=True, exist_ok=True)
         with exchange.alone(directory):
@@ -136,6 +136,13 @@ def _mode(path: Path) -> int:
 
 
 def _refuse_odd_place(directory: Path) -> None:
+    if not directory.name:
+        raise BundleRefusedError(f"{directory} cannot be a bundle; give another place with -o")
+    if Path.cwd().is_relative_to(directory.resolve()):
+        raise BundleRefusedError(
+            f"{directory} is replaced as a whole, and you are standing in it; go out of it, or "
+            "give another place with -o"
+        )
     if directory.is_symlink():
         target = os.readlink(directory)
         message = f"{directory} is a symbolic link (to {target}); give -o the directory itself"

@@ -91,8 +91,17 @@ def _target_option(command: Any) -> Any:
     return click.option("--target", required=True, metavar="TIER", help=says)(command)
 
 
+class _Place(click.Path):
+    """A path to write to; the empty one, from a variable that is not set, means no place."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not str(value):
+            self.fail("it is empty; give a directory.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def _render_options(command: Any) -> Any:
-    where = click.Path(path_type=Path)
+    where = _Place(path_type=Path)
     for option in (
         click.option(
             "--max-code-mib", "limit_mib", default=100, show_default=True,

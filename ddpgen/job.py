@@ -5,6 +5,7 @@ Owns their order and which facts about a render go into bundle.json. Prints noth
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import __version__, code, reader
 from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
-from ddpgen.fields import Period
+from ddpgen.fields import Period, show
 from ddpgen.plan import LaunchPlan, plan
 from ddpgen.reader import Reading
+from ddpgen.rules import Conflict
 
 if TYPE_CHECKING:
     from ddpgen.bundle import Written
@@ -112,6 +114,7 @@ def write_bundle(
     directory = output_directory(readings, how)
     job = readings[tiers[0]].job
     kept = directory.parent / (job.checkpoint.dir or "checkpoints")
+    _refuse_checkpoints_inside(directory, readings[tiers[0]])
     sources = code.gather(job, home, (directory, kept), how.limit_mib)
     items = [
         *(bundle.Item(a.path, a.text.encode(), executable=a.executable) for a in rendered),
@@ -126,6 +129,17 @@ def write_bundle(
         "targets": list(tiers),
     }
     return rendered, bundle.write(directory, items, facts, how.force)
+
+
+def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:
+    """Raise SpecInvalidError: what a render replaces as a whole cannot hold what is to stay."""
+    bundle = Path(os.path.abspath(directory))
+    place = reading.job.checkpoint.dir or ""
+    kept = Path(os.path.abspath(bundle.parent / place))
+    if place and kept.is_relative_to(bundle):
+        what = f"{show(str(kept))} is inside the bundle, which is replaced when it is rendered"
+        conflict = Conflict(("checkpoint.dir",), what, "name a place outside, or change -o")
+        raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
 
 
 def plain(value: Any) -> Any:

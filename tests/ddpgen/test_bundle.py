@@ -172,6 +172,33 @@ def test_an_output_that_is_a_file_or_a_link_is_refused(render: Render, tmp_path:
     assert (tmp_path / "file").read_text() == "precious"
 
 
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        ("", 2, "it is empty; give a directory."),
+        ("/", 73, "/ cannot be a bundle; "),
+        (".", 73, "is replaced as a whole, and you are standing in it; go out of it, or give"),
+        ("..", 73, "is replaced as a whole, and you are standing in it; "),
+    ],
+)
+def test_a_place_that_cannot_be_replaced_is_refused(
+    render: Render, tmp_path: Path, output: str, code: int, said: str
+) -> None:
+    refused = render(GPT, "-o", output)
+    assert (refused.code, said in refused.err) == (code, True), refused.err
+    assert os.listdir(tmp_path) == ["job.yaml"]
+
+
+@pytest.mark.parametrize("place", ["gpt", "gpt/checkpoints", "{tmp_path}/build/gpt/x", "x/../gpt"])
+def test_checkpoints_inside_the_bundle_are_refused(
+    render: Render, tmp_path: Path, place: str
+) -> None:
+    refused = render(GPT + f"checkpoint: {{dir: {place.format(tmp_path=tmp_path)}}}\n")
+    assert refused.code == 65
+    assert ":8:19: checkpoint.dir: " in refused.err
+    assert "is inside the bundle, which is replaced when it is rendered; name a" in refused.err
+
+
 @as_user
 def test_a_read_only_place_is_one_clear_error(render: Render, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o555)
