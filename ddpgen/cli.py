@@ -6,6 +6,7 @@ Whatever only one command needs is imported inside it: `ddpgen render` has to st
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from pathlib import Path
@@ -41,6 +42,11 @@ def main() -> None:
     piece by piece at the end would cost a fifth of that and free nothing that exit does not.
     """
     gc.disable()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # what the terminal cannot show is no reason to end
+            stream.reconfigure(errors="backslashreplace")
     code = run()
     try:
         sys.stdout.flush()
@@ -142,7 +148,7 @@ def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
         if len(tiers) != 1:
             raise click.UsageError("--stdout prints one artefact: name one tier, not all.")
         _warn(spec, job.check([readings[tiers[0]]], Path(spec).parent, tiers))
-        click.echo(job.artefacts(readings, tiers, how.templates)[0].text, nl=False)
+        click.echo(job.artefacts(readings, tiers, how.templates)[0].text.encode(), nl=False)
         return
     directory, starts = _render(spec, target, how)
     click.echo(directory)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+MOST_SHOWN = 50  # lines of findings; who has more than that starts at the top anyway
 
 
 class Place(NamedTuple):
@@ -32,9 +33,10 @@ class Finding(NamedTuple):
 
     def line(self, filename: str) -> str:
         kind = "" if self.fatal else "warning: "
-        path = f"{self.path}: " if self.path else ""
+        path = f"{_short(self.path, 100)}: " if self.path else ""
         where = f"{filename}:{self.place.line}:{self.place.column}"
-        return f"{where}: {kind}{path}{self.what}; {self.remedy}"
+        line = f"{where}: {kind}{path}{_short(self.what, 400)}; {_short(self.remedy, 400)}"
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 class DdpgenError(Exception):
@@ -91,5 +93,11 @@ class StoppedError(DdpgenError):
 
 
 def report(filename: str, findings: Iterable[Finding]) -> list[str]:
-    """Findings as lines, sorted by position, each once."""
-    return list(dict.fromkeys(finding.line(filename) for finding in sorted(findings)))
+    """Findings as lines, sorted by position, each once; of very many the first."""
+    lines = list(dict.fromkeys(finding.line(filename) for finding in sorted(findings)))
+    more = len(lines) - MOST_SHOWN
+    return [*lines[:MOST_SHOWN], f"and {more} more"] if more > 0 else lines
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

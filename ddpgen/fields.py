@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 REQUIRED = object()
 LARGEST = 2**63 - 1
+LONGEST = 60  # characters of a number; a longer text is not even looked at
 
 
 class Refused(Exception):  # noqa: N818 (it is an answer, caught by the reader, never shown raised)
@@ -180,8 +181,8 @@ class Duration(Leaf):
 
     def read(self, raw: Raw) -> float:
         value = duration(raw, self.wants)
-        if not 0 < value <= 366 * 86400:
-            raise Refused(f"{show(raw.text)} is out of range", "write more than 0 and up to 366d")
+        if not 0.001 <= value <= 366 * 86400:
+            raise Refused(f"{show(raw.text)} is out of range", "write a time from 1ms to 366d")
         return value
 
 
@@ -195,6 +196,7 @@ class Steps(Leaf):
         self.low = low
 
     def read(self, raw: Raw) -> int:
+        _refuse_long(raw, self.wants)
         if raw.tag == "int" and raw.text.isdigit():
             raise Refused(f"{raw.text} has no unit", f'write "{raw.text} steps"')
         match = _STEPS.fullmatch(raw.text)
@@ -210,6 +212,7 @@ class Every(Leaf):
     wants = 'a period like "200 steps" or "10min"'
 
     def read(self, raw: Raw) -> Period:
+        _refuse_long(raw, self.wants)
         match = _STEPS.fullmatch(raw.text)
         if match and int(match[1]) > 0:
             return Period(int(match[1]), None)
@@ -217,8 +220,8 @@ class Every(Leaf):
             remedy = f'write "{raw.text} steps", "{raw.text}s" or "{raw.text}min"'
             raise Refused(f"{raw.text} has no unit", remedy)
         value = duration(raw, self.wants)
-        if not 0 < value <= 366 * 86400:
-            raise Refused(f"{show(raw.text)} is out of range", f"write {self.wants}")
+        if not 0.001 <= value <= 366 * 86400:
+            raise Refused(f"{show(raw.text)} is out of range", "write a time from 1ms to 366d")
         return Period(None, value)
 
 
@@ -246,6 +249,7 @@ class Group(Kind):
 
 def refuse_non_number(raw: Raw, wants: str) -> None:
     """Explain what YAML 1.1 makes of a text that only looks like a number. Raises Refused."""
+    _refuse_long(raw, wants)
     if raw.quoted:
         raise Refused(f"{show(raw.text)} is a text, because of its quotes", f"write {wants}")
     if raw.tag == "bool":
@@ -254,6 +258,11 @@ def refuse_non_number(raw: Raw, wants: str) -> None:
     if re.fullmatch(r"[-+]?0[0-9_]+", raw.text, re.ASCII):
         what = f"YAML reads the leading zero of {raw.text} as octal"
         raise Refused(what, f"write {raw.text.lstrip('+-0') or '0'} without the zero")
+
+
+def _refuse_long(raw: Raw, wants: str) -> None:
+    if len(raw.text) > LONGEST:
+        raise Refused(f"{show(raw.text)} is far too long", f"write {wants}")
 
 
 def refuse_base_60(raw: Raw, remedy: str) -> None:
@@ -266,12 +275,13 @@ def refuse_base_60(raw: Raw, remedy: str) -> None:
 
 
 def duration(raw: Raw, wants: str) -> float:
-    """Seconds in a text like 1h30min. Raises Refused."""
+    """Seconds in a text like 1h30min, not finer than train can be told. Raises Refused."""
+    _refuse_long(raw, wants)
     refuse_base_60(raw, 'write the unit, like "2min" or "2h"')
     if raw.text and decimal(raw.text) is not None:
         remedy = f'write "{raw.text}s", "{raw.text}min" or "{raw.text}h"'
         raise Refused(f"{raw.text} has no unit", remedy)
-    if len(raw.text) > 60 or not _DURATION.fullmatch(raw.text):
+    if not _DURATION.fullmatch(raw.text):
         raise Refused(f"{show(raw.text)} is no length of time", f"write {wants}")
     total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(raw.text))
     return round(total, 6)
@@ -284,7 +294,9 @@ def seconds(value: float) -> str:
 
 def decimal(text: str) -> float | None:
     """1e-3, .5, 1_000: what people call a number; None for anything else."""
-    if not re.fullmatch(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text, re.ASCII):
+    if len(text) > LONGEST or not re.fullmatch(
+        r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text, re.ASCII
+    ):
         return None
     return float(text.replace("_", ""))
 
@@ -307,7 +319,7 @@ def did_you_mean(word: str, known: tuple[str, ...], more: str = "") -> str:
     """The remedy for a word that is not known."""
     import difflib
 
-    close = difflib.get_close_matches(word.lower(), known, 1, 0.6)
+    close = difflib.get_close_matches(word[:LONGEST].lower(), known, 1, 0.6)
     if close:
         return f"did you mean {close[0]}?"
     return more or f"write one of {', '.join(known)}"

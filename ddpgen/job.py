@@ -6,12 +6,13 @@ Owns their order and which facts about a render go into bundle.json. Prints noth
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen import __version__, code, reader
+from ddpgen import __version__, code, reader, tree
 from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
 from ddpgen.fields import Period, show
 from ddpgen.plan import LaunchPlan, plan
@@ -35,7 +36,12 @@ class Render(NamedTuple):
 def load(path: str) -> dict[str, Reading]:
     """Read a spec for every tier. Raises SpecUnreadableError or SpecInvalidError."""
     try:
-        raw = Path(path).read_bytes()
+        mode = os.stat(path).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISDIR(mode)):
+            message = f"{path}: neither a file nor a pipe; give the path of a job spec"
+            raise SpecUnreadableError(message)
+        with open(path, "rb") as file:
+            raw = file.read(tree.MAX_BYTES + 1)
     except OSError as error:
         raise SpecUnreadableError(
             f"{path}: {error.strerror}; give the path of a job spec"

@@ -50,10 +50,10 @@ class Renderer:
                 raise
             line = getattr(error, "lineno", None)
             place = f"{getattr(error, 'name', None) or template}{f':{line}' if line else ''}"
-            raise self._trouble(f"{place}: {error.message}") from None
+            raise self._trouble(f"{place}: {error.message or error}") from None
         except UnicodeDecodeError:
             raise self._trouble("is not UTF-8") from None
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # a template is a program: 1/0, or one that includes itself
             if self._overrides is None:
                 raise
             raise self._trouble(f"{template}: {type(error).__name__}: {error}") from None

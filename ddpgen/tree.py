@@ -95,7 +95,7 @@ def parse(raw: bytes) -> tuple[Table, list[Finding]]:
 
 def _decode(raw: bytes) -> str:
     if len(raw) > MAX_BYTES:
-        what = f"the file has {len(raw)} bytes, far more than a job spec"
+        what = f"the file has more than {MAX_BYTES >> 20} MiB, far more than a job spec"
         raise NotYamlError(_first(what, "give the path of the spec itself"))
     try:
         text = raw.decode("utf-8-sig")

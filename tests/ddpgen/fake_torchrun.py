@@ -42,6 +42,8 @@ def main() -> int:
         assert worker.stdout is not None
         worker.stdout.readline()
         seen["worker"] = worker.pid
+    if part == "train":  # before the word that tests wait for
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(end("stopped", "SIGTERM")))
     temporary = DIRECTORY / ".seen"
     temporary.write_text(json.dumps(seen), "utf-8")
     temporary.rename(DIRECTORY / "seen.json")
@@ -54,7 +56,6 @@ def act(part: str) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
     if part == "train":
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(end("stopped", "SIGTERM")))
         while not (DIRECTORY / "stop").exists():
             time.sleep(0.01)
         part = "stopped"

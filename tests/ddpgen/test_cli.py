@@ -114,6 +114,44 @@ def test_a_spec_that_cannot_be_read_is_66(run: Run, path: str, said: str) -> Non
     assert run("validate", path) == (66, "", said)
 
 
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null"])
+def test_a_device_is_no_spec(run: Run, path: str) -> None:
+    said = f"{path}: neither a file nor a pipe; give the path of a job spec\n"
+    assert run("validate", path) == (66, "", said)
+
+
+def test_a_spec_may_come_through_a_pipe(spec: Spec, tmp_path: Path) -> None:
+    spec()
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m ddpgen validate <(cat job.yaml)"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "valid for local" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_terminal_that_cannot_show_everything_is_no_reason_to_end(
+    spec: Spec, tmp_path: Path
+) -> None:
+    spec(GPT + "env: {A: 漢}\n漢: 1\n")
+    argv = [sys.executable, "-m", "ddpgen"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(
+        [*argv, "validate", "job.yaml"], cwd=tmp_path, env=env, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr[:28]) == (65, b"job.yaml:9:1: \\u6f22: unknown key"[:28])
+    spec(GPT + "env: {A: 漢}\n")
+    done = subprocess.run(
+        [*argv, "render", "job.yaml", "--target", "local", "--stdout"],
+        cwd=tmp_path, env=env, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "export A='漢'\n".encode() in done.stdout) == (0, True)
+
+
 def test_a_wrong_command_line_is_2(run: Run) -> None:
     outcome = run("render", "job.yaml")
     assert outcome.code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ targets:
         (b"name: a\nenv: {A: '\xff'}\n", "2:11: byte 0xff is not UTF-8; save the file as UTF-8"),
         (b"name: a\x00\n", "1:8: a control character that YAML does not allow stands here"),
         (b"name: a\nnic: b\x07\n", "2:"),
-        (b"#" * (1 << 21), "1:1: the file has 2097152 bytes, far more than a job spec"),
+        (b"#" * (1 << 21), "1:1: the file has more than 1 MiB, far more than a job spec"),
     ],
 )
 def test_what_is_no_plain_yaml_mapping_is_refused_at_its_place(
@@ -185,7 +186,10 @@ def test_numbers_are_read_as_people_write_them(written: str, value: float) -> No
         ("steps: 0", "steps: 0 is out of range; write a whole number from 1"),
         ("steps: -3", "steps: -3 is out of range; write a whole number from 1"),
         (f"steps: {'9' * 30}", f"steps: {'9' * 30} is out of range; write a whole number from 1"),
-        (f"steps: {'9' * 5000}", "steps: is far too large a number; write a whole number from 1"),
+        (
+            f"steps: {'9' * 5000}",
+            'steps: "999999999999999999999999999999999999999999999999999999999..." is far too long; write a whole number from 1',
+        ),
         ("steps: 1:00", "steps: YAML reads 1:00 as the number 60 (base 60); write a whole number"),
         ("log_every: 10", 'log_every: 10 has no unit; write "10 steps"'),
         ("eval_every: 5min", 'eval_every: "5min" is no number of steps; write a number of steps'),
@@ -220,8 +224,8 @@ def test_times_carry_their_unit(written: str, seconds: float) -> None:
         ("120", '120 has no unit; write "120s", "120min" or "120h"'),
         ("2:00:00", "YAML reads 2:00:00 as the number 7200 (base 60); write the unit, like"),
         ("5m", '"5m" is no length of time; write a time with its unit'),
-        ("0s", '"0s" is out of range; write more than 0 and up to 366d'),
-        ("999d", '"999d" is out of range; write more than 0 and up to 366d'),
+        ("0s", '"0s" is out of range; write a time from 1ms to 366d'),
+        ("999d", '"999d" is out of range; write a time from 1ms to 366d'),
         ("-5s", '"-5s" is no length of time; write a time with its unit'),
         ("soon", '"soon" is no length of time; write a time with its unit'),
     ],
@@ -353,3 +357,44 @@ def test_the_pure_python_parser_finds_the_same_faults(
     expected = faults(text)
     monkeypatch.setattr(tree, "_Loader", yaml.SafeLoader)
     assert faults(text) == expected
+
+
+NINES = "9" * 900_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"steps: {NINES}",
+        f"lr: {NINES}",
+        f"log_every: {NINES}",
+        f"{NINES}: 1",
+        f"optimizer: {NINES}",
+        f"args: {{x: {NINES}}}",
+        f"workload: {NINES}",
+    ],
+    ids=lambda line: line[:9],
+)
+def test_a_value_of_a_megabyte_is_refused_at_once_and_not_repeated(line: str) -> None:
+    began = time.monotonic()
+    found = faults(f"name: a\ntrain:\n  {line}\n  seed: x\n")
+    assert time.monotonic() - began < 5
+    assert all(len(fault) < 1000 for fault in found)
+
+
+@pytest.mark.parametrize("field", ["checkpoint: {every: %s}", "rendezvous: {timeout: %s}"])
+def test_a_time_of_a_megabyte_too(field: str) -> None:
+    (fault,) = faults(GPT + field % NINES)
+    assert " is far too long; write a " in fault
+
+
+def test_of_very_many_faults_the_first_are_told() -> None:
+    found = faults(GPT + "".join(f"unknown_{i}: 1\n" for i in range(80)))
+    assert len(found) == 51
+    assert found[0].startswith("8:1: unknown_0: unknown key")
+    assert found[-1] == "and 30 more"
+
+
+def test_a_fault_is_one_line_whatever_the_spec_holds() -> None:
+    (fault,) = faults(GPT + '"a\\nb\\e[31m\u202e": 1\n')
+    assert fault.startswith(r"8:1: a\nb\x1b[31m\u202e: unknown key; ")

@@ -139,6 +139,9 @@ def test_a_template_of_the_users_extends_ours_by_block(
         ('{% include "x" %}', "mine: template x: x; correct the template"),
         ("{{ name | quote }}", "mine: template local.sh.j2:1: No filter named 'quote'."),
         (b"\xff", "mine: template is not UTF-8"),
+        ("{{ 1 / 0 }}", "mine: template local.sh.j2: ZeroDivisionError: division by zero; correct"),
+        ('{% include "local.sh.j2" %}', "mine: template local.sh.j2: RecursionError: "),
+        ("{% extends 5 %}", "mine: template "),
     ],
 )
 def test_a_broken_template_of_the_users_is_explained(
