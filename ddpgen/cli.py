@@ -278,6 +278,8 @@ def init(output: Path, **answers: Any) -> None:
     Example:
       ddpgen init --name demo --workload gpt --procs 2 --steps 200 -o demo.yaml
     """
+    import shlex
+
     from ddpgen import scaffold
 
     scaffold.refuse_existing(output)
@@ -286,7 +288,10 @@ def init(output: Path, **answers: Any) -> None:
             answers[question.name] = _answer(question.says, question.default)
     scaffold.write(output, **answers)
     click.echo(output)
-    click.echo(f"next: ddpgen launch {output} --target local", err=True)
+    if missing := scaffold.to_create(output, str(answers["workload"])):
+        click.echo(f"next: {missing}", err=True)
+    spec = shlex.quote(_as_argument(output))
+    click.echo(f"next: ddpgen launch {spec} --target local", err=True)
 
 
 def _answer(says: str, default: Any) -> Any:

@@ -56,6 +56,12 @@ class SpecInvalidError(DdpgenError):
         super().__init__("\n".join(report(filename, self.findings)))
 
 
+class AnswerRefusedError(DdpgenError):
+    """An answer to `ddpgen init` is nothing that a spec may hold."""
+
+    exit_code = 65
+
+
 class SpecUnreadableError(DdpgenError):
     """The spec file is missing, not a file, or may not be read."""
 

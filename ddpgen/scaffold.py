@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddpgen import reader
-from ddpgen.errors import BundleRefusedError, FileTroubleError
+from ddpgen.errors import (
+    AnswerRefusedError,
+    BundleRefusedError,
+    FileTroubleError,
+    Finding,
+    SpecInvalidError,
+)
 
 
 class Question(NamedTuple):
@@ -53,14 +59,36 @@ def refuse_existing(path: Path) -> None:
 
 
 def write(path: Path, *, name: str, workload: str, procs: int, steps: int) -> None:
-    """Write the spec. Raises SpecInvalidError for answers it would refuse, FileTroubleError."""
+    """Write the spec. Raises AnswerRefusedError for answers it would refuse, FileTroubleError."""
     text = _text(str(name), str(workload), int(procs), int(steps))
-    reader.read(text.encode("utf-8", "surrogatepass"), str(path))
+    try:
+        reader.read(text.encode("utf-8", "surrogatepass"), str(path))
+    except SpecInvalidError as error:
+        raise AnswerRefusedError("\n".join(map(_as_answer, error.findings))) from None
+    begun = False
     try:
         with open(path, "x", encoding="utf-8") as file:
+            begun = True
             file.write(text)
     except OSError as error:
+        if begun:  # half a spec would only be in the way of the next try
+            path.unlink(missing_ok=True)
         raise FileTroubleError(f"{path}: {error.strerror}; give another place with -o") from None
+
+
+def to_create(path: Path, workload: str) -> str:
+    """What the user has to write before the spec at `path` is valid; empty when nothing."""
+    file, _, function = workload.rpartition(":")
+    if not file or (path.parent / file).is_file():
+        return ""
+    return f"create {path.parent / file} with a function {function}() that returns a workload"
+
+
+def _as_answer(finding: Finding) -> str:
+    """The finding at the flag that gave the value: the file it points into is not written."""
+    flag = "--" + finding.path.removeprefix("train.")
+    place = f":{finding.place.line}:{finding.place.column}"
+    return finding._replace(path="").line(flag).replace(place, "", 1)
 
 
 def _text(name: str, workload: str, procs: int, steps: int) -> str:
@@ -75,6 +103,6 @@ def _text(name: str, workload: str, procs: int, steps: int) -> str:
         code=code,
         workload=json.dumps(workload),
         steps=steps,
-        batch=micro * max(4, procs),
+        batch=micro * procs * -(-4 // procs),  # shared out evenly
         micro=micro,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import pty
 import re
@@ -242,7 +244,43 @@ def test_init_writes_a_spec_that_validates_and_overwrites_none(run: Run, tmp_pat
 def test_init_refuses_answers_that_no_spec_may_hold(run: Run, name: str, tmp_path: Path) -> None:
     outcome = run("init", "--name", name)
     assert outcome.code == 65
-    assert "name: " in outcome.err
+    assert outcome.err.startswith("--name: ")
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("procs", [1, 2, 3, 5, 8])
+def test_what_init_writes_calls_for_no_warning(run: Run, procs: int) -> None:
+    assert run("init", "--procs", procs, "-o", "it's.yaml").err == (
+        """next: ddpgen launch 'it'"'"'s.yaml' --target local\n"""
+    )
+    outcome = run("validate", "it's.yaml")
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+def test_init_says_which_file_is_still_to_be_written(run: Run, tmp_path: Path) -> None:
+    outcome = run("init", "--workload", "mine.py:build")
+    assert outcome.code == 0
+    assert outcome.err.startswith(
+        "next: create mine.py with a function build() that returns a workload\nnext: ddpgen launch"
+    )
+    (tmp_path / "mine.py").write_text("")
+    assert run("validate", "job.yaml").code == 0
+
+
+def test_init_leaves_no_half_written_spec(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def full(path: Path, mode: str, encoding: str) -> Full:
+        path.touch()
+        return Full()
+
+    monkeypatch.setattr("ddpgen.scaffold.open", full, raising=False)
+    said = "job.yaml: No space left on device; give another place with -o\n"
+    assert run("init") == (74, "", said)
     assert not os.listdir(tmp_path)
 
 
