@@ -55,6 +55,7 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
                 if _same(directory, stage, listing):
                     return Written(len(items) + 1, changed=False)
                 _refuse_losses(directory, force)
+                _refuse_pulling_the_rug(directory)
                 exchange.put(stage, directory)
     except OSError as error:
         raise _trouble(directory, error) from None
@@ -167,6 +168,14 @@ def _refuse_losses(directory: Path, force: bool) -> None:
         raise BundleRefusedError(
             f"{directory} was edited by hand: {_some(edited)}. Nothing was changed. Take the edits "
             "over into the spec or --templates; --force gives them up"
+        )
+
+
+def _refuse_pulling_the_rug(directory: Path) -> None:
+    if directory.exists() and exchange.in_use(directory):
+        raise BundleRefusedError(
+            f"a job runs from {directory} and needs its files to restart. Nothing was changed. Stop "
+            "it (touch the file stop in its checkpoint directory), or render elsewhere with -o"
         )
 
 

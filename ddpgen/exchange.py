@@ -69,7 +69,7 @@ def clean_up(directory: Path) -> None:
     for prefix in (f".{directory.name}.old-", f".{directory.name}.new-"):
         for name in os.listdir(directory.parent):
             path = directory.parent / name
-            if not name.startswith(prefix) or not name[len(prefix) :].isdigit() or _alive(path):
+            if not name.startswith(prefix) or not name[len(prefix) :].isdigit() or in_use(path):
                 continue
             if ".old-" in prefix and not os.path.lexists(directory):
                 os.rename(path, directory)
@@ -77,8 +77,8 @@ def clean_up(directory: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _alive(path: Path) -> bool:
-    """Whether a running ddpgen holds this directory."""
+def in_use(path: Path) -> bool:
+    """Whether a running ddpgen, or a job started from it, holds this directory."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

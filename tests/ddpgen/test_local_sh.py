@@ -408,6 +408,26 @@ def test_a_full_disk_under_the_checkpoints_is_called_that(
     assert capsys.readouterr().err == f"{said}; free some space there\n"
 
 
+@pytest.mark.skipif(not shutil.which("flock"), reason="no flock(1) here")
+def test_a_bundle_that_a_job_runs_from_is_not_replaced(
+    stage: Callable[..., Stage], run: Run, tmp_path: Path
+) -> None:
+    ours = stage()
+    process = ours.start("train")
+    until_training(process)
+    shutil.move(ours.bundle / "torch", tmp_path / "away")  # not ddpgen's: would be refused for it
+    spec = tmp_path / "job.yaml"
+    again = ("render", "job.yaml", "--target", "local", "-o", ours.bundle)
+    assert run(*again).err.startswith("unchanged: ")
+    spec.write_text(spec.read_text() + "restarts: 0\n")
+    refused = run(*again)
+    assert (refused.code, process.poll()) == (73, None)
+    assert refused.err.startswith(f"a job runs from {ours.bundle} and needs its files to restart.")
+    process.terminate()
+    process.communicate(timeout=TIMEOUT_S)
+    assert run(*again).code == 0
+
+
 def test_another_shell_is_told_to_be_bash(stage: Callable[..., Stage]) -> None:
     ours = stage()
     other = next((shell for shell in ("dash", "zsh", "ksh") if shutil.which(shell)), None)

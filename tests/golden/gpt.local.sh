@@ -136,6 +136,11 @@ fi
 checkpoint_dir="$beside"/checkpoints/gpt
 export DDPGEN_JOB=gpt
 export DDPGEN_STOP_FILE="$checkpoint_dir/stop"
+# `ddpgen render` does not replace a directory that somebody holds like this: restarts need its files.
+if type -P flock >/dev/null; then
+  exec 9<.
+  flock -s -n 9 || true # torchrun inherits it
+fi
 attempt=$(
   trap '' INT TERM HUP
   "$python" -m train claim --checkpoint-dir="$checkpoint_dir" --pid=$$

@@ -121,6 +121,11 @@ trap 'ask_to_stop HUP' HUP
 checkpoint_dir="$beside"/checkpoints/own-loop
 export DDPGEN_JOB=own-loop
 export DDPGEN_STOP_FILE="$checkpoint_dir/stop"
+# `ddpgen render` does not replace a directory that somebody holds like this: restarts need its files.
+if type -P flock >/dev/null; then
+  exec 9<.
+  flock -s -n 9 || true # torchrun inherits it
+fi
 attempt=$(
   trap '' INT TERM HUP
   "$python" -m train claim --checkpoint-dir="$checkpoint_dir" --pid=$$
