@@ -82,8 +82,8 @@ def _claim(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if importlib.util.find_spec("torch") is None:
         return _refuse(
-            f"torch is not installed for {sys.executable}; install it there, or set 'python' in "
-            "the spec to an interpreter that has it"
+            f"torch is not installed for {sys.executable}; activate the virtual environment that has "
+            "it, install it there, or set 'python' in the spec to an interpreter that has it"
         )
     directory = Path(options.checkpoint_dir).absolute()
     try:
