@@ -39,6 +39,10 @@ def plain(context: Any) -> Workload:
     return workload(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)))
 
 
+def dropout(context: Any) -> Workload:
+    return workload(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 3)))
+
+
 def channels_last(context: Any) -> Workload:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 3)

@@ -48,6 +48,7 @@ def test_a_step_is_the_step_that_plain_torch_takes(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name",
     [
+        "dropout",
         "channels_last",
         "transposed",
         "one_gradient_for_two",
@@ -64,6 +65,15 @@ def test_any_number_of_processes_gives_the_same_bits(name: str, tmp_path: Path) 
         together = trained(tmp_path, name, processes, "--eval-every=2")
         assert set(together.codes) == {0}, together.output
         assert_same_bits(together.tensors(), alone.tensors())
+
+
+@pytest.mark.parametrize("reduction", ["tree", "allreduce"])
+def test_evaluations_leave_no_trace_in_the_weights(reduction: str, tmp_path: Path) -> None:
+    flags = (f"--reduction={reduction}", "--eval-every=2")
+    often = trained(tmp_path / "often", "changed_in_evaluation", 1, *flags)
+    never = trained(tmp_path / "never", "changed_in_evaluation", 1, flags[0])
+    assert often.codes == never.codes == [0], often.output + never.output
+    assert_same_bits(often.tensors(), never.tensors())
 
 
 @pytest.mark.parametrize("name", ["batch_norm_computed_twice", "one_module_two_names"])
