@@ -4,10 +4,12 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types bench golden lock dist clean venv
+.PHONY: help run rig sky test lint types bench golden lock dist clean venv
 
 # The job that `make run` renders and runs: make run SPEC=examples/toy.yaml
 SPEC := examples/gpt.yaml
+# The hosts that `make rig` brings up: make rig HOSTS="desk laptop:wlan0 vm3"
+HOSTS := desk laptop
 # Passed on to pytest, to run a part: make test ARGS="tests/ddpgen -k quoting"
 ARGS :=
 
@@ -20,11 +22,18 @@ help: ## show this list
 
 run: venv ## render examples/gpt.yaml for every tier and train it here; again after Ctrl-C: it resumes
 	ddpgen render $(SPEC) --target all
-	@# exec, so that make's SIGTERM reaches the script; leash, so that make's death by kill -9 does.
-	@exec python -m train leash -- bash build/$(basename $(notdir $(SPEC)))/local.sh
+	@# exec, so that make's SIGTERM reaches the script. It passes that on, and make's own death.
+	@exec python tools/run.py build/$(basename $(notdir $(SPEC)))/local.sh
+
+rig: venv ## as root: hosts on this machine (HOSTS="desk laptop:wlan0"), and a shell among them
+	@python -m tests.real.rig up $(HOSTS)
+
+sky: ## SkyPilot, in an environment of its own (.venv-sky); without it the tests of tier sky are skipped
+	@tools/venv.sh sky
 
 test: lint types ## everything: format, lint, types, the whole test suite
-	python -m pytest $(ARGS)
+	@# Four at a time: most of the time is waiting for a fault to be noticed.
+	python -m pytest -n 4 --dist worksteal $(ARGS)
 
 lint: venv ## formatting and lint, as CI judges them
 	ruff format --check .
@@ -41,10 +50,10 @@ bench: venv ## the benchmarks against their baselines, interleaved; figures in b
 	done
 
 golden: venv ## write the golden files anew from what is rendered now; read their diff before committing
-	python -m pytest tests/ddpgen/test_plan.py tests/ddpgen/test_schema.py --update-golden
+	python -m pytest tests/ddpgen/test_plan.py tests/ddpgen/test_hosts.py tests/ddpgen/test_slurm.py tests/ddpgen/test_sky.py tests/ddpgen/test_schema.py --update-golden
 	git diff --stat -- tests/golden
 
-lock: venv ## resolve the newest versions pyproject.toml allows and write requirements-dev.lock
+lock: venv ## resolve the newest versions pyproject.toml allows and write the lock files
 	python tools/lock.py
 
 dist: venv ## build the wheel and the sdist into dist/
@@ -53,7 +62,7 @@ dist: venv ## build the wheel and the sdist into dist/
 clean: ## remove what the targets made (bundles, dist/, caches, .venv); checkpoints stay
 	@# A relative checkpoint.dir lies beside the bundles, in build/checkpoints.
 	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name checkpoints -exec rm -rf {} +
-	rm -rf dist .venv .venv.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf dist .venv .venv.lock .venv-sky .venv-sky.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

@@ -2,7 +2,8 @@
 
 Every contender is set up in the same processes and takes its turn for a block of steps, again and
 again, so a machine whose speed drifts drifts for all of them. Printed are the medians over the
-blocks, their spread, and the ratios block by block.
+blocks, their spread, the processor time of rank 0 (all its threads; what else the machine does
+disturbs it less than the wall clock's), and the ratios block by block.
 
   ours/tree       train/ as a job runs it: metrics row and progress line each step
   ours/allreduce  the same with reduction: allreduce
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ CASES: dict[str, tuple[str, tuple[int, ...]]] = {
         f"--workload=gpt {GPT} --micro-batch-size=@SHARE {LARGER}",
         (1, 2, 4),
     ),
-    "mnist-sized toy, batch norm": (
+    "two layers with batch norm, 0.03M": (
         f"--workload=toy {TOY} --micro-batch-size=@SHARE",
         (1, 2),
     ),
@@ -87,7 +89,7 @@ def measure(name: str, argv: str, world: int, options: argparse.Namespace) -> di
         )
         if done.returncode:
             sys.exit(done.stdout + done.stderr)
-        return {"case": name, "processes": world, "ms": json.loads(out.read_text())}
+        return {"case": name, "processes": world, **json.loads(out.read_text())}
 
 
 def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
@@ -114,14 +116,16 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     steps = max(3, round(seconds * 5 / (time.perf_counter() - began)))
     steps = world.gather(steps)[0]
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    busy: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(blocks):
         for name, run in contenders.items():
             world.barrier()
-            began = time.perf_counter()
+            began, began_busy = time.perf_counter(), time.process_time()
             run(steps)
             times[name].append((time.perf_counter() - began) / steps * 1e3)
+            busy[name].append((time.process_time() - began_busy) / steps * 1e3)
     if world.rank == 0:
-        Path(case["out"]).write_text(json.dumps(times))
+        Path(case["out"]).write_text(json.dumps({"ms": times, "cpu_ms": busy}))
     world.barrier()
     os._exit(0)
 
@@ -130,20 +134,20 @@ def ours(config: Any, world: Any, directory: Path) -> Callable[[int], None]:
     """The trainer as a job has it, with its books kept in `directory`."""
     from train import session
     from train.books import Books
-    from train.data import MicroBatchFetcher, micro_batches, ranges
+    from train.data import MicroBatchFetcher, micro_batches
     from train.lock import Fence, claim
     from train.loop import train
     from train.stop import StopRequest
 
-    shares = session._shares(config, world)
-    job, state = session._set_up(config, world, ranges(shares)[world.rank])
-    machinery = session._machinery(job, ranges(shares))
+    parts = evenly(config, world)
+    job, state = session._set_up(config, world, parts[world.rank])
+    machinery = session._machinery(job, parts)
     books = None
     if world.rank == 0:
         sys.stdout = io.StringIO()
         books = Books(directory, Fence(directory, claim(directory, "bench", os.getpid())), job, 0)
     directory.mkdir(exist_ok=True, parents=True)
-    observer = session.Observer(job, books, StopRequest(directory / "stop"))
+    observer = session.Observer(job, books, StopRequest(directory / "stop"), None)
     fetcher = MicroBatchFetcher(job.workload.dataset, job.plan, job.workload.collate)
     batches = micro_batches(fetcher, job.mine, range(job.last_step), 0, 1, 60, pin_memory=False)
 
@@ -160,10 +164,9 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
     from torch.nn.parallel import DistributedDataParallel
 
     from train import session
-    from train.data import batch_reader, ranges
+    from train.data import batch_reader
 
-    shares = session._shares(config, world)
-    job, state = session._set_up(config, world, ranges(shares)[world.rank])
+    job, state = session._set_up(config, world, evenly(config, world)[world.rank])
     model = DistributedDataParallel(job.workload.model, gradient_as_bucket_view=True)
     read = batch_reader(job.workload.dataset, job.workload.collate)
     each, mine = config.micro_batch_size, len(job.mine)
@@ -191,13 +194,21 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
     return run
 
 
+def evenly(config: Any, world: Any) -> list[range]:
+    """The micro-batches of each rank."""
+    from train.data import ranges, shares_by_weight
+
+    return ranges(shares_by_weight(config.micro_batches, [Fraction(1)] * world.size))
+
+
 def print_result(result: dict[str, Any]) -> None:
     print(f"\n{result['case']}, {result['processes']} process(es)")
     times = result["ms"]
     for name, values in times.items():
         print(
             f"  {name:<15} {statistics.median(values):9.3f} ms a step"
-            f"   ({min(values):.3f} … {max(values):.3f})"
+            f"   ({min(values):.3f} … {max(values):.3f}),"
+            f" {statistics.median(result['cpu_ms'][name]):.3f} ms of processor"
         )
     for a, b in (("ours/tree", "bare"), ("ours/tree", "ours/allreduce")):
         ratios = [x / y for x, y in zip(times[a], times[b], strict=True)]

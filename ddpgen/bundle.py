@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -19,6 +20,8 @@ from ddpgen.errors import BundleRefusedError, FileTroubleError
 
 LISTING = "bundle.json"
 SCHEMA = 1
+# What sbatch writes where it was called, which may be in here: it is the job's, and moves along.
+_LOG = re.compile(r".+-[0-9]+(_[0-9]+)?\.log")
 
 
 class Item(NamedTuple):
@@ -56,10 +59,21 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
                     return Written(len(items) + 1, changed=False)
                 _refuse_losses(directory, force)
                 _refuse_pulling_the_rug(directory)
+                _take_logs_along(directory, stage)
                 exchange.put(stage, directory)
     except OSError as error:
         raise _trouble(directory, error) from None
     return Written(len(items) + 1, changed=True)
+
+
+def refuse_inside_another(directory: Path) -> None:
+    """Raise FileTroubleError: a bundle is replaced as a whole, with what somebody has put into it."""
+    for above in Path(os.path.abspath(directory)).parents:
+        if (above / LISTING).is_file() and (above / "train" / "__main__.py").is_file():
+            raise FileTroubleError(
+                f"{directory}: would lie inside the bundle {above}, which is replaced when it is "
+                "rendered; go to another directory, or name one with -o"
+            )
 
 
 def copied_tree(source: Path, prefix: str) -> Iterator[Item]:
@@ -157,7 +171,7 @@ def _refuse_losses(directory: Path, force: bool) -> None:
         return
     present = set(_present(directory))
     listed = _listed(directory)
-    foreign = sorted(present - set(listed) - {LISTING})
+    foreign = sorted(present - set(listed) - {LISTING, *_logs(directory)})
     if foreign:
         raise BundleRefusedError(
             f"{directory} holds what ddpgen did not write: {_some(foreign)}. Nothing was changed. "
@@ -175,7 +189,8 @@ def _refuse_pulling_the_rug(directory: Path) -> None:
     if directory.exists() and exchange.in_use(directory):
         raise BundleRefusedError(
             f"a job runs from {directory} and needs its files to restart. Nothing was changed. Stop "
-            "it (touch the file stop in its checkpoint directory), or render elsewhere with -o"
+            "it (Ctrl-C where it was started; or touch the file stop in its checkpoint directory; or, for "
+            "hosts, bash hosts/run.sh --stop), or render elsewhere with -o"
         )
 
 
@@ -210,6 +225,19 @@ def _edited(directory: Path, sums: Mapping[str, str]) -> list[str]:
         if digest != expected:
             changed.append(name)
     return changed
+
+
+def _logs(directory: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if _LOG.fullmatch(name)]
+    except OSError:
+        return []
+
+
+def _take_logs_along(directory: Path, stage: Path) -> None:
+    """The very files, as a job may be writing to them."""
+    for name in _logs(directory):
+        os.link(directory / name, stage / name)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -18,7 +18,13 @@ from ddpgen import __version__
 from ddpgen.errors import BugError, DdpgenError, FileTroubleError, report
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpgen.follow.commands import Following
+    from ddpgen.follow.record import Launched
     from ddpgen.job import Render
+    from ddpgen.reader import Reading
+    from ddpgen.spec import JobSpec
 
 _SPEC = click.argument("spec", metavar="SPEC")
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -93,7 +99,7 @@ def _explain_bug(error: Exception) -> int:
 
 
 def _target_option(command: Any) -> Any:
-    says = "The tier to render for: local, or all that exist."
+    says = "The tier to render for: local, hosts, slurm, sky, or all the spec has."
     return click.option("--target", required=True, metavar="TIER", help=says)(command)
 
 
@@ -150,14 +156,14 @@ def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
         _warn(spec, job.check([readings[tiers[0]]], Path(spec).parent, tiers))
         click.echo(job.artefacts(readings, tiers, how.templates)[0].text.encode(), nl=False)
         return
-    directory, starts = _render(spec, target, how)
+    _, directory, starts = _render(spec, target, how)
     click.echo(directory)
     for start in starts:
         click.echo(f"next: {start}", err=True)
 
 
-def _render(spec: str, target: str, how: Render) -> tuple[Path, list[str]]:
-    """Write the bundle and say so; returns its directory and the commands that start it."""
+def _render(spec: str, target: str, how: Render) -> tuple[Mapping[str, Reading], Path, list[str]]:
+    """Write the bundle and say so; returns the spec, its directory and the commands that start it."""
     import shlex
 
     from ddpgen import job
@@ -171,7 +177,8 @@ def _render(spec: str, target: str, how: Render) -> tuple[Path, list[str]]:
     verb = "wrote" if written.changed else "unchanged:"
     click.echo(f"{verb} {directory} ({written.files} files)", err=True)
     bundle = shlex.quote(_as_argument(directory))
-    return directory, [artefact.start.format(bundle=bundle) for artefact in rendered]
+    starts = [artefact.start.format(bundle=bundle) for artefact in rendered if artefact.start]
+    return readings, directory, starts
 
 
 def _as_argument(path: Path) -> str:
@@ -193,19 +200,142 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
     """Render a job and run it; each command is echoed with a + before it runs.
 
     Arguments after -- are added to the training command. The exit code is the job's: 0 done,
-    1 failed, 75 stopped cleanly (the same command goes on).
+    1 failed, 75 stopped cleanly (the same command goes on). On slurm and sky the job is submitted,
+    as a copy that rendering again does not touch, and its id is printed.
 
     \b
     Example:
       ddpgen launch examples/gpt.yaml --target local -- --steps=50
     """
     from ddpgen import job
-    from ddpgen.launch import become
+    from ddpgen.follow import record
+    from ddpgen.launch import START, become
 
     if target == "all":
         raise click.UsageError("launch runs one tier: name it.")
-    directory, _ = _render(spec, target, job.Render(**options))
-    become(["bash", _as_argument(directory / "local.sh"), *arguments])
+    readings, directory, _ = _render(spec, target, job.Render(**options))
+    if target in START:
+        record.remember(directory, record.Launched(target))
+        become(["bash", _as_argument(directory / START[target]), *arguments])
+    launched = _submit(readings[target].job, directory, arguments)
+    click.echo(launched.job)
+    record.remember(directory, launched)
+    for following in ("status", "logs --follow", "stop"):
+        click.echo(f"next: ddpgen {following} {_named(spec, options['output'])}", err=True)
+
+
+def _submit(job: JobSpec, directory: Path, arguments: tuple[str, ...]) -> Launched:
+    from ddpgen.follow import submit, submit_sky
+    from ddpgen.spec_sky import SkyJob
+    from ddpgen.spec_slurm import SlurmJob
+
+    if isinstance(job, SkyJob):
+        return submit_sky.submit(job, directory, arguments)
+    assert isinstance(job, SlurmJob)
+    return submit.submit(job, directory, arguments)
+
+
+def _named(spec: str, output: Path | None) -> str:
+    """The spec and, where it lies elsewhere, the bundle, as words for a shell."""
+    import shlex
+
+    words = [_as_argument(Path(spec)), *(["-o", str(output)] if output else [])]
+    return shlex.join(words)
+
+
+def _follow_options(command: Any) -> Any:
+    for option in (
+        click.option(
+            "-o", "--output", type=_Place(path_type=Path), metavar="DIR",
+            help="The bundle's directory.  [default: build/<name>]",
+        ),
+        click.option(
+            "--target", metavar="TIER",
+            help="The tier.  [default: the one launched last from here]",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _following(spec: str, target: str | None, output: Path | None) -> Following:
+    """Which job is meant, on which tier."""
+    from ddpgen import job
+    from ddpgen.follow import commands
+
+    readings = job.load(spec)
+    if target is not None:
+        if target == "all":
+            raise click.UsageError("name one tier, not all.")
+        job.resolve(target, readings)
+    bundle = job.output_directory(readings, job.Render(output=output))
+    found = commands.choose(readings, bundle, target)
+    if isinstance(found, commands.Following):
+        return found
+    raise click.UsageError(
+        f"nothing was launched from here, and the job has the tiers {', '.join(found)}: name one "
+        "with --target."
+    )
+
+
+@cli.command()
+@_SPEC
+@_follow_options
+def status(spec: str, target: str | None, output: Path | None) -> None:
+    """Say how a job stands: who runs it, which step it has done, its newest checkpoint.
+
+    \b
+    Example:
+      ddpgen status examples/gpt.yaml --target local
+    """
+    from ddpgen.follow import commands
+
+    for line in commands.status(_following(spec, target, output)):
+        click.echo(line)
+
+
+@cli.command()
+@_SPEC
+@_follow_options
+@click.option("-f", "--follow", is_flag=True, help="Go on showing what comes, until Ctrl-C.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=100, show_default=True, metavar="N",
+    help="How many lines of the end; on hosts only together with --follow.",
+)  # fmt: skip
+def logs(spec: str, target: str | None, output: Path | None, follow: bool, lines: int) -> None:
+    """Show the end of what a job has said, and where that is kept.
+
+    On local it went to the terminal; its metrics are shown instead.
+
+    \b
+    Example:
+      ddpgen logs examples/gpt.yaml --target local
+    """
+    from ddpgen.follow import commands
+
+    sys.exit(commands.logs(_following(spec, target, output), lines, follow))
+
+
+@cli.command()
+@_SPEC
+@_follow_options
+@click.option(
+    "--now", is_flag=True,
+    help="On sky: give the machines back at once; without a checkpoint first.",
+)  # fmt: skip
+def stop(spec: str, target: str | None, output: Path | None, now: bool) -> None:
+    """Ask a job for a clean stop after the current step; one that waits in a queue is taken out.
+
+    The same launch goes on from where it stopped.
+
+    \b
+    Example:
+      ddpgen stop examples/gpt.yaml --target local
+    """
+    from ddpgen.follow import commands
+
+    for line in commands.stop(_following(spec, target, output), now):
+        click.echo(line)
 
 
 @cli.command()
@@ -296,6 +426,46 @@ def init(output: Path, **answers: Any) -> None:
 
 def _answer(says: str, default: Any) -> Any:
     return click.prompt(says, default, err=True) if sys.stdin.isatty() else default
+
+
+@cli.command()
+@click.argument("codes", nargs=-1, metavar="[CODE]...")
+def explain(codes: tuple[str, ...]) -> None:
+    """Tell cause, proof and remedy of what the preflight found; without a code, list all codes.
+
+    \b
+    Example:
+      ddpgen explain NIC001
+    """
+    import shutil
+
+    from ddpgen import explain as guides
+    from ddpgen.fields import Refused
+    from ddpgen.resources import document
+
+    guide = document(guides.GUIDE)
+    width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 100))
+    try:
+        click.echo(guides.explained(guide, codes, width) if codes else guides.listing(guide))
+    except Refused as refused:
+        raise click.UsageError(f"{refused.what}; {refused.remedy}") from None
+
+
+@cli.command()
+@click.argument("directory", metavar="CHECKPOINT_DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="For programs instead of people.")
+def doctor(directory: Path, as_json: bool) -> None:
+    """Say which rank holds a training up, where each rank stands, and what the network says now.
+
+    Exit code 0: all is well, or has ended well; 1: something is wrong.
+
+    \b
+    Example:
+      ddpgen doctor checkpoints/gpt
+    """
+    from ddpgen.launch import become_doctor
+
+    become_doctor(directory, ["--json"] if as_json else [])
 
 
 @cli.command()

@@ -31,6 +31,8 @@ EXCLUDED = [
     ".ruff_cache",
     ".ipynb_checkpoints",
     ".tox",
+    "*-[0-9]*.log",  # of Slurm
+    "*.launched.json",
     ".nox",
     ".idea",
     ".vscode",

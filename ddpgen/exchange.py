@@ -7,12 +7,14 @@ nothing of what the directories hold. Raises OSError.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+if sys.platform != "win32":  # there bundles are made without locks
+    import fcntl
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -25,13 +27,8 @@ def alone(directory: Path) -> Iterator[None]:
     The lock is on the parent directory itself, so nothing is left behind. Where there are no locks
     (some network file systems), it does without.
     """
-    handle = os.open(directory.parent, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    with _locked(directory.parent):
         yield
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -39,14 +36,26 @@ def staging(directory: Path) -> Iterator[Path]:
     """A locked empty directory beside `directory`; what still has that name at the end is removed."""
     stage = directory.with_name(f".{directory.name}.new-{os.getpid()}")
     os.mkdir(stage, 0o755)
-    lock = os.open(stage, os.O_RDONLY)
+    try:
+        with _locked(stage):
+            yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold a directory's lock, where there are any."""
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(directory, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield stage
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
     finally:
-        os.close(lock)
-        shutil.rmtree(stage, ignore_errors=True)
+        os.close(handle)
 
 
 def put(stage: Path, directory: Path) -> None:
@@ -79,6 +88,8 @@ def clean_up(directory: Path) -> None:
 
 def in_use(path: Path) -> bool:
     """Whether a running ddpgen, or a job started from it, holds this directory."""
+    if sys.platform == "win32":
+        return False
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

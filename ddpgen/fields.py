@@ -142,6 +142,43 @@ class Number(Leaf):
         return value
 
 
+class NodeCount(int):
+    """How many machines; an elastic job also runs on fewer, down to `least`."""
+
+    least: int
+
+    def __new__(cls, most: int, least: int | None = None) -> NodeCount:
+        count = super().__new__(cls, most)
+        count.least = most if least is None else least
+        return count
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number may change while the job runs."""
+        return self.least < self
+
+    def __str__(self) -> str:
+        return f"{self.least}..{int(self)}" if self.elastic else str(int(self))
+
+
+class Nodes(Whole):
+    """A number of machines, or a range of them: 2..4."""
+
+    def __init__(self, high: int):
+        super().__init__(1, high)
+        self.sample = NodeCount(1)
+        self.range_wants = f"{self.wants}, or a range like 2..4"
+
+    def read(self, raw: Raw) -> NodeCount:
+        least, dots, most = raw.text.partition("..")
+        if raw.quoted or not dots or len(raw.text) > LONGEST:
+            return NodeCount(super().read(raw))
+        ends = [super(Nodes, self).read(Raw(end.strip(), "int", False)) for end in (least, most)]
+        if ends[0] >= ends[1]:
+            raise Refused(f"{raw.text} is no range", "write the smaller number first, like 2..4")
+        return NodeCount(ends[1], ends[0])
+
+
 class Choice(Leaf):
     """One word out of a few."""
 
@@ -170,6 +207,7 @@ class Flag(Leaf):
 _UNITS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|min|h|d)\s*)+", re.ASCII)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|h|d)", re.ASCII)
+_EACH = (86400, 3600, 60, 1)
 _STEPS = re.compile(r"([0-9]{1,18})\s*steps?", re.ASCII)
 
 
@@ -183,6 +221,36 @@ class Duration(Leaf):
         value = duration(raw, self.wants)
         if not 0.001 <= value <= 366 * 86400:
             raise Refused(f"{show(raw.text)} is out of range", "write a time from 1ms to 366d")
+        return value
+
+
+_CLOCK = re.compile(
+    r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,4})(?::(?P<m>[0-5]?[0-9])(?::(?P<s>[0-5]?[0-9]))?)?"
+)
+
+
+class ClockTime(Leaf):
+    """A length of time as a scheduler's users write it, too: 2h, 12:00:00, 2-00:00:00. Kept as seconds."""
+
+    sample = 3600.0
+    wants = 'a time like "2h", "12:00:00" or "2-00:00:00"'
+
+    def read(self, raw: Raw) -> float:
+        _refuse_long(raw, self.wants)
+        match = _CLOCK.fullmatch(raw.text)
+        if match is None or not (match["d"] or match["s"]):
+            if match is not None and match["m"]:
+                # To Slurm these are minutes and seconds, to people hours and minutes.
+                remedy = f'write "{match["h"]}h{match["m"]}min" or "{match["h"]}min{match["m"]}s"'
+                raise Refused(
+                    f"{raw.text} may be hours and minutes, or minutes and seconds", remedy
+                )
+            value = duration(raw, self.wants)
+        else:
+            parts = {unit: int(match[unit] or 0) for unit in "dhms"}
+            value = sum(parts[unit] * each for unit, each in zip("dhms", _EACH, strict=True))
+        if not 1 <= value <= 366 * 86400:
+            raise Refused(f"{show(raw.text)} is out of range", "write a time from 1s to 366d")
         return value
 
 
@@ -245,6 +313,13 @@ class Group(Kind):
 
     def __init__(self, model: Callable[..., Any], shorthand: str = ""):
         self.model, self.shorthand = model, shorthand
+
+
+class Groups(Kind):
+    """A list of mappings of known fields; kept as a tuple."""
+
+    def __init__(self, group: Group):
+        self.group, self.sample = group, ()
 
 
 def refuse_non_number(raw: Raw, wants: str) -> None:
@@ -319,7 +394,8 @@ def did_you_mean(word: str, known: tuple[str, ...], more: str = "") -> str:
     """The remedy for a word that is not known."""
     import difflib
 
-    close = difflib.get_close_matches(word[:LONGEST].lower(), known, 1, 0.6)
+    written = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word[:LONGEST].lower(), written, 1, 0.6)
     if close:
-        return f"did you mean {close[0]}?"
+        return f"did you mean {written[close[0]]}?"
     return more or f"write one of {', '.join(known)}"

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import __version__, code, reader, tree
 from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
-from ddpgen.fields import Period, show
+from ddpgen.fields import NodeCount, Period, did_you_mean, show
 from ddpgen.plan import LaunchPlan, plan
 from ddpgen.reader import Reading
 from ddpgen.rules import Conflict
 
 if TYPE_CHECKING:
     from ddpgen.bundle import Written
+    from ddpgen.spec import JobSpec
     from ddpgen.targets.artefact import Artefact
 
 
@@ -48,7 +49,11 @@ def load(path: str) -> dict[str, Reading]:
         ) from None
     except ValueError:
         raise SpecUnreadableError(f"{path!r} is no path; give the path of a job spec") from None
-    return reader.read(raw, path)
+    readings = reader.read(raw, path)
+    # Who names tiers, and this machine not among them, does not mean it: one machine is one node.
+    if len(readings) > 1 and not readings["local"].named and readings["local"].job.nodes != 1:
+        del readings["local"]
+    return readings
 
 
 def check(readings: Iterable[Reading], home: Path, tiers: Sequence[str]) -> list[Finding]:
@@ -64,11 +69,25 @@ def check(readings: Iterable[Reading], home: Path, tiers: Sequence[str]) -> list
         filename = reading.filename
         findings += reading.warnings
         findings += map(reading.locate, code.check(reading.job, home))
+        findings += map(reading.locate, _unknown_codes(reading.job))
         if reading.tier in tiers and reading.tier in TARGETS:
             findings += map(reading.locate, TARGETS[reading.tier].check(reading.job))
     if any(finding.fatal for finding in findings):
         raise SpecInvalidError(filename, set(findings))
     return sorted(set(findings))
+
+
+def _unknown_codes(job: JobSpec) -> Iterator[Conflict]:
+    """What is to be ignored and does not exist. The list of codes is the guide's."""
+    if not job.preflight.ignore:
+        return
+    from ddpgen import explain, resources
+
+    known = tuple(explain.sections(resources.document(explain.GUIDE)))
+    for wanted in job.preflight.ignore:
+        if wanted not in known:
+            remedy = did_you_mean(wanted, known, "`ddpgen explain` lists all codes")
+            yield Conflict(("preflight.ignore",), f"there is no code {wanted}", remedy)
 
 
 def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
@@ -81,6 +100,11 @@ def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
     find(target)
     if target not in readings:
         message = f"the spec has no targets.{target}; add it to say where {target} runs the job"
+        if target == "local":
+            message = (
+                "the spec asks for several nodes and has no targets.local; write targets: {local: "
+                "{nodes: 1}} to run it here as well"
+            )
         raise TargetUnavailableError(message)
     return [target]
 
@@ -119,9 +143,14 @@ def write_bundle(
     rendered = artefacts(readings, tiers, how.templates)
     directory = output_directory(readings, how)
     job = readings[tiers[0]].job
-    kept = directory.parent / (job.checkpoint.dir or "checkpoints")
+    kept = directory.parent / (job.checkpoint.path or "checkpoints")
     _refuse_checkpoints_inside(directory, readings[tiers[0]])
-    sources = code.gather(job, home, (directory, kept), how.limit_mib)
+    bundle.refuse_inside_another(directory)
+    ours = [directory, kept, directory.parent / ".submitted"]
+    if how.output is None:
+        # Of what was launched; elsewhere a directory of this name may be the user's.
+        ours.append(directory.parent / "logs")
+    sources = code.gather(job, home, tuple(ours), how.limit_mib)
     items = [
         *(bundle.Item(a.path, a.text.encode(), executable=a.executable) for a in rendered),
         *bundle.copied_tree(resource("train"), "train"),
@@ -140,7 +169,7 @@ def write_bundle(
 def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:
     """Raise SpecInvalidError: what a render replaces as a whole cannot hold what is to stay."""
     bundle = Path(os.path.abspath(directory))
-    place = reading.job.checkpoint.dir or ""
+    place = reading.job.checkpoint.path or ""
     kept = Path(os.path.abspath(bundle.parent / place))
     if place and kept.is_relative_to(bundle):
         what = f"{show(str(kept))} is inside the bundle, which is replaced when it is rendered"
@@ -152,6 +181,8 @@ def plain(value: Any) -> Any:
     """A spec as what JSON can hold, every default written out."""
     if isinstance(value, Period):
         return str(value)
+    if isinstance(value, NodeCount):
+        return str(value) if value.elastic else int(value)
     if is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):

@@ -1,4 +1,5 @@
-"""Start a rendered artefact, its command echoed first. The only module that runs other programs."""
+"""Start a rendered artefact, its command echoed first, or the doctor. The only module that runs
+other programs."""
 
 from __future__ import annotations
 
@@ -6,9 +7,13 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from ddpgen.errors import TargetUnavailableError
+from ddpgen.resources import resource
+
+START = {"local": "local.sh", "hosts": "hosts/run.sh"}  # of each tier, in the bundle
 
 
 def become(argv: Sequence[str]) -> NoReturn:
@@ -17,8 +22,35 @@ def become(argv: Sequence[str]) -> NoReturn:
     Raises TargetUnavailableError when the program is not there.
     """
     print("+", shlex.join(argv), file=sys.stderr, flush=True)
+    _exec(argv)
+
+
+def become_doctor(directory: Path, options: Sequence[str]) -> NoReturn:
+    """Replace this process by the training module's doctor, which needs no torch.
+
+    It runs where that module lies: one of the user's that is called `train` must not come first. It
+    only looks, so it is not echoed, and speaks under the name it was called by.
+    """
+    home = resource("train").parent
+    argv = [
+        sys.executable,
+        "-B",
+        "-m",
+        "train",
+        "doctor",
+        *options,
+        "--",
+        str(directory.absolute()),
+    ]
+    os.environ["DDPGEN_CALLED_AS"] = "ddpgen doctor"
+    _exec(argv, home)
+
+
+def _exec(argv: Sequence[str], where: Path | None = None) -> NoReturn:
     sys.stdout.flush()
     try:
+        if where is not None:
+            os.chdir(where)
         os.execvp(argv[0], list(argv))
     except OSError as error:
         raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None

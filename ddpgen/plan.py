@@ -1,4 +1,4 @@
-"""A job → ranks, micro-batches, rendezvous, environment and the torchrun argv.
+"""A job → ranks, micro-batches, rendezvous, environment and the training command.
 
 Owns every decision that a launch script only writes down. Knows no scheduler's syntax and touches
 no network: values in, values out. Pure.
@@ -7,13 +7,21 @@ no network: values in, values out. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddpgen import launcher, sky, slurm
 from ddpgen.fields import seconds
-from ddpgen.shell import Joined, Var, Word
-from ddpgen.spec import JobSpec
+from ddpgen.shell import Joined, Var, Word, at_home
+from ddpgen.sky import SkyPlan
+from ddpgen.slurm import SlurmPlan
+from ddpgen.spec import Host, HostsJob, JobSpec
+from ddpgen.spec_sky import SkyJob
+from ddpgen.spec_slurm import SlurmJob
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 
 class Rank(NamedTuple):
@@ -30,6 +38,7 @@ class Node(NamedTuple):
 
     node_rank: int
     ranks: tuple[Rank, ...]
+    name: str = ""
 
 
 class Export(NamedTuple):
@@ -38,6 +47,44 @@ class Export(NamedTuple):
     name: str
     value: Word
     why: str
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """What is one host's own in a launch script; the plan holds the rest."""
+
+    name: str
+    ssh: str
+    dir: str
+    address: str
+    nic: str | None
+    procs: int
+    interpreter: Word
+    activate: tuple[str, ...]
+    env: tuple[Export, ...]
+    pinned: tuple[Export, ...]
+    preflight: tuple[Word, ...]
+    torchrun: tuple[Word, ...]
+
+
+@dataclass(frozen=True)
+class HostsPlan:
+    """What the tier `hosts` has beside the rest. `hosts`: by node rank, the head first."""
+
+    hosts: tuple[HostPlan, ...]
+    launcher: str
+    port: int
+    timeout_s: float
+    collective_timeout_s: float
+    least: int
+    restarts: int
+    ssh_options: tuple[str, ...]
+    checkpoint_path: str
+
+    @property
+    def elastic(self) -> bool:
+        """Whether fewer than all hosts can go on."""
+        return self.least < len(self.hosts)
 
 
 @dataclass(frozen=True)
@@ -56,16 +103,19 @@ class LaunchPlan:
     pinned: tuple[Export, ...]
     nic: str | None
     checkpoint_dir: Word
+    store: str
+    preflight_on: bool
+    preflight: tuple[Word, ...]
     torchrun: tuple[Word, ...]
     check: tuple[Word, ...]
+    hosts: HostsPlan | None = None
+    slurm: SlurmPlan | None = None
+    sky: SkyPlan | None = None
 
     @property
     def needs_home(self) -> bool:
         """Whether a path begins at the home directory, which only the host knows."""
-        words = (self.interpreter, self.checkpoint_dir)
-        return any(
-            Var("HOME") in (word.parts if isinstance(word, Joined) else (word,)) for word in words
-        )
+        return below_home(self.interpreter, self.checkpoint_dir)
 
     @property
     def world_size(self) -> int:
@@ -75,69 +125,210 @@ class LaunchPlan:
 
 def plan(job: JobSpec, tier: str) -> LaunchPlan:
     """The plan of a job that the reader found valid for `tier`."""
-    pinned = tuple(export for export in _pinned(job) if export.name not in job.env)
+    hosts = _hosts(job) if isinstance(job, HostsJob) else None
+    batch = _slurm(job) if isinstance(job, SlurmJob) else None
+    start = launcher.on_host(job) if job.meets else launcher.standalone(job)
     return LaunchPlan(
         tier=tier,
         name=job.name,
         nodes=_nodes(job),
         micro_batches=job.micro_batches,
-        backend=_backend(job),
-        rendezvous="standalone: torchrun picks a free port on 127.0.0.1",
-        interpreter=_on_host(job.python.interpreter),
-        activate=job.python.activate,
-        env=tuple(Export(name, value, "") for name, value in sorted(job.env.items())),
-        pinned=pinned,
+        backend=backend(job),
+        rendezvous=_rendezvous(job),
+        interpreter=_interpreter(job),
+        activate=tuple(_activation(job)),
+        # Of the tier sky they stand in its YAML, where `sky launch --env` can say otherwise.
+        env=() if isinstance(job, SkyJob) else _env(job),
+        pinned=_pins(job),
         nic=job.nic,
         checkpoint_dir=_checkpoint_dir(job),
-        torchrun=(*_torchrun(job), *_program(job)),
+        store=_store(job),
+        preflight_on=job.preflight.enabled,
+        preflight=tuple(launcher.preflight(job, backend(job))),
+        torchrun=hosts.hosts[0].torchrun if hosts else (*start, *_program(job)),
         check=() if job.train.script else tuple(_enough(job)),
+        hosts=hosts,
+        slurm=batch,
+        sky=sky.plan(job) if isinstance(job, SkyJob) else None,
     )
 
 
-def shares(micro_batches: int, world_size: int) -> Iterator[tuple[int, int]]:
-    """Each rank's range of micro-batches: as even as can be, the first ranks get one more."""
-    each, more = divmod(micro_batches, world_size)
+def _interpreter(job: JobSpec) -> Word:
+    return sky.interpreter(job) if isinstance(job, SkyJob) else at_home(job.python.interpreter)
+
+
+def _activation(job: JobSpec) -> Iterator[str]:
+    if isinstance(job, SlurmJob):
+        if job.environment.container is None:
+            yield from slurm.modules(job)
+        yield from slurm.activation(job)
+    yield from job.python.activate
+
+
+def _slurm(job: SlurmJob) -> SlurmPlan:
+    contained = job.environment.container is not None
+    first = job.rendezvous.port
+    return SlurmPlan(
+        directives=tuple(slurm.directives(job)),
+        least=job.nodes.least,
+        most=int(job.nodes),
+        procs=job.procs_per_node,
+        cpus_per_task=slurm.cpus_per_task(job),
+        ports=f"{first}-{min(first + 999, 65535)}",
+        launcher=job.rendezvous.launcher,
+        time_s=job.time,
+        warning_s=slurm.warning_s(job),
+        requeues=job.requeues,
+        array=job.array is not None,
+        setup=job.setup,
+        activate_batch=tuple(slurm.modules(job) if contained else _activation(job)),
+        inside=tuple(slurm.inside(job)),
+        on_nodes=tuple(slurm.on_nodes(job)),
+    )
+
+
+def _hosts(job: HostsJob) -> HostsPlan:
+    return HostsPlan(
+        hosts=tuple(_host(job, host) for host in job.order),
+        launcher=job.rendezvous.launcher,
+        port=job.rendezvous.port,
+        timeout_s=job.rendezvous.timeout,
+        collective_timeout_s=job.rendezvous.collective_timeout,
+        least=job.nodes.least,
+        restarts=job.restarts,
+        ssh_options=job.ssh_options,
+        checkpoint_path=_checkpoint_path(job),
+    )
+
+
+def _host(job: HostsJob, host: Host) -> HostPlan:
+    here = job.on(host)
+    ssh = host.ssh or host.name
+    return HostPlan(
+        name=host.name,
+        ssh=ssh,
+        dir=here.dir,
+        address=address(host),
+        nic=here.nic,
+        procs=here.procs_per_node,
+        interpreter=at_home(here.python.interpreter),
+        activate=here.python.activate,
+        env=_env(here),
+        pinned=_pins(here),
+        preflight=tuple(launcher.preflight(here, backend(job))),
+        torchrun=(*launcher.on_host(here), *_program(job, job.weight(host))),
+    )
+
+
+def address(host: Host) -> str:
+    """How the other hosts reach this one: as it says, else the host that ssh is told."""
+    if host.address:
+        return host.address
+    destination = (host.ssh or host.name).removeprefix("ssh://").rpartition("@")[2]
+    return destination.partition(":")[0].strip("/")
+
+
+def below_home(*words: Word) -> bool:
+    """Whether a path begins at the home directory, which only the host knows."""
+    return any(
+        Var("HOME") in (word.parts if isinstance(word, Joined) else (word,)) for word in words
+    )
+
+
+def shares(micro_batches: int, weights: Sequence[int | Fraction]) -> Iterator[tuple[int, int]]:
+    """Each rank's range of micro-batches, in proportion to the ranks' weights.
+
+    What does not divide goes to the largest remainders, among equals to the first ranks; every rank
+    gets one at least, from the one that has most. train/data.py counts the same.
+    """
+    total = sum(weights)
+    counts = [int(weight * micro_batches // total) for weight in weights]
+    rests = [weight * micro_batches % total for weight in weights]
+    by_remainder = sorted(range(len(rests)), key=lambda rank: (-rests[rank], rank))
+    for rank in by_remainder[: micro_batches - sum(counts)]:
+        counts[rank] += 1
+    while 0 in counts and max(counts) > 1:
+        counts[counts.index(max(counts))] -= 1
+        counts[counts.index(0)] += 1
     first = 0
-    for rank in range(world_size):
-        end = first + each + (rank < more)
-        yield first, end
-        first = end
+    for count in counts:
+        yield first, first + count
+        first += count
 
 
 def _nodes(job: JobSpec) -> tuple[Node, ...]:
-    ranges = list(shares(job.micro_batches, job.world_size))
-    nodes = []
-    for node_rank in range(job.nodes):
-        start = node_rank * job.procs_per_node
-        ranks = (Rank(start + i, i, *ranges[start + i]) for i in range(job.procs_per_node))
-        nodes.append(Node(node_rank, tuple(ranks)))
+    nodes: list[Node] = []
+    if isinstance(job, HostsJob):
+        each = [(host.name, job.procs(host), job.weight(host)) for host in job.order]
+    else:
+        each = [("", job.procs_per_node, 1)] * job.nodes
+    weights = [weight for _, procs, weight in each for _ in range(procs)]
+    ranges = list(shares(job.micro_batches, weights))
+    start = 0
+    for node_rank, (name, procs, _) in enumerate(each):
+        ranks = tuple(Rank(start + i, i, *ranges[start + i]) for i in range(procs))
+        nodes.append(Node(node_rank, ranks, name))
+        start += procs
     return tuple(nodes)
 
 
-def _backend(job: JobSpec) -> str:
+def backend(job: JobSpec) -> str:
+    """gloo or nccl: what `auto` means for this job."""
     if job.backend != "auto":
         return job.backend
+    if isinstance(job, HostsJob):
+        return "nccl" if all(job.on(host).gpus_per_node for host in job.hosts) else "gloo"
     return "nccl" if job.gpus_per_node else "gloo"
 
 
-def _on_host(path: str) -> Word:
-    """A path of the host, its home filled in there and not here."""
-    if path == "~":
-        return Var("HOME")
-    return Joined((Var("HOME"), path[1:])) if path.startswith("~/") else path
+def _rendezvous(job: JobSpec) -> str:
+    how = {"env": "env, without torchrun", "torchrun-static": "torchrun, static"}
+    said, port = how.get(job.rendezvous.launcher, "torchrun, c10d"), job.rendezvous.port
+    if isinstance(job, SlurmJob):
+        return f"{said}: nodes meet at the first node, at a free port from {port} on"
+    if isinstance(job, SkyJob):
+        return f"{said}: machines meet at the first of SKYPILOT_NODE_IPS, at a port from {port} on"
+    if not isinstance(job, HostsJob):
+        return "standalone: torchrun picks a free port on 127.0.0.1"
+    head = job.order[0]
+    place = f"{head.name} ({address(head)}:{job.rendezvous.port})"
+    if job.rendezvous.launcher == "env":
+        return f"env: processes meet at {place}, without torchrun"
+    if job.rendezvous.launcher == "torchrun-static":
+        return f"torchrun, static: hosts are numbered as below and meet at {place}"
+    few = f", {job.nodes.least} of them are enough" if job.nodes.elastic else ""
+    return f"torchrun, c10d: hosts meet at {place}{few}; it numbers them when all are there"
+
+
+def _env(job: JobSpec) -> tuple[Export, ...]:
+    return tuple(Export(name, value, "") for name, value in sorted(job.env.items()))
+
+
+def _pins(job: JobSpec) -> tuple[Export, ...]:
+    return tuple(export for export in _pinned(job) if export.name not in job.env)
 
 
 def _checkpoint_dir(job: JobSpec) -> Word:
-    path = job.checkpoint.dir or f"checkpoints/{job.name}"
+    if isinstance(job, SkyJob):
+        return sky.local_dir(job)
+    path = _checkpoint_path(job)
     if path.startswith(("/", "~/")) or path == "~":
-        return _on_host(path)
+        return at_home(path)
     return Joined((Var("beside"), "/" + path))
+
+
+def _checkpoint_path(job: JobSpec) -> str:
+    return job.checkpoint.path or f"checkpoints/{job.name}"
 
 
 def _pinned(job: JobSpec) -> Iterator[Export]:
     nic = Var("nic")
     yield Export("GLOO_SOCKET_IFNAME", nic, "Left alone, gloo may pick docker0 or a VPN and hang.")
-    yield Export("NCCL_SOCKET_IFNAME", Joined(("=", nic)), "`=` makes NCCL take the name exactly.")
+    # On a cloud's machine with several cards NCCL's own plugins know best, unless the user does.
+    if job.nic or not isinstance(job, SkyJob):
+        yield Export(
+            "NCCL_SOCKET_IFNAME", Joined(("=", nic)), "`=` makes NCCL take the name exactly."
+        )
     yield Export(
         "OMP_NUM_THREADS",
         str(job.train.threads),
@@ -151,23 +342,15 @@ def _pinned(job: JobSpec) -> Iterator[Export]:
     yield Export(
         "CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS gives the same bits twice only like this."
     )
+    if job.meets or job.checkpoint.url:
+        why = "Else torch warns at every connection from an address without a name, and hides the rest."
+        yield Export("TORCH_CPP_LOG_LEVEL", "ERROR", why)
     yield Export(
         "PYTHONUNBUFFERED", "1", "The last words of a crashed process are the ones needed."
     )
 
 
-def _torchrun(job: JobSpec) -> Iterator[Word]:
-    yield Var("python")
-    yield from ("-m", "torch.distributed.run")
-    # Said although it is the default: Kubernetes operators set other defaults by PET_NNODES.
-    yield from ("--standalone", "--nnodes=1", "--local-addr=127.0.0.1")
-    yield f"--nproc-per-node={job.procs_per_node}"
-    yield f"--max-restarts={job.restarts}"
-    # How long a crash goes unnoticed; torchrun's own default is coarser in some versions.
-    yield "--monitor-interval=0.1"
-
-
-def _program(job: JobSpec) -> Iterator[Word]:
+def _program(job: JobSpec, weight: int | Fraction = 1) -> Iterator[Word]:
     yield from ("-m", "train")
     if job.train.script:
         yield from ("script", f"code/{job.train.script}")
@@ -176,18 +359,43 @@ def _program(job: JobSpec) -> Iterator[Word]:
         return
     yield "run"
     yield from _training(job)
-    yield f"--backend={_backend(job)}"
-    yield f"--world-size={job.world_size}"
+    yield f"--backend={backend(job)}"
+    yield from _world(job)
+    if weight != 1:
+        yield f"--weight={weight}"
     yield f"--rendezvous-timeout={seconds(job.rendezvous.timeout)}"
     yield f"--collective-timeout={seconds(job.rendezvous.collective_timeout)}"
     yield Joined(("--checkpoint-dir=", Var("checkpoint_dir")))
-    every = job.checkpoint.every
-    yield f"--checkpoint-every={every}"
+    if _store(job):
+        yield f"--checkpoint-store={_store(job)}"
+    yield f"--checkpoint-every={_every(job)}"
     yield f"--checkpoint-keep={job.checkpoint.keep}"
     if job.code:
         yield "--code-dir=code"
     for name, value in job.train.args.items():
         yield f"--arg={name}={_json(value)}"
+
+
+def _store(job: JobSpec) -> str:
+    """Where checkpoints go that are to outlive the machine; "" where its disk is enough."""
+    if isinstance(job, SkyJob) and job.bucket:
+        return sky.place(job, job.bucket)
+    return job.checkpoint.url or ""
+
+
+def _every(job: JobSpec) -> str:
+    if isinstance(job, SkyJob) and job.preempted_every is not None:
+        return f"auto:{seconds(job.preempted_every)}"
+    return str(job.checkpoint.every)
+
+
+def _world(job: JobSpec) -> Iterator[Word]:
+    if not job.meets:
+        yield f"--world-size={job.world_size}"
+    elif job.nodes.elastic and isinstance(job, HostsJob):
+        yield "--elastic"
+    else:
+        yield Joined(("--world-size=", Var("world_size")))
 
 
 def _training(job: JobSpec) -> Iterator[Word]:

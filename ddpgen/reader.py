@@ -16,6 +16,7 @@ from ddpgen.errors import Finding, SpecInvalidError
 from ddpgen.fields import (
     REQUIRED,
     Group,
+    Groups,
     Kind,
     Leaf,
     Pairs,
@@ -27,11 +28,11 @@ from ddpgen.fields import (
     refuse_non_number,
     show,
 )
+from ddpgen.models import MODELS
 from ddpgen.rules import RIVALS, Conflict, conflicts
 from ddpgen.spec import TIERS, JobSpec
 from ddpgen.tree import Listing, Node, NotYamlError, Scalar, Table, dotted
-
-MADE_TIERS = ("local",)  # the overlays of the others may hold keys this version does not know
+from ddpgen.workload_args import workload_arguments
 
 
 class Reading(NamedTuple):
@@ -42,6 +43,7 @@ class Reading(NamedTuple):
     job: JobSpec
     root: Table
     warnings: tuple[Finding, ...]
+    named: bool  # below targets, rather than there for every spec
 
     def locate(self, conflict: Conflict) -> Finding:
         """The conflict as a finding at the place of its first field."""
@@ -57,18 +59,20 @@ def read(raw: bytes, filename: str) -> dict[str, Reading]:
         root, findings = tree.parse(raw)
     except NotYamlError as error:
         raise SpecInvalidError(filename, error.findings) from None
+    targets = root.entries.get("targets")
+    named = set(targets.entries) if isinstance(targets, Table) else set()
     overlays = _overlays(root, findings)
     readings = {}
     for tier, overlay in overlays.items():
         merged = _merge(root, overlay) if overlay else root
-        walk = _Walk(tolerant=(tier not in MADE_TIERS and overlay) or None)
-        job = walk.group(Group(JobSpec), merged)
-        for conflict in conflicts(job):
+        walk = _Walk()
+        job = walk.group(Group(MODELS.get(tier, JobSpec)), merged)
+        for conflict in (*conflicts(job), *workload_arguments(job)):
             if walk.wrong.isdisjoint(conflict.about):
                 walk.findings.append(_locate(conflict, merged))
         findings += walk.findings
         warnings = tuple(dict.fromkeys(found for found in walk.findings if not found.fatal))
-        readings[tier] = Reading(filename, tier, job, merged, warnings)
+        readings[tier] = Reading(filename, tier, job, merged, warnings, tier in named)
     if any(finding.fatal for finding in findings):
         raise SpecInvalidError(filename, set(findings))
     return readings
@@ -116,17 +120,16 @@ def _merge(base: Table, overlay: Table, path: tuple[str, ...] = ()) -> Table:
 class _Walk:
     """One pass over a merged spec: builds values, collects findings, goes on after each."""
 
-    def __init__(self, tolerant: Table | None):
+    def __init__(self) -> None:
         self.findings: list[Finding] = []
         self.wrong: set[str] = set()
-        self.tolerant = tolerant
 
     def group(self, kind: Group, table: Table, path: tuple[str, ...] = ()) -> Any:
         """The dataclass of `kind` from `table`; wrong fields hold a stand-in and are in `wrong`."""
         values: dict[str, Any] = {}
         known = {declared.name: declared for declared in fields(kind.model)}  # type: ignore[arg-type]
         for name in table.entries:
-            if name not in known and not self._tiers_own(table, name):
+            if name not in known:
                 self._unknown(table, name, known)
         for name, declared in known.items():
             here = (*path, name)
@@ -158,6 +161,11 @@ class _Walk:
         if isinstance(kind, Texts):
             items = node.items if isinstance(node, Listing) else [node]
             return tuple(self._value(kind.leaf, item, path) for item in items)
+        if isinstance(kind, Groups):
+            if not isinstance(node, Listing):
+                raise Refused(f"is {_describe(node)}", "write a list, each item after a dash")
+            listed = enumerate(node.items)
+            return tuple(self._value(kind.group, each, (*path, f"[{i}]")) for i, each in listed)
         if isinstance(kind, Pairs):
             return self._pairs(kind, node, path)
         assert isinstance(kind, Leaf)
@@ -191,6 +199,7 @@ class _Walk:
             return _json_value(node)
         except Refused as refused:
             self.findings.append(_found(node, refused.what, refused.remedy))
+            self.wrong.add(dotted(path))
             return None
 
     def _stand_in(self, kind: Kind, path: tuple[str, ...]) -> Any:
@@ -214,9 +223,6 @@ class _Walk:
             remedy = did_you_mean(name, tuple(known))
         place, path = table.keys[name], _key_path(table, name)
         self.findings.append(Finding(place, dotted(path), "unknown key", remedy))
-
-    def _tiers_own(self, table: Table, name: str) -> bool:
-        return bool(self.tolerant and not table.path and name in self.tolerant.entries)
 
 
 def _json_value(node: Scalar) -> Any:
@@ -253,27 +259,35 @@ def _finite(number: float) -> float:
 
 def _locate(conflict: Conflict, root: Table) -> Finding:
     """Point at the conflict's first field, or at the nearest thing around it that is in the file."""
-    parts = tuple(conflict.about[0].split("."))
-    if not _given(root, parts):
-        given = (about for about in conflict.about[1:] if _given(root, tuple(about.split("."))))
-        parts = tuple(next(given, conflict.about[0]).split("."))
-    node: Node = root
-    place, path = root.place, parts
-    for depth, part in enumerate(parts):
-        if not isinstance(node, Table) or part not in node.entries:
-            break
-        node = node.entries[part]
-        place, path = node.place, (*node.path, *parts[depth + 1 :])
-    return Finding(place, dotted(path), conflict.what, conflict.remedy, conflict.fatal)
+    given = [about for about in conflict.about if _reached(root, about)[1] == len(_parts(about))]
+    about = given[0] if given else conflict.about[0]
+    node, depth = _reached(root, about)
+    path = (*node.path, *_parts(about)[depth:])
+    return Finding(node.place, dotted(path), conflict.what, conflict.remedy, conflict.fatal)
 
 
-def _given(root: Table, parts: tuple[str, ...]) -> bool:
+def _parts(about: str) -> tuple[str, ...]:
+    """The steps of a path like hosts[1].nic: hosts, [1], nic."""
+    return tuple(about.replace("[", ".[").split("."))
+
+
+def _reached(root: Table, about: str) -> tuple[Node, int]:
+    """The node of the path, or the last one on the way to it that is in the file; and how far it is."""
     node: Node = root
-    for part in parts:
-        if not isinstance(node, Table) or part not in node.entries:
-            return False
-        node = node.entries[part]
-    return True
+    for depth, part in enumerate(_parts(about)):
+        below = _below(node, part)
+        if below is None:
+            return node, depth
+        node = below
+    return node, len(_parts(about))
+
+
+def _below(node: Node, part: str) -> Node | None:
+    if isinstance(node, Table):
+        return node.entries.get(part)
+    if isinstance(node, Listing) and part.startswith("["):
+        return node.items[int(part[1:-1])]
+    return None
 
 
 def _key_path(table: Table, name: str) -> tuple[str, ...]:
@@ -284,6 +298,9 @@ def _elsewhere(name: str) -> str:
     """The group that has a field of this name, when the user put it in the wrong one."""
     if name in (declared.name for declared in fields(JobSpec)):
         return "the top level of the spec"
+    for tier, model in MODELS.items():
+        if name in (declared.name for declared in fields(model)):
+            return f"targets.{tier}"
     for declared in fields(JobSpec):
         kind = declared.metadata["kind"]
         if isinstance(kind, Group):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from ddpgen.fields import REQUIRED, Group, Leaf, Pairs, Texts
+from ddpgen.fields import REQUIRED, Group, Groups, Leaf, Nodes, Pairs, Texts
 from ddpgen.schema import default_of
-from ddpgen.spec import JobSpec
+from ddpgen.spec import Host, HostsJob, JobSpec
+from ddpgen.spec_sky import Bucket, Recovery, SkyJob
+from ddpgen.spec_slurm import Container, Environment, SlurmJob
 
 _HEAD = """# The job spec
 
@@ -51,38 +53,70 @@ targets:
     train: {steps: 20}
 ```
 
-Tiers: `local` (this version); `hosts`, `slurm` and `sky` are names reserved for the next ones.
+Tiers: `local`, `hosts`, `slurm` and `sky`.
+"""
+
+
+_HOSTS = """A handful of machines that ssh reaches; [hosts.md](hosts.md) has the whole story. Beside the fields of
+the job, which it may overlay, the tier has its own:
+"""
+
+_SLURM = """A cluster that Slurm runs; [slurm.md](slurm.md) has the whole story. Beside the fields of the job,
+which it may overlay, the tier has its own:
+"""
+
+_SKY = """Spot machines of any cloud that SkyPilot reaches; [sky.md](sky.md) has the whole story. Beside the
+fields of the job, which it may overlay, the tier has its own:
 """
 
 
 def markdown() -> str:
     """The whole page."""
-    parts = [_HEAD, "## The job\n", *_table(JobSpec, "")]
+    parts = [_HEAD, "## The job\n", *_table(fields(JobSpec), "")]
     for field in fields(JobSpec):
         kind = field.metadata["kind"]
         if isinstance(kind, Group):
             parts += [f"\n## `{field.name}`\n", field.metadata["says"] + "\n"]
-            parts += _table(kind.model, f"{field.name}.")
+            parts += _table(fields(kind.model), f"{field.name}.")  # type: ignore[arg-type]
+    own = [field for field in fields(HostsJob) if field not in fields(JobSpec)]
+    parts += ["\n## `targets.hosts`\n", _HOSTS, *_table(own, "")]
+    parts += ["\n## `targets.hosts.hosts[]`\n", *_table(fields(Host), "")]
+    own = [field for field in fields(SlurmJob) if field not in fields(JobSpec)]
+    parts += ["\n## `targets.slurm`\n", _SLURM, *_table(own, "")]
+    parts += ["\n## `targets.slurm.environment`\n", *_table(fields(Environment), "environment.")]
+    names = "environment.container."
+    parts += ["\n## `targets.slurm.environment.container`\n", *_table(fields(Container), names)]
+    own = [field for field in fields(SkyJob) if field not in fields(JobSpec)]
+    parts += ["\n## `targets.sky`\n", _SKY, *_table(own, "")]
+    parts += ["\n## `targets.sky.bucket`\n", *_table(fields(Bucket), "bucket.")]
+    parts += ["\n## `targets.sky.recovery`\n", *_table(fields(Recovery), "recovery.")]
     return "\n".join(parts) + "\n"
 
 
-def _table(model: Any, prefix: str) -> Iterator[str]:
+def _table(declared: Iterable[Field[Any]], prefix: str) -> Iterator[str]:
     yield "| field | value | default | what it decides, and what a wrong one costs |"
     yield "|---|---|---|---|"
-    for field in fields(model):
+    for field in declared:
         kind = field.metadata["kind"]
         default = default_of(field)
         if field.default is REQUIRED:
             shown = "**required**"
         elif field.default_factory is not MISSING:
             shown = "see below" if isinstance(kind, Group) else "empty"
+        elif isinstance(kind, Texts) and isinstance(field.default, tuple) and field.default:
+            shown = f"`[{', '.join(field.default)}]`"
         else:
-            shown = "none" if default is None else f"`{default}`".replace("True", "true")
+            written = str(default).lower() if isinstance(default, bool) else default
+            shown = "none" if default is None else f"`{written}`"
         cells = (f"`{prefix}{field.name}`", _wants(kind), shown, field.metadata["says"])
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _wants(kind: Any) -> str:
+    if isinstance(kind, Nodes):
+        return kind.range_wants
+    if isinstance(kind, Groups):
+        return "a list of mappings"
     if isinstance(kind, Leaf):
         return kind.wants
     if isinstance(kind, Texts):

@@ -15,7 +15,7 @@ from typing import Any
 
 import jinja2
 
-from ddpgen import shell
+from ddpgen import shell, yamltext
 from ddpgen.errors import FileTroubleError
 from ddpgen.resources import resource
 
@@ -98,6 +98,8 @@ def _defined(turn: Callable[[Any], str]) -> Callable[[Any], str]:
 FILTERS = {
     "sh": _defined(shell.quote),  # one word of a command
     "argv": _defined(shell.continued),  # a whole command, an option a line
+    "sbatch": _defined(shell.directive),  # an option behind #SBATCH
+    "yaml": _defined(yamltext.scalar),  # a value or a key of YAML
     "comment": _defined(shell.speakable),  # text inside a comment
     "bash": _defined(_lines),  # lines of bash the user wrote to be run as they are
     "name": str,  # an identifier or number that the spec's own rules hold harmless

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from itertools import chain
 from typing import NamedTuple
 
-from ddpgen.fields import show
-from ddpgen.spec import JobSpec, Train
+from ddpgen.fields import did_you_mean, show
+from ddpgen.spec import HostsJob, JobSpec, Python, Train
 
 # A field of an overlay replaces its rival of the job: `steps` there takes the place of `epochs`.
 RIVALS: dict[tuple[str, ...], tuple[str, ...]] = {
@@ -18,6 +19,28 @@ RIVALS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "script"): ("train", "workload"),
 }
 _SCRIPT_MAY_SET = ("script", "args", "threads")
+# Stores that fsspec reaches, each by a package of its own.
+SCHEMES = (
+    "s3",
+    "s3a",
+    "gs",
+    "gcs",
+    "az",
+    "abfs",
+    "abfss",
+    "adl",
+    "oci",
+    "hf",
+    "hdfs",
+    "webhdfs",
+    "sftp",
+    "ssh",
+    "smb",
+    "ftp",
+    "file",
+    "local",
+    "memory",
+)
 _BUILT_IN = ("gpt", "mnist", "toy")
 
 # Variables that bash or torchrun own; a value given for them would be lost or break the script.
@@ -77,25 +100,109 @@ _TORCHRUN_OWNS = frozenset(
 SCRIPT_OWNS = frozenset(
     [
         "activate",
+        "added",
+        "address",
+        "addresses",
         "again",
+        "allocated",
+        "answer",
+        "asked",
         "at",
         "attempt",
+        "awaited",
+        "before",
         "beside",
         "bundle",
+        "changed",
+        "checked",
         "checkpoint_dir",
+        "decided",
+        "decided_by",
+        "draft",
+        "driven",
+        "environment",
+        "fated",
+        "first_rank",
+        "found",
+        "from",
+        "head",
+        "head_address",
+        "holder",
+        "host_count",
+        "hosts",
+        "inside",
+        "is_head",
+        "job",
+        "kill_wait",
+        "killed",
+        "known",
+        "last_words",
+        "later",
+        "launch",
         "launching",
+        "lines",
         "link",
+        "linked",
+        "listed",
+        "looks",
+        "made_by",
+        "made_for",
+        "me",
+        "met",
+        "mounted",
+        "name",
+        "newer",
+        "newest",
         "nic",
+        "node_rank",
+        "nodes",
+        "now",
+        "obeyed",
+        "only_look",
         "options",
+        "others",
+        "own_address",
+        "peer",
+        "port",
+        "preempted",
+        "preflight_only",
+        "processes",
         "python",
+        "requirements",
+        "restart",
+        "roster",
+        "saved",
         "script",
+        "seen",
+        "setup",
+        "shown",
+        "since",
+        "snapshot",
+        "srun_pid",
+        "srun_rc",
+        "started",
+        "state",
+        "status_file",
+        "stop_made",
         "stop_requests",
+        "store",
+        "submitted",
+        "taking_part",
+        "task",
+        "telling",
+        "term_at",
         "torchrun",
         "torchrun_rc",
+        "turn",
+        "users_stop",
         "verdict",
         "verdict_attempt",
+        "verdict_launch",
         "verdict_reason",
         "verdict_step",
+        "waits",
+        "why",
+        "world_size",
     ]
 )
 OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS | SCRIPT_OWNS
@@ -154,6 +261,10 @@ def _script(job: JobSpec) -> Iterator[Conflict]:
         ):
             what = "has no effect on a script, which has its own loop"
             yield Conflict((path,), what, f"move it to train.args as {declared.name}")
+    if job.checkpoint.url:
+        what = "is a URL, and a script writes its checkpoints into a directory"
+        remedy = "name a directory; on the tier sky, mount the bucket (bucket: s3://NAME)"
+        yield Conflict(("checkpoint.dir", "train.script"), what, remedy)
 
 
 def _batches(job: JobSpec) -> Iterator[Conflict]:
@@ -174,7 +285,7 @@ def _batches(job: JobSpec) -> Iterator[Conflict]:
         )
         remedy = f"start at most {job.micro_batches} processes, or make micro_batch_size smaller"
         yield Conflict(("procs_per_node", "nodes", *batch), what, remedy)
-    elif job.micro_batches % job.world_size:
+    elif job.micro_batches % job.world_size and not _shared_by_weight(job):
         most = -(-job.micro_batches // job.world_size)
         what = (
             f"{job.micro_batches} micro-batches do not divide evenly among {job.world_size} "
@@ -192,7 +303,13 @@ def _batches(job: JobSpec) -> Iterator[Conflict]:
         yield Conflict(("train.warmup_steps", "train.steps"), what, remedy)
 
 
+def _shared_by_weight(job: JobSpec) -> bool:
+    return isinstance(job, HostsJob) and any(host.share for host in job.hosts)
+
+
 def _devices(job: JobSpec) -> Iterator[Conflict]:
+    if isinstance(job, HostsJob):
+        return  # each host has its own: see targets/hosts.py
     gpus = job.gpus_per_node or 0
     if job.backend == "nccl" and not gpus:
         what = "nccl talks between GPUs, and the job asks for none"
@@ -234,28 +351,71 @@ def _numerics(job: JobSpec) -> Iterator[Conflict]:
 
 
 def _places(job: JobSpec) -> Iterator[Conflict]:
-    for name in job.env:
-        path = f"env.{name}"
-        if name in OWNED_NAMES or name.startswith(("DDPGEN_", "PET_")):
-            what = "is set by bash, torchrun or the launch script; the job would not see this value"
-            yield Conflict((path,), what, "take another name")
-        if len(f"{name}={job.env[name]}".encode()) >= LARGEST_WORD:
-            what = "has more than 128 KiB, which no program can be passed"
-            yield Conflict((path,), what, "put it in a file of code, and the file's name here")
-    directory = job.checkpoint.dir or ""
-    if directory.startswith("~") and not (directory + "/").startswith("~/"):
-        what = f"{show(directory)} is the home of another user, which only a login shell finds"
-        yield Conflict(("checkpoint.dir",), what, "write ~/path or /path")
-    if any("DDPGEN_ACTIVATE" in line for line in job.python.activate):
-        what = "holds DDPGEN_ACTIVATE, the word that ends these lines in the script"
-        yield Conflict(("python.activate",), what, "take another word")
-    interpreter = job.python.interpreter
-    if "/" in interpreter and not interpreter.startswith(("/", "~/")):
-        what = f'"{interpreter}" is another place on every host'
-        remedy = "write a name on the PATH, ~/path or /path"
-        yield Conflict(("python.interpreter",), what, remedy)
+    yield from environment(job.env, "env")
+    yield from places("checkpoint.dir", job.checkpoint.path)
+    yield from _url(job.checkpoint.dir or "")
+    yield from interpreter(job.python, "python")
     wanted = job.train.script or (job.train.workload if ":" in (job.train.workload or "") else None)
     if wanted and not job.code:
         field = "train.script" if job.train.script else "train.workload"
         what = f"{wanted.rpartition(':')[0] or wanted} is a file of yours, but code is not given"
         yield Conflict((field, "code"), what, "write code: with the directory that holds it")
+
+
+def _url(place: str) -> Iterator[Conflict]:
+    """What is wrong with a URL for checkpoints, or with what was meant to be one."""
+    scheme, _, rest = place.partition(":")
+    if rest.startswith("/") and not rest.startswith("//") and scheme in SCHEMES:
+        what = f"{show(place)} is a directory of this name, and no URL"
+        yield Conflict(("checkpoint.dir",), what, f"write {scheme}:/{rest}")
+    elif rest.startswith("//") and scheme not in SCHEMES:
+        what = f"{scheme}:// is none of the stores that fsspec knows"
+        yield Conflict(("checkpoint.dir",), what, did_you_mean(scheme, SCHEMES))
+    elif rest.startswith("//") and not rest.strip("/"):
+        yield Conflict(("checkpoint.dir",), f"{place} names no place", f"write {scheme}://NAME")
+    elif scheme in ("s3", "s3a", "gs", "gcs") and "@" in rest:
+        what = (
+            "holds credentials, which everybody may read in the bundle and in the list of processes"
+        )
+        remedy = "leave them out: the environment has them, or the cloud's own configuration file"
+        yield Conflict(("checkpoint.dir",), what, remedy)
+    elif scheme in ("s3", "s3a") and rest.startswith("//"):
+        yield from s3_name("checkpoint.dir", rest[2:].partition("/")[0])
+
+
+def s3_name(field: str, name: str) -> Iterator[Conflict]:
+    """What is wrong with the name of a bucket: S3 has rules, and others that speak S3 mostly the same."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name):
+        what = f"{show(name)} cannot be the name of a bucket in S3"
+        remedy = "write one of 3 to 63 small letters, digits, `.` and `-`"
+        yield Conflict((field, field.partition(".")[0]), what, remedy)
+
+
+def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
+    """What is wrong with these variables of the job, which stand below `field`."""
+    for name in env:
+        path = f"{field}.{name}"
+        if name in OWNED_NAMES or name.startswith(("DDPGEN_", "PET_")):
+            what = "is set by bash, torchrun or the launch script; the job would not see this value"
+            yield Conflict((path,), what, "take another name")
+        if len(f"{name}={env[name]}".encode()) >= LARGEST_WORD:
+            what = "has more than 128 KiB, which no program can be passed"
+            yield Conflict((path,), what, "put it in a file of code, and the file's name here")
+
+
+def places(field: str, path: str | None) -> Iterator[Conflict]:
+    """What is wrong with a path on the hosts."""
+    if path and path.startswith("~") and not (path + "/").startswith("~/"):
+        what = f"{show(path)} is the home of another user, which only a login shell finds"
+        yield Conflict((field,), what, "write ~/path or /path")
+
+
+def interpreter(python: Python, field: str) -> Iterator[Conflict]:
+    """What is wrong with a Python of the hosts, which stands at `field`."""
+    if any("DDPGEN_ACTIVATE" in line for line in python.activate):
+        what = "holds DDPGEN_ACTIVATE, the word that ends these lines in the script"
+        yield Conflict((f"{field}.activate",), what, "take another word")
+    if "/" in python.interpreter and not python.interpreter.startswith(("/", "~/")):
+        what = f'"{python.interpreter}" is another place on every host'
+        remedy = "write a name on the PATH, ~/path or /path"
+        yield Conflict((f"{field}.interpreter",), what, remedy)

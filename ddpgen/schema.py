@@ -8,11 +8,14 @@ from typing import Any
 from ddpgen.fields import (
     REQUIRED,
     Choice,
+    ClockTime,
     Duration,
     Every,
     Flag,
     Group,
+    Groups,
     Kind,
+    Nodes,
     Number,
     Pairs,
     Steps,
@@ -21,23 +24,22 @@ from ddpgen.fields import (
     Whole,
 )
 from ddpgen.job import plain
+from ddpgen.models import MODELS
 from ddpgen.spec import TIERS, JobSpec
 
 _TIME = "([0-9]+(\\.[0-9]+)?\\s*(ms|s|min|h|d)\\s*)+"
+_CLOCK = "[0-9]+-[0-9]+(:[0-9]+){0,2}|[0-9]+:[0-9]+:[0-9]+"
 _JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
 
 
 def json_schema() -> dict[str, Any]:
     """The schema of a whole spec, overlays included."""
     job = _object(JobSpec)
-    overlay = _object(JobSpec, required=False)
-    overlay["description"] = "What differs on this tier: any field of the job."
-    later = {**overlay, "additionalProperties": True}
     job["properties"]["targets"] = {
         "description": "Per tier, the fields that differ there; merged before anything is checked.",
         "type": "object",
         "additionalProperties": False,
-        "properties": {tier: overlay if tier == "local" else later for tier in TIERS},
+        "properties": {tier: _overlay(tier) for tier in TIERS},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -45,6 +47,12 @@ def json_schema() -> dict[str, Any]:
         "description": "One training job, from a laptop to a cluster.",
         **job,
     }
+
+
+def _overlay(tier: str) -> dict[str, Any]:
+    overlay = _object(MODELS.get(tier, JobSpec), required=False)
+    overlay["description"] = "What differs on this tier: any field of the job."
+    return overlay
 
 
 def _object(model: Any, required: bool = True) -> dict[str, Any]:
@@ -79,7 +87,7 @@ def default_of(field: Field[Any]) -> Any:
     """The default as JSON; None when there is none, or it is a group of further fields."""
     if field.default_factory is not MISSING:
         return None
-    return None if field.default in (REQUIRED, ()) else _written(field)
+    return None if field.default in (REQUIRED, (), None) else _written(field)
 
 
 def _written(field: Field[Any]) -> Any:
@@ -97,6 +105,8 @@ def _kind(kind: Kind, required: bool) -> dict[str, Any]:
     if isinstance(kind, Group):
         group = _object(kind.model, required)
         return {"anyOf": [{"type": "string"}, group]} if kind.shorthand else group
+    if isinstance(kind, Groups):
+        return {"type": "array", "items": _kind(kind.group, True)}
     if isinstance(kind, Pairs):
         types = ["string", "number"] if kind.leaf else _JSON_TYPES
         pattern = {"pattern": f"^({kind.names})$"}
@@ -116,6 +126,9 @@ def _leaf(kind: Kind) -> dict[str, Any]:
         return {"type": "boolean"}
     if isinstance(kind, Choice):
         return {"enum": list(kind.words)}
+    if isinstance(kind, Nodes):
+        span = {"type": "string", "pattern": "^[0-9]+\\s*[.][.]\\s*[0-9]+$"}
+        return {"anyOf": [{"type": "integer", "minimum": kind.low, "maximum": kind.high}, span]}
     if isinstance(kind, Whole):
         return {"type": "integer", "minimum": kind.low, "maximum": kind.high}
     if isinstance(kind, Number):
@@ -125,6 +138,8 @@ def _leaf(kind: Kind) -> dict[str, Any]:
         return {"type": "string", "pattern": "^[0-9]+\\s*steps?$"}
     if isinstance(kind, Duration):
         return {"type": "string", "pattern": f"^{_TIME}$"}
+    if isinstance(kind, ClockTime):
+        return {"type": "string", "pattern": f"^({_CLOCK}|{_TIME})$"}
     if isinstance(kind, Every):
         return {"type": "string", "pattern": f"^([0-9]+\\s*steps?|{_TIME})$"}
     assert isinstance(kind, Text)

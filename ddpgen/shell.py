@@ -31,6 +31,8 @@ _OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*=", re.ASCII)
 # read by people must not contain them raw. The set is spelled out, because str.isprintable()
 # changes with the Python version and the same spec has to give the same bytes everywhere.
 _UNSEEN = re.compile("[\x01-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+# Between double quotes sbatch takes these as they are; outside of them `#` begins a comment.
+_DIRECTIVE = re.compile(r"--[a-z][a-z-]*(=[A-Za-z0-9_@%+=:,./()\[\]&|*!^ -]+)?", re.ASCII)
 _SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
 
@@ -47,6 +49,24 @@ def quote(word: Word) -> str:
     if option and option.end() < len(word):
         return option.group() + _quote_text(word[option.end() :])
     return _quote_text(word)
+
+
+def at_home(path: str) -> Word:
+    """A path of the host, its home filled in there and not here."""
+    if path == "~":
+        return Var("HOME")
+    return Joined((Var("HOME"), path[1:])) if path.startswith("~/") else path
+
+
+def directive(option: str) -> str:
+    """An option of sbatch as it stands behind #SBATCH, which is not bash.
+
+    Raises ValueError for what would not arrive there as it is.
+    """
+    if not _DIRECTIVE.fullmatch(option):
+        raise ValueError(f"{option!r} cannot stand in a directive")
+    name, _, value = option.partition("=")
+    return f'{name}="{value}"' if " " in value else option
 
 
 def continued(words: Iterable[Word]) -> str:

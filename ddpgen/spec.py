@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddpgen.fields import (
     Choice,
@@ -18,6 +18,9 @@ from ddpgen.fields import (
     Every,
     Flag,
     Group,
+    Groups,
+    NodeCount,
+    Nodes,
     Number,
     Pairs,
     Period,
@@ -29,9 +32,13 @@ from ddpgen.fields import (
     setting,
 )
 
+if TYPE_CHECKING:
+    from fractions import Fraction  # which is slow to import, and most jobs need none
+
 TIERS = ("local", "hosts", "slurm", "sky")
 _INTERFACE = Text(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", "one exact interface name, like eth0")
 _FILE = "a path relative to this file"
+_NODES = "How many machines. `local` runs on exactly one."
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,9 @@ class Checkpoint:
     dir: str | None = setting(
         Text(wants="a path"),
         "Where checkpoints, metrics and the job's status go. Relative: beside the bundle, so that "
-        "rendering again never touches them; `~/` is the home on the host. Two jobs with the same "
-        "directory exclude each other. Left out: checkpoints/<name>.",
+        "rendering again never touches them; `~/` is the home on the host. A URL like s3://bucket/place: "
+        "there as well, by fsspec (`pip install s3fs` on the hosts). Two jobs with the same directory "
+        "exclude each other. Left out: checkpoints/<name>.",
         None,
         null=True,
     )
@@ -57,6 +65,23 @@ class Checkpoint:
         "How many checkpoints are kept. With 1, a damaged newest checkpoint means starting over.",
         3,
     )
+    shared: bool | None = setting(
+        Flag(),
+        "Set to true where all hosts are to see one directory, as on NFS: the launch then fails when "
+        "they do not. Left out, both work.",
+        None,
+        null=True,
+    )
+
+    @property
+    def url(self) -> str | None:
+        """Where checkpoints are kept beside the directory, when `dir` is a URL."""
+        return self.dir if self.dir and "://" in self.dir else None
+
+    @property
+    def path(self) -> str | None:
+        """`dir`, when it is a directory."""
+        return None if self.url else self.dir
 
 
 @dataclass(frozen=True)
@@ -66,7 +91,7 @@ class Rendezvous:
     port: int = setting(
         Whole(1, 65535),
         "The head's port. One that is taken or blocked by a firewall keeps the nodes apart. A job "
-        "on one machine needs none.",
+        "on one machine needs none. On slurm and sky one of the thousand from here on.",
         29500,
     )
     timeout: float = setting(
@@ -80,6 +105,31 @@ class Rendezvous:
         "How long a step waits for a silent process before the attempt is given up. Shorter than "
         "the longest pause of a healthy process, and good runs die.",
         300.0,
+    )
+    launcher: str = setting(
+        Choice("torchrun", "torchrun-static", "env"),
+        "How processes on several hosts are started. torchrun: hosts meet at the head, in any order; "
+        "restarts crashed processes. torchrun-static: the plan numbers the hosts. env: no torchrun at "
+        "all, for networks that confuse it. With the last two a crash starts all hosts anew.",
+        "torchrun",
+    )
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What every host looks at before torch starts."""
+
+    enabled: bool = setting(
+        Flag(),
+        "Look at every host, and at the ways between them, before torch starts. Switched off, a wrong "
+        "NIC or a closed port hangs the job, and nothing tells you why.",
+        True,
+    )
+    ignore: tuple[str, ...] = setting(
+        Texts(Text(r"[A-Z]+[0-9]{3}", "a code like NIC008")),
+        "Codes that are to be warnings and no errors (`ddpgen explain` lists them). What is ignored may "
+        "show itself later, without a name.",
+        (),
     )
 
 
@@ -233,6 +283,13 @@ class Train:
 class JobSpec:
     """One job for one tier: the spec's top level with that tier's overlay merged in."""
 
+    # Whether its processes meet over a network.
+    meets: ClassVar[bool] = False
+    # Whether something other than the user signals every process of a machine, torchrun too.
+    signalled: ClassVar[bool] = False
+    # Whether its machines may be other jobs' as well, so that the port is chosen at the start.
+    shares_machines: ClassVar[bool] = False
+
     name: str = setting(
         Text(
             r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
@@ -242,7 +299,7 @@ class JobSpec:
         "says otherwise. Two jobs of one name share them.",
     )
     train: Train = setting(Group(Train), "What is trained, on how much, and how.")
-    nodes: int = setting(Whole(1, 100_000), "How many machines. `local` runs on exactly one.", 1)
+    nodes: NodeCount = setting(Nodes(100_000), _NODES, NodeCount(1))
     procs_per_node: int = setting(
         Whole(1, 1024),
         "Processes per machine: one per GPU, or a few on CPUs. More than there are cores or GPUs "
@@ -274,9 +331,15 @@ class JobSpec:
     rendezvous: Rendezvous = setting(
         Group(Rendezvous), "How processes meet and how long they wait.", Rendezvous
     )
+    preflight: Preflight = setting(
+        Group(Preflight, shorthand="enabled"),
+        "What every host looks at before torch starts; `off` skips it.",
+        Preflight,
+    )
     restarts: int = setting(
         Whole(0, 1000),
-        "How often crashed processes are restarted from the last checkpoint before the job fails.",
+        "How often crashed processes are restarted from the last checkpoint before the job fails. In "
+        "an elastic job only crashes without a newer checkpoint count.",
         3,
     )
     env: Mapping[str, str] = setting(
@@ -310,3 +373,148 @@ class JobSpec:
         if not train.global_batch_size or not train.micro_batch_size:
             return 0
         return math.ceil(train.global_batch_size / train.micro_batch_size)
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine of the tier `hosts`. What is left out is as the job says."""
+
+    name: str = setting(
+        Text(
+            r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+            "up to 63 letters, digits, `.`, `_` or `-`, starting with a letter or digit",
+        ),
+        "What the host is called here: in its script hosts/NAME.sh and before its lines of output.",
+    )
+    ssh: str | None = setting(
+        Text(
+            r"[^\s\0-][^\s\0]*", "a destination of ssh: an alias, user@host or ssh://user@host:port"
+        ),
+        "Where ssh finds it, as you would type it; ssh_config, keys and jump hosts are in force. Left "
+        "out: its name.",
+        None,
+        null=True,
+    )
+    address: str | None = setting(
+        Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", "an IPv4 address or a host name"),
+        "How the other hosts reach it. One that leads to another network card than `nic` keeps the "
+        "hosts apart. Left out: the host in `ssh`.",
+        None,
+        null=True,
+    )
+    nic: str | None = setting(
+        _INTERFACE,
+        "Its network interface towards the others, by exact name. A wrong one is named at the start. "
+        "Left out: the job's `nic`, else the one by which it reaches the head.",
+        None,
+        null=True,
+    )
+    procs: int | None = setting(
+        Whole(1, 1024),
+        "Processes on it, instead of procs_per_node. More than cores or GPUs slows all hosts down.",
+        None,
+        null=True,
+    )
+    gpus: int | None = setting(
+        Whole(0, 1024), "GPUs to use on it, instead of gpus_per_node; 0 for none.", None, null=True
+    )
+    share: float | None = setting(
+        Number(above=0),
+        "Its part of the work, relative to the others'. Without it every process does the same, and "
+        "all wait for the slowest host. The result does not depend on it.",
+        None,
+        null=True,
+    )
+    dir: str | None = setting(
+        Text(wants="a path"),
+        "Where on it the bundle and relative checkpoint directories go, instead of targets.hosts.dir.",
+        None,
+        null=True,
+    )
+    python: Python | None = setting(
+        Group(Python, shorthand="interpreter"),
+        "Its Python, instead of the job's: an interpreter, or interpreter and activation lines.",
+        None,
+        null=True,
+    )
+    env: Mapping[str, str] = setting(
+        Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(wants="a text")),
+        "Environment variables on it, laid over the job's.",
+        dict,
+    )
+
+
+@dataclass(frozen=True)
+class HostsJob(JobSpec):
+    """A job for the tier `hosts`: the job's fields and the tier's own."""
+
+    meets: ClassVar[bool] = True
+
+    nodes: NodeCount = setting(
+        Nodes(100_000),
+        "How many hosts; left out, all that are listed. A range like 2..4 makes the job elastic: it "
+        "goes on with fewer when one is lost, and takes it back.",
+        None,
+        null=True,
+    )
+    hosts: tuple[Host, ...] = setting(
+        Groups(Group(Host, shorthand="name")),
+        "The machines, as names or mappings. One that is missing here takes no part.",
+        (),
+    )
+    head: str | None = setting(
+        Text(wants="the name of a host"),
+        "The host where all meet; the others have to reach it. Left out: the first.",
+        None,
+        null=True,
+    )
+    dir: str = setting(
+        Text(wants="a path"),
+        "Where on the hosts the bundle goes, as DIR/<name>. Relative or `~/`: below the home there. A "
+        "place without room ends the launch before anything is started.",
+        "~/ddpgen",
+    )
+    ssh_options: tuple[str, ...] = setting(
+        Texts(Text(wants="a word of an ssh command line")),
+        "Words for every ssh command, like `-J` and `gate`. What ssh_config can say is better said there.",
+        (),
+    )
+
+    def __post_init__(self) -> None:
+        if vars(self)["nodes"] is None:
+            object.__setattr__(self, "nodes", NodeCount(len(self.hosts) or 1))
+
+    @property
+    def world_size(self) -> int:
+        """Processes over all hosts."""
+        return sum(self.procs(host) for host in self.hosts) or super().world_size
+
+    @property
+    def order(self) -> tuple[Host, ...]:
+        """The hosts by node rank: the head, then the others as they are listed."""
+        head = self.head or (self.hosts[0].name if self.hosts else "")
+        return tuple(sorted(self.hosts, key=lambda host: host.name != head))
+
+    def procs(self, host: Host) -> int:
+        """How many processes run on `host`."""
+        return host.procs or self.procs_per_node
+
+    def weight(self, host: Host) -> int | Fraction:
+        """The part of the work of each process on `host`, relative to the others'."""
+        if host.share is None:
+            return 1
+        from fractions import Fraction
+
+        return Fraction(repr(host.share)) / self.procs(host)
+
+    def on(self, host: Host) -> HostsJob:
+        """The job as `host` sees it."""
+        return replace(
+            self,
+            procs_per_node=self.procs(host),
+            nic=host.nic or self.nic,
+            gpus_per_node=self.gpus_per_node if host.gpus is None else host.gpus,
+            python=host.python or self.python,
+            env={**self.env, **host.env},
+            dir=host.dir or self.dir,
+        )

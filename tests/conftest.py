@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,8 @@ TEST_ID = "DDPGEN_TEST_ID"
 # What was killed a moment ago may still be dying when its test ends: a worker whose agent was killed
 # gets its own signal only then.
 GRACE_S = 3.0
+# How long execve may leave a process without arguments and environment.
+EXEC_S = 0.1
 
 # CI asks every time the same; at a desk hypothesis goes on looking for new cases.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
@@ -39,6 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--update-golden") and os.environ.get("CI"):
         raise pytest.UsageError("--update-golden: CI compares golden files, it never writes them")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test first: the others are done beside it."""
+    items.sort(key=lambda item: item.path.name != "test_sky_jobs.py")
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +104,7 @@ def leave_no_process(test_id: str) -> Iterator[None]:
         else:
             os.environ[TEST_ID] = outer
     mark = f"{TEST_ID}={test_id}".encode()
-    left = set(processes(lambda pid: mark in (PROC / pid / "environ").read_bytes().split(b"\0")))
+    left = set(processes(lambda pid: mark in shown(pid, "environ").split(b"\0")))
     left |= set(processes(children_of_pytest)) - children
     named = [f"{pid}: {line}" for pid in sorted(left) if (line := outlives_its_grace(pid))]
     if named:
@@ -113,6 +121,19 @@ def processes(chosen: Callable[[str], bool]) -> Iterator[int]:
             continue
 
 
+def shown(pid: str, name: str) -> bytes:
+    """A process's `environ` or `cmdline`. In the middle of execve both are empty: look until they are not.
+
+    Raises:
+        FileNotFoundError: it is a zombie or a kernel thread, and will show nothing.
+    """
+    end = time.monotonic() + EXEC_S
+    while not (held := (PROC / pid / name).read_bytes()) and time.monotonic() < end:
+        (PROC / pid / "exe").readlink()
+        os.sched_yield()
+    return held
+
+
 def children_of_pytest(pid: str) -> bool:
     # The name, in parentheses, may hold anything; what follows the last one is state and parent.
     state, parent = (PROC / pid / "stat").read_text().rpartition(")")[2].split()[:2]
@@ -122,18 +143,17 @@ def children_of_pytest(pid: str) -> bool:
 def outlives_its_grace(pid: int) -> str:
     """The command line of a process that had to be killed; empty when it ended by itself."""
     try:
-        line = (
-            (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        )
-        if not line or is_resource_tracker(line):
-            return ""  # a zombie that its parent has yet to reap; a helper that ends with pytest
+        # A zombie that its parent has yet to reap is gone already.
+        line = shown(str(pid), "cmdline").replace(b"\0", b" ").decode(errors="replace")
+        if is_resource_tracker(line):
+            return ""  # a helper that ends with pytest
         handle = os.pidfd_open(pid)
     except (FileNotFoundError, ProcessLookupError):
         return ""
     try:
         if select.select([handle], [], [], GRACE_S)[0]:
             return ""
-        os.kill(pid, signal.SIGKILL)
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
         select.select([handle], [], [], GRACE_S)
     finally:
         os.close(handle)

@@ -1,7 +1,8 @@
-"""Write requirements-dev.lock: the exact version of everything the development environment holds.
+"""Write the lock files: the exact version of everything the two environments of development hold.
 
-Resolves what pyproject.toml asks for (the package itself and its extras train and dev) with pip and
-whatever index the user has configured. Knows no index, and pins nothing that depends on hardware:
+Resolves what pyproject.toml asks for with pip and whatever index the user has configured: for
+requirements-dev.lock the package itself and its extras train and dev, for requirements-sky.lock the extra
+sky-dev alone, because SkyPilot brings a hundred packages and pins other versions. Knows no index, and pins nothing that depends on hardware:
 torch's CUDA packages are pinned by torch's own metadata already and are absent where torch is the
 build without CUDA.
 """
@@ -24,31 +25,36 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCK = ROOT / "requirements-dev.lock"
-WANTED = f"{ROOT}[train,dev]"
+LOCKS = {"requirements-dev.lock": f"{ROOT}[train,dev]", "requirements-sky.lock": f"{ROOT}[sky-dev]"}
 HARDWARE_BOUND = re.compile(r"(nvidia|cuda|triton|pytorch-triton)(-|$)")
 
 HEADER = """\
 # Exact versions for development and CI, for Python 3.10 to 3.13. Written by `make lock` from the ranges
-# in pyproject.toml; do not edit. Installs with plain pip: pip install -r requirements-dev.lock
+# in pyproject.toml; do not edit. Installs with plain pip: pip install -r {name}
 # torch's CUDA packages are not listed: the torch builds that need them pin them themselves.
 """
 
 
 def main() -> None:
-    """Resolve, complete for the other Pythons and systems, write the file."""
+    """Resolve, complete for the other Pythons and systems, write the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=LOCK, help="default: %(default)s")
-    output: Path = parser.parse_args().output
-    resolved = resolve(WANTED)
+    parser.add_argument("--into", type=Path, default=ROOT, help="directory, default: %(default)s")
+    into: Path = parser.parse_args().into
+    for name, wanted in LOCKS.items():
+        kept = lock(wanted)
+        text = HEADER.format(name=name) + "\n".join(kept) + "\n"
+        (into / name).write_text(text, encoding="utf-8")
+        print(f"{into / name}: {len(kept)} packages")
+
+
+def lock(wanted: str) -> list[str]:
+    resolved = resolve(wanted)
     lines = {name: f"{name}=={version(found)}" for name, found in resolved.items()}
     for name, marker in needed_elsewhere(resolved).items():
         found = resolve(name, "--no-deps")[name]
         lines[name] = f"{name}=={version(found)} ; {marker}"
     lines.pop("ddpgen", None)
-    kept = [lines[name] for name in sorted(lines) if not HARDWARE_BOUND.match(name)]
-    output.write_text(HEADER + "\n".join(kept) + "\n", encoding="utf-8")
-    print(f"{output}: {len(kept)} packages")
+    return [lines[name] for name in sorted(lines) if not HARDWARE_BOUND.match(name)]
 
 
 def resolve(requirement: str, *options: str) -> dict[str, dict[str, Any]]:

@@ -24,7 +24,10 @@ def current(text: str) -> str:
 
 
 def excerpt(name: str) -> str:
+    name, _, part = name.partition("#")
     text = (ROOT / name).read_text()
+    if part:
+        return text[text.index(f"\n{part}:") + 1 :]
     if name.endswith(".yaml"):
         return text[text.index("\nname:") + 1 :]  # without the introduction
     return text[text.index('"$python" -m train leash') : text.index("\ntorchrun=$!")] + "\n"

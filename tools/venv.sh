@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
 # Make .venv hold exactly what requirements-dev.lock and pyproject.toml ask for. Called by make.
+# With the argument sky: .venv-sky, what requirements-sky.lock asks for, and nothing of this checkout.
 #
 # Takes a tenth of a second when there is nothing to do. The stamp is written last, so an install that
 # was interrupted (Ctrl-C, full disk, lost network) has none and is done over from an empty directory.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+part=${1:-dev}
+venv=.venv inputs=(requirements-dev.lock pyproject.toml tools/venv.sh)
+if [[ $part == sky ]]; then venv=.venv-sky inputs=(requirements-sky.lock tools/venv.sh); fi
 
 say() { printf '\033[1m[set-up] %s\033[0m\n' "$*"; }
 fail() {
@@ -14,24 +19,24 @@ fail() {
 
 # Two makes in one checkout: the second waits here and then finds the work done.
 if command -v flock >/dev/null; then
-  exec 9>.venv.lock
+  exec 9>"$venv.lock"
   if ! flock --nonblock 9; then
-    say "another make is setting up .venv; waiting for it"
+    say "another make is setting up $venv; waiting for it"
     flock 9
   fi
 fi
 
-# What a user's shell or pip.conf may set and what would install elsewhere than into .venv.
+# What a user's shell or pip.conf may set and what would install elsewhere than into this environment.
 unset PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX PIP_ROOT
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# Run by .venv's own Python: that it runs at all is part of the question. The directory is in it
+# Run by the environment's own Python: that it runs at all is part of the question. The directory is in it
 # because the scripts of a virtual environment carry its absolute path and break when it is moved.
 stamp() {
-  .venv/bin/python - <<'PYTHON'
+  "$venv/bin/python" - "${inputs[@]}" <<'PYTHON'
 import hashlib, os, sys
 state = hashlib.sha256(f"{sys.version}\0{os.getcwd()}\0".encode())
-for name in ("requirements-dev.lock", "pyproject.toml", "tools/venv.sh"):
+for name in sys.argv[1:]:
     with open(name, "rb") as file:
         state.update(file.read() + b"\0")
 print(state.hexdigest())
@@ -50,27 +55,32 @@ find_python() {
     "install one (Debian, Ubuntu: apt install python3 python3-venv), or name it: make PYTHON=/path/to/python3"
 }
 
-if [[ -f .venv/.stamp ]] && [[ "$(stamp 2>/dev/null)" == "$(<.venv/.stamp)" ]]; then
+if [[ -f $venv/.stamp ]] && [[ "$(stamp 2>/dev/null)" == "$(<"$venv/.stamp")" ]]; then
   exit 0
 fi
 
-if [[ -f .venv/.stamp ]] && .venv/bin/python -m pip --version >/dev/null 2>&1 9>&-; then
-  rm .venv/.stamp
-  say "1/3 .venv is there, but its requirements changed"
+if [[ -f $venv/.stamp ]] && "$venv/bin/python" -m pip --version >/dev/null 2>&1 9>&-; then
+  rm "$venv/.stamp"
+  say "1/3 $venv is there, but its requirements changed"
 else
   python=$(find_python)
   "$python" -c 'import ensurepip, venv' 2>/dev/null || fail \
     "$python cannot create virtual environments: its venv or ensurepip module is missing" \
     "install it (Debian, Ubuntu: apt install python3-venv) and type the same command again"
-  say "1/3 creating .venv with $("$python" --version)"
-  "$python" -m venv --clear .venv
+  say "1/3 creating $venv with $("$python" --version)"
+  "$python" -m venv --clear "$venv"
 fi
 
 # 9>&-: what pip may leave running in the background must not hold our lock.
-say "2/3 installing the pinned packages; torch is the large one, minutes on a slow line"
-.venv/bin/python -m pip install --requirement requirements-dev.lock 9>&-
-say "3/3 installing ddpgen from this checkout"
-.venv/bin/python -m pip install --no-build-isolation --no-deps --editable . 9>&-
-.venv/bin/python -m pip check 9>&-
-stamp >.venv/.stamp
+if [[ $part == sky ]]; then
+  say "2/3 installing the pinned packages: SkyPilot is a hundred of them"
+  "$venv/bin/python" -m pip install --requirement requirements-sky.lock 9>&-
+else
+  say "2/3 installing the pinned packages; torch is the large one, minutes on a slow line"
+  .venv/bin/python -m pip install --requirement requirements-dev.lock 9>&-
+  say "3/3 installing ddpgen from this checkout"
+  .venv/bin/python -m pip install --no-build-isolation --no-deps --editable . 9>&-
+fi
+"$venv/bin/python" -m pip check 9>&-
+stamp >"$venv/.stamp"
 say "done"

@@ -1,4 +1,4 @@
-"""The commands of the training module: `python -m train [run | script | check | claim | leash] …`.
+"""The commands of the training module: `python -m train [run | script | check | claim | …] …`.
 
 Owns the choice among them. Each imports only what it needs: all but `run` and `script` run without
 torch.
@@ -6,27 +6,48 @@ torch.
 
 from __future__ import annotations
 
-import argparse
-import atexit
-import contextlib
-import errno
-import importlib.util
-import io
-import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
+from train.ending import exit_now
 
 _USAGE = """\
 usage: python -m train [run] --workload=… …   train (see python -m train run --help)
        python -m train script FILE [ARG …]    run a training loop of your own
        python -m train check [--OPTION=… …]   look at the options of a run, and run nothing
-       python -m train claim --checkpoint-dir=DIR --pid=PID
-                                              take the checkpoint directory, print the attempt id
+       python -m train preflight --job=NAME --checkpoint-dir=DIR … look at this host and the way to the
+                                              others (see python -m train preflight --help)
+       python -m train doctor CHECKPOINT_DIR [--json]
+                                              say which rank holds a training up, and where each stands
+       python -m train claim --checkpoint-dir=DIR --pid=PID [--node=HOST]
+                                              take the checkpoint directory, or this host's part of
+                                              it; print the attempt id
        python -m train leash -- COMMAND …     run COMMAND so that it ends with its starter
+       python -m train where --head=HOST --port=PORT [--nic=NIC] [--is-head] [--peer=HOST] [--own=HOST]
+                                              print the interface and address to take part by; on
+                                              the head, with --any-port=FROM-TO --hold-for=PID instead
+                                              of --port, also a port that is free and stays so
+       python -m train await --head=HOST --port=PORT --timeout=120s --say=TEXT
+                                              wait until the head takes connections
+       python -m train spawn --procs=N --first-rank=N --world-size=N -- COMMAND …
+                                              run COMMAND once for each of these ranks
+       python -m train driven --pid=PID --patience=300s
+                                              pass a driver's words on to the script that starts this
+       python -m train notice --stop-file=FILE --pid=PID
+                                              make the stop file when the cloud takes this machine back
 """
+_SMALL = (
+    "preflight",
+    "doctor",
+    "claim",
+    "check",
+    "leash",
+    "where",
+    "await",
+    "spawn",
+    "driven",
+    "notice",
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,13 +56,9 @@ def main(argv: Sequence[str]) -> int:
     if command in ("-h", "--help"):
         print(_USAGE, end="")
         return 0
-    if command == "claim":
-        return _claim(rest)
-    if command == "check":
-        return _check(rest)
-    if command == "leash":
-        return _leash(rest)
-    if command != "script" and command != "run" and not command.startswith("-"):
+    if command in _SMALL:
+        return _small(command, rest)
+    if command not in ("script", "run") and not command.startswith("-"):
         print(_USAGE, end="", file=sys.stderr)
         print(f"python -m train: unknown command {command!r}", file=sys.stderr)
         return 2
@@ -53,106 +70,15 @@ def main(argv: Sequence[str]) -> int:
         from train.run import main as run
 
         code = run(rest if command == "run" else argv)
-    _exit_now(code)
+    exit_now(code)
     return code
 
 
-def _exit_now(code: int) -> None:
-    """End the process without waiting for threads of torch.
+def _small(command: str, argv: Sequence[str]) -> int:
+    from train import commands
 
-    One may sit in a dead collective; and gloo's, alive while the interpreter is taken down, abort a
-    process now and then that has finished its work.
-    """
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        # A closed terminal or a full log disk must not turn a good end into a bad one.
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
-
-
-def _claim(argv: Sequence[str]) -> int:
-    from train.layout import steps_on_disk
-    from train.lock import HeldByLiveJobError, claim
-    from train.status import Status, write_status
-
-    parser = argparse.ArgumentParser(prog="python -m train claim", allow_abbrev=False)
-    parser.add_argument("--checkpoint-dir", required=True)
-    parser.add_argument("--pid", type=int, required=True, help="of the launch script")
-    options = parser.parse_args(argv)
-    if importlib.util.find_spec("torch") is None:
-        return _refuse(
-            f"torch is not installed for {sys.executable}; activate the virtual environment that has "
-            "it, install it there, or set 'python' in the spec to an interpreter that has it"
-        )
-    directory = Path(options.checkpoint_dir).absolute()
-    try:
-        attempt = claim(directory, os.environ.get("DDPGEN_JOB", "?"), options.pid)
-        (directory / "stop").unlink(missing_ok=True)
-        newest = max(steps_on_disk(directory), default=0)
-        write_status(directory, Status("running", attempt, newest))
-    except HeldByLiveJobError as error:
-        return _refuse(str(error))
-    except OSError as error:
-        about = f" ({error.filename})" if error.filename else ""
-        remedy = "set checkpoint.dir to a place you can write to"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "free some space there"
-        print(
-            f"ddpgen: the checkpoint directory {directory} cannot be used: "
-            f"{error.strerror or error}{about}; {remedy}",
-            file=sys.stderr,
-        )
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return 130
-    print(attempt)
-    return 0
-
-
-def _check(argv: Sequence[str]) -> int:
-    """0 when `run` would take these options; 2, and one line that says why, when it would not.
-
-    Prints nothing then but the options themselves, when they are asked for by --help.
-    """
-    from train.config import parse
-
-    for word in argv:
-        # The launch script has the directory claimed, watched for stop files and asked how it ended.
-        if word.startswith(("--checkpoint-dir", "--code-dir")):
-            where = "checkpoint.dir" if word.startswith("--checkpoint") else "code"
-            print(
-                f"ddpgen: {word} cannot be changed here: the launch script counts on it; "
-                f"set {where} in the spec (or below targets) and render again",
-                file=sys.stderr,
-            )
-            return 2
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            parse([*argv, "--checkpoint-dir=."])
-    except SystemExit as end:
-        if end.code:
-            why = said.getvalue().partition(" error: ")[2].strip()
-            print(f"ddpgen: {why}; bash local.sh --help shows the options", file=sys.stderr)
-        return 2 if end.code else 0
-    return 0
-
-
-def _refuse(why: str) -> int:
-    print(f"ddpgen: {why}", file=sys.stderr)
-    return EXIT_UNAVAILABLE
-
-
-def _leash(argv: Sequence[str]) -> int:
-    from train.leash import exec_leashed
-
-    command = list(argv[1:] if argv[:1] == ["--"] else argv)
-    if not command:
-        print(_USAGE, end="", file=sys.stderr)
-        return 2
-    exec_leashed(command)
-    return 0
+    main: Callable[[Sequence[str]], int] = getattr(commands, f"main_{command}")
+    return main(argv)
 
 
 if __name__ == "__main__":

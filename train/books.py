@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from train import checkpoint, manifest
 from train.config import RunConfig
@@ -19,32 +20,55 @@ from train.layout import step_directory
 from train.lock import Fence
 from train.loop import Job, State
 from train.metrics import MetricsLog, Progress, clock, say
-from train.saver import SaveFailedError, Saver
+from train.saver import NotInStoreError, SaveFailedError, Saver
 from train.status import Status, read_status, replace_file, write_status
+
+if TYPE_CHECKING:
+    from train.store.mirror import Mirror
 
 
 class Books:
     """Opened when the run knows where it resumes; closed with the job's last word."""
 
-    def __init__(self, directory: Path, fence: Fence, job: Job, start_step: int) -> None:
-        """Raises FencedOffError, OSError."""
+    def __init__(
+        self,
+        directory: Path,
+        fence: Fence,
+        job: Job,
+        start_step: int,
+        source: str = "",
+        mirror: Mirror | None = None,
+    ) -> None:
+        """`source`: the host that held the checkpoint, if another. `mirror`: where there is a store.
+        Raises FencedOffError, OSError."""
+        fence.check()  # building the model may have taken its time
         self._directory, self._fence, self._job = directory, fence, job
+        self._mirror = mirror
         self._began = time.monotonic()
         self._warned = False
+        self._has_last = True
         config, world, workload = job.config, job.world, job.workload
         checkpoint.remove_leftovers(directory)
         meta = _describe_run(config, world, job.last_step, fence)
         text = json.dumps(meta, indent=1, sort_keys=True) + "\n"
         replace_file(directory / "manifest.json", text.encode())
+        if mirror is not None:
+            mirror.resume(start_step)
         self._log = MetricsLog(directory / "metrics.jsonl")
-        self.saver = Saver(directory, fence, config.checkpoint_every, config.checkpoint_keep, meta)
+        every, keep = config.checkpoint_every, config.checkpoint_keep
+        self.saver = Saver(directory, fence, every, keep, meta, mirror)
         units = config.global_batch_size * workload.units_per_sample
         self._progress = Progress(start_step, job.last_step, workload.unit, units, config.log_every)
         self._row("start", start_step, world_size=world.size)
+        if not config.elastic:  # there a change of hosts is a restart to torchrun, too
+            _say_restart(start_step)
         if start_step:
-            self.saver.resumed(start_step)
-            say(f"resuming at step {start_step} of {job.last_step}")
+            if not source:
+                self.saver.resumed(start_step)
+            whose = f", from the checkpoint of {source}" if source else ""
+            say(f"resuming at step {start_step} of {job.last_step}{whose}")
         self._write_status("running", start_step)
+        self.saver.begin(start_step)
 
     def stepped(self, state: State, loss: float, lr: float) -> None:
         """One more step is complete: its row, the progress line, a checkpoint if one is due.
@@ -60,6 +84,8 @@ class Books:
         if state.step < self._job.last_step and self.saver.due(state.step):
             self.saver.save(state)
         lost = self.saver.fenced_off or self._fence.lost
+        if lost is None and self._mirror is not None:
+            lost = self._mirror.lost
         if lost is not None:
             raise lost
 
@@ -68,47 +94,96 @@ class Books:
         text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.say(f"eval at step {step}  {text}")
 
-    def save_last(self, state: State) -> str:
-        """The last checkpoint. Returns why it failed, or "". Raises FencedOffError."""
+    def save_last(self, state: State, leaving: bool = False, goes_on: bool = False) -> str:
+        """The last checkpoint. Returns why it failed, or "". Raises FencedOffError.
+
+        `leaving`: this process or its machine is about to go. `goes_on`: elsewhere, from what is in
+        the store, so that a checkpoint that did not get there fails nothing and is only told.
+        """
         self._progress.end_line()
         try:
-            self.saver.finish(state)
+            self.saver.finish(state, leaving)
         except SaveFailedError as error:
+            self._has_last = False
+            if goes_on:
+                return self._lost(error)
             return f"{error}; make room and start the job again: it resumes from the one before"
+        except NotInStoreError as error:
+            if goes_on:
+                return self._lost(error)
+            return (
+                f"{error}. Started again, the job goes on from the newest checkpoint in the store "
+                f"({self._newest_there()}), and from this one where this machine's disk is there still"
+            )
         return ""
 
-    def close(self, step: int, stopped: bool) -> None:
-        """The job's last word. Raises FencedOffError, TrainError when it cannot be written."""
+    def _lost(self, error: Exception) -> str:
+        say(f"{error}; the job goes on from the newest one in the store ({self._newest_there()})")
+        return ""
+
+    def _newest_there(self) -> str:
+        step = self._mirror.committed if self._mirror is not None else None
+        return "none yet" if step is None else f"step {step}"
+
+    def close(self, step: int, stopped: bool, reason: str = "") -> None:
+        """The job's last word. Raises FencedOffError, TrainError when it cannot be written.
+
+        `reason`: why it was stopped.
+        """
         word = "stopped" if stopped else "done"
         self._row(word, step)
         self._log.close()
-        self._write_status(word, step)
+        self._write_status(word, step, reason)
+        if self._mirror is not None:
+            self._mirror.close()
         self._fence.close()
         spent = clock(time.monotonic() - self._began)
         place = step_directory(self._directory, step)
-        say(f"{word} at step {step}, {spent} after the start; the weights: {place}/model.pt")
+        why = f" ({reason})" if reason else ""
+        weights = f"; the weights: {place}/model.pt" if self._has_last else ""
+        say(f"{word} at step {step}{why}, {spent} after the start{weights}")
+
+    def part(self, step: int) -> None:
+        """The job goes on in another world, whose rank 0 has books of its own."""
+        self._row("left", step)
+        self._log.close()
+        if self._mirror is not None:
+            self._mirror.part()
+        self._fence.close()
+        say(f"at step {step} the hosts change; meeting again")
 
     def say(self, message: str) -> None:
         self._progress.end_line()
         say(message)
 
     def _row(self, kind: str, step: int, **values: Any) -> None:
+        self._fence.glance()
         head = {"kind": kind, "step": step, "attempt": self._fence.attempt}
         when = {"generation": self._fence.generation, "time": round(time.time(), 3)}
         self._log.write({**head, **when, **values})
 
-    def _write_status(self, word: str, step: int) -> None:
+    def _write_status(self, word: str, step: int, reason: str = "") -> None:
         self._fence.check()
         was = read_status(self._directory)
         if was is not None and (was.word, was.attempt) == ("failed", self._fence.attempt):
             raise TrainError(was.reason)  # another rank has met it before this one looked
         try:
-            write_status(self._directory, Status(word, self._fence.attempt, step))
+            write_status(self._directory, Status(word, self._fence.attempt, step, reason))
         except OSError as error:
             raise TrainError(
                 f"the status file in {self._directory} cannot be written: {error.strerror}; make "
                 "room or restore the permission, and start the job again"
             ) from None
+
+
+def _say_restart(start_step: int) -> None:
+    """Why the training begins again although nobody has typed anything."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if count == "0":
+        return
+    most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "?")
+    whence = "" if start_step else "; there is no checkpoint yet, so it begins anew"
+    say(f"restart {count} of {most}: a worker had failed{whence}")
 
 
 def _describe_run(config: RunConfig, world: World, last_step: int, fence: Fence) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from train.errors import TrainError
-from train.reduce import LocalSums, TreeReducer, flatten
+from train.mesh import Reducer, Waitable
+from train.reduce import LocalSums, flatten
 
 # Comparing values costs a pass over them (and on a GPU a wait), so it is not done in every step.
 CHECK_EVERY = 100
@@ -30,9 +31,7 @@ class Buffers:
     change is combined after it, and known from then on.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, reducer: TreeReducer, mine: range, leaves: int
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, reducer: Reducer, mine: range, leaves: int) -> None:
         self._model = model
         self._places = _places(model)
         self._live = [_get(module, name) for module, name in self._places]
@@ -42,7 +41,7 @@ class Buffers:
         self._new: set[int] = set()
         self._known_sums, self._new_sums = LocalSums(mine, leaves), LocalSums(mine, leaves)
         self._last_new: list[torch.Tensor | None] = []
-        self._total: torch.futures.Future[torch.Tensor] | None = None
+        self._total: Waitable | None = None
         self._reducer, self._leaves = reducer, leaves
         self._steps = 0
         # Expected to be written to even if a step leaves them alone: such a layer may be frozen.
@@ -164,9 +163,7 @@ class Buffers:
         live = torch.cat([self._live[i].reshape(-1).double() for i in which])
         return live.sub_(torch.cat([self._start[i].reshape(-1).double() for i in which]))
 
-    def _sum(
-        self, sums: LocalSums, pick: list[int], last: list[torch.Tensor]
-    ) -> torch.futures.Future[torch.Tensor]:
+    def _sum(self, sums: LocalSums, pick: list[int], last: list[torch.Tensor]) -> Waitable:
         rows = [flatten(row, last) for row in sums.finish(pick, last)]
         return self._reducer.reduce(rows, rows[-1])
 

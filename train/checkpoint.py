@@ -12,6 +12,7 @@ is on disk. Where a rename is not atomic (object-store mounts) the marker-last o
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import io
 import json
@@ -55,14 +56,23 @@ def read(directory: Path, step: int) -> Checkpoint:
         raise BadCheckpointError(f"{MARKER} is missing: the write was never completed") from None
     except OSError as error:
         raise BadCheckpointError(f"{MARKER} cannot be read: {error.strerror}") from None
-    try:
-        meta = json.loads(marker)
-        listed = {str(n): (int(f["size"]), str(f["sha256"])) for n, f in meta["files"].items()}
-        if meta["step"] != step:
-            raise ValueError
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise BadCheckpointError(f"{MARKER} is damaged") from None
+    meta, listed = parse_marker(marker, step)
     return Checkpoint(step, meta, {n: _verified(place / n, *want) for n, want in listed.items()})
+
+
+def parse_marker(content: bytes, step: int) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
+    """What the marker of `step` says: all of it, and each file's size in bytes and sha256.
+
+    Raises BadCheckpointError.
+    """
+    try:
+        meta = json.loads(content)
+        files = {str(n): (int(f["size"]), str(f["sha256"])) for n, f in meta["files"].items()}
+        if meta["step"] != step or any("/" in name for name in files):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise BadCheckpointError(f"{MARKER} is damaged") from None
+    return meta, files
 
 
 def _verified(path: Path, size: int, sha256: str) -> bytes:
@@ -125,13 +135,14 @@ def write(
             _to_disk(file)
         _sync_directory(temporary)
         may_publish()
-        _publish(temporary, directory, step)
+        publish(temporary, directory, step)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def _publish(temporary: Path, directory: Path, step: int) -> None:
+def publish(temporary: Path, directory: Path, step: int) -> None:
+    """Give a whole checkpoint, which is on disk, its name. Raises OSError."""
     place = step_directory(directory, step)
     try:
         os.rename(temporary, place)
@@ -213,9 +224,17 @@ def prune(directory: Path, keep: int) -> None:
             shutil.rmtree(place)
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Delete what writers left behind that died while writing. Only the holder may call it."""
-    for place in directory.glob(".tmp-step-*"):
+def remove_leftovers(directory: Path, writer: str = "") -> None:
+    """Delete what writers left behind that died while writing. Only the holder may call it.
+
+    With `writer`: what that one has begun, even while it goes on writing, which then fails.
+    """
+    pattern = f".tmp-step-*-{glob.escape(writer)}" if writer else ".tmp-step-*"
+    for place in directory.glob(pattern):
+        if writer:
+            # Under another name it gets no more files while those that are there are deleted.
+            with suppress(OSError):
+                place = place.rename(f"{place}.gone")
         shutil.rmtree(place, ignore_errors=True)
 
 

@@ -20,10 +20,12 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86
 
 @dataclass(frozen=True)
 class Period:
-    """Every so many steps, or every so many seconds; exactly one of the two is set."""
+    """Every so many steps, every so many seconds, or as often as interruptions that come every
+    `mean_s` seconds on average make it best; exactly one of them is set."""
 
     steps: int | None = None
     seconds: float | None = None
+    mean_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,14 @@ class RunConfig:
     backend: str
     world_size: int | None
     shares: tuple[int, ...] | None
+    weight: Fraction
+    elastic: bool
     rendezvous_timeout: float
     collective_timeout: float
     eval_every: int
     log_every: int
     checkpoint_dir: str
+    checkpoint_store: str
     checkpoint_every: Period
     checkpoint_keep: int
     code_dir: str | None
@@ -82,6 +87,10 @@ def parse(argv: Sequence[str]) -> RunConfig:
         parser.error(
             f"--global-batch-size={config.global_batch_size} is not a multiple of "
             f"--micro-batch-size={config.micro_batch_size}"
+        )
+    if config.elastic and (config.world_size or config.shares):
+        parser.error(
+            "--elastic leaves the number of processes open, --world-size and --shares fix it"
         )
     if config.shares is not None and sum(config.shares) != config.micro_batches:
         parser.error(
@@ -121,12 +130,27 @@ def build_parser() -> argparse.ArgumentParser:
     add("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     add("--world-size", type=_at_least(1), help="the number of processes the plan counts on")
     add("--shares", type=_shares, help="micro-batches of each rank: 3,3,2")
+    add(
+        "--weight", type=_weight, default=Fraction(1), help="this process' part of a step: 3 or 1/2"
+    )
+    add("--elastic", action="store_true", help="hosts may come and go; SIGTERM says that they do")
     add("--rendezvous-timeout", type=seconds, default=120.0, help="to join the process group")
     add("--collective-timeout", type=seconds, default=300.0, help="for a peer in a collective")
     add("--eval-every", type=_at_least(0), default=0, help="steps; 0: only at the end")
     add("--log-every", type=_at_least(1), default=10, help="steps between progress lines")
     add("--checkpoint-dir", required=True)
-    add("--checkpoint-every", type=period, default=Period(seconds=600.0), help="200 steps or 10min")
+    add(
+        "--checkpoint-store",
+        default="",
+        metavar="PLACE",
+        help="where checkpoints outlive the machine: a mounted bucket's directory, or s3://…",
+    )
+    add(
+        "--checkpoint-every",
+        type=period,
+        default=Period(seconds=600.0),
+        help="200 steps, 10min, or auto:2h where something interrupts every 2h on average",
+    )
     add("--checkpoint-keep", type=_at_least(1), default=3)
     add("--code-dir", help="the user's files; becomes the working directory")
     add(
@@ -152,7 +176,9 @@ def seconds(text: str) -> float:
 
 
 def period(text: str) -> Period:
-    """`200 steps` or a duration. Raises argparse.ArgumentTypeError."""
+    """`200 steps`, a duration, or `auto:` and one. Raises argparse.ArgumentTypeError."""
+    if text.startswith("auto:"):
+        return Period(mean_s=seconds(text.removeprefix("auto:")))
     found = re.fullmatch(r"(\d+) steps?", text)
     if found is None:
         return Period(seconds=seconds(text))
@@ -182,6 +208,16 @@ def _fraction(text: str) -> Fraction:
     # Exact: 1.1 epochs of 100 samples are 110, where floating point makes it a little more.
     _positive(text)
     return Fraction(text)
+
+
+def _weight(text: str) -> Fraction:
+    try:
+        weight = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        weight = Fraction(0)
+    if weight <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number such as 3, 0.5 or 1/2")
+    return weight
 
 
 def _not_negative(text: str) -> float:

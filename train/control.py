@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from train.dist import World
+from train.mesh import MOST_NUMBERS, Mesh, Message
 
 
 @dataclass(frozen=True)
@@ -21,33 +22,44 @@ class Decision:
 
     loss: float
     stop: bool
+    leave: bool
     changed_buffers: list[float]
 
 
 class Control:
     """The reduction of one step after another."""
 
-    def __init__(self, world: World, mine: range, micro_batches: int) -> None:
+    def __init__(
+        self, world: World, mine: range, micro_batches: int, mesh: Mesh | None = None
+    ) -> None:
         self._world, self._mine, self._count = world, mine, micro_batches
+        self._mesh = mesh
         self._asked: torch.Tensor | None = None
-        self._work: dist.Work | None = None
+        self._work: dist.Work | Message | None = None
 
-    def ask(self, losses: list[torch.Tensor], stop: bool, changed: list[float]) -> None:
+    def ask(
+        self, losses: list[torch.Tensor], stop: bool, leave: bool, changed: list[float]
+    ) -> None:
         """Send this rank's losses and wishes on their way."""
         slots = [0.0] * self._count
         # All at once: on a GPU every look at a number waits for it.
         values = torch.stack([loss.reshape(()) for loss in losses]).tolist()
         slots[self._mine.start : self._mine.stop] = values
-        vector = torch.tensor([float(stop), *slots, *changed], dtype=torch.float64)
+        vector = torch.tensor([float(stop), float(leave), *slots, *changed], dtype=torch.float64)
         self._asked = vector
-        if self._world.size > 1:
+        if self._mesh is not None and len(vector) <= MOST_NUMBERS:
+            self._work = self._mesh.send(vector, [len(vector)] * self._world.size)
+        elif self._world.size > 1:
             self._work = dist.all_reduce(vector, group=self._world.control, async_op=True)
 
     def answer(self) -> Decision:
         """Wait for all ranks. Raises RuntimeError when a peer is gone or too late."""
         assert self._asked is not None
-        if self._work is not None:
+        total = self._asked
+        if isinstance(self._work, Message):
+            total = torch.stack(self._work.wait()).sum(dim=0)
+        elif self._work is not None:
             self._work.wait()
-        stop, *rest = self._asked.tolist()
+        stop, leave, *rest = total.tolist()
         losses, changed = rest[: self._count], rest[self._count :]
-        return Decision(sum(losses) / self._count, stop > 0, changed)
+        return Decision(sum(losses) / self._count, stop > 0, leave > 0, changed)

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypeVar
 
 import torch
@@ -104,16 +106,33 @@ class SampleOrder:
         ]
 
 
-def shares_evenly(micro_batches: int, world_size: int) -> tuple[int, ...]:
-    """As even as it goes; the first ranks take one more. Raises TrainError when a rank has none."""
-    if world_size > micro_batches:
+def shares_by_weight(micro_batches: int, weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Every rank's number of micro-batches: in proportion to its weight, and at least one.
+
+    By largest remainder: the whole part of each quota first, what is left to the largest fractional
+    parts; then whoever has nothing takes one from whoever has most. Ties go to the lower rank, so
+    equal weights give the first ranks one more. Raises TrainError with fewer micro-batches than
+    ranks.
+    """
+    if len(weights) > micro_batches:
         raise TrainError(
-            f"{world_size} processes share {micro_batches} micro-batches a step, so "
-            f"{world_size - micro_batches} would have nothing to do; use fewer processes, a larger "
+            f"{len(weights)} processes share {micro_batches} micro-batches a step, so "
+            f"{len(weights) - micro_batches} would have nothing to do; use fewer processes, a larger "
             "global_batch_size or a smaller micro_batch_size"
         )
-    each, more = divmod(micro_batches, world_size)
-    return tuple(each + (rank < more) for rank in range(world_size))
+    total = sum(weights)
+    quotas = [w * micro_batches / total for w in weights]
+    shares = [math.floor(quota) for quota in quotas]
+    ranks = range(len(weights))
+    # sorted() and max() keep the first of equals.
+    by_rest = sorted(ranks, key=lambda rank: shares[rank] - quotas[rank])
+    for rank in by_rest[: micro_batches - sum(shares)]:
+        shares[rank] += 1
+    for rank in ranks:
+        if shares[rank] == 0:
+            shares[max(ranks, key=lambda r: shares[r])] -= 1
+            shares[rank] = 1
+    return tuple(shares)
 
 
 def ranges(shares: Sequence[int]) -> list[range]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +21,7 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from train.errors import TrainError
+from train.verdict import Verdict
 
 _LOOK_S = 5.0
 
@@ -72,9 +74,7 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank."""
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.control)
-        return values
+        return _gather(value, self.size, self.control)
 
     def barrier(self) -> None:
         dist.barrier(group=self.control)
@@ -160,12 +160,23 @@ def choose_device(backend: str, place: Place) -> torch.device:
     return torch.device("cpu")
 
 
-def join(place: Place, wanted: str, join_timeout: float, collective_timeout: float) -> World:
+def join(
+    place: Place,
+    wanted: str,
+    join_timeout: float,
+    collective_timeout: float,
+    verdict: Verdict | None = None,
+) -> World:
     """Join the process group. Raises TrainError when the world cannot be joined in time."""
+    # The store first: a process that cannot go on can then tell those that wait for it.
+    store = _store(place, timedelta(seconds=join_timeout))
+    if verdict is not None and place.launched:
+        verdict.listen(store, place.world_size)
     backend = choose_backend(wanted)
+    if wanted == "auto" and verdict is not None:
+        backend = _common_backend(store, place, backend, timedelta(seconds=join_timeout))
     device = choose_device(backend, place)
     timeout = timedelta(seconds=collective_timeout)
-    store = _store(place, timedelta(seconds=join_timeout))
     options: dict[str, Any] = {"device_id": device} if backend == "nccl" else {}
     dist.init_process_group(
         backend,
@@ -190,14 +201,37 @@ def _store(place: Place, timeout: timedelta) -> Store:
     return store
 
 
+def _common_backend(store: Store, place: Place, mine: str, patience: timedelta) -> str:
+    """nccl only where every host has GPUs. The last to say what it has says what is used."""
+    store.add("backend/nccl", int(mine == "nccl"))
+    if store.add("backend/said", 1) == place.world_size:
+        with_gpu = store.add("backend/nccl", 0)
+        store.set("backend", "nccl" if with_gpu == place.world_size else "gloo")
+    store.wait(["backend"], patience)
+    return store.get("backend").decode()
+
+
 def _layout(place: Place, control: dist.ProcessGroup) -> tuple[tuple[int, ...], ...]:
     """The ranks of each host: torchrun numbers the ranks of one agent consecutively."""
-    everyone: list[Any] = [None] * place.world_size
-    dist.all_gather_object(everyone, place.rank - place.local_rank, group=control)
+    everyone = _gather(place.rank - place.local_rank, place.world_size, control)
     hosts: dict[int, list[int]] = {}
     for rank, first in enumerate(everyone):
         hosts.setdefault(first, []).append(rank)
     return tuple(tuple(ranks) for ranks in hosts.values())
+
+
+def _gather(value: Any, size: int, group: dist.ProcessGroup) -> list[Any]:
+    """As all_gather_object, which passes through numpy; a host that has torch may have none."""
+    mine = bytearray(pickle.dumps(value))
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(mine)]), group=group)
+    most = max(int(length) for length in lengths)
+    mine.extend(bytes(most - len(mine)))  # pickle ends by itself: what follows is not looked at
+    received = [bytearray(most) for _ in range(size)]
+    # The tensors are views of the bytes: what is received lands in them.
+    views = [torch.frombuffer(each, dtype=torch.uint8) for each in received]
+    dist.all_gather(views, torch.frombuffer(mine, dtype=torch.uint8), group=group)
+    return [pickle.loads(each) for each in received]
 
 
 def leave(world: World) -> None:

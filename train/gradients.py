@@ -16,10 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from train.config import RunConfig
 from train.dist import World
 from train.errors import TrainError
+from train.lean import without_compiler
 from train.reduce import (
     Level,
     LocalSums,
-    TreeReducer,
+    build_reducer,
     plain_sum_is_the_tree,
     plan_stages,
     tree_hook,
@@ -57,15 +58,16 @@ def wrap(
     sync: dict[str, Any] = {
         "forward_sync_buffers" if new else "broadcast_buffers": broadcast_buffers
     }
-    return DistributedDataParallel(
-        model,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        **sync,
-        # Halves the copies: the reduced bucket is the gradient.
-        gradient_as_bucket_view=True,
-        bucket_cap_mb=config.bucket_cap_mb,
-        find_unused_parameters=config.find_unused_parameters,
-    )
+    with without_compiler():
+        return DistributedDataParallel(
+            model,
+            device_ids=[world.device.index] if world.device.type == "cuda" else None,
+            **sync,
+            # Halves the copies: the reduced bucket is the gradient.
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=config.bucket_cap_mb,
+            find_unused_parameters=config.find_unused_parameters,
+        )
 
 
 class TreeGradients:
@@ -88,9 +90,8 @@ class TreeGradients:
         _refuse_sparse(model)
         self._zeros = config.find_unused_parameters
         self._sums = LocalSums(ranges[world.rank], config.micro_batches)
-        self.reducer = TreeReducer(
-            join_levels(world, ranges), plain_sum_is_the_tree(ranges), world.device
-        )
+        levels, shortcut = join_levels(world, ranges), plain_sum_is_the_tree(ranges)
+        self.reducer = build_reducer(levels, shortcut, world.device, world.backend)
         self.ddp = wrap(model, world, config, broadcast_buffers=False)
         hook = tree_hook(self.reducer, self._sums, self._parameters)
         self.ddp.register_comm_hook(None, hook)

@@ -19,6 +19,17 @@ def step_directory(directory: Path, step: int) -> Path:
     return directory / f"step-{step:09d}"
 
 
+def node_directory(directory: Path, node: str) -> Path:
+    """Where the host called `node` keeps its own lock and status."""
+    return directory / "nodes" / node
+
+
+def stop_file(held: Path) -> Path:
+    """What to create to end who holds `held`: a checkpoint directory, or a host's part of one."""
+    directory = held.parent.parent if held.parent.name == "nodes" else held
+    return directory / "stop"
+
+
 def steps_on_disk(directory: Path) -> list[int]:
     """Steps of everything that looks like a checkpoint, ascending."""
     try:

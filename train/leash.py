@@ -32,12 +32,14 @@ def die_with_parent(signum: signal.Signals) -> None:
 
 
 def exec_leashed(argv: list[str]) -> None:
-    """Become `argv`, with SIGTERM to come when the caller dies. Survives the exec (prctl(2)).
+    """Become `argv`, with SIGTERM (or SIGKILL) to come when the caller dies. Survives the exec (prctl(2)).
 
     Started by a launch script (DDPGEN_LAUNCHER_PID is set), it also leaves that one's process group:
     the terminal's Ctrl-C is the script's to handle, and would make torchrun kill its workers.
     """
-    die_with_parent(signal.SIGTERM)
+    # Where SIGTERM is ignored (under Slurm, which sends it to everybody), it would leash nobody.
+    ignored = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    die_with_parent(signal.SIGKILL if ignored else signal.SIGTERM)
     launcher = os.environ.get("DDPGEN_LAUNCHER_PID")
     if launcher is not None and os.getppid() != int(launcher):
         sys.exit("ddpgen: the launch script has died already; not starting")

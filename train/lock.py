@@ -9,6 +9,9 @@ and each restart by torchrun) enters a new generation. Whoever writes checks fir
 and generation are still the ones on file, writes under names of its own, and publishes by a rename
 that cannot replace a finished checkpoint: so a writer that was fenced off between check and rename
 adds at most an intact checkpoint of the same run.
+
+Where a scheduler starts the job, what counts is which start of it comes later: that one takes over at
+once, and the earlier one, which may still run on a host that the scheduler has lost, ends by itself.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from train.errors import TrainError
-from train.layout import steps_on_disk
+from train.layout import steps_on_disk, stop_file
+from train.scheduler import Scheduled
 from train.status import replace_file
 
 HEARTBEAT_S = 5.0
@@ -39,6 +43,7 @@ START_SILENCE_S = 180.0
 # How long a start waits for the workers of one whose launch script was killed: they write a
 # checkpoint and end, or torchrun kills them after 30 s.
 LAST_WORDS_S = 45.0
+_REMEMBERED = 12  # generations
 
 
 class FencedOffError(Exception):
@@ -51,8 +56,9 @@ class HeldByLiveJobError(TrainError):
 
 @dataclass(frozen=True)
 class Holder:
-    """What the lock file says. `starts`: the newest step each generation of the attempt
-    found committed."""
+    """What the lock file says. `starts`: the newest step each generation of the attempt found
+    committed; `worlds`: the hosts each one began with (see Start). `scheduler`: which start of which
+    scheduler's job it is (see train.scheduler), "" for none."""
 
     attempt: str
     generation: int
@@ -63,41 +69,97 @@ class Holder:
     writer: tuple[int, int] | None = None
     starts: tuple[int, ...] = ()
     since: float = 0.0
+    worlds: tuple[str, ...] = ()
+    scheduler: str = ""
 
 
-def claim(directory: Path, job: str, launcher_pid: int) -> str:
-    """Take `directory` for a new attempt and return the attempt's id.
+@dataclass(frozen=True)
+class Start:
+    """Where a generation begins: at the newest step committed anywhere, with these hosts."""
 
-    Raises HeldByLiveJobError when another job is alive in it, OSError when it cannot be written.
+    step: int
+    world: str = ""
+
+
+def claim(
+    directory: Path, job: str, launcher_pid: int, attempt: str = "", scheduler: str = ""
+) -> str:
+    """Take `directory` for a new attempt and return the attempt's id, by default a fresh one.
+
+    Raises HeldByLiveJobError when another job is alive in it, or a later start of the scheduler's job
+    has it; OSError when it cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    _await_last_words(directory)
+    await_last_words(directory, scheduler)
     with _exclusive(directory):
         holder = read_lock(directory)
-        if holder is not None and _is_alive(directory, holder):
-            raise HeldByLiveJobError(_describe(directory, holder))
-        attempt = secrets.token_hex(6)
+        if holder is not None:
+            _check_may_take(directory, holder, scheduler)
         mine = Holder(
-            attempt=attempt,
+            attempt=attempt or secrets.token_hex(6),
             generation=0,
             job=job,
             host=socket.gethostname(),
             boot=_boot(),
             launcher=(launcher_pid, _start_time(launcher_pid)),
             since=time.time(),
+            scheduler=scheduler,
         )
         _write_lock(directory, mine)
     # Where the file system has no locks, two claims may both have got here: the last write won.
-    if _attempt_on_file(directory) != attempt:
+    if _attempt_on_file(directory) != mine.attempt:
         raise HeldByLiveJobError(f"another job took {directory} at the same moment; try again")
-    return attempt
+    return mine.attempt
+
+
+def check_not_replaced(directory: Path, scheduler: str) -> None:
+    """Raise HeldByLiveJobError when a later start of the scheduler's job holds `directory`."""
+    holder = read_lock(directory)
+    if holder is not None and is_replaced(holder, scheduler):
+        raise HeldByLiveJobError("; ".join(later_start(directory, holder, scheduler)))
+
+
+def _check_may_take(directory: Path, holder: Holder, scheduler: str) -> None:
+    if is_replaced(holder, scheduler):
+        raise HeldByLiveJobError("; ".join(later_start(directory, holder, scheduler)))
+    # An earlier start, or one on another host of this start: nothing to look at.
+    if not is_same_job(holder, scheduler) and _is_alive(directory, holder):
+        raise HeldByLiveJobError(_describe(directory, holder))
+
+
+def take(directory: Path, job: str, launcher_pid: int, launch: str, scheduler: str = "") -> None:
+    """Have `launch`, which has begun on several hosts, hold `directory` on the host of rank 0.
+
+    It may hold it already, by its rank 0 of before, on this host or (a shared directory) another.
+    Raises HeldByLiveJobError, OSError.
+    """
+    holder = read_lock(directory)
+    if holder is not None and holder.attempt == launch:
+        return
+    launcher = (launcher_pid, _start_time(launcher_pid))
+    if holder is not None and (holder.boot, holder.launcher) == (_boot(), launcher):
+        # This very host, in an earlier world of which the hosts it has met now know nothing.
+        (directory / "lock").unlink(missing_ok=True)
+    claim(directory, job, launcher_pid, launch, scheduler)
+
+
+def is_same_job(holder: Holder, scheduler: str) -> bool:
+    """Whether the holder is a start of the scheduler's job that `scheduler` is a start of."""
+    mine = Scheduled.parse(scheduler)
+    return mine is not None and mine.is_same_job(Scheduled.parse(holder.scheduler))
+
+
+def is_replaced(holder: Holder | None, scheduler: str) -> bool:
+    """Whether the holder is a later start of the scheduler's job than `scheduler` is."""
+    mine = Scheduled.parse(scheduler)
+    return bool(mine and holder and mine.is_replaced_by(Scheduled.parse(holder.scheduler)))
 
 
 class Fence:
     """The right of this generation of this attempt to write. Entered by rank 0 alone."""
 
-    def __init__(self, directory: Path, attempt: str) -> None:
-        """Begin a new generation of `attempt`.
+    def __init__(self, directory: Path, attempt: str, start: Start | None = None) -> None:
+        """Begin a new generation of `attempt`, by default where this directory stands.
 
         Raises FencedOffError when it is no longer the holder, and TrainError when it keeps crashing
         where it stands.
@@ -107,15 +169,20 @@ class Fence:
             holder = read_lock(directory)
             if holder is None or holder.attempt != attempt:
                 raise FencedOffError(_fenced_message(directory, attempt, holder))
-            step = max(steps_on_disk(directory), default=0)
-            _check_progress(holder, step)
+            if start is None:
+                start = Start(max(steps_on_disk(directory), default=0))
+            _check_progress(holder, start)
             self._holder = replace(
-                holder,
+                _moved_here(holder),
                 generation=holder.generation + 1,
                 writer=(os.getpid(), _start_time(os.getpid())),
-                starts=(*holder.starts, step),
+                starts=(*holder.starts, start.step)[-_REMEMBERED:],
+                worlds=(*holder.worlds, start.world)[-_REMEMBERED:],
             )
             _write_lock(directory, self._holder)
+            # Kept open, so that no later lock file is given the same inode.
+            self._file = open(directory / "lock", "rb")  # noqa: SIM115
+        self._inode: int | None = os.fstat(self._file.fileno()).st_ino
         self.lost: FencedOffError | None = None
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -135,10 +202,27 @@ class Fence:
         if holder is None or (holder.attempt, holder.generation) != (self.attempt, self.generation):
             raise FencedOffError(_fenced_message(self._directory, self.attempt, holder))
 
+    def glance(self) -> None:
+        """As check(), by a mere stat of the lock file: for what is written at every step."""
+        if self.lost is not None:
+            raise self.lost
+        if self._inode is None:
+            return
+        try:
+            if os.stat(self._directory / "lock").st_ino == self._inode:
+                return
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return  # a file server that is away for a moment
+        self.check()
+        self._inode = None  # a mount whose files have a new number at every look
+
     def close(self) -> None:
         """Stop the heartbeat. The lock itself ends with the processes it names."""
         self._ended.set()
         self._heart.join()
+        self._file.close()
 
     def _beat(self) -> None:
         while not self._ended.wait(HEARTBEAT_S):
@@ -152,27 +236,87 @@ class Fence:
                 continue  # a file server that is away for a moment
 
 
-def _check_progress(holder: Holder, step: int) -> None:
-    """Give up when the generation that ended last began here too, and was a restart itself."""
-    if len(holder.starts) >= 2 and holder.starts[-1] == step:
+def _moved_here(holder: Holder) -> Holder:
+    """The same holder, whose life is from now on to be told by the processes of this host."""
+    if holder.boot == _boot():
+        return holder
+    launcher = int(os.environ.get("DDPGEN_LAUNCHER_PID", os.getpid()))
+    return replace(
+        holder,
+        host=socket.gethostname(),
+        boot=_boot(),
+        launcher=(launcher, _start_time(launcher)),
+    )
+
+
+def _check_progress(holder: Holder, start: Start) -> None:
+    """Give up when the generation that ended last began here too, and was a restart itself.
+
+    Among generations of the same hosts: that a host went or came is no crash of the others. But
+    where hosts come and go without end, and no step is ever committed, that is one too.
+    """
+    standing = _run_of(holder.starts, start.step)
+    restarts = _run_of(holder.worlds, start.world)
+    if (restarts >= 2 and standing >= 1) or standing >= _REMEMBERED:
+        times = "twice" if standing < _REMEMBERED else f"{standing} times"
         raise TrainError(
-            f"crashed twice without committing a step after step {step}; giving up. The first error "
-            "above is the cause; if it strikes at random, a shorter checkpoint.every gets past it"
+            f"crashed {times} without committing a step after step {start.step}; giving up. The "
+            "first error above is the cause; if it strikes at random, a shorter checkpoint.every "
+            "gets past it"
         )
+
+
+def _run_of(values: Sequence[object], value: object) -> int:
+    """How many of the last `values` are `value`."""
+    count = 0
+    while count < len(values) and values[-1 - count] == value:
+        count += 1
+    return count
 
 
 def read_lock(directory: Path) -> Holder | None:
     """The holder on file, or None when there is none (or nothing readable, which holds nobody off)."""
     try:
         data: dict[str, Any] = json.loads((directory / "lock").read_text("utf-8"))
-        data["launcher"] = tuple(data["launcher"])
-        data["writer"] = tuple(data["writer"]) if data["writer"] else None
+        data["launcher"] = _process(data["launcher"])
+        data["writer"] = _process(data["writer"]) if data["writer"] else None
         data["starts"] = tuple(data["starts"])
+        data["worlds"] = tuple(data.get("worlds") or [""] * len(data["starts"]))
         return Holder(**data)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
+
+
+def _process(value: Any) -> tuple[int, int]:
+    """A process id and its start time. Raises ValueError or TypeError for anything else."""
+    pid, began = value
+    return int(pid), int(began)
+
+
+def look(directory: Path, patience_s: float) -> tuple[Holder, bool | None] | None:
+    """Who holds `directory`, and whether that is alive by the judgement of claim(); takes nothing.
+
+    None instead of a yes or no where `patience_s` seconds are too short to tell. Raises OSError.
+    """
+    holder = read_lock(directory)
+    if holder is None or holder.boot == _boot():
+        return (holder, _is_alive(directory, holder)) if holder else None
+    # In the generation 0 nobody beats: watching would only cost time.
+    return holder, _pulse(directory, holder, patience_s if holder.generation else 0.0)
+
+
+def is_here(holder: Holder) -> bool:
+    """Whether its processes are, or were, on this host: then they can be looked at."""
+    return holder.boot == _boot()
+
+
+def is_ending(holder: Holder) -> bool:
+    """Whether only its workers are left, which end by themselves: claim() waits for that."""
+    if not is_here(holder) or _is_running(holder.launcher):
+        return False
+    return holder.writer is not None and _is_running(holder.writer)
 
 
 def _write_lock(directory: Path, holder: Holder) -> None:
@@ -199,12 +343,15 @@ def _is_alive(directory: Path, holder: Holder) -> bool:
     return _heart_beats(directory, holder)
 
 
-def _await_last_words(directory: Path) -> None:
-    """Where the holder's launch script is dead, its workers are about to end: wait for them."""
+def await_last_words(directory: Path, scheduler: str = "") -> None:
+    """Where the holder's launch script is dead, its workers are about to end: wait for them.
+
+    Not for those of an earlier start of the scheduler's job: they are fenced off.
+    """
     holder = read_lock(directory)
-    if holder is None or holder.boot != _boot() or _is_running(holder.launcher):
+    if holder is None or holder.writer is None or is_same_job(holder, scheduler):
         return
-    if holder.writer is None or not _is_running(holder.writer):
+    if not is_ending(holder):
         return
     print(
         f"ddpgen: the launch script of attempt {holder.attempt} was killed; waiting for its workers "
@@ -217,27 +364,44 @@ def _await_last_words(directory: Path) -> None:
 
 
 def _heart_beats(directory: Path, holder: Holder) -> bool:
-    """Whether a holder on another machine shows life within the time it may be silent.
+    """Whether a holder on another machine shows life within the time it may be silent."""
+    silence = _silence(holder)
+    print(
+        f"ddpgen: {directory} was held by {holder.host}, attempt {holder.attempt}; looking for up "
+        f"to {silence:g} s whether that is still alive",
+        file=sys.stderr,
+    )
+    return _pulse(directory, holder, silence) is True
+
+
+def _pulse(directory: Path, holder: Holder, patience_s: float) -> bool | None:
+    """Whether a holder on another machine beats; None when `patience_s` seconds do not tell.
 
     Both times compared come from the file server, so no two machines' clocks have to agree.
     """
     probe = directory / f".clock.{os.getpid()}"
     try:
-        silence = SILENCE_S if holder.generation else START_SILENCE_S
-        deadline = time.monotonic() + silence
+        deadline = time.monotonic() + patience_s
         first = _mtime(directory / "lock")
         while first is not None:
             probe.touch()
-            if probe.stat().st_mtime - first > silence:
-                return False
-            if time.monotonic() > deadline:
-                return False
+            now = probe.stat().st_mtime
+            # First of all: this process, or the file server, may have stood still for longer than that.
             if _mtime(directory / "lock") != first:
                 return True
+            if now - first > _silence(holder):
+                return False
+            if time.monotonic() >= deadline:
+                return None
             time.sleep(0.5)  # a file on a network mount has no event to wait for
         return False
     finally:
         probe.unlink(missing_ok=True)
+
+
+def _silence(holder: Holder) -> float:
+    """Seconds after which it counts as dead."""
+    return SILENCE_S if holder.generation else START_SILENCE_S
 
 
 def _mtime(path: Path) -> float | None:
@@ -281,13 +445,44 @@ def _boot() -> str:
 
 
 def _describe(directory: Path, holder: Holder) -> str:
-    pid = holder.launcher[0]
+    return f"{directory} is {who_holds(holder)}; {how_to_end(directory, holder)}"
+
+
+def who_holds(holder: Holder, otherwise: str = "in use by") -> str:
+    """`held by Slurm job 4711, job 'gpt', …`, with all that helps to find it; without a scheduler
+    `otherwise` is the verb."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
+    scheduled = Scheduled.parse(holder.scheduler)
+    held = f"held by {scheduled.name}," if scheduled else otherwise
     return (
-        f"{directory} is in use by job {holder.job!r}, attempt {holder.attempt}, process {pid} on "
-        f"{holder.host}, since {since}; wait for it, stop it cleanly with "
-        f"'touch {directory}/stop', or give this job another checkpoint.dir"
+        f"{held} job {holder.job!r}, attempt {holder.attempt}, process {holder.launcher[0]} on "
+        f"{holder.host}, since {since}"
     )
+
+
+def how_to_end(held: Path, holder: Holder) -> str:
+    """What can be done about a job that holds `held`."""
+    scheduled = Scheduled.parse(holder.scheduler)
+    cancel = f"end it at once with '{scheduled.cancel}', " if scheduled and scheduled.cancel else ""
+    return (
+        f"wait for it, stop it cleanly with 'touch {stop_file(held)}', {cancel}or give this job "
+        "another checkpoint.dir"
+    )
+
+
+def later_start(directory: Path, holder: Holder, scheduler: str) -> tuple[str, str]:
+    """Cause and remedy where the holder is a later start of the scheduler's job."""
+    mine, later = Scheduled.parse(scheduler), Scheduled.parse(holder.scheduler)
+    assert mine is not None
+    assert later is not None
+    cause = (
+        f"{directory} is held by a later start of {mine.name}: restart {later.restarts}, on "
+        f"{holder.host}, and this is restart {mine.restarts}"
+    )
+    remedy = (
+        f"nothing, this start is over; if there is no such job any more, rm {directory / 'lock'}"
+    )
+    return cause, remedy
 
 
 def _fenced_message(directory: Path, attempt: str, holder: Holder | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from train.data import BatchPlan, to_device
 from train.dist import World
 from train.errors import TrainError
 from train.gradients import Gradients
+from train.lean import without_compiler
 from train.optim import LearningRate
 from train.workload import Workload
 
@@ -59,10 +61,23 @@ class Machinery:
     gradient_weights: dict[torch.dtype, torch.Tensor]
 
 
-class Watcher(Protocol):
-    """Who is told how the run goes, and may ask it to stop."""
+class Outcome(Enum):
+    """How the training came to an end."""
 
-    def stop_requested(self) -> bool: ...
+    DONE = "done"
+    STOPPED = "stopped"
+    LEFT = "left"
+    """The processes part to meet again as another world; the job goes on."""
+
+
+class Watcher(Protocol):
+    """Who is told how the run goes, and may ask it to end before its time."""
+
+    def stop_requested(self) -> bool:
+        """Is the job to stop? One rank's wish is enough, and goes before any wish to leave."""
+
+    def leave_requested(self) -> bool:
+        """Is this world about to change? One rank's wish is enough."""
 
     def state_may_change(self) -> None:
         """Called before the optimizer step; returns when nobody is copying the state any more."""
@@ -73,17 +88,17 @@ class Watcher(Protocol):
 
 def train(
     job: Job, state: State, machinery: Machinery, batches: Iterator[Any], watcher: Watcher
-) -> bool:
-    """Train until `job.last_step`, or until the ranks agree to stop. Returns whether they did."""
+) -> Outcome:
+    """Train until `job.last_step`, or until the ranks agree to stop or to leave."""
     machinery.gradients.ddp.train()
     while state.step < job.last_step:
         lr = job.learning_rate.set_for(state.step)
         decision = train_step(job, state, machinery, batches, watcher)
         state.step += 1
         watcher.stepped(state, decision.loss, lr)
-        if decision.stop:
-            return state.step < job.last_step
-    return False
+        if (decision.stop or decision.leave) and state.step < job.last_step:
+            return Outcome.STOPPED if decision.stop else Outcome.LEFT
+    return Outcome.DONE
 
 
 def train_step(
@@ -105,7 +120,8 @@ def train_step(
                 buffers.take(last)
             if last:
                 changed = buffers.changed() if buffers is not None else []
-                machinery.control.ask(losses, watcher.stop_requested(), changed)
+                stop, leave = watcher.stop_requested(), watcher.leave_requested()
+                machinery.control.ask(losses, stop, leave, changed)
             _backward(state, machinery, loss)
         if not last:
             machinery.gradients.keep()
@@ -158,5 +174,6 @@ def _update(config: RunConfig, state: State) -> None:
     if config.grad_clip is not None:
         state.scaler.unscale_(state.optimizer)
         torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.grad_clip)
-    state.scaler.step(state.optimizer)
+    with without_compiler(state.optimizer):
+        state.scaler.step(state.optimizer)
     state.scaler.update()

@@ -19,9 +19,9 @@ from train.config import RunConfig
 
 # Settings that may change between two runs of one job without changing what is computed.
 _FREE = {
-    "world_size", "shares", "backend", "data_workers", "rendezvous_timeout", "collective_timeout",
-    "eval_every", "log_every", "checkpoint_dir", "checkpoint_every", "checkpoint_keep", "code_dir",
-    "accept_changes", "steps", "epochs",
+    "world_size", "shares", "weight", "elastic", "backend", "data_workers", "rendezvous_timeout", "collective_timeout",
+    "eval_every", "log_every", "checkpoint_dir", "checkpoint_store", "checkpoint_every", "checkpoint_keep",
+    "code_dir", "accept_changes", "steps", "epochs",
 }  # fmt: skip
 _LIBRARY_FLAGS = (
     "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
@@ -33,8 +33,10 @@ def pin(threads: int) -> None:
     """Fix what torch would otherwise choose by machine or by timing."""
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = False
-    # Warn only: a model that uses an operation with no deterministic version still trains.
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Warn only: a model that uses an operation with no deterministic version still trains. Set like this
+    # and by the variable, it does not import the compiler, which costs as much as torch itself.
+    torch.set_deterministic_debug_mode("warn")
+    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     # Filling every new tensor would hide reads of uninitialised memory at the price of a pass.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -50,8 +50,18 @@ def _plain(value: Any) -> Any:
 
 def say(message: str, rank: int | None = None) -> None:
     """One line on standard error, with the rank in front where it matters which one speaks."""
+    _end_live_line()
     where = "ddpgen" if rank is None else f"ddpgen rank {rank}"
     _print(sys.stderr, f"{where}: {message}\n")
+
+
+# The progress line in which the terminal's cursor stands; there is one cursor for the process.
+_live_line: Progress | None = None
+
+
+def _end_live_line() -> None:
+    if _live_line is not None:
+        _live_line.end_line()
 
 
 def _print(out: TextIO | None, text: str) -> None:
@@ -82,10 +92,10 @@ class Progress:
         self._live = self._out is not None and self._out.isatty()
         self._began = self._window_began = time.monotonic()
         self._window_step = first_step
-        self._drawn = False
 
     def update(self, step: int, loss: float, lr: float) -> None:
         """`step` steps are complete."""
+        global _live_line
         due = step % self._every == 0 or step == self._last
         if not due:
             return
@@ -99,7 +109,7 @@ class Progress:
         )
         if self._live:
             _print(self._out, f"\r\x1b[2K{text}")
-            self._drawn = True
+            _live_line = self
             if step == self._last:
                 self.end_line()
         else:
@@ -107,9 +117,10 @@ class Progress:
 
     def end_line(self) -> None:
         """Leave the live line, so that what is printed next starts on a line of its own."""
-        if self._drawn:
+        global _live_line
+        if _live_line is self:
+            _live_line = None
             _print(self._out, "\n")
-            self._drawn = False
 
     def _left(self, step: int, now: float) -> str:
         done = step - self._first

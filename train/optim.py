@@ -10,6 +10,7 @@ import math
 import torch
 
 from train.config import RunConfig
+from train.lean import without_compiler
 from train.workload import Workload
 
 
@@ -17,6 +18,11 @@ def build_optimizer(workload: Workload, config: RunConfig) -> torch.optim.Optimi
     """The workload's own optimizer if it brings one, else the one the config names."""
     if workload.optimizer is not None:
         return workload.optimizer(workload.model, config.lr)
+    with without_compiler():
+        return _built_in(workload, config)
+
+
+def _built_in(workload: Workload, config: RunConfig) -> torch.optim.Optimizer:
     parameters = [p for p in workload.model.parameters() if p.requires_grad]
     decay = config.weight_decay
     if config.optimizer == "adamw":

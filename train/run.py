@@ -1,11 +1,12 @@
 """`python -m train run`: how a worker begins and ends.
 
 Owns what a worker's end means to torchrun and to the status file: done, stopped, replaced, failed
-for good, or crashed and worth a restart. Imports torch only when there is something to run.
+for good (on any host), or crashed and worth a restart. Imports torch only when there is something to run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import traceback
@@ -14,10 +15,24 @@ from pathlib import Path
 
 from train import leash
 from train.config import RunConfig, parse
-from train.errors import EXIT_FAILED, TrainError
+from train.ending import exit_at_once
+from train.errors import EXIT_FAILED, ToldError, TrainError
+from train.heart import Heart
 from train.lock import FencedOffError, read_lock
 from train.metrics import say
+from train.node import Node
+from train.replaced import Replacement
 from train.status import Status, read_status, write_status
+from train.verdict import Verdict
+
+# What a survivor sees of a peer's death, and of one that is there and does not come.
+_LOST_A_PEER = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused")
+_WAITED_IN_VAIN = (
+    "Timed out waiting",
+    "did not answer in time",
+    "Application timeout",
+    "timed out",
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,23 +41,104 @@ def main(argv: Sequence[str]) -> int:
     0 whenever a restart by torchrun would be wrong: done, stopped, superseded, or failed for good.
     """
     leash.die_with_parent(signal.SIGKILL)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        # torchrun is to ignore it under Slurm, and has passed that on: it could not end this process.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     config = parse(argv)
     rank = int(os.environ.get("RANK", "0"))
     directory = Path(config.checkpoint_dir).absolute()
     attempt = os.environ.get("DDPGEN_ATTEMPT", "")
-    if attempt and _is_over(directory, attempt, rank):
+    node = Node.from_environment(os.environ)
+    if attempt and _is_over(node.directory if node else directory, attempt, rank):
         return 0
+    replaced = Replacement(directory, os.environ, node)
+    replaced.end_if_come()
+    replaced.watch()
+    name = node.name if node else ""
+    heart = Heart(directory, os.environ, name, may_write=lambda: not replaced.has_come())
+    heart.start()
+    if node is not None:
+        return _among_hosts(config, directory, node, rank, heart, replaced)
     try:
-        return _run(config, directory, attempt)
+        return _run(config, directory, attempt, heart, replaced)
     except FencedOffError as error:
+        heart.fail(error, waited=False)
         say(str(error), rank)
         return 0
     except TrainError as error:
+        heart.fail(error, waited=False)
         _report_failure(directory, attempt, str(error), rank)
         return EXIT_FAILED
     except Exception as error:  # noqa: BLE001 - the worker's last resort
-        _report_crash(error, rank)
+        _report_crash(error, rank, heart)
         return EXIT_FAILED
+
+
+def _among_hosts(
+    config: RunConfig,
+    directory: Path,
+    node: Node,
+    rank: int,
+    heart: Heart,
+    replaced: Replacement,
+) -> int:
+    """As on one host; and what ends the job for good on one host ends it on all, with its reason.
+
+    Then every worker exits 0, as torchrun's agents would otherwise start some of them again, to
+    wait for others that do not come.
+    """
+
+    def end_as_told(reason: str) -> None:
+        replaced.end_if_come()
+        verdict.before_end()
+        code = _put_down(directory, node, reason, rank)
+        verdict.linger()
+        exit_at_once(code)
+
+    verdict = Verdict(node.name, rank, end_as_told)
+    # Who listens when the process with the store dies has torch print a page of C++ frames, in front
+    # of the one line that matters. Read by torch when it is imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    try:
+        return _run(config, directory, node.attempt, heart, replaced, node, verdict)
+    except FencedOffError as error:
+        heart.fail(error, waited=False)
+        say(str(error), rank)
+        return 0
+    except ToldError as error:
+        heart.fail(error, waited=True)
+        verdict.harken()
+        return _put_down(directory, node, str(error), rank)
+    except TrainError as error:
+        heart.fail(error, waited=False)
+        reason, is_mine = verdict.tell(str(error))
+        if is_mine:
+            say(" ".join(str(error).split()), rank)
+        code = _put_down(directory, node, reason, rank)
+        verdict.linger()
+        return code
+    except Exception as error:  # noqa: BLE001 - the worker's last resort
+        verdict.harken()
+        _report_crash(error, rank, heart)
+        return EXIT_FAILED
+
+
+def _put_down(directory: Path, node: Node, reason: str, rank: int) -> int:
+    """Write `failed` for this host, and for the job where this host holds it. The exit code."""
+    try:
+        node.write("failed", reason=reason)
+    except FencedOffError:
+        return 0  # somebody else's story by now
+    except OSError as error:
+        say(f"the status file cannot be written: {error.strerror}", rank)
+        return EXIT_FAILED
+    holder = read_lock(directory)
+    launch = node.launch()
+    if holder is not None and holder.attempt == launch:
+        was = read_status(directory) or Status("running", launch, 0)
+        with contextlib.suppress(OSError):
+            write_status(directory, Status("failed", launch, was.step, reason))
+    return 0
 
 
 def _is_over(directory: Path, attempt: str, rank: int) -> bool:
@@ -71,19 +167,40 @@ def _report_failure(directory: Path, attempt: str, why: str, rank: int) -> None:
             say(f"the status file cannot be written: {error.strerror}", rank)
 
 
-def _report_crash(error: Exception, rank: int) -> None:
+def _report_crash(error: Exception, rank: int, heart: Heart) -> None:
+    """Say what has happened; of what happened to others, who and where it was."""
     text = str(error)
-    # What a survivor sees of a peer's death; the traceback through DDP would only hide the cause.
-    signs = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused")
-    if isinstance(error, RuntimeError) and any(sign in text for sign in signs):
-        say(f"lost a peer: {text.splitlines()[0][:200]}", rank)
+    lost, late = (
+        isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+        for signs in (_LOST_A_PEER, _WAITED_IN_VAIN)
+    )
+    heart.fail(error, waited=lost or late)
+    if lost or late:
+        # A traceback through DDP would only hide the cause.
+        what = "lost a peer" if lost else "waited in vain for a peer"
+        say(f"{what}: {text.splitlines()[0][:200]}", rank)
+        for line in heart.explain() if late else heart.explain(patience_s=0.0):
+            say(line, rank)
         return
     traceback.print_exc()
     say(f"{type(error).__name__}: {text}", rank)
 
 
-def _run(config: RunConfig, directory: Path, attempt: str) -> int:
+def _run(
+    config: RunConfig,
+    directory: Path,
+    attempt: str,
+    heart: Heart,
+    replaced: Replacement,
+    node: Node | None = None,
+    verdict: Verdict | None = None,
+) -> int:
     # Imports torch, which takes seconds: not before it is known that there is something to run.
     from train import session
 
-    return session.run(config, directory, attempt)
+    try:
+        return session.run(config, directory, attempt, heart, replaced, node, verdict)
+    except Exception:
+        # Whatever it is, it then comes of that: of others that have ended, or of the fence.
+        replaced.end_if_come()
+        raise

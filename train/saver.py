@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,13 +22,25 @@ from train.checkpoint import BackgroundWriter, Checkpoint
 from train.config import Period
 from train.dist import World
 from train.errors import TrainError
+from train.interval import Interval
 from train.layout import step_directory
 from train.lock import Fence, FencedOffError
 from train.loop import State
 from train.metrics import say
 
+if TYPE_CHECKING:
+    from train.store.mirror import Mirror
+
 # Less than the 30 s that torchrun leaves a worker between SIGTERM and SIGKILL.
 SETTLE_S = 20.0
+# Between the tries of the last upload: what is here alone may be gone with its machine at any time.
+_LAST_PAUSES_S = (0.0, 2.0, 10.0, 30.0, 60.0, 90.0, 120.0)
+# And where the machine is about to go, and the job to go on elsewhere.
+_URGENT_PAUSES_S = (0.0, 2.0, 6.0)
+# A fault that stays is told again after so long.
+_AGAIN_S = 600.0
+# From here on a wait for the last upload is worth a line.
+_LONG_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -42,22 +54,52 @@ class SaveFailedError(Exception):
         return f"the checkpoint of step {self.step} could not be written: {self.why}"
 
 
+@dataclass(frozen=True)
+class NotInStoreError(Exception):
+    """A checkpoint is whole on this machine, and only there. `hangs`: for a call that never returned."""
+
+    step: int
+    why: str
+    hangs: bool = False
+
+    def __str__(self) -> str:
+        return f"the checkpoint of step {self.step} is only on this machine: {self.why}"
+
+
 class Saver:
     """Rank 0's checkpoints: due by steps or seconds, written beside the training."""
 
     def __init__(
-        self, directory: Path, fence: Fence, every: Period, keep: int, meta: dict[str, Any]
+        self,
+        directory: Path,
+        fence: Fence,
+        every: Period,
+        keep: int,
+        meta: dict[str, Any],
+        mirror: Mirror | None = None,
     ) -> None:
+        """`mirror`: where there is a store; a checkpoint counts when it is in there."""
         self._directory, self._fence, self._every, self._keep = directory, fence, every, keep
-        self._meta = meta
+        self._meta, self._mirror = meta, mirror
+        self._interval = Interval(every.mean_s, say) if every.mean_s is not None else None
         self._writer = BackgroundWriter(self._on_error)
         self._last_time = time.monotonic()
         self._last_step: int | None = None
+        self._fault: tuple[str, float] | None = None
+        self._not_in_store = self._ending = False
         self.fenced_off: FencedOffError | None = None
 
     def resumed(self, step: int) -> None:
         """A checkpoint of this step lies there already."""
         self._last_step = step
+
+    def begin(self, step: int) -> None:
+        """Have the store say what runs, and hold what is newer here; beside the training."""
+        mirror = self._mirror
+        if mirror is not None:
+            self._writer.start(
+                step, lambda: None, lambda _: self._to_store(step, mirror, begins=self._meta)
+            )
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is to be taken after `step` complete steps.
@@ -69,8 +111,9 @@ class Saver:
             return False
         if self._every.steps is not None:
             return step // self._every.steps > (self._last_step or 0) // self._every.steps
-        assert self._every.seconds is not None
-        return time.monotonic() - self._last_time >= self._every.seconds
+        seconds = self._every.seconds if self._interval is None else self._interval.seconds
+        assert seconds is not None
+        return time.monotonic() - self._last_time >= seconds
 
     def save(self, state: State) -> None:
         """Take a checkpoint of the state as it is now; returns at once."""
@@ -103,32 +146,118 @@ class Saver:
     def wait_copied(self) -> None:
         self._writer.wait_copied()
 
-    def finish(self, state: State) -> None:
-        """Make the state as it is now durable. Raises SaveFailedError or FencedOffError."""
-        failed = self._writer.finish()
-        if failed is not None or self._last_step != state.step:
+    def finish(self, state: State, urgent: bool = False) -> None:
+        """Make the state as it is now durable.
+
+        `urgent`: the machine may be gone soon, and the job goes on elsewhere; so the store has no more
+        than some 20 s if it does not answer. Raises SaveFailedError, NotInStoreError or FencedOffError.
+        """
+        self._ending = True
+        if urgent and self._mirror is not None:
+            self._mirror.hurry(SETTLE_S)
+        failed = self._finish_writing()
+        is_here = failed is None or isinstance(failed, NotInStoreError)
+        if not is_here or self._last_step != state.step:
             self.save(state)
-            failed = self._writer.finish()
+            failed = self._finish_writing()
+        if failed is None or isinstance(failed, NotInStoreError):
+            self._make_sure_of_store(state.step, _URGENT_PAUSES_S if urgent else _LAST_PAUSES_S)
+            return
         if isinstance(failed, FencedOffError):
             raise failed
-        if failed is not None:
-            raise SaveFailedError(state.step, _why(failed))
+        raise SaveFailedError(state.step, _why(failed))
+
+    def abandon(self) -> None:
+        """Remove what is half written: the directory is another's, and this process is about to end."""
+        checkpoint.remove_leftovers(self._directory, self._name)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._fence.attempt}-{self._fence.generation}"
 
     def _write(self, step: int, copies: dict[str, Any]) -> None:
-        writer = f"{self._fence.attempt}-{self._fence.generation}"
         self._fence.check()
-        checkpoint.write(self._directory, step, copies, self._meta, writer, self._fence.check)
+        checkpoint.write(self._directory, step, copies, self._meta, self._name, self._fence.check)
         self._fence.check()
         checkpoint.prune(self._directory, self._keep)
+        if not self._not_in_store:
+            self._fault = None
+        if self._mirror is not None:
+            self._to_store(step, self._mirror)
+        if self._interval is not None:
+            self._interval.measured(time.monotonic() - self._last_time)
+
+    def _to_store(self, step: int, mirror: Mirror, begins: dict[str, Any] | None = None) -> None:
+        """Raises NotInStoreError, FencedOffError."""
+        try:
+            if begins is not None:
+                mirror.begin(begins, step, self._fence.check)
+            else:
+                mirror.push(step, self._fence.check)
+        except OSError as error:
+            self._not_in_store = True
+            raise NotInStoreError(step, mirror.explain(error), mirror.hangs(error)) from None
+        if self._not_in_store and mirror.committed is not None:
+            self._not_in_store, self._fault = False, None
+            say(f"checkpoints are in the store again, newest step {mirror.committed}")
+
+    def _make_sure_of_store(self, step: int, pauses_s: Sequence[float]) -> None:
+        """The last checkpoint is in the store, if that can be had. Raises as _to_store."""
+        if self._mirror is None:
+            return
+        failed: NotInStoreError | None = None
+        for pause in pauses_s:
+            if failed is not None and pause == pauses_s[1]:
+                say(f"{failed}; trying again for {sum(pauses_s):g} s before this ends")
+            time.sleep(pause)
+            try:
+                self._to_store(step, self._mirror)
+            except NotInStoreError as error:
+                failed = error
+                if failed.hangs and pauses_s is _URGENT_PAUSES_S:
+                    break  # it had its time
+            else:
+                return
+        assert failed is not None
+        raise failed
+
+    def _finish_writing(self) -> Exception | None:
+        if self._mirror is not None:
+            self._writer.wait_written(_LONG_S)
+            if self._writer.busy:
+                say(f"waiting for the upload to {self._mirror.name}")
+        return self._writer.finish()
+
+    def _was_told(self, error: Exception) -> bool:
+        """Whether the same fault was told of a moment ago, for a checkpoint before this one."""
+        fault, now = f"{type(error).__name__} {_without_numbers(_why(error))}", time.monotonic()
+        if self._fault is not None and self._fault[0] == fault and now < self._fault[1] + _AGAIN_S:
+            return True
+        self._fault = fault, now
+        return False
 
     def _on_error(self, step: int, error: Exception) -> None:
         if isinstance(error, FencedOffError):
             self.fenced_off = error
             return
+        if self._ending and isinstance(error, NotInStoreError):
+            return  # it is tried again, and told by whoever wants the last one
+        if self._was_told(error):
+            return
+        if isinstance(error, NotInStoreError):
+            say(
+                f"{error}; training goes on with checkpoints on this machine only, the next one is "
+                "tried as planned"
+            )
+            return
         say(
             f"the checkpoint of step {step} could not be written ({_why(error)}); training goes on "
             "from memory, the checkpoint before it is kept, the next one is tried as planned"
         )
+
+
+def _without_numbers(text: str) -> str:
+    return "".join(c for c in text if not c.isdecimal())
 
 
 def _why(error: Exception) -> str:
@@ -154,7 +283,15 @@ def restore(state: State, found: Checkpoint) -> None:
     state.step = found.step
 
 
-def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Checkpoint | None:
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint, and the rank on whose node's disk it was found."""
+
+    checkpoint: Checkpoint
+    rank: int
+
+
+def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found | None:
     """The newest valid checkpoint anywhere in the world, on every rank.
 
     One process of each node looks at its own disk; the newest step wins and its holder broadcasts
@@ -169,7 +306,7 @@ def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Checkpo
     if newest < 0:
         return None
     holder = steps.index(newest)
-    return _broadcast(mine if world.rank == holder else None, holder, world)
+    return Found(_broadcast(mine if world.rank == holder else None, holder, world), holder)
 
 
 def _look(directory: Path, rank: int, may_tidy: Callable[[], None]) -> Checkpoint | None:
@@ -197,9 +334,7 @@ def _broadcast(mine: Checkpoint | None, holder: int, world: World) -> Checkpoint
         assert mine is not None
         return mine
     sizes = {name: len(content) for name, content in mine.files.items()} if mine else {}
-    head: list[Any] = [(mine.step, mine.meta, sizes) if mine else None]
-    dist.broadcast_object_list(head, src=holder, group=world.control)
-    step, meta, sizes = head[0]
+    step, meta, sizes = world.gather((mine.step, mine.meta, sizes) if mine else None)[holder]
     files = {}
     for name, size in sizes.items():
         content = bytearray(mine.files[name] if mine else size)

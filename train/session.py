@@ -11,15 +11,17 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import secrets
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train import manifest, rng
+from train import hosts, manifest, rng
 from train.books import Books
 from train.buffers import Buffers
 from train.checkpoint import Checkpoint
@@ -31,73 +33,199 @@ from train.data import (
     SampleOrder,
     micro_batches,
     ranges,
-    shares_evenly,
+    shares_by_weight,
     to_device,
 )
 from train.dist import Place, World, join, leave
-from train.errors import TrainError
+from train.errors import EXIT_CHANGED, TrainError, start_command
 from train.evaluate import evaluate
 from train.gradients import AllReduceGradients, Gradients, TreeGradients
-from train.lock import Fence, claim
-from train.loop import Job, Machinery, State, train
+from train.heart import Heart
+from train.lock import Fence, FencedOffError, claim
+from train.loop import Job, Machinery, Outcome, State, train
+from train.mesh import MeshReducer, connect
 from train.metrics import say
+from train.node import Node
 from train.optim import LearningRate, build_optimizer
+from train.replaced import Replacement
 from train.saver import find, restore
-from train.stop import StopRequest
+from train.scheduler import VARIABLE
+from train.stop import BY_SIGNAL, PREEMPTED, StopRequest, foremost
+from train.verdict import Verdict
 from train.workload import Context, load_workload
+
+if TYPE_CHECKING:
+    from train.store.mirror import Mirror
 
 # How long the peers wait for the last checkpoint: slow disks are common, endless ones are not.
 LAST_SAVE_S = 3600.0
+# And for the checkpoint that rank 0 brings from a store, which may be large and far away.
+STORE_S = 6 * 3600.0
 
 
-def run(config: RunConfig, directory: Path, attempt: str) -> int:
-    """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises."""
+def run(
+    config: RunConfig,
+    directory: Path,
+    attempt: str,
+    heart: Heart,
+    replaced: Replacement,
+    node: Node | None = None,
+    verdict: Verdict | None = None,
+) -> int:
+    """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises.
+
+    `heart` beats, and is stopped at a good end; `replaced` may end this process at any time. `node`
+    and `verdict` are there when the job was started on several hosts, each by its script.
+    """
     place = Place.from_environment(os.environ)
     _check_world_size(config, place)
     fence = None
-    if place.rank == 0:
+    if place.rank == 0 and node is None:
         # Started without a launch script, rank 0 claims the directory for itself.
         fence = Fence(directory, attempt or _claim_by_hand(directory))
     manifest.pin(config.threads)
-    world = join(place, config.backend, config.rendezvous_timeout, config.collective_timeout)
+    timeouts = config.rendezvous_timeout, config.collective_timeout
+    world = join(place, config.backend, *timeouts, verdict)
     # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
     stop = StopRequest(directory / "stop")
+    facts = manifest.facts(config, world.device)
+    assembly = hosts.assemble(world, config.weight, facts, directory, node)
+    _acquaint(heart, world)
+    host = None
+    if node is not None:
+        host = Host(node, hosts.enter(node, assembly, place), verdict)
+        fence = hosts.take_directory(directory, assembly, world)
+    parts = ranges(_shares(config, assembly))
     if world.rank == 0:
-        say(f"{world.size} processes, backend {world.backend}, device {world.device.type}")
-    shares = _shares(config, world)
-    job, state = _set_up(config, world, ranges(shares)[world.rank])
-    _resume(job, state, directory, fence.check if fence else lambda: None)
-    # Before DDP, which would quietly give every rank the parameters of rank 0.
-    _check_equal(job, state)
-    machinery = _machinery(job, ranges(shares))
-    books = Books(directory, fence, job, state.step) if fence else None
-    # Nobody trains before the status says `running`: a rank that fails at once says so after it.
-    world.barrier()
-    try:
-        _train(job, state, machinery, Observer(job, books, stop))
-    finally:
+        hosts.introduce(assembly, world.backend, parts)
+    job, state = _set_up(config, world, parts[world.rank])
+    with _told_to_all(node), _store(config, directory, fence, world) as mirror:
+        source = _resume(job, state, directory, fence, assembly)
+        heart.follow(state)
+        # Before DDP, which would quietly give every rank the parameters of rank 0.
+        _check_equal(job, state)
+        machinery = _machinery(job, parts)
+        books = Books(directory, fence, job, state.step, source, mirror) if fence else None
         if books is not None:
-            # A peer's crash does not spoil what was copied before it: let it get to the disk.
-            books.saver.settle()
+            replaced.before_end = books.saver.abandon
+        if host is not None:
+            host.begin(state.step, books)
+        # Nobody trains before the status says `running`: a rank that fails at once says so after it.
+        world.barrier()
+        try:
+            outcome = _train(job, state, machinery, Observer(job, books, stop, host))
+        finally:
+            heart.hold()
+            if books is not None:
+                # A peer's crash does not spoil what was copied before it: let it get to the disk.
+                books.saver.settle()
+    if verdict is not None:
+        world.barrier()
+        verdict.close()
+    heart.stop()
     leave(world)
-    return 0
+    return EXIT_CHANGED if outcome is Outcome.LEFT else 0
+
+
+@contextmanager
+def _told_to_all(node: Node | None) -> Iterator[None]:
+    """Of several hosts none goes on when rank 0 may not write any more."""
+    try:
+        yield
+    except FencedOffError as error:
+        if node is None:
+            raise
+        node.check()  # where only this host was started anew, the others go on without it
+        raise TrainError(str(error)) from None
+
+
+@contextmanager
+def _store(
+    config: RunConfig, directory: Path, fence: Fence | None, world: World
+) -> Iterator[Mirror | None]:
+    """Rank 0 takes the store, if there is one, and brings its newest checkpoint here.
+
+    Raises TrainError on every rank when that cannot be. A job that fails for good says so there.
+    """
+    if not config.checkpoint_store:
+        yield None
+        return
+    mirror, why = None, ""
+    if fence is not None:
+        from train.store.mirror import open_mirror  # only where there is a store
+
+        job = os.environ.get("DDPGEN_JOB", "(started by hand)")
+        try:
+            place, keep = config.checkpoint_store, config.checkpoint_keep
+            mirror = open_mirror(place, directory, keep, fence, f"{job} {fence.attempt}")
+            mirror.pull(fence.check)
+        except (TrainError, FencedOffError) as error:
+            why = str(error)
+    try:
+        hosts.agree(world, "checkpoint store", why, STORE_S)
+        yield mirror
+    except TrainError as error:
+        if mirror is not None:
+            mirror.give_up(str(error))
+        raise
+
+
+def _acquaint(heart: Heart, world: World) -> None:
+    """Let the hearts of this world know each other, over the network where it has several hosts."""
+    name = world.gather(secrets.token_hex(4))[0]
+    heart.meet(name, world.store if len(world.layout) > 1 else None)
+    if world.backend == "nccl":
+        # Its watchdog aborts the process; no exception ever comes.
+        heart.speak_before(world.collective_timeout, lambda line: say(line, world.rank))
 
 
 def _claim_by_hand(directory: Path) -> str:
     """What a launch script does otherwise: take the directory, forget an old request to stop."""
-    attempt = claim(directory, os.environ.get("DDPGEN_JOB", "(started by hand)"), os.getpid())
+    job = os.environ.get("DDPGEN_JOB", "(started by hand)")
+    attempt = claim(directory, job, os.getpid(), scheduler=os.environ.get(VARIABLE, ""))
     (directory / "stop").unlink(missing_ok=True)
     return attempt
+
+
+@dataclass(frozen=True)
+class Host:
+    """This process' part of its host's books, where the job runs on several: local rank 0 has it."""
+
+    node: Node
+    fence: Fence | None
+    verdict: Verdict | None
+
+    def begin(self, step: int, books: Books | None) -> None:
+        if self.fence is not None:
+            self.node.write("running", step)
+        if self.verdict is not None and books is not None:
+            self.verdict.before_end = books.saver.settle
+
+    def end(self, word: str, step: int, reason: str = "") -> None:
+        """The host's last word. Raises FencedOffError, TrainError when it cannot be written."""
+        if self.fence is None:
+            return
+        try:
+            self.node.write(word, step, reason)
+        except OSError as error:
+            raise TrainError(
+                f"the status file in {self.node.directory} cannot be written: {error.strerror}; "
+                "make room or restore the permission, and start the job again"
+            ) from None
+        self.fence.close()
 
 
 class Observer:
     """The loop's Watcher: passes what it sees to the books, if this rank has any."""
 
-    def __init__(self, job: Job, books: Books | None, stop: StopRequest) -> None:
-        self._job, self._books, self._stop = job, books, stop
+    def __init__(self, job: Job, books: Books | None, stop: StopRequest, host: Host | None) -> None:
+        self._job, self._books, self._stop, self._host = job, books, stop, host
 
     def stop_requested(self) -> bool:
-        return self._stop.requested
+        return self._stop.by_file or (self._stop.by_signal and not self._job.config.elastic)
+
+    def leave_requested(self) -> bool:
+        return self._stop.by_signal and self._job.config.elastic
 
     def state_may_change(self) -> None:
         if self._books is not None:
@@ -116,17 +244,38 @@ class Observer:
         if metrics and self._books is not None:
             self._books.evaluated(step, metrics)
 
-    def close(self, state: State, stopped: bool) -> None:
+    def close(self, state: State, outcome: Outcome) -> None:
         """Make the end durable. Raises TrainError on every rank when rank 0 could not."""
-        saved = self._books.save_last(state) if self._books is not None else ""
-        why = self._job.world.from_rank_0("last checkpoint", saved, LAST_SAVE_S)
-        if why:
-            raise TrainError(why)
+        reason = ""
+        if outcome is Outcome.STOPPED:
+            # Only some may know it, and each host's status is to say the same.
+            reason = foremost(self._job.world.gather(self._stop.reason))
+        taken = outcome is Outcome.STOPPED and reason.startswith((PREEMPTED, BY_SIGNAL))
+        leaving = taken or outcome is Outcome.LEFT
+        goes_on = taken and bool(self._job.config.checkpoint_store)
+        why = self._books.save_last(state, leaving, goes_on) if self._books is not None else ""
+        if outcome is Outcome.LEFT:
+            self._part(state, why)
+            return
+        hosts.agree(self._job.world, "last checkpoint", why, LAST_SAVE_S)
         # After the checkpoint: a fault in an evaluation must not cost the training.
-        if not stopped:
+        if outcome is Outcome.DONE:
             self.evaluate(state.step)
         if self._books is not None:
-            self._books.close(state.step, stopped)
+            self._books.close(state.step, stopped=outcome is Outcome.STOPPED, reason=reason)
+        if self._host is not None:
+            self._host.end(outcome.value, state.step, reason)
+        self._stop.close()
+
+    def _part(self, state: State, why: str) -> None:
+        """Meet again as another world: no last word, and a checkpoint only if it can be had."""
+        self._job.world.from_rank_0("last checkpoint", why, LAST_SAVE_S)
+        if self._books is not None:
+            if why:
+                self._books.say(f"{why}; going on from the one before")
+            self._books.part(state.step)
+        if self._host is not None:
+            self._host.end("running", state.step)
         self._stop.close()
 
 
@@ -138,10 +287,11 @@ def _check_world_size(config: RunConfig, place: Place) -> None:
         )
 
 
-def _shares(config: RunConfig, world: World) -> tuple[int, ...]:
-    shares = config.shares or shares_evenly(config.micro_batches, world.size)
-    if len(shares) != world.size:
-        raise TrainError(f"--shares names {len(shares)} ranks, the world has {world.size}")
+def _shares(config: RunConfig, assembly: hosts.Assembly) -> tuple[int, ...]:
+    weights = [member.weight for member in assembly.members]
+    shares = config.shares or shares_by_weight(config.micro_batches, weights)
+    if len(shares) != len(weights):
+        raise TrainError(f"--shares names {len(shares)} ranks, the world has {len(weights)}")
     return shares
 
 
@@ -175,17 +325,21 @@ def _set_up(config: RunConfig, world: World, mine: range) -> tuple[Job, State]:
     return Job(config, workload, world, plan, mine, last_step, rate, autocast), state
 
 
-def _resume(job: Job, state: State, directory: Path, may_tidy: Callable[[], None]) -> None:
-    found = find(directory, job.world, may_tidy)
+def _resume(
+    job: Job, state: State, directory: Path, fence: Fence | None, assembly: hosts.Assembly
+) -> str:
+    """Go on from the newest checkpoint. Returns the host that had it, if not that of rank 0."""
+    found = find(directory, job.world, fence.check if fence else lambda: None)
     if found is None:
-        return
-    _check_settings(job, found)
-    restore(state, found)
+        return ""
+    _check_settings(job, found.checkpoint)
+    restore(state, found.checkpoint)
     if state.step > job.last_step:
         raise TrainError(
             f"the newest checkpoint in {directory} is of step {state.step}, beyond the "
             f"{job.last_step} steps asked for; ask for more steps or use another checkpoint.dir"
         )
+    return assembly.members[found.rank].host if found.rank else ""
 
 
 def _check_settings(job: Job, found: Checkpoint) -> None:
@@ -196,8 +350,8 @@ def _check_settings(job: Job, found: Checkpoint) -> None:
         raise TrainError(
             f"the checkpoint of step {found.step} was written with other settings: "
             f"{'; '.join(changed)}. Use another checkpoint.dir to start anew, or add "
-            "--accept-changes to the training command to go on from it with the new settings (bash "
-            "local.sh --accept-changes)"
+            "--accept-changes to the training command to go on from it with the new settings "
+            f"({start_command(len(job.world.layout) > 1)} --accept-changes)"
         )
     if job.world.rank == 0 and found.meta.get("code") != manifest.code():
         say(
@@ -218,13 +372,15 @@ def _machinery(job: Job, all_ranges: list[range]) -> Machinery:
     config, world, model = job.config, job.world, job.workload.model
     gradients: Gradients
     buffers = None
+    mesh = connect(world)
     if config.reduction == "tree":
         gradients = tree = TreeGradients(model, world, config, all_ranges)
         if any(module._buffers for module in model.modules()):
-            buffers = Buffers(model, tree.reducer, job.mine, config.micro_batches)
+            reducer = MeshReducer(mesh, all_ranges, tree.reducer) if mesh else tree.reducer
+            buffers = Buffers(model, reducer, job.mine, config.micro_batches)
     else:
         gradients = AllReduceGradients(model, world, config)
-    control = Control(world, job.mine, config.micro_batches)
+    control = Control(world, job.mine, config.micro_batches, mesh)
     return Machinery(gradients, buffers, control, {})
 
 
@@ -255,7 +411,7 @@ def _check_equal(job: Job, state: State) -> None:
         )
 
 
-def _train(job: Job, state: State, machinery: Machinery, observer: Observer) -> None:
+def _train(job: Job, state: State, machinery: Machinery, observer: Observer) -> Outcome:
     config = job.config
     fetcher = MicroBatchFetcher(job.workload.dataset, job.plan, job.workload.collate)
     if config.reduction == "allreduce" and job.world.size > 2:
@@ -269,9 +425,10 @@ def _train(job: Job, state: State, machinery: Machinery, observer: Observer) -> 
         config.collective_timeout,
         pin_memory=job.world.device.type == "cuda",
     )
-    stopped = train(job, state, machinery, batches, observer)
+    outcome = train(job, state, machinery, batches, observer)
     machinery.gradients.close()
-    observer.close(state, stopped)
+    observer.close(state, outcome)
+    return outcome
 
 
 def _settle_buckets(

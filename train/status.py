@@ -1,15 +1,22 @@
 """The `status` file: how an attempt stands, in one line that a shell can read.
 
-Owns the line's form and its atomic replacement. Knows nothing of how the status came about.
+Owns the line's form, its atomic replacement, and the reading of a file that a stranger may have put
+there. Knows nothing of how the status came about.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 WORDS = ("running", "done", "stopped", "failed")
+_MOST_REASON = 10_000
+_MOST_DIGITS = 18
+# Of a small file; what is larger is none of ours.
+MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -21,23 +28,76 @@ class Status:
     step: int
     reason: str = ""
 
+    @property
+    def line(self) -> str:
+        """`WORD ATTEMPT STEP [reason]`, as it is on file."""
+        reason = " ".join(self.reason.split())[:_MOST_REASON]
+        return f"{self.word} {self.attempt} {self.step} {reason}".rstrip() + "\n"
+
 
 def write_status(directory: Path, status: Status) -> None:
     """Replace the status line: `WORD ATTEMPT STEP [reason]`. Raises OSError."""
-    reason = " ".join(status.reason.split())
-    line = f"{status.word} {status.attempt} {status.step} {reason}".rstrip() + "\n"
-    replace_file(directory / "status", line.encode())
+    path, line = directory / "status", status.line.encode()
+    try:
+        replace_file(path, line)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwrite(path, line):
+            raise
+
+
+def _overwrite(path: Path, line: bytes) -> bool:
+    """A full disk still takes what fits into the block that a file has; whoever reads it wants the last
+    word rather than the one before."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        if os.pwrite(descriptor, line, 0) != len(line):
+            return False
+        os.ftruncate(descriptor, len(line))
+        os.fsync(descriptor)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def read_status(directory: Path) -> Status | None:
     """The last status written, or None when there is none that can be read."""
     try:
-        words = (directory / "status").read_text("utf-8", "replace").split(maxsplit=3)
+        text = read_file(directory / "status").decode("utf-8", "replace")
     except OSError:
         return None
-    if len(words) < 3 or words[0] not in WORDS or not words[2].isdigit():
+    words = text.split(maxsplit=3)
+    if len(words) < 3 or words[0] not in WORDS or not _is_step(words[2]):
         return None
     return Status(words[0], words[1], int(words[2]), words[3].strip() if len(words) > 3 else "")
+
+
+def _is_step(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
+def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
+    """All of an ordinary file of at most `most` bytes. Waits for nobody at the other end of a pipe.
+
+    Raises OSError, also for what is no ordinary file or is larger.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            # It may grow meanwhile.
+            content = file.read(most + 1) if found.st_size <= most else b""
+        if max(found.st_size, len(content)) > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
+        return content
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(path: Path, content: bytes) -> None:

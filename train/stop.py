@@ -1,47 +1,106 @@
-"""Requests to stop: from the stop file, or from a signal.
+"""Requests to stop: from the stop file, or from a signal, each with its reason.
 
-Owns noticing them. Decides nothing: one rank's notice becomes every rank's decision in the control
-reduction of a step, and nothing is ever saved inside a signal handler.
+Owns noticing them, and the reason that goes into the status. Decides nothing: one rank's notice becomes
+every rank's decision in the control reduction of a step, and nothing is ever saved inside a signal
+handler.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from train.status import read_file
+
 POLL_S = 0.25
+
+# What a reason is, where whoever asks says no more.
+BY_USER, BY_SIGNAL = "user", "signal"
+# How the reason begins when the machine is taken back, and the job is to go on elsewhere.
+PREEMPTED = "preempted"
+# It goes into one line, and from there into terminals.
+_MOST_REASON = 200
 
 
 class StopRequest:
-    """Watches for the stop file and for SIGTERM, SIGINT and SIGHUP.
+    """Watches for the stop file, and for SIGTERM, SIGINT and SIGHUP.
 
-    SIGTERM may mean a preemption, a peer that failed or a changed membership; in each case the
-    right thing is to go on to the next step boundary and see whether the peers still answer. Under
-    Slurm it arrives twice, so the handler only sets a flag. The file is looked for by a thread: on
-    a network mount a single look can take longer than a step.
+    The file says what is wanted; a signal may mean a preemption, a peer that failed or a changed
+    membership. In each case the right thing is to go on to the next step boundary and see whether
+    the peers still answer. Under Slurm it arrives twice, so the handler only sets a flag. The file
+    is looked for by a thread: on a network mount a single look can take longer than a step.
     """
 
     def __init__(self, stop_file: Path) -> None:
         self._file = stop_file
-        self.requested = stop_file.exists()
+        self._words = ""
+        self.by_file = False
+        self.by_signal = False
+        if stop_file.exists():
+            self._found()
         self._ended = threading.Event()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_signal)
         threading.Thread(target=self._watch, name="stop", daemon=True).start()
+
+    @property
+    def requested(self) -> bool:
+        """By either of the two."""
+        return self.by_file or self.by_signal
+
+    @property
+    def reason(self) -> str:
+        """Why this rank wants to stop; "" when it does not. A file says more than a signal."""
+        if self.by_file:
+            # Seen between its making and its writing, it had no words yet.
+            return self._words or reason_in(self._file)
+        return BY_SIGNAL if self.by_signal else ""
 
     def close(self) -> None:
         """Stop looking for the file. Signals stay handled: the end of a run is not to be killed."""
         self._ended.set()
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.requested = True
+        self.by_signal = True
 
     def _watch(self) -> None:
-        while not self.requested and not self._ended.wait(POLL_S):
+        while not self.by_file and not self._ended.wait(POLL_S):
             try:
                 if self._file.exists():
-                    self.requested = True
+                    self._found()
             except OSError:
                 continue  # a file server that is away is no request to stop
+
+    def _found(self) -> None:
+        # The words first, as they are asked for when the flag is seen.
+        self._words = _first_line(self._file)
+        self.by_file = True
+
+
+def reason_in(stop_file: Path) -> str:
+    """The first line of a stop file that is there: one line of printable characters, never empty."""
+    return _first_line(stop_file) or BY_USER
+
+
+def foremost(reasons: Sequence[str]) -> str:
+    """The one reason of a job whose ranks, in this order, have these; "" when none has any.
+
+    A preemption goes before all others, as the job is to come back from it. A signal comes last: it
+    may be no more than how the end of one rank reached another.
+    """
+    given = [reason for reason in reasons if reason]
+    taken_back = [reason for reason in given if reason.startswith(PREEMPTED)]
+    told = [reason for reason in given if not reason.startswith(BY_SIGNAL)]
+    return next(iter(taken_back or told or given), "")
+
+
+def _first_line(stop_file: Path) -> str:
+    try:
+        text = read_file(stop_file).decode("utf-8", "replace")
+    except OSError:
+        return ""  # what it is good for is that it is there
+    line = "".join(c if c.isprintable() else " " for c in text.partition("\n")[0][:_MOST_REASON])
+    return " ".join(line.split())

@@ -12,8 +12,8 @@ from ddpgen.errors import TargetUnavailableError
 from ddpgen.plan import LaunchPlan
 from ddpgen.render import Renderer
 from ddpgen.rules import Conflict
-from ddpgen.spec import TIERS, JobSpec
-from ddpgen.targets import local
+from ddpgen.spec import JobSpec
+from ddpgen.targets import hosts, local, sky, slurm
 from ddpgen.targets.artefact import Artefact
 
 
@@ -29,13 +29,11 @@ class Target(Protocol):
         """The files that launch the plan on this tier, the one to start first."""
 
 
-TARGETS: dict[str, Target] = {local.NAME: local}
+TARGETS: dict[str, Target] = {each.NAME: each for each in (local, hosts, slurm, sky)}
 
 
 def target(name: str) -> Target:
-    """The target called `name`; raises TargetUnavailableError for a tier of a later version."""
+    """The target called `name`; raises TargetUnavailableError."""
     if name in TARGETS:
         return TARGETS[name]
-    made = ", ".join(TARGETS)
-    known = "not available in this version" if name in TIERS else "unknown"
-    raise TargetUnavailableError(f"tier {name} is {known}; there is {made}")
+    raise TargetUnavailableError(f"tier {name} is unknown; there is {', '.join(TARGETS)}")

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class Artefact(NamedTuple):
-    """One rendered file of a bundle, and what to type to start it."""
+    """One rendered file of a bundle, and what to type to start it, if that is what it is for."""
 
     path: str
     text: str
-    start: str
+    start: str = ""
     executable: bool = True

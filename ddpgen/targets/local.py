@@ -23,6 +23,12 @@ def check(job: JobSpec) -> Iterator[Conflict]:
 
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
     """local.sh."""
-    made = {"world_size": plan.world_size, "needs_home": plan.needs_home}
+    made = {
+        "world_size": plan.world_size,
+        "needs_home": plan.needs_home,
+        "script": "local.sh",
+        "up": "",
+        "below": "",
+    }
     text = renderer.render("local.sh.j2", {**vars(plan), **made})
     return [Artefact("local.sh", text, "bash {bundle}/local.sh")]

@@ -43,6 +43,9 @@ def test_every_command_is_documented(name: str, run: Run) -> None:
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "launch"])
 def test_the_example_in_the_help_runs(name: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    ended(tmp_path / "checkpoints" / "gpt", "done")
+    ended(tmp_path / "build" / "checkpoints" / "gpt", "done")
+    (tmp_path / "build" / "checkpoints" / "gpt" / "metrics.jsonl").write_text("{}\n")
     line = example(cli.commands[name]).replace("ddpgen ", f"{sys.executable} -m ddpgen ", 1)
     subprocess.run(
         ["bash", "-c", line],
@@ -52,6 +55,42 @@ def test_the_example_in_the_help_runs(name: str, tmp_path: Path) -> None:
         check=True,
         timeout=60,
     )
+
+
+def ended(directory: Path, word: str) -> None:
+    """A checkpoint directory whose job has ended so."""
+    directory.mkdir(parents=True)
+    (directory / "status").write_text(f"{word} abc 7\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "says"),
+    [("done", 0, "The job is done, at step 7."), ("failed", 1, "The job has failed, at step 7.")],
+)
+def test_doctor_is_the_training_modules_own_and_passes_its_code_on(
+    tmp_path: Path, word: str, code: int, says: str
+) -> None:
+    ended(tmp_path / "-odd name", word)
+    (tmp_path / "train").mkdir()  # the user's own, which must not come first
+    (tmp_path / "train" / "__init__.py").write_text("raise SystemExit(77)")
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpgen", "doctor", "--", "-odd name"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert says in done.stdout
+    assert done.stderr == ""  # it starts nothing that would have to be echoed
+
+
+def test_doctor_complains_under_the_name_it_was_called_by(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpgen", "doctor", "nowhere"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ddpgen doctor: {tmp_path / 'nowhere'} is not a directory")
 
 
 def test_version(run: Run) -> None:
@@ -71,6 +110,13 @@ def test_findings_go_to_stderr_and_the_code_is_65(run: Run, spec: Spec) -> None:
     )
 
 
+def test_a_code_to_ignore_has_to_exist(run: Run, spec: Spec) -> None:
+    wrong = run("validate", spec(GPT + "preflight: {ignore: [NIC080]}\n"))
+    assert wrong.code == 65
+    assert "preflight.ignore: there is no code NIC080; did you mean NIC0" in wrong.err
+    assert run("validate", spec(GPT + "preflight: {ignore: [NIC008, LINK002]}\n")).code == 0
+
+
 def test_a_warning_does_not_stop_a_render(run: Run, spec: Spec) -> None:
     spec(GPT.replace("procs_per_node: 2", "procs_per_node: 3"))
     outcome = run("render", "job.yaml", "--target", "local")
@@ -84,19 +130,24 @@ def test_several_nodes_are_no_fault_of_a_spec_but_local_is_one_machine(
     spec(GPT.replace("procs_per_node", "nodes") + "targets: {slurm: {}}\n")
     refused = run("render", "job.yaml", "--target", "local")
     assert (refused.code, refused.err) == (
-        65,
+        69,
         (
-            "job.yaml:2:8: nodes: local is one machine, not 2; "
+            "the spec asks for several nodes and has no targets.local; "
             "write targets: {local: {nodes: 1}} to run it here as well\n"
         ),
+    )
+    spec(GPT.replace("procs_per_node", "nodes") + "targets: {slurm: {}, local: {}}\n")
+    refused = run("render", "job.yaml", "--target", "local")
+    assert (refused.code, refused.err.partition(";")[0]) == (
+        65,
+        "job.yaml:2:8: nodes: local is one machine, not 2",
     )
 
 
 @pytest.mark.parametrize(
     ("target", "code", "said"),
     [
-        ("slurm", 69, "tier slurm is not available in this version; there is local\n"),
-        ("kubernetes", 69, "tier kubernetes is unknown; there is local\n"),
+        ("kubernetes", 69, "tier kubernetes is unknown; there is local, hosts, slurm, sky\n"),
     ],
 )
 def test_a_tier_that_is_not_there_is_refused(

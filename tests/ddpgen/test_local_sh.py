@@ -158,7 +158,7 @@ def test_torchrun_gets_the_planned_command_and_environment(stage: Callable[..., 
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("--bogus", "ddpgen: unrecognized arguments: --bogus; bash local.sh --help shows the"),
+        ("--bogus", "ddpgen: unrecognized arguments: --bogus; --help shows the"),
         ("stray", "ddpgen: unrecognized arguments: stray; "),
         ("--steps=x", "ddpgen: argument --steps: invalid integer value: 'x'; "),
         ("--epochs=1", "ddpgen: give either --steps or --epochs; "),
@@ -254,8 +254,9 @@ HOSTILE = [
 
 
 def test_hostile_values_reach_the_training_process_byte_for_byte(
-    stage: Callable[..., Stage],
+    stage: Callable[..., Stage], tmp_path: Path
 ) -> None:
+    (tmp_path / "mine.py").write_text("")
     directory = 'ck it\'s $(touch pwned) "é"\n\\ dir'
     args: dict[str, Any] = {f"a{i}": value for i, value in enumerate(HOSTILE)}
     args["z"] = HOSTILE
@@ -263,8 +264,9 @@ def test_hostile_values_reach_the_training_process_byte_for_byte(
         "name": "gpt",
         "env": {f"VALUE_{i}": value for i, value in enumerate(HOSTILE)},
         "checkpoint": {"dir": directory},
+        "code": "mine.py",
         "train": {
-            "workload": "gpt",
+            "workload": "mine.py:build",
             "steps": 3,
             "global_batch_size": 4,
             "micro_batch_size": 4,
@@ -399,7 +401,7 @@ def test_without_a_home_a_place_below_it_is_named(
 def test_a_full_disk_under_the_checkpoints_is_called_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*_: object) -> str:
+    def full(*_: object, **_named: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("train.lock.claim", full)
@@ -524,6 +526,20 @@ def test_a_stop_file_made_by_hand_is_enough_and_does_not_stop_the_next_run(
     process.communicate(timeout=TIMEOUT_S)
 
 
+def interrupted_until_it_ends(process: subprocess.Popen[str], terminal: int | None = None) -> str:
+    """Ctrl-C as a person presses it: bash drops a signal that comes while a trap still runs."""
+    for _ in range(TIMEOUT_S):
+        if terminal is None:
+            process.send_signal(signal.SIGINT)
+        else:
+            os.write(terminal, b"\x03")
+        try:
+            return process.communicate(timeout=1)[0]
+        except subprocess.TimeoutExpired:
+            continue
+    raise AssertionError("it does not end")
+
+
 @linux
 def test_a_second_ctrl_c_kills_everything(stage: Callable[..., Stage]) -> None:
     ours = stage()
@@ -534,8 +550,7 @@ def test_a_second_ctrl_c_kills_everything(stage: Callable[..., Stage]) -> None:
     assert process.stdout is not None
     assert "asking for a clean stop" in process.stdout.readline()
     assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = interrupted_until_it_ends(process)
     assert output.startswith("ddpgen: killing the job; the next start goes on from its newest")
     assert process.returncode == 1
     assert gone(seen["pid"])
@@ -655,8 +670,8 @@ def test_ctrl_c_twice_in_a_terminal_kills(
     read_until(master, "training\r\n")
     os.write(master, b"\x03")
     read_until(master, "again to kill")
-    os.write(master, b"\x03")
-    assert process.wait(TIMEOUT_S) == 1
+    interrupted_until_it_ends(process, master)
+    assert process.returncode == 1
     assert gone(ours.seen()["worker"])
 
 
@@ -669,3 +684,32 @@ def test_a_terminal_that_closes_stops_the_job_cleanly(stage: Callable[..., Stage
     os.close(master)
     assert process.wait(TIMEOUT_S) == 75
     assert ours.status() == "stopped"
+
+
+def test_preflight_alone_looks_and_starts_nothing(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    code, output = ours.play("done", "--preflight")
+    assert code == 0
+    assert output.startswith("ddpgen: preflight: this machine can start the job (")
+    assert sorted(path.name for path in ours.checkpoints.iterdir()) == ["preflight.json"]
+
+
+def test_a_fault_is_named_before_torchrun_starts(stage: Callable[..., Stage]) -> None:
+    text = GPT + "nic: nosuch0\n"
+    ours = stage(text)
+    code, output = ours.play("done")
+    assert code == 69
+    assert "NIC001" in output
+    assert "training" not in output
+    assert not (ours.checkpoints / "status").exists()
+
+
+def test_preflight_can_be_switched_off_and_asked_for_all_the_same(
+    stage: Callable[..., Stage],
+) -> None:
+    ours = stage(GPT + "nic: nosuch0\npreflight: off\n")
+    assert ours.play("done")[0] == 0
+    assert not (ours.checkpoints / "preflight.json").exists()
+    code, output = ours.play("done", "--preflight")
+    assert code == 69
+    assert "NIC001" in output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,12 @@ from ddpgen.shell import quote
 from tests.ddpgen.conftest import GPT, ROOT, Run
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
+TIERS_OF = {
+    name: [("local", "")]
+    + [(tier, f".{tier}") for tier in ("hosts", "slurm", "sky") if f"\n  {tier}:" in text]
+    for name in EXAMPLES
+    for text in [(ROOT / "examples" / f"{name}.yaml").read_text()]
+}
 
 
 def command(text: str) -> list[str]:
@@ -25,11 +32,34 @@ def command(text: str) -> list[str]:
 def test_shares_cover_every_micro_batch_once_and_are_as_even_as_can_be(
     micro_batches: int, world_size: int
 ) -> None:
-    ranges = list(shares(micro_batches, world_size))
+    ranges = list(shares(micro_batches, [Fraction(1)] * world_size))
     assert [v for first, end in ranges for v in range(first, end)] == list(range(micro_batches))
     counts = [end - first for first, end in ranges]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] - counts[-1] <= 1
+
+
+@given(st.integers(1, 200), st.lists(st.fractions(Fraction(1, 9), 9), min_size=1, max_size=12))
+def test_shares_follow_the_weights_and_leave_no_rank_without_work(
+    micro_batches: int, weights: list[Fraction]
+) -> None:
+    counts = [end - first for first, end in shares(micro_batches, weights)]
+    assert sum(counts) == micro_batches
+    if micro_batches >= len(weights):
+        assert min(counts) >= 1
+    exact = [weight * micro_batches / sum(weights) for weight in weights]
+    if min(exact) >= 1:
+        assert all(abs(count - part) < 1 for count, part in zip(counts, exact, strict=True))
+
+
+@given(st.integers(1, 200), st.lists(st.fractions(Fraction(1, 9), 9), min_size=1, max_size=12))
+def test_the_generator_and_the_training_share_out_alike(
+    micro_batches: int, weights: list[Fraction]
+) -> None:
+    data = pytest.importorskip("train.data")
+    if micro_batches >= len(weights):
+        counts = [end - first for first, end in shares(micro_batches, weights)]
+        assert counts == list(data.shares_by_weight(micro_batches, weights))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -37,9 +67,10 @@ def test_the_plan_of_an_example(
     name: str, run: Run, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    outcome = run("plan", f"examples/{name}.yaml")
-    assert (outcome.code, outcome.err) == (0, "")
-    golden(f"{name}.plan.txt", outcome.out)
+    for tier, suffix in TIERS_OF[name]:
+        outcome = run("plan", f"examples/{name}.yaml", "--target", tier)
+        assert (outcome.code, outcome.err) == (0, "")
+        golden(f"{name}{suffix}.plan.txt", outcome.out)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

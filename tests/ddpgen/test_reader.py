@@ -197,8 +197,8 @@ def test_numbers_are_read_as_people_write_them(written: str, value: float) -> No
         ("precision: FP32", 'precision: "FP32" is not known; did you mean fp32?'),
         ("comm_hook: null", "comm_hook: is empty (null); write one of none, fp16, bf16, powersgd"),
         ("args: 3", 'args: is "3"; write a mapping of names to values'),
-        ("args: {a: 010}", "args.a: YAML reads the leading zero of 010 as octal"),
-        ("args: {a: .inf}", 'args.a: ".inf" is not a number a program can be passed'),
+        ("args: {depth: 010}", "args.depth: YAML reads the leading zero of 010 as octal"),
+        ("args: {depth: .inf}", 'args.depth: ".inf" is not a number a program can be passed'),
         ("args: {'': 1}", 'args: "" does not fit as a name'),
         ("workload: gpd", "workload: there is no built-in workload gpd; write one of gpt"),
         ("workload: a.py", 'workload: "a.py" does not fit; write gpt, mnist, toy, or your own'),
@@ -263,7 +263,8 @@ def test_env_keeps_texts_and_numbers_as_they_are_written() -> None:
 
 def test_args_are_what_json_can_say() -> None:
     text = "args: {a: 1, b: 1e-3, c: [x, null, true], d: {z: 'no', y: 0x10}, e: '1', f: 2026-01-01}"
-    assert job(with_train(text)).train.args == {
+    own = with_train(text).replace("workload: gpt", "workload: mine.py:build") + "code: .\n"
+    assert job(own).train.args == {
         "a": 1,
         "b": 1e-3,
         "c": ["x", None, True],

@@ -60,7 +60,8 @@ def test_examples_name_their_schema_fit_it_and_validate(
     assert text.startswith("# yaml-language-server: $schema=ddpgen.schema.json\n")
     jsonschema.validate(as_editors_read(text), json_schema())
     monkeypatch.chdir(ROOT)
-    assert run("validate", example) == (0, f"{example}: valid for local\n", "")
+    tiers = ", ".join(["local", *(t for t in ("hosts", "slurm", "sky") if f"\n  {t}:" in text)])
+    assert run("validate", example) == (0, f"{example}: valid for {tiers}\n", "")
 
 
 def as_editors_read(text: str) -> Any:

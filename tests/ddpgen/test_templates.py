@@ -55,9 +55,11 @@ def test_templates_compute_nothing(template: Path) -> None:
 
 def test_the_spec_refuses_exactly_the_names_the_scripts_use(run: Run) -> None:
     text = "".join(path.read_text() for path in TEMPLATES)
-    assigned = re.findall(r"^ *([a-z_]+)=|(?<= )([a-z_]+)=''", text, re.MULTILINE)
-    inline = re.findall(r"\) ([a-z_]+)=|read -r -d '' ([a-z_]+)", text)
-    assert {a or b for a, b in assigned + inline} == SCRIPT_OWNS
+    code = re.sub(r"^ *#.*|{%.*?%}", "", text, flags=re.MULTILINE)
+    assigned = set(re.findall(r"(?:^|(?<=[ ;(]))([a-z_]+)=(?=\S|$)", code, re.MULTILINE))
+    read = re.findall(r"\bread -r (?:-d '' )?(?:-a )?([a-z_ ]+?)(?=;| <)", code)
+    looped = re.findall(r"\bfor ([a-z_]+) in", code)
+    assert (assigned | set(" ".join(read).split()) | set(looped)) - {"_"} == SCRIPT_OWNS
 
 
 SPECS = {

@@ -3,6 +3,7 @@
 #
 #   bash local.sh               start, or go on from the newest checkpoint
 #   bash local.sh --steps=50    arguments are added to the training command, where the last one wins
+#   bash local.sh --preflight   only look whether it can start here, and say what is wrong
 #   Ctrl-C                      stop cleanly after the current step; a second Ctrl-C kills
 #
 # Exit code: 0 done, 1 failed, 2 a wrong argument, 69 cannot start here, 75 stopped cleanly (the
@@ -41,11 +42,22 @@ if [ ! -f train/__main__.py ]; then
 fi
 # shellcheck disable=SC2034 # not needed when the spec names an absolute place for checkpoints
 beside=${bundle%/*}
+checkpoint_dir="$beside"/checkpoints/toy
+export DDPGEN_JOB=toy
+
+# --- our own arguments ------------------------------------------------------------------------
+preflight_only='' driven=''
+if [ "${1:-}" = --preflight ]; then
+  preflight_only=1
+  shift
+fi
 
 # --- torchrun's own variables -----------------------------------------------------------------
 # Each PET_… is a default of one of its options: left behind by a Kubernetes operator, PET_NNODES=2
 # makes it wait for a second node that never comes.
 unset "${!PET_@}"
+# The bundle's own train/ is found through the working directory, which this setting would hide.
+unset PYTHONSAFEPATH
 
 # --- the network interface --------------------------------------------------------------------
 # One machine: loopback needs no network, and works where the hostname does not resolve.
@@ -67,14 +79,11 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export CUBLAS_WORKSPACE_CONFIG=:4096:8
 # The last words of a crashed process are the ones needed.
 export PYTHONUNBUFFERED=1
-# The bundle's own train/ is found through the working directory, which this setting would hide.
-unset PYTHONSAFEPATH
 
 # --- the interpreter --------------------------------------------------------------------------
 python=python3
 if ! type -P -- "$python" >/dev/null; then # a program: `test` is a builtin, not a Python
-  say "there is no Python called $python here (nor on PATH=$PATH)"
-  say "set python: in the spec to one that has torch, and render again"
+  say "there is no Python called $python here (PATH=$PATH); set python: in the spec to one that has torch, and render again (PY001)"
   exit 69
 fi
 
@@ -85,8 +94,26 @@ fi
 launching='' # before that nobody looks for the file, and stopping is just not to launch
 torchrun=''
 stop_requests=0
+killed=''
+again="bash $(printf '%q' "$bundle/${script##*/}")"
 # Whoever reads our output may go away (| head); the job goes on, and so does this script.
 trap '' PIPE
+
+not_begun() {
+  say "stopped before the training began; to go on: $again"
+  exit 75
+}
+
+# shellcheck disable=SC2329 # called by the traps below
+kill_job() {
+  say "killing the job; the next start goes on from its newest checkpoint"
+  killed=1
+  [ -n "$torchrun" ] || return 0
+  # bash itself says nothing of a job it has let go of. The workers ask the kernel to die with
+  # torchrun, so none is left behind.
+  disown "$torchrun" 2>/dev/null || true
+  kill -KILL -- "-$torchrun" "$torchrun" 2>/dev/null || true
+}
 
 # shellcheck disable=SC2329 # called by the traps below
 ask_to_stop() {
@@ -97,9 +124,7 @@ ask_to_stop() {
   fi
   # A closing terminal may send HUP twice; only a second Ctrl-C or TERM means "now".
   if [ "$stop_requests" -gt 0 ] && [ "$1" != HUP ]; then
-    say "killing the job; the next start goes on from its newest checkpoint"
-    # The workers ask the kernel to die with torchrun, so none is left behind.
-    [ -z "$torchrun" ] || kill -KILL -- "-$torchrun" "$torchrun" 2>/dev/null || true
+    kill_job
     return 0
   fi
   stop_requests=1
@@ -129,12 +154,34 @@ if [ $# -gt 0 ]; then
   fi
 fi
 
+# --- preflight --------------------------------------------------------------------------------
+# A look at this machine: what is wrong is named, and nothing is started.
+if [ "$stop_requests" -eq 0 ]; then
+  "$python" \
+  -m train preflight \
+  --job=toy \
+  --checkpoint-dir="$checkpoint_dir" \
+  --procs=2 \
+  --backend=gloo \
+  --same-bits \
+  --world-size=2 \
+    ${driven:+--driven} ${preflight_only:+--only} </dev/null &
+  torchrun=$!
+  [ "$stop_requests" -eq 0 ] || kill -TERM "$torchrun" 2>/dev/null || true # asked for a moment ago
+  checked=0
+  while kill -0 "$torchrun" 2>/dev/null; do wait "$torchrun" || true; done
+  wait "$torchrun" 2>/dev/null || checked=$?
+  torchrun=''
+  [ "$stop_requests" -eq 0 ] || not_begun
+  [ "$checked" -eq 0 ] || exit "$checked"
+fi
+[ -z "$preflight_only" ] || exit 0
+
 # --- one job per checkpoint directory ---------------------------------------------------------
 # Takes the directory's lock, or says who holds it; removes an old stop file; writes the status
 # `running` with a fresh attempt id, so that a crash before the first step is not taken for an
 # earlier attempt's end. It is over in a moment, so a Ctrl-C waits for it.
-checkpoint_dir="$beside"/checkpoints/toy
-export DDPGEN_JOB=toy
+status_file="$checkpoint_dir/status"
 export DDPGEN_STOP_FILE="$checkpoint_dir/stop"
 # `ddpgen render` does not replace a directory that somebody holds like this: restarts need its files.
 if type -P flock >/dev/null; then
@@ -149,12 +196,8 @@ export DDPGEN_ATTEMPT="$attempt"
 export DDPGEN_CHECKPOINT_DIR="$checkpoint_dir"
 export DDPGEN_LAUNCHER_PID=$$
 
-again="bash $(printf '%q' "$bundle/${script##*/}")"
 launching=1
-if [ "$stop_requests" -gt 0 ]; then
-  say "stopped before the training began; to go on: $again"
-  exit 75
-fi
+[ "$stop_requests" -eq 0 ] || not_begun
 
 # --- launch -----------------------------------------------------------------------------------
 # `leash` gives torchrun a process group of its own, so that Ctrl-C reaches this script only (torchrun
@@ -210,12 +253,12 @@ while kill -0 "$torchrun" 2>/dev/null; do
     sleep 0.1 || true
   fi
 done
-wait "$torchrun" || torchrun_rc=$?
+wait "$torchrun" 2>/dev/null || torchrun_rc=$?
 
 # torchrun's exit code says 1 for nearly everything. What counts is the status line that the job
 # wrote last: a word, the attempt it belongs to, the step, the reason.
 verdict='' verdict_attempt='' verdict_step='' verdict_reason=''
-read -r verdict verdict_attempt verdict_step verdict_reason <"$checkpoint_dir/status" || true
+read -r verdict verdict_attempt verdict_step verdict_reason <"$status_file" || true
 [ "$verdict_attempt" = "$attempt" ] || verdict=another
 at=" at step $verdict_step"
 [ "$verdict_step" != 0 ] || at='' # a script of the user's own counts its steps itself
@@ -232,10 +275,14 @@ case $verdict in
     say "failed$at: ${verdict_reason:-no reason given}"
     ;;
   running)
+    if [ -n "$killed" ]; then
+      say "killed; to go on from the newest checkpoint: $again"
+      exit 1
+    fi
     say "torchrun ended with code $torchrun_rc and the job wrote no status; its last words are above"
     ;;
   *)
-    say "$checkpoint_dir/status is not of this attempt ($attempt): another job has taken over"
+    say "$status_file is not of this attempt ($attempt): another job has taken over"
     ;;
 esac
 say "to go on from the newest checkpoint: $again"

@@ -27,6 +27,8 @@ def checkout(tmp_path: Path) -> Path:
     """A checkout whose set-up is done and whose `ddpgen render` writes the job above."""
     shutil.copy2(ROOT / "Makefile", tmp_path / "Makefile")
     shutil.copytree(ROOT / "train", tmp_path / "train")
+    (tmp_path / "tools").mkdir()
+    shutil.copy2(ROOT / "tools/run.py", tmp_path / "tools/run.py")
     (tmp_path / "job.sh").write_text(JOB)
     programs = {
         "tools/venv.sh": "",
@@ -42,11 +44,10 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def running(checkout: Path) -> subprocess.Popen[str]:
-    """`make run` in a process group of its own, as a terminal starts it, with the job under way."""
+def make_run(checkout: Path) -> subprocess.Popen[str]:
+    """`make run` in a process group of its own, as a terminal starts it."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         ["make", "run"],
         cwd=checkout,
         env=env,
@@ -55,6 +56,12 @@ def running(checkout: Path) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+
+
+@pytest.fixture
+def running(checkout: Path) -> subprocess.Popen[str]:
+    """`make run` with the job under way."""
+    process = make_run(checkout)
     assert process.stdout is not None
     lines = [""]
     for line in process.stdout:
@@ -65,9 +72,30 @@ def running(checkout: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.parametrize(
+    ("job", "make", "words"),
+    [
+        (0, 0, ""),
+        (75, 0, "ddpgen: `make run` goes on from there\n"),  # a stop that was asked for is no error
+        (1, 2, "Error 1\n"),
+    ],
+)
+def test_the_end_of_the_job_is_the_end_of_make(
+    checkout: Path, job: int, make: int, words: str
+) -> None:
+    (checkout / "job.sh").write_text(f"exit {job}\n")
+    process = make_run(checkout)
+    output = process.communicate(timeout=20)[0]
+    assert process.returncode == make, output
+    assert output.endswith(words), output
+    assert ("Error" in output) == bool(make), output
+
+
 def test_ctrl_c_in_the_terminal_stops_the_job_cleanly(running: subprocess.Popen[str]) -> None:
     os.killpg(running.pid, signal.SIGINT)
-    assert "job stopped cleanly" in running.communicate(timeout=20)[0]
+    output = running.communicate(timeout=20)[0]
+    assert "job stopped cleanly" in output
+    assert "Error" not in output
 
 
 def test_terminated_make_stops_the_job_cleanly(running: subprocess.Popen[str]) -> None:

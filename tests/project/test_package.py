@@ -20,6 +20,7 @@ PLACES = {
     "ddpgen/": "ddpgen/",
     "templates/": "ddpgen/_data/templates/",
     "train/": "ddpgen/_data/train/",
+    "docs/troubleshooting.md": "ddpgen/_data/docs/troubleshooting.md",
 }
 
 
@@ -103,6 +104,12 @@ def test_installed_wheel_puts_only_ddpgen_into_site_packages(empty_environment: 
         env=clean(empty_environment),
     )
     assert looked.strip() == "True None"
+
+
+def test_installed_wheel_explains_a_code_of_the_preflight(empty_environment: Path) -> None:
+    env = clean(empty_environment)
+    said = run("ddpgen", "explain", "nic001", cwd=empty_environment, env=env)
+    assert said.startswith("NIC001: the interface does not exist\n")
 
 
 @pytest.mark.real

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,13 +46,38 @@ GPT: dict[str, Any] = {
     },
 }
 
+# The same training with a pause in every loss, of so many seconds as $SLOW says: room for a test to
+# do something in the middle of a run whose weights it compares.
+SLOW_GPT: dict[str, Any] = {**GPT, "workload": "slow.py:build"}
+SLOW = {
+    "slow.py": """
+import dataclasses
+import os
+import time
+
+from train.workloads import gpt
+
+
+def build(context, **args):
+    workload = gpt.build(context, **args)
+
+    def loss(model, batch):
+        time.sleep(float(os.environ.get("SLOW", "0")))
+        return workload.loss(model, batch)
+
+    return dataclasses.replace(workload, loss=loss)
+"""
+}
+
 
 def spec(train: dict[str, Any], **job: Any) -> dict[str, Any]:
     """A job spec: `train` with these job fields around it."""
     return {"name": "job", "python": sys.executable, **job, "train": train}
 
 
-def render(place: Path, job: dict[str, Any], code: dict[str, str] | None = None) -> Path:
+def render(
+    place: Path, job: dict[str, Any], code: dict[str, str] | None = None, target: str = "local"
+) -> Path:
     """Write the spec (and the user's files) into `place`, render it; returns the bundle."""
     place.mkdir(parents=True, exist_ok=True)
     for name, text in (code or {}).items():
@@ -63,7 +87,7 @@ def render(place: Path, job: dict[str, Any], code: dict[str, str] | None = None)
     (place / "job.yaml").write_text(yaml.safe_dump(job, allow_unicode=True))
     bundle = place / "bundle"
     done = subprocess.run(
-        [sys.executable, "-m", "ddpgen", "render", str(place / "job.yaml"), "--target", "local",
+        [sys.executable, "-m", "ddpgen", "render", str(place / "job.yaml"), "--target", target,
          "-o", str(bundle)],
         cwd=ROOT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
@@ -72,11 +96,13 @@ def render(place: Path, job: dict[str, Any], code: dict[str, str] | None = None)
 
 
 class Job:
-    """A started local.sh. Its lines, standard error among them, are kept and can be waited for."""
+    """A started script. Its lines, standard error among them, are kept and can be waited for."""
+
+    script = "local.sh"
 
     def __init__(self, bundle: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            ["bash", str(bundle / "local.sh"), *arguments],
+            ["bash", str(bundle / self.script), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -84,10 +110,12 @@ class Job:
             errors="replace",
             env={**os.environ, **(env or {})},
         )
+        self._listen()
+
+    def _listen(self) -> None:
         self.lines: list[str] = []
         self._coming: queue.Queue[str | None] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -106,7 +134,7 @@ class Job:
     def until_step(self, step: int) -> None:
         """Read on until a progress line says that `step` steps or more are complete."""
         for line in self._more():
-            found = re.match(r"step +(\d+)/", line)
+            found = re.match(r"(?:\S+ +\| )?step +(\d+)/", line)  # a driver names the host first
             if found and int(found[1]) >= step:
                 return
         raise AssertionError(f"ended before step {step}:\n{self.output}")
@@ -120,13 +148,13 @@ class Job:
         return self.process.wait(PATIENCE_S)
 
     def _more(self) -> Iterator[str]:
-        deadline = time.monotonic() + PATIENCE_S
         while True:
+            # For each line anew: how long all of it may take is pytest's affair.
             try:
-                line = self._coming.get(timeout=max(0.0, deadline - time.monotonic()))
+                line = self._coming.get(timeout=PATIENCE_S)
             except queue.Empty:
                 self.process.send_signal(signal.SIGKILL)
-                raise TimeoutError(f"no end in {PATIENCE_S} s:\n{self.output}") from None
+                raise TimeoutError(f"no word in {PATIENCE_S} s:\n{self.output}") from None
             if line is None:
                 return
             self.lines.append(line)
@@ -154,8 +182,9 @@ def run(bundle: Path, *arguments: str, env: dict[str, str] | None = None) -> Job
 
 def children(pid: int) -> list[int]:
     """Children of a process, oldest first."""
+    # In order of birth as it is; the numbers are not, they begin again when they are used up.
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return sorted(int(word) for word in text.split())
+    return [int(word) for word in text.split()]
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,19 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ci import do_without
 from tests.real import jobs
+from tests.real.rig import processes
 
 pytestmark = pytest.mark.real
-TRAIN: dict[str, Any] = {**jobs.GPT, "steps": 40}
+TRAIN: dict[str, Any] = {**jobs.SLOW_GPT, "steps": 40}
+# Without it the 40 steps are over before anything can be done to the job.
+SLOW = {"SLOW": "0.02"}
 
 
 def rendered(place: Path, train: dict[str, Any] = TRAIN, **job: Any) -> Path:
     job = {"checkpoint": {"dir": str(place / "ckpt"), "every": "4 steps"}, **job}
-    return jobs.render(place / "job", jobs.spec(train, procs_per_node=2, **job))
+    return jobs.render(place / "job", jobs.spec(train, procs_per_node=2, **job), jobs.SLOW)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
 def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint directory of a run that was killed after a few checkpoints."""
     place = tmp_path_factory.mktemp("half")
-    job = jobs.Job(rendered(place))
+    job = jobs.Job(rendered(place), env=SLOW)
     job.until_step(13)
     for pid in job.workers():
         os.kill(pid, signal.SIGKILL)
@@ -95,14 +101,14 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_gives_the_same_b
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own for the checkpoints, with hardly any room."""
+    """A file system of its own for the checkpoints, with little room (the preflight wants some)."""
     disk = tmp_path / "ckpt"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], timeout=30
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], timeout=30
     )
     if mounted.returncode:
-        pytest.skip("mounting a small file system needs root")
+        do_without("small file system", "mounting one needs root")
     yield disk
     subprocess.run(["umount", str(disk)], check=True, timeout=30)
 
@@ -112,10 +118,14 @@ def test_a_disk_that_fills_up_keeps_the_checkpoint_before_and_room_brings_the_ru
 ) -> None:
     bundle = rendered(tmp_path)
     filler = small_disk / "filler"
-    job = jobs.Job(bundle)
+    job = jobs.Job(bundle, env=SLOW)
     job.until_step(5)
-    free = os.statvfs(small_disk)
-    filler.write_bytes(b"x" * max(0, free.f_bavail * free.f_bsize - 20_000))
+    while not jobs.checkpoints(small_disk):  # it is written while the training goes on
+        assert job.process.poll() is None, job.output
+        time.sleep(0.01)
+    with contextlib.suppress(OSError):  # the job writes meanwhile
+        filler.write_bytes(b"x" * (32 << 20))
+    os.truncate(filler, filler.stat().st_size - 20_000)
     assert job.end() == 1, job.output
     assert "could not be written (no space left on the device); training goes on" in job.output
     assert "no space left on the device; make room and start the job again" in job.lines[-2]
@@ -132,9 +142,12 @@ def test_a_second_job_is_refused_while_the_first_lives_and_the_first_is_not_dist
     tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
     bundle = rendered(tmp_path)
-    first = jobs.Job(bundle)
+    first = jobs.Job(bundle, env=SLOW)
     first.until_step(3)
+    workers = first.workers()
+    processes.send(workers, signal.SIGSTOP)  # alive, and not done before the second is up
     second = jobs.run(bundle)
+    processes.send(workers, signal.SIGCONT)
     assert second.process.returncode == 69
     assert "is in use by job 'job', attempt" in second.output
     assert f"process {first.process.pid} on" in second.output
@@ -146,7 +159,7 @@ def test_an_old_attempt_that_wakes_up_beside_a_new_one_ends_and_damages_nothing(
     tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
     bundle = rendered(tmp_path)
-    old = jobs.Job(bundle)
+    old = jobs.Job(bundle, env=SLOW)
     old.until_step(6)
     frozen = [*old.workers(), old.agent(), old.process.pid]
     for pid in frozen:

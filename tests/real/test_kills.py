@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.real import jobs
+from tests.real.rig import processes
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -26,6 +27,8 @@ STEPS = 60
 # digits to the base 4, since a step across the end of an epoch may hold a sample twice.
 SAMPLES = 24
 MODEL = """
+import os
+import time
 import types
 import torch
 
@@ -46,7 +49,13 @@ class Data:
     def __getitem__(self, i):
         return i, self.x[i]
 
+calls = 0
+
 def loss(model, batch):
+    global calls
+    calls += 1
+    while calls > int(os.environ.get("HOLD_AFTER", "1000000")) and os.path.exists(os.environ["HOLD"]):
+        time.sleep(0.005)
     ids, x = batch
     training = model(x).square().mean().double()
     # Its value is the ledger's entry, its gradient the training loss's.
@@ -65,6 +74,8 @@ TRAIN: dict[str, Any] = {
     "schedule": "linear",
     "log_every": "1 steps",
 }
+MICRO_BATCHES = TRAIN["global_batch_size"] // TRAIN["micro_batch_size"]
+HELD = 3  # steps that are done after the one that is waited for; four times 8 + 3 are not all
 
 
 def rendered(place: Path, processes: int, **job: Any) -> Path:
@@ -113,8 +124,7 @@ def kill(victim: str, job: jobs.Job, dice: random.Random) -> None:
     if victim == "worker":
         os.kill(dice.choice(workers), signal.SIGKILL)
     elif victim == "all workers":
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
+        processes.send(workers, signal.SIGKILL)
     elif victim == "agent":
         os.kill(job.agent(), signal.SIGKILL)
     else:
@@ -127,13 +137,18 @@ def test_killed_and_relaunched_on_other_process_counts(
 ) -> None:
     dice = random.Random(f"{victim} {os.environ.get('DDPGEN_TEST_SEED', '0')}")
     bundles = {n: rendered(tmp_path, n, restarts=0) for n in (1, 2, 3)}
-    directory, step, processes = tmp_path / "ckpt", 0, 0
-    for _ in range(5):
+    directory, hold, processes = tmp_path / "ckpt", tmp_path / "hold", 0
+    for _ in range(4):
         processes = dice.choice([n for n in bundles if n != processes])
-        job = jobs.Job(bundles[processes])
-        step += dice.randint(2, 8)
-        job.until_step(step)
+        steps = dice.randint(2, 8)
+        # All that is left takes less than a tenth of a second: it does not get far without the kill.
+        hold.touch()
+        after = str((steps + HELD) * -(-MICRO_BATCHES // processes))
+        job = jobs.Job(bundles[processes], env={"HOLD": str(hold), "HOLD_AFTER": after})
+        for _ in range(steps):
+            job.until(r"^step +\d+/")
         kill(victim, job, dice)
+        hold.unlink()
         code = job.end()
         if victim == "launch script":
             assert code == -signal.SIGKILL
@@ -149,7 +164,20 @@ def test_killed_and_relaunched_on_other_process_counts(
 def test_torchrun_restarts_crashed_workers_by_itself(
     tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
-    job = jobs.Job(rendered(tmp_path, 2, restarts=3))
+    # Slow enough for a checkpoint to be on disk before the next kill: two crashes without one are the
+    # job's end.
+    slow = MODEL.replace("def loss(model, batch):", "def loss(model, batch):\n    time.sleep(0.03)")
+    bundle = jobs.render(
+        tmp_path / "slow",
+        jobs.spec(
+            TRAIN,
+            procs_per_node=2,
+            restarts=3,
+            checkpoint={"dir": str(tmp_path / "ckpt"), "every": "2 steps"},
+        ),
+        {"model.py": slow},
+    )
+    job = jobs.Job(bundle)
     dice = random.Random(1)
     for step in (9, 25, 41):
         job.until_step(step)
@@ -163,9 +191,7 @@ def test_torchrun_restarts_crashed_workers_by_itself(
 
 def test_it_gives_up_when_nothing_is_committed_between_two_crashes(tmp_path: Path) -> None:
     crashing = MODEL.replace(
-        "def loss(model, batch):",
-        "calls = 0\ndef loss(model, batch):\n"
-        "    global calls\n    calls += 1\n    assert calls < 40, 'the bug of the user'",
+        "    calls += 1\n", "    calls += 1\n    assert calls < 40, 'the bug of the user'\n"
     )
     bundle = jobs.render(
         tmp_path,

@@ -16,9 +16,11 @@ pytestmark = pytest.mark.real
 PROCESSES = (1, 2, 3, 4)
 
 
-def trained(tmp_path: Path, train: dict[str, Any], processes: int, **job: Any) -> Path:
+def trained(
+    tmp_path: Path, train: dict[str, Any], processes: int, code: dict[str, str] | None = None
+) -> Path:
     bundle = jobs.render(
-        tmp_path / str(processes), jobs.spec(train, procs_per_node=processes, **job)
+        tmp_path / str(processes), jobs.spec(train, procs_per_node=processes), code
     )
     done = jobs.run(bundle)
     assert done.process.returncode == 0, done.output
@@ -98,11 +100,11 @@ def test_uneven_shares_and_worker_processes_for_the_data_change_nothing(tmp_path
 def test_a_run_that_was_stopped_and_resumed_equals_the_undisturbed_one(
     tmp_path: Path, reduction: str
 ) -> None:
-    train = {**jobs.GPT, "reduction": reduction, "global_batch_size": 9}
-    whole = trained(tmp_path / "whole", train, 3)
-    bundle = jobs.render(tmp_path / "halves", jobs.spec(train, procs_per_node=3))
+    train = {**jobs.SLOW_GPT, "reduction": reduction, "global_batch_size": 9}
+    whole = trained(tmp_path / "whole", train, 3, jobs.SLOW)
+    bundle = jobs.render(tmp_path / "halves", jobs.spec(train, procs_per_node=3), jobs.SLOW)
     directory = tmp_path / "halves" / "checkpoints" / "job"
-    first = jobs.Job(bundle)
+    first = jobs.Job(bundle, env={"SLOW": "0.03"})  # the stop file is looked for 4 times a second
     first.until_step(7)
     (directory / "stop").touch()
     assert first.end() == 75, first.output

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.real import jobs
 
 pytestmark = pytest.mark.real
@@ -29,9 +29,7 @@ def test_two_agents_of_two_processes_give_the_bits_of_one_process(tmp_path: Path
     argv = arguments(tmp_path / "alone")
     alone = jobs.run(tmp_path / "alone" / "bundle")
     assert alone.process.returncode == 0, alone.output
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     agents = [
         subprocess.Popen(

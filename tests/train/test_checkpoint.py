@@ -176,6 +176,17 @@ def test_what_dead_writers_left_is_removed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_what_one_writer_has_begun_is_removed_even_while_it_writes(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-step-000000100-other-1").mkdir()
+
+    def gone() -> None:
+        checkpoint.remove_leftovers(tmp_path, "slurm.4711.0-1")
+
+    with pytest.raises(FileNotFoundError):
+        checkpoint.write(tmp_path, 100, {"model.pt": {}}, {}, "slurm.4711.0-1", gone)
+    assert os.listdir(tmp_path) == [".tmp-step-000000100-other-1"]
+
+
 def test_tied_weights_are_copied_and_stored_once() -> None:
     weight = torch.zeros(1000)
     copies = copy_tensors({"a": weight, "b": weight.view(1000), "c": [weight[:10], (3, None)]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from train.data import (
     SampleOrder,
     micro_batches,
     ranges,
-    shares_evenly,
+    shares_by_weight,
     to_device,
 )
 from train.errors import TrainError
@@ -74,14 +75,55 @@ def test_a_step_across_the_end_of_an_epoch_is_filled_from_the_next() -> None:
 def test_shares_are_as_even_as_they_can_be(
     micro_batches: int, ranks: int, shares: tuple[int, ...]
 ) -> None:
-    assert shares_evenly(micro_batches, ranks) == shares
+    assert shares_by_weight(micro_batches, [Fraction(1)] * ranks) == shares
     assert [len(r) for r in ranges(shares)] == list(shares)
     assert list(itertools.chain(*ranges(shares))) == list(range(micro_batches))
 
 
+weights = st.lists(st.fractions(Fraction(1, 50), 50), min_size=1, max_size=12)
+
+
+@given(weights=weights, more=st.integers(0, 200))
+def test_shares_by_weight_add_up_and_leave_nobody_idle(weights: list[Fraction], more: int) -> None:
+    count = len(weights) + more
+    shares = shares_by_weight(count, weights)
+    assert sum(shares) == count
+    assert min(shares) >= 1
+    quotas = [weight * count / sum(weights) for weight in weights]
+    if min(quotas) >= 1:  # else some had to give to the idle ones
+        assert all(abs(s - q) < 1 for s, q in zip(shares, quotas, strict=True))
+        for (light, few), (heavy, many) in itertools.combinations(
+            sorted(zip(weights, shares, strict=True)), 2
+        ):
+            assert few <= many or light == heavy
+
+
+@given(weights=weights, more=st.integers(0, 50), factor=st.fractions(Fraction(1, 9), 9))
+def test_only_the_proportion_of_weights_matters(
+    weights: list[Fraction], more: int, factor: Fraction
+) -> None:
+    count = len(weights) + more
+    scaled = [weight * factor for weight in weights]
+    assert shares_by_weight(count, weights) == shares_by_weight(count, scaled)
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "weights", "shares"),
+    [
+        (8, ["3", "1"], (6, 2)),
+        (8, ["3/2", "3/2", "1"], (3, 3, 2)),
+        (8, ["1000", "1"], (7, 1)),
+        (5, ["100", "1", "1", "1"], (2, 1, 1, 1)),
+        (7, ["1", "1"], (4, 3)),
+    ],
+)
+def test_shares_by_weight(micro_batches: int, weights: list[str], shares: tuple[int, ...]) -> None:
+    assert shares_by_weight(micro_batches, [Fraction(w) for w in weights]) == shares
+
+
 def test_more_processes_than_micro_batches_is_an_error_with_a_remedy() -> None:
     with pytest.raises(TrainError, match="1 would have nothing to do; use fewer processes"):
-        shares_evenly(2, 3)
+        shares_by_weight(2, [Fraction(1)] * 3)
 
 
 class Augmented:

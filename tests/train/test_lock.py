@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from train import lock
 from train.errors import TrainError
 from train.layout import step_directory
-from train.lock import Fence, FencedOffError, HeldByLiveJobError, claim, read_lock
+from train.lock import Fence, FencedOffError, HeldByLiveJobError, Start, claim, read_lock, take
 
 
 @pytest.fixture
@@ -72,7 +73,9 @@ def test_a_live_worker_holds_the_directory_when_its_launcher_is_dead(
     fence.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"attempt": 3}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"[" * 100_000, b"\xff\xfe", b'{"attempt": 3}']
+)
 def test_a_lock_nobody_can_read_holds_nobody_off(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "lock").write_bytes(content)
     claim(tmp_path, "job", os.getpid())
@@ -141,11 +144,179 @@ def test_it_goes_on_as_long_as_steps_are_committed(tmp_path: Path) -> None:
 def test_a_holder_on_another_machine_is_judged_by_its_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "SILENCE_S", 1.0)
+    # Its next heartbeat ends the watch, however late that comes.
+    monkeypatch.setattr(lock, "SILENCE_S", 60.0)
     monkeypatch.setattr(lock, "HEARTBEAT_S", 0.2)
     fence = Fence(tmp_path, claim(tmp_path, "remote", os.getpid()))
     monkeypatch.setattr(lock, "_boot", lambda: "another machine")
     with pytest.raises(HeldByLiveJobError, match="job 'remote'"):
         claim(tmp_path, "second", os.getpid())
     fence.close()
+    monkeypatch.setattr(lock, "SILENCE_S", 1.0)
     claim(tmp_path, "second", os.getpid())
+
+
+def test_a_holder_that_beat_while_the_claim_stood_still_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 1e6)
+    fence = Fence(tmp_path, claim(tmp_path, "remote", os.getpid()))
+    monkeypatch.setattr(lock, "_boot", lambda: "another machine")
+    os.utime(tmp_path / "lock", (time.time() - 30,) * 2)
+
+    def stand_still(_: float) -> None:
+        monkeypatch.setattr(lock, "SILENCE_S", 10.0)  # what has passed since is more than that
+        os.utime(tmp_path / "lock")
+
+    monkeypatch.setattr(lock.time, "sleep", stand_still)
+    with pytest.raises(HeldByLiveJobError, match="job 'remote'"):
+        claim(tmp_path, "second", os.getpid())
+    fence.close()
+
+
+def test_other_hosts_are_no_crash_of_those_that_stay(tmp_path: Path) -> None:
+    attempt = claim(tmp_path, "job", os.getpid())
+    for world in ("a b", "a", "a b", "a", "a b"):
+        Fence(tmp_path, attempt, Start(10, world)).close()
+    Fence(tmp_path, attempt, Start(10, "a b")).close()
+    with pytest.raises(TrainError, match="crashed twice without committing a step after step 10"):
+        Fence(tmp_path, attempt, Start(10, "a b"))
+
+
+def test_hosts_that_come_and_go_without_end_and_without_a_step_are_given_up(tmp_path: Path) -> None:
+    attempt = claim(tmp_path, "job", os.getpid())
+    for n in range(12):
+        Fence(tmp_path, attempt, Start(10, f"world {n}")).close()
+    with pytest.raises(TrainError, match="crashed 12 times without committing a step"):
+        Fence(tmp_path, attempt, Start(10, "world 12"))
+
+
+def test_a_launch_goes_on_in_a_directory_it_holds_and_enters_one_it_does_not(
+    tmp_path: Path,
+) -> None:
+    shared, other = tmp_path / "shared", tmp_path / "other"
+    take(shared, "job", os.getpid(), "launch1")
+    first = Fence(shared, "launch1", Start(0, "a b"))
+    # Its rank 0 moves to another machine that sees the same directory …
+    edit(shared, boot="another machine", host="first")
+    take(shared, "job", os.getpid(), "launch1")
+    second = Fence(shared, "launch1", Start(5, "b"))
+    holder = read_lock(shared)
+    assert holder is not None
+    assert (holder.generation, holder.boot, holder.starts) == (2, lock._boot(), (0, 5))
+    with pytest.raises(FencedOffError):
+        first.check()
+    # … or one that has a directory of its own.
+    take(other, "job", os.getpid(), "launch1")
+    Fence(other, "launch1", Start(5, "b")).close()
+    first.close()
+    second.close()
+
+
+def test_a_launch_takes_its_own_host_from_an_earlier_world_but_not_from_a_rival(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    take(tmp_path, "job", os.getpid(), "launch1")
+    take(tmp_path, "job", os.getpid(), "launch2")
+    assert read_lock(tmp_path).attempt == "launch2"  # type: ignore[union-attr]
+    with pytest.raises(HeldByLiveJobError):
+        take(tmp_path, "job", sleeper.pid, "launch3")
+
+
+def test_a_lock_of_an_earlier_version_still_holds(tmp_path: Path) -> None:
+    attempt = claim(tmp_path, "job", os.getpid())
+    data = json.loads((tmp_path / "lock").read_text())
+    del data["worlds"]
+    (tmp_path / "lock").write_text(json.dumps({**data, "starts": [0, 5]}))
+    Fence(tmp_path, attempt, Start(9)).close()
+
+
+# --- started by a scheduler -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheduler", ["slurm 4711 1", "slurm 4711 0"])
+def test_the_same_scheduler_job_takes_over_at_once_from_a_live_start(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], scheduler: str
+) -> None:
+    first = claim(tmp_path, "job", sleeper.pid, scheduler="slurm 4711 0")
+    old = Fence(tmp_path, first)
+    # A launch script that is gone, with a worker that is not: nobody waits for that one's end.
+    edit(tmp_path, launcher=[sleeper.pid, 1])
+    assert claim(tmp_path, "job", os.getpid(), scheduler=scheduler) != first
+    with pytest.raises(FencedOffError):
+        old.check()
+    with pytest.raises(FencedOffError):
+        old.glance()
+    old.close()
+
+
+def test_it_takes_over_at_once_on_another_host_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(tmp_path, "job", os.getpid(), scheduler="slurm 4711 0")
+    monkeypatch.setattr(lock, "_boot", lambda: "another machine")
+    monkeypatch.setattr(lock, "_pulse", lambda *_: pytest.fail("it looks whether it is alive"))
+    take(tmp_path, "job", os.getpid(), "launch1", "slurm 4711 1")
+    holder = read_lock(tmp_path)
+    assert holder is not None
+    assert (holder.attempt, holder.scheduler) == ("launch1", "slurm 4711 1")
+
+
+def test_an_earlier_start_of_a_scheduler_job_never_gets_the_directory_back(tmp_path: Path) -> None:
+    claim(tmp_path, "job", os.getpid(), scheduler="slurm 4711 2")
+    # Not even when the later one is dead.
+    edit(tmp_path, launcher=[1, 1])
+    with pytest.raises(HeldByLiveJobError) as caught:
+        claim(tmp_path, "job", os.getpid(), scheduler="slurm 4711 1")
+    assert "is held by a later start of Slurm job 4711: restart 2, on" in str(caught.value)
+    assert f"rm {tmp_path / 'lock'}" in str(caught.value)
+
+
+@pytest.mark.parametrize("scheduler", ["", "slurm 4712 9", "slurm 471 1", "nonsense"])
+def test_another_job_is_refused_and_told_the_scheduler_job_that_holds_the_directory(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], scheduler: str
+) -> None:
+    claim(tmp_path, "first", sleeper.pid, scheduler="slurm 4711 0")
+    with pytest.raises(HeldByLiveJobError) as caught:
+        claim(tmp_path, "second", os.getpid(), scheduler=scheduler)
+    message = str(caught.value)
+    assert f"{tmp_path} is held by Slurm job 4711, job 'first'" in message
+    assert f"'touch {tmp_path}/stop', end it at once with 'scancel 4711'" in message
+
+
+def test_a_scheduler_job_waits_for_one_that_no_scheduler_started(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    claim(tmp_path, "first", sleeper.pid)
+    with pytest.raises(HeldByLiveJobError, match="in use by job 'first'"):
+        claim(tmp_path, "second", os.getpid(), scheduler="slurm 4711 0")
+    sleeper.kill()
+    sleeper.wait(10)
+    claim(tmp_path, "second", os.getpid(), scheduler="slurm 4711 0")
+
+
+def test_a_glance_is_enough_to_see_another_generation(tmp_path: Path) -> None:
+    attempt = claim(tmp_path, "job", os.getpid())
+    first = Fence(tmp_path, attempt)
+    first.glance()
+    second = Fence(tmp_path, attempt)
+    third = Fence(tmp_path, attempt, Start(5))
+    for old in (first, second):
+        with pytest.raises(FencedOffError):
+            old.glance()
+    third.glance()
+    (tmp_path / "lock").unlink()
+    with pytest.raises(FencedOffError):
+        third.glance()
+    for fence in (first, second, third):
+        fence.close()
+
+
+def test_a_mount_with_new_inodes_at_every_look_is_no_reason_to_end(tmp_path: Path) -> None:
+    fence = Fence(tmp_path, claim(tmp_path, "job", os.getpid()))
+    content = (tmp_path / "lock").read_bytes()
+    (tmp_path / "copy").write_bytes(content)
+    (tmp_path / "copy").replace(tmp_path / "lock")
+    fence.glance()
+    fence.glance()
+    fence.close()

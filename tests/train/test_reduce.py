@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,3 +139,20 @@ def test_a_layer_unused_in_some_micro_batches_gets_the_same_gradient_everywhere(
         for got in gradients_of(shares):
             assert got.keys() == expected.keys()
             assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("shares", [[1, 1], [1, 2]])
+def test_a_sum_that_lacks_a_rank_is_an_error(shares: list[int]) -> None:
+    def body(world: World) -> str:
+        impatient = replace(world, collective_timeout=2.0)
+        all_ranges = ranges(shares)
+        levels = join_levels(impatient, all_ranges)
+        reducer = TreeReducer(levels, plain_sum_is_the_tree(all_ranges), world.device)
+        if world.rank == 1:
+            return ""
+        mine = torch.ones(3)
+        with pytest.raises(RuntimeError) as caught:
+            reducer.reduce([mine], mine).wait()
+        return str(caught.value)
+
+    assert in_world(2, body)[0]

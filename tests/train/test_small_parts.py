@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from train import manifest, rng
+from train import books, manifest, rng
 from train.config import Period, RunConfig, parse, period, seconds
-from train.errors import TrainError
-from train.metrics import MetricsLog, Progress, clock
+from train.errors import TrainError, start_command
+from train.metrics import MetricsLog, Progress, clock, say
 from train.optim import LearningRate, lr_factor
 from train.status import Status, read_status, write_status
 from train.stop import StopRequest
@@ -64,6 +64,9 @@ def test_periods() -> None:
         (["--checkpoint-every=soon"], "is not a duration such as"),
         (["--arg=depth"], "'depth' is not NAME=JSON"),
         (["--arg=depth={"], "depth: '{' is not JSON"),
+        (["--weight=0"], "'0' is not a positive number such as 3, 0.5 or 1/2"),
+        (["--weight=1/0"], "'1/0' is not a positive number"),
+        (["--elastic", "--world-size=2"], "--elastic leaves the number of processes open"),
         (["--step=3"], "unrecognized arguments"),
     ],
 )
@@ -131,6 +134,65 @@ def test_progress_is_plain_lines_in_a_file_and_one_line_on_a_terminal() -> None:
     assert terminal.getvalue().endswith("\n")
 
 
+def test_a_message_never_stands_in_the_progress_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    progress = Progress(0, 9, "tokens", 256, 1, terminal)
+    say("before it")
+    progress.update(1, 2.5, 1e-3)
+    progress.update(2, 2.5, 1e-3)
+    say("in the middle of it", 0)
+    say("after it")
+    progress.update(3, 2.5, 1e-3)
+    progress.end_line()
+    progress.end_line()
+    lines = terminal.getvalue().split("\n")
+    assert [line.split("\r\x1b[2K")[-1].split("  loss")[0] for line in lines] == [
+        "ddpgen: before it",
+        "step 2/9",
+        "ddpgen rank 0: in the middle of it",
+        "ddpgen: after it",
+        "step 3/9",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "step", "said"),
+    [
+        (None, 3, ""),
+        ("0", 3, ""),
+        ("1", 3, "restart 1 of 2: a worker had failed"),
+        (
+            "2",
+            0,
+            "restart 2 of 2: a worker had failed; there is no checkpoint yet, so it begins anew",
+        ),
+    ],
+)
+def test_a_restart_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    count: str | None,
+    step: int,
+    said: str,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    if count is not None:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+    books._say_restart(step)
+    assert capsys.readouterr().err == (f"ddpgen: {said}\n" if said else "")
+
+
+def test_a_launch_script_says_how_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DDPGEN_SCRIPT", raising=False)
+    assert start_command(among_hosts=False) == "bash local.sh"
+    assert start_command(among_hosts=True) == "bash hosts/run.sh"
+    monkeypatch.setenv("DDPGEN_SCRIPT", "sbatch slurm.sbatch")
+    assert start_command(among_hosts=True) == "sbatch slurm.sbatch"
+
+
 def test_clock() -> None:
     assert [clock(s) for s in (0, 59.6, 3599, 3723)] == ["0:00", "1:00", "59:59", "1:02:03"]
 
@@ -149,11 +211,14 @@ def test_a_stop_file_or_a_repeated_sigterm_is_a_request(tmp_path: Path, handlers
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
     assert by_signal.requested
+    assert by_signal.by_signal
+    assert not by_signal.by_file
     others = set(threading.enumerate())
     by_file = StopRequest(tmp_path / "stop")
     assert not by_file.requested
+    # It ends as soon as it has seen the file.
+    (watcher,) = (t for t in set(threading.enumerate()) - others if t.name == "stop")
     (tmp_path / "stop").touch()
-    (watcher,) = set(threading.enumerate()) - others
     watcher.join(10)
     assert by_file.requested
 
@@ -193,7 +258,9 @@ def test_seeds_depend_on_purpose_and_position() -> None:
 
 def test_settings_that_change_the_bits_are_told_from_those_that_do_not() -> None:
     was = manifest.settings(config(), 10)
-    free = config("--world-size=4", "--shares=2,1,1", "--checkpoint-keep=9", "--log-every=1")
+    free = config(
+        "--world-size=4", "--shares=2,1,1", "--weight=3/2", "--checkpoint-keep=9", "--log-every=1"
+    )
     assert manifest.differences(was, manifest.settings(free, 99)) == []
     other = manifest.settings(config("--lr=0.5", "--schedule=cosine"), 10)
     assert manifest.differences(was, other) == [

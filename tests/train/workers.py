@@ -6,9 +6,9 @@ no restarts here; those are torchrun's, and are tested with it in tests/real.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
-import socket
 import sys
 import traceback
 from dataclasses import dataclass
@@ -16,11 +16,13 @@ from pathlib import Path
 
 import torch
 
+from tests.ports import free_port
 from tests.real.jobs import checkpoints
 from train.lock import claim
 from train.run import main
 
 TIMEOUT_S = 90.0
+_port = functools.cache(free_port)  # one run at a time, and there are many
 DEFAULTS = (
     "--global-batch-size=12", "--micro-batch-size=1", "--optimizer=sgd", "--lr=0.05",
     "--checkpoint-every=1000 steps", "--rendezvous-timeout=30s", "--collective-timeout=30s",
@@ -61,12 +63,9 @@ def run(directory: Path, workload: str, processes: int, *arguments: str) -> Run:
         f"--checkpoint-dir={directory}",
         *arguments,
     ]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     fork = multiprocessing.get_context("fork")
     log = directory / "output"
-    env = {"MASTER_PORT": str(port), "WORLD_SIZE": str(processes), "DDPGEN_ATTEMPT": attempt}
+    env = {"MASTER_PORT": str(_port()), "WORLD_SIZE": str(processes), "DDPGEN_ATTEMPT": attempt}
     workers = [
         fork.Process(target=_work, args=(rank, processes, env, argv, log))
         for rank in range(processes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from tests.ports import free_port
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "code" / "own_loop" / "my_train.py"
 ARGUMENTS = ["--steps=400", "--checkpoint-every=10"]
@@ -28,9 +29,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start_ranks(directory: Path) -> list[subprocess.Popen[str]]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         ranks = [start_rank(directory, rank, port) for rank in range(2)]
         started.extend(ranks)
         return ranks

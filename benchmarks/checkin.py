@@ -1,0 +1,281 @@
+"""How long N hosts take to check in: simulated guests against a real head, in a process of its own.
+
+A guest here is one connection that says what a healthy host says, when it says it; all of them live
+in this one process, and so share one core. What they do not do is probe each other: that work is
+spread over N machines, and would all fall on this one. The head does its own part in full, its own
+probes and the comparison of all reports included. Taken per N: from the first knock to the last
+guest that may go on, and the head's own time (from its start) and peak memory.
+
+Exits with 0 when every launch went on, whatever the figures; judging them is the reader's task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import queue
+import resource
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from train.preflight import compare, links  # noqa: E402 - the checkout, put there above
+from train.preflight.asked import Asked  # noqa: E402
+from train.preflight.exchange import meet  # noqa: E402
+from train.preflight.own import Hello  # noqa: E402
+from train.preflight.report import Link, Report  # noqa: E402
+from train.preflight.wire import Conn, Door, bind, encode  # noqa: E402
+
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
+HOST = "127.0.0.1"
+FACTS = {
+    "hostname": "node",
+    "machine": "0" * 32,
+    "torch": "2.13.0+cu126",
+    "python": "3.11.7",
+    "cuda": "12.6",
+    "nccl": "2.27.3",
+    "driver": "560.35.03",
+    "code": "c0de" * 16,
+    "spec": "5bec" * 16,
+    "isa": "avx2",
+    "directory": "a-token",
+}
+
+
+def main() -> int:
+    """Measure each N, print the table, write the JSON."""
+    options = parse_arguments()
+    if options.head:
+        return be_head(*options.head)
+    measured = []
+    for count in options.hosts:
+        runs = [measure(count, options.port) for _ in range(options.runs)]
+        measured.append(figures(count, runs))
+        print(line(measured[-1]), flush=True)
+    if options.json:
+        whole = {
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "machine": platform.machine(),
+            "checkin": measured,
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(whole, indent=2) + "\n")
+    return 0 if all(each["failed"] == 0 for each in measured) else 1
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("hosts", type=int, nargs="*", default=[2, 8, 100, 1000])
+    parser.add_argument("--runs", type=int, default=3, help="of each (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=29400)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--head", type=int, nargs=2, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def figures(count: int, runs: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """The median of what is timed, the worst of what is used."""
+    return {
+        "hosts": count,
+        "runs": len(runs),
+        "to_go_s": round(statistics.median(run["to_go_s"] for run in runs), 3),
+        "worst_to_go_s": round(max(run["to_go_s"] for run in runs), 3),
+        "head_s": round(statistics.median(run["head_s"] for run in runs), 3),
+        "head_cpu_s": round(statistics.median(run["head_cpu_s"] for run in runs), 3),
+        "head_rss_bytes": max(run["head_rss_bytes"] for run in runs),
+        "failed": sum(run["failed"] for run in runs),
+    }
+
+
+def line(of: dict[str, Any]) -> str:
+    rss = of["head_rss_bytes"] / 2**20
+    return (
+        f"{of['hosts']:6} hosts: all go on after {of['to_go_s']:6.2f} s (worst {of['worst_to_go_s']:.2f})"
+        f", head {of['head_cpu_s']:.2f} s of CPU, {rss:.0f} MiB"
+        + (f"; {of['failed']:.0f} runs failed" if of["failed"] else "")
+    )
+
+
+# --- the head -------------------------------------------------------------------------------------
+
+
+def be_head(count: int, port: int) -> int:
+    """A real head in this process; prints what it took."""
+    asked = asked_of(0, count, port)
+    outcome = meet(
+        asked,
+        lambda: report_of(asked),
+        lambda reports, seen: compare.judge(asked, reports, seen),
+        lambda text: print(text, file=sys.stderr),
+    )
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    for finding in outcome.findings[:3]:
+        print(finding.code, finding.cause, file=sys.stderr)
+    spent = {
+        "head_s": outcome.seconds,
+        "head_cpu_s": used.ru_utime + used.ru_stime,
+        "head_rss_bytes": used.ru_maxrss * RSS_UNIT,
+        "failed": int(len(outcome.reports) != count or any(f.is_error for f in outcome.findings)),
+    }
+    print(json.dumps(spent))
+    return 0
+
+
+def asked_of(rank: int, count: int, port: int) -> Asked:
+    counts = {"nodes": count, "least": count, "world_size": count}
+    name, is_head = name_of(rank), rank == 0
+    return Asked("bench", name, Path(), rank, head=HOST, port=port, is_head=is_head, **counts)
+
+
+def name_of(rank: int) -> str:
+    return f"node{rank:05}"
+
+
+def report_of(asked: Asked) -> Report:
+    """Of a host with an address and a machine of its own."""
+    rank = asked.node_rank
+    facts = {**FACTS, "hostname": asked.me, "machine": f"{rank:032x}"}
+    counts = (rank, asked.nodes, asked.world_size, 1)
+    # All are on one loopback network; so the head can probe those who are its neighbours.
+    address = f"127.{1 + rank // 62500}.{rank // 250 % 250}.{rank % 250 + 1}"
+    return Report(asked.me, *counts, HOST, "eth0", address, 8, HOST, facts)
+
+
+# --- the guests -----------------------------------------------------------------------------------
+
+
+def measure(count: int, port: int) -> dict[str, float]:
+    """One launch of `count` hosts. Raises TimeoutExpired or CalledProcessError when the head fails."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    command = [sys.executable, __file__, "--head", str(count), str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as head:
+        with Guests(count, port) as guests:
+            took = guests.run()
+        spent, _ = head.communicate(timeout=60)
+    return {"to_go_s": took, **json.loads(spent)}
+
+
+class Guests:
+    """All of them in one loop, each answering at once. `_greeted`: the token of the launch."""
+
+    def __init__(self, count: int, port: int) -> None:
+        self._ranks = range(1, count)
+        self._asked = asked_of(0, count, port)
+        self._selector = selectors.DefaultSelector()
+        self._greeted: list[str] = []
+        self._ended = asyncio.Event()
+        self._probes: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=asyncio.run, args=[self._be_probed()])
+
+    def __enter__(self) -> Guests:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+        for key in list(self._selector.get_map().values()):
+            key.data.sock.close()
+
+    def run(self) -> float:
+        """Seconds from the first knock until the last of them may go on, or is sent away."""
+        probes = self._probes.get()
+        while not self._listens():
+            time.sleep(0.02)
+        began = time.monotonic()
+        for rank in self._ranks:
+            self._enter(Guest(replace(self._asked, node_rank=rank, me=name_of(rank)), probes))
+        while self._selector.get_map():
+            for key, _ in self._selector.select():
+                self._hear(key.data)
+        return time.monotonic() - began
+
+    def _listens(self) -> bool:
+        with socket.socket() as sock:
+            return sock.connect_ex((HOST, self._asked.port)) == 0
+
+    def _enter(self, guest: Guest) -> None:
+        guest.sock.connect((HOST, self._asked.port))
+        guest.sock.setblocking(False)
+        self._selector.register(guest.sock, selectors.EVENT_READ, guest)
+
+    def _hear(self, guest: Guest) -> None:
+        if guest.hear():
+            self._greeted.append(guest.token)
+        else:
+            self._selector.unregister(guest.sock)
+            guest.sock.close()
+
+    async def _be_probed(self) -> None:
+        """Where the head finds its neighbours, in a thread of its own."""
+
+        async def answer(conn: Conn) -> None:
+            conn.send("door")
+            first = await conn.receive(10)
+            await links.serve(conn, self._greeted[-1], first)
+
+        self._loop = asyncio.get_running_loop()
+        door = Door(answer, 256)
+        self._probes.put(await door.open(bind(0, segment=0)))
+        await self._ended.wait()
+        await door.close()
+
+
+class Guest:
+    """A healthy one."""
+
+    def __init__(self, asked: Asked, probes: int) -> None:
+        self.sock = socket.socket()
+        self.token = ""
+        self._asked, self._probes = asked, probes
+        self._rest = b""
+
+    def hear(self) -> bool:
+        """Answer what has come; whether more is to come."""
+        data = self.sock.recv(1 << 18)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for each in lines:
+            message = json.loads(each)
+            answers = self._answers(message)
+            if answers:
+                self.sock.sendall(b"".join(answers))
+            if message["kind"] == "go" or message.get("go") is False:
+                return False
+        return bool(data)
+
+    def _answers(self, message: dict[str, Any]) -> list[bytes]:
+        asked, kind = self._asked, message["kind"]
+        if kind == "door":
+            return [encode("hello", **Hello.of(asked, asked.me, self._probes).as_json())]
+        if kind == "greet":
+            token = self.token = message["token"]
+            report = report_of(asked).as_json()
+            here = encode("here", token=token, clock=time.time())
+            return [here, encode("report", token=token, report=report)]
+        if kind == "probe":
+            seen = [vars(Link(asked.me, p["host"], "", 2e-4, 1.1e9)) for p in message["peers"]]
+            return [encode("links", token=self.token, links=seen)]
+        if kind == "wait":
+            return [encode("still", token=self.token, doing="")]
+        return [encode("ack", token=self.token)] if kind == "verdict" else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""What a healthy preflight costs before a launch, on 2 to 8 hosts of the rig, against bare interpreters.
+
+Every round starts `python -m train preflight` on each host as the launch script does, in two ways, and
+a bare interpreter before it as the floor. All hosts share the processors of this machine, which hosts
+on machines of their own do not, so the two ways are the two sides of the truth:
+
+- apart: a host every 0.4 s, and the time from the last one's start to the last end. The others' start
+  is over by then, as it would be on processors of their own; checks of the ways are still shared.
+- at once: all hosts at the same moment, and the time from the first start to the last end.
+
+Needs what the rig needs (root, Linux).
+
+Exits with 0 when everything ran and nothing was found, whatever the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.real.rig import Host, Rig
+
+ROOT = Path(__file__).resolve().parent.parent
+PORT = 29500
+TIMEOUT_S = 60
+APART_S = 0.4
+# As a bundle's second start has it: compiled.
+BYTECODE = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": "/tmp/pycache"}
+
+
+def main() -> int:
+    """Measure, print the table, write the JSON."""
+    options = parse_arguments()
+    rows = []
+    for count in options.hosts:
+        names = [f"h{i}" for i in range(count)]
+        with Rig([Host(name) for name in names]) as rig:
+            rows.append(measure(rig, names, options.rounds))
+        print_row(rows[-1])
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 3, 4, 8])
+    parser.add_argument("--rounds", type=int, default=21, help="of each (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    return parser.parse_args()
+
+
+def measure(rig: Rig, names: Sequence[str], rounds: int) -> dict[str, object]:
+    """The seconds of each round."""
+    bare, apart, at_once = [], [], []
+    for i in range(rounds + 1):
+        figures = [
+            together(rig, names, lambda _: [sys.executable, "-c", "pass"], 0.0),
+            together(rig, names, lambda name: preflight(rig, names, name), APART_S),
+            together(rig, names, lambda name: preflight(rig, names, name), 0.0),
+        ]
+        if i:  # the first one warms the caches
+            for row, figure in zip((bare, apart, at_once), figures, strict=True):
+                row.append(figure)
+    return {"hosts": len(names), "bare_s": bare, "apart_s": apart, "at_once_s": at_once}
+
+
+def together(
+    rig: Rig, names: Sequence[str], command: Callable[[str], list[str]], apart_s: float
+) -> float:
+    """Run it on all hosts; from the start of the last (of the first, if not apart) to the last end."""
+    running = []
+    began = time.perf_counter()
+    for name in names:
+        if apart_s and running:
+            time.sleep(apart_s)
+            began = time.perf_counter()
+        running.append(
+            rig[name].popen(
+                command(name), cwd=str(ROOT), env=BYTECODE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    for name, process in zip(names, running, strict=True):
+        said = process.communicate(timeout=TIMEOUT_S)[1]
+        if process.returncode != 0:
+            raise RuntimeError(f"{name} ended with {process.returncode}: {said}")
+    return time.perf_counter() - began
+
+
+def preflight(rig: Rig, names: Sequence[str], name: str) -> list[str]:
+    roster = "".join(f"{each} {rig[each].address}\n" for each in names)
+    options = {
+        "job": "bench",
+        "me": name,
+        "checkpoint-dir": f"{rig[name].home}/checkpoints",
+        "head": rig[names[0]].address,
+        "port": PORT,
+        "node-rank": names.index(name),
+        "nodes": len(names),
+        "world-size": len(names),
+        "roster": roster,
+    }
+    words = [f"--{key}={value}" for key, value in options.items()]
+    return [sys.executable, "-m", "train", "preflight", "--same-bits", *words]
+
+
+def print_row(row: dict[str, object]) -> None:
+    shown = []
+    for key in ("bare_s", "apart_s", "at_once_s"):
+        seconds = row[key]
+        assert isinstance(seconds, list)
+        low, high = min(seconds), max(seconds)
+        shown.append(f"{key[:-2]} {statistics.median(seconds):.3f} s ({low:.3f}-{high:.3f})")
+    print(f"{row['hosts']} hosts: {', '.join(shown)}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""What the user typed → what is wanted. Pure.
+
+Owns the options and the usage text. Options of ours are looked for in the first place only: what
+follows belongs to the training, which knows its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+USAGE = """\
+usage: bash hosts/run.sh [ARGS...]   start the job on every host, or go on from the newest checkpoint;
+                                     ARGS are added to the training command: --steps=50
+       bash hosts/run.sh --preflight     only look whether the hosts can start it, and say what is wrong
+       bash hosts/run.sh --status        how every host stands
+       bash hosts/run.sh --stop          ask for a clean stop after the current step
+       bash hosts/run.sh --logs [HOST]   the newest output of the hosts, kept on this machine
+       bash hosts/run.sh --fetch [DIR]   bring the newest checkpoints and the metrics to DIR; left out:
+                                         checkpoints/NAME beside the bundle, NAME being the job's
+       bash hosts/run.sh -- ARGS...      start, though the first of ARGS looks like one of the above
+       bash hosts/run.sh --help
+
+Ctrl-C stops cleanly on all hosts, a second one kills, a third one ends this command at once: what
+still runs on a host then ends by itself, at the latest after the collective timeout.
+Exit code: 0 done, 1 failed, 2 a wrong argument, 69 could not start, 75 stopped cleanly.
+"""
+_OPERANDS = {
+    "--preflight": 0,
+    "--status": 0,
+    "--stop": 0,
+    "--logs": 1,
+    "--fetch": 1,
+    "--help": 0,
+    "-h": 0,
+}
+# Above it are --statsu and --stpo, below it --steps, which is the training's.
+_ALIKE = 0.75
+
+
+class UsageError(Exception):
+    """The command line asks for nothing we know; the message says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One command: `what` is run, status, stop, logs, fetch or help."""
+
+    what: str
+    operand: str | None = None
+    arguments: tuple[str, ...] = ()
+
+
+def parse(words: Sequence[str]) -> Wanted:
+    """Raises UsageError."""
+    if not words or words[0] == "--":
+        return Wanted("run", arguments=tuple(words[1:]))
+    option, equals, value = words[0].partition("=")
+    if option not in _OPERANDS:
+        _refuse_typo(option)
+        return Wanted("run", arguments=tuple(words))
+    operands = [*([value] if equals else []), *words[1:]]
+    allowed = _OPERANDS[option]
+    if len(operands) > allowed:
+        raise UsageError(
+            f"{option} takes {'one operand at most' if allowed else 'none'}: {operands[allowed]!r} "
+            "is too much; see --help"
+        )
+    if operands and not operands[0]:
+        raise UsageError(f"{option} was given an empty operand; see --help")
+    if option == "--preflight":  # the hosts' scripts know it, too
+        return Wanted("run", arguments=(option,))
+    what = "help" if option == "-h" else option.removeprefix("--")
+    return Wanted(what, operands[0] if operands else None)
+
+
+def _refuse_typo(option: str) -> None:
+    """Raises UsageError for an option that is almost ours: nobody means to start a job with it."""
+    if not option.startswith("-"):
+        return
+    # Without the dashes, which would make any two options alike.
+    ours = [name.removeprefix("--") for name in _OPERANDS if name.startswith("--")]
+    alike = difflib.get_close_matches(option.lstrip("-").lower(), ours, n=1, cutoff=_ALIKE)
+    if alike:
+        raise UsageError(
+            f"{option}: did you mean --{alike[0]}? Nothing was started; if it is the training's, put "
+            f"-- before it: bash hosts/run.sh -- {option}"
+        )

@@ -1,0 +1,154 @@
+"""--status, --stop and --logs: ask every host at once, and say what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from . import logs, remote
+from .ends import DONE, FAILED, USAGE
+from .lines import shown
+from .pace import Pace
+from .plan import Host, Plan
+from .screen import Screen, table
+from .session import Trouble, ask, place, why_not
+from .ssh import Ssh
+
+_LINES_EACH = 10
+
+
+async def ask_all(
+    plan: Plan, ssh: Ssh, pace: Pace, text: Callable[[remote.Place], bytes]
+) -> dict[str, dict[str, str] | Trouble]:
+    """One text to every host; the facts it found, or why it could not."""
+
+    async def one(host: Host) -> dict[str, str] | Trouble:
+        try:
+            outcome = await ask(ssh, host, text(place(plan, host)), pace.check)
+        except Trouble as trouble:
+            return trouble
+        if outcome.code != 0:
+            return Trouble(why_not(outcome, ssh, host, pace.check))
+        return remote.facts(outcome.output)
+
+    answers = await asyncio.gather(*(one(host) for host in plan.hosts))
+    return {host.name: answer for host, answer in zip(plan.hosts, answers, strict=True)}
+
+
+async def status(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen) -> int:
+    """The table of --status: 0 when every host could be asked."""
+    answers = await ask_all(plan, ssh, pace, remote.status)
+    heads = ("host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint")
+    rows = [heads]
+    # Hosts may share the directory: the job is gone only when none of them can still run it.
+    all_gone = all(not isinstance(a, Trouble) and a.get("runs") == "no" for a in answers.values())
+    for name, answer in answers.items():
+        if isinstance(answer, Trouble):
+            rows.append((name, "unreachable", "", "", ""))
+            continue
+        newest = answer.get("newest", "-1")
+        rows.append(
+            (
+                name,
+                answer.get("runs", ""),
+                _readable(answer.get("node", ""), answer.get("runs") == "no"),
+                _readable(answer.get("job", ""), all_gone),
+                "none" if newest == "-1" else f"step {newest}",
+            )
+        )
+    print_out("\n".join(table(rows)) + "\n")
+    return _told_troubles(answers, screen)
+
+
+async def stop(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen) -> int:
+    """Ask for a clean stop everywhere: 0 when every host could be asked."""
+    answers = await ask_all(plan, ssh, pace, remote.stop)
+    for name, answer in answers.items():
+        if isinstance(answer, Trouble):
+            continue
+        if answer.get("stop") == "nothing":
+            screen.say(f"{name}: nothing to stop: no job has run there")
+        elif answer.get("runs") == "no":
+            screen.say(f"{name}: nothing runs there; the next start removes this request")
+        else:
+            screen.say(f"{name}: asked for a clean stop after the current step")
+    return _told_troubles(answers, screen)
+
+
+def show_logs(plan: Plan, directory: Path, host: str | None, screen: Screen) -> int:
+    """The newest launch's files and their last lines; with a host, the whole of its file."""
+    if host is not None and host not in plan.names:
+        screen.say(f"{host} is none of the hosts: {', '.join(plan.names)}")
+        return USAGE
+    launch = logs.newest(directory)
+    if launch is None:
+        screen.say(_nothing_kept(directory))
+        return FAILED
+    if host is not None:
+        return _whole(launch / f"{host}.log", screen)
+    for name in plan.names:
+        path = launch / f"{name}.log"
+        lines = [shown(line) for line in logs.tail(path, _LINES_EACH)]
+        print_out("\n".join([f"==> {path} <==", *(lines or ["(nothing)"]), ""]) + "\n")
+    return DONE
+
+
+def _nothing_kept(directory: Path) -> str:
+    launches = logs.launches(directory)
+    if not launches:
+        return f"nothing is kept in {directory}: no launch by this driver yet"
+    return f"no host has said anything yet; why is in {launches[0] / 'driver.txt'}"
+
+
+def print_out(text: str) -> None:
+    """Print to somebody who may have stopped reading."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at its end
+
+
+def _whole(path: Path, screen: Screen) -> int:
+    """A host's file: as it is for a program, harmless for a terminal."""
+    harmless = os.isatty(1)
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                data = (shown(line.rstrip(b"\n")) + "\n").encode() if harmless else line
+                while data:
+                    data = data[os.write(1, data) :]
+    except FileNotFoundError:
+        screen.say(f"{path} is not there: the host has said nothing")
+        return FAILED
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        screen.say(f"{path}: {error.strerror}")
+        return FAILED
+    return DONE
+
+
+def _told_troubles(answers: dict[str, dict[str, str] | Trouble], screen: Screen) -> int:
+    troubles = {name: answer for name, answer in answers.items() if isinstance(answer, Trouble)}
+    for name, trouble in troubles.items():
+        screen.say(f"{name}: {trouble}")
+    return FAILED if troubles else DONE
+
+
+def _readable(line: str, gone: bool) -> str:
+    """`failed 1f3a… 40 why` without the attempt's id, which is for programs.
+
+    `running` names the step that it started from: without it, or it is read as stuck there. Who is
+    gone, and left that word, had no time for another.
+    """
+    match = re.fullmatch(r"(\w+) \S+ (\d+)(?: (.*))?", shown(line.encode()).strip())
+    if match is None:
+        return "none" if not line.strip() else "?"
+    if match[1] == "running":
+        return "running when it was killed" if gone else "running"
+    return f"{match[1]} at step {match[2]}" + (f": {match[3]}" if match[3] else "")

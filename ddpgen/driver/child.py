@@ -1,0 +1,148 @@
+"""Run other programs. The only module here that does.
+
+Owns their ends: each is in a session of its own, so that a terminal's Ctrl-C does not reach it, and
+none outlives the driver's interest in it. Bytes out are handed on as they come; nothing here waits
+for a reader, a writer or a clock longer than told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+# ssh leaves a background process that may keep our pipe open: the end of the program is the end.
+_DRAIN_S = 1.0
+_TERM_S = 2.0
+_KEPT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended; `code` is None when it was not given the time."""
+
+    code: int | None
+    output: bytes
+
+
+class Child(asyncio.SubprocessProtocol):
+    """One program: words go in, bytes come out, and its end is always seen."""
+
+    def __init__(self, hear: Callable[[bytes], None]) -> None:
+        self._hear = hear
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._drained = False
+        self._exited = False
+
+    @classmethod
+    async def start(
+        cls, argv: Sequence[str], hear: Callable[[bytes], None], cwd: str | None = None
+    ) -> Child:
+        """Raises OSError when the program cannot be started."""
+        loop = asyncio.get_running_loop()
+        _, child = await loop.subprocess_exec(
+            lambda: cls(hear),
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            cwd=cwd,
+        )
+        return child
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._hear(data)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 1:
+            self._drained = True
+            if self._exited:
+                self._finish()
+
+    def process_exited(self) -> None:
+        self._exited = True
+        if self._drained:
+            self._finish()
+        else:
+            self._loop.call_later(_DRAIN_S, self._finish)
+
+    def _finish(self) -> None:
+        assert self._transport is not None
+        if not self._ended.done():
+            self._ended.set_result(self._transport.get_returncode() or 0)
+            self._transport.close()
+
+    def say(self, data: bytes) -> bool:
+        """Put `data` on the program's input, sometime. False: it has no input any more."""
+        pipe = self._input()
+        if pipe is None or pipe.is_closing():
+            return False
+        pipe.write(data)
+        return True
+
+    def unread(self) -> int:
+        """How much of what was said the program has not taken yet."""
+        pipe = self._input()
+        return pipe.get_write_buffer_size() if pipe is not None else 0
+
+    def close_input(self) -> None:
+        """The program sees the end of its input once it has read the rest."""
+        pipe = self._input()
+        if pipe is not None and not pipe.is_closing():
+            pipe.close()
+
+    def _input(self) -> asyncio.WriteTransport | None:
+        assert self._transport is not None
+        return cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
+
+    async def ended(self) -> int:
+        """Wait for the end; the exit code, negative for a signal."""
+        return await asyncio.shield(self._ended)
+
+    async def kill(self) -> None:
+        """End the program and what it started, with a moment to tidy up."""
+        for number, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
+            if self._ended.done():
+                return
+            self._signal(number)
+            await asyncio.wait([self._ended], timeout=patience)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._transport is not None
+        if not self._exited:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._transport.get_pid(), number)
+
+
+async def run(
+    argv: Sequence[str], said: bytes, within: float | None, cwd: str | None = None
+) -> Outcome:
+    """One program from start to end, at most `within` seconds. Raises OSError.
+
+    It is ended, too, when the caller is cancelled.
+    """
+    heard = bytearray()
+
+    def hear(data: bytes) -> None:
+        heard.extend(data[: _KEPT - len(heard)])
+
+    child = await Child.start(argv, hear, cwd)
+    try:
+        child.say(said)
+        child.close_input()
+        code = await asyncio.wait_for(child.ended(), within)
+    except asyncio.TimeoutError:
+        return Outcome(None, bytes(heard))
+    finally:
+        await child.kill()
+    return Outcome(code, bytes(heard))

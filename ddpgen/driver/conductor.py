@@ -1,0 +1,302 @@
+"""The job as a whole: prepare all, start all, and bring all to an end together.
+
+Owns every decision: when the others have to end, who is tried again, when all start anew. It asks
+sessions to do things and is told of their ends; the pure judgements are in ends.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+
+from .ends import DONE, NO_START, STOPPED, End, culprit, exit_code, may_start_again
+from .muster import Muster
+from .session import LAST_LINES, Home, Session, Trouble
+
+_ASKED = (
+    "",
+    "asking all hosts for a clean stop after the current step; Ctrl-C again to kill",
+    "killing the job on all hosts; the next start goes on from its newest checkpoint",
+    "leaving; what still runs on a host ends by itself, at the latest after the collective timeout",
+)
+
+
+class Conductor:
+    """One run of the driver, over as many starts as it takes."""
+
+    def __init__(self, home: Home, launch: str, arguments: tuple[str, ...]) -> None:
+        self._home, self._launch, self._arguments = home, launch, arguments
+        self._plan, self._pace = home.plan, home.pace
+        self._sessions = {host.name: Session(host, home) for host in home.plan.hosts}
+        self._head = home.plan.head
+        self._events: asyncio.Queue[End | None] = asyncio.Queue()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._retries: dict[str, asyncio.Task[None]] = {}
+        self._ends: list[End] = []  # of this start, in order of time
+        self._crashes: Counter[str] = Counter()
+        self._returned: set[str] = set()
+        self._asked = 0  # 1 stop, 2 kill, 3 leave
+        self._muster = Muster(self._sessions, home)
+        self._deadline: float | None = None
+        self._killed = self._settled = False
+        self._restarted = 0
+        self._newest = -1
+
+    async def run(self) -> int:
+        """From nothing to the last table; the exit code."""
+        loop = asyncio.get_running_loop()
+        for name in ("INT", "TERM", "HUP"):
+            loop.add_signal_handler(getattr(signal, f"SIG{name}"), self._on_signal, name)
+        loop.add_signal_handler(signal.SIGTSTP, self._on_pause)
+        try:
+            ready = await self._prepare_first()
+            if not ready:
+                return self._not_started()
+            while ready:
+                await self._start_all(ready)
+                await self._until_all_ended()
+                ready = await self._prepare_again()
+            return self._conclude()
+        finally:
+            await self._leave_nobody()
+
+    # --- before the start ---------------------------------------------------------------------
+
+    async def _prepare_first(self) -> set[str]:
+        """The hosts to start: all of them, or as many as are enough for an elastic job, or nobody."""
+        self._say(f"looking at {len(self._sessions)} hosts and sending them the bundle")
+        looked = await self._muster.prepare(self._sessions)
+        self._newest = max((found.newest for found in looked.values()), default=-1)
+        enough = self._plan.elastic[0] if self._plan.elastic else len(self._sessions)
+        if len(looked) < enough or self._asked:
+            return set()
+        if len(looked) < len(self._sessions):
+            self._muster.show_troubles()
+            self._head = next(name for name in self._by_headship() if name in looked)
+        return set(looked)
+
+    def _by_headship(self) -> list[str]:
+        """The hosts in the order in which they are asked to be the head."""
+        return sorted(self._sessions, key=lambda name: name != self._head)
+
+    def _not_started(self) -> int:
+        if self._asked:
+            self._say("stopped before anything was started")
+            return STOPPED
+        self._muster.show_troubles()
+        self._say("nothing was started")
+        return NO_START
+
+    # --- while it runs ------------------------------------------------------------------------
+
+    async def _start_all(self, ready: set[str]) -> None:
+        self._ends, self._deadline = [], None
+        self._killed = self._settled = False
+        self._say(f"starting on {len(ready)} hosts; the head is {self._head}")
+        await asyncio.gather(*(self._start(name) for name in self._sessions if name in ready))
+        for name in self._sessions:
+            if name not in ready and self._plan.elastic:
+                self._retries[name] = asyncio.create_task(self._try_again(name))
+
+    async def _start(self, name: str) -> None:
+        session = self._sessions[name]
+        head = [] if self._head == self._plan.head else [f"--head={self._head}"]
+        try:
+            await session.start({"DDPGEN_LAUNCH": self._launch}, [*head, *self._arguments])
+        except Trouble as trouble:
+            self._events.put_nowait(End(name, "refused", NO_START, str(trouble)))
+            self._running[name] = asyncio.create_task(asyncio.sleep(0))
+            return
+        self._ends = [end for end in self._ends if end.host != name]
+        self._running[name] = asyncio.create_task(self._watch(session))
+        if self._asked:
+            session.word(("", "stop", "kill", "kill")[self._asked])
+
+    async def _watch(self, session: Session) -> None:
+        self._events.put_nowait(await session.ended())
+
+    async def _until_all_ended(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._running:
+            patience = None if self._deadline is None else max(0.0, self._deadline - loop.time())
+            try:
+                event = await asyncio.wait_for(self._events.get(), patience)
+            except asyncio.TimeoutError:
+                await self._out_of_patience()
+                continue
+            if event is not None:
+                self._on_end(event)
+        await self._give_up_retries()
+
+    def _on_end(self, end: End) -> None:
+        del self._running[end.host]
+        self._ends.append(end)
+        if end.good:
+            # The job has come to its end: nobody is fetched back for it.
+            self._settled = True
+            self._within(self._pace.linger)
+        elif not self._killed:
+            self._say(f"{end.host}: {end.state}: {end.reason or 'it gave no reason'}")
+            if not self._goes_on_without(end):
+                self._end_the_others(end)
+
+    def _goes_on_without(self, end: End) -> bool:
+        """Whether an elastic job lives on; then the host is looked for."""
+        name, losses = end.host, {"lost", "crashed"}
+        if name in self._returned:
+            losses.add("refused")  # what it ran before its loss may not have ended yet
+        if not self._plan.elastic or self._asked or self._settled or end.state not in losses:
+            return False
+        if name == self._head or len(self._running) < self._plan.elastic[0]:
+            return False
+        self._crashes[name] += end.state == "crashed"
+        if self._crashes[name] > self._plan.restarts:
+            self._say(f"{name} is not tried again: restarts is {self._plan.restarts}")
+        else:
+            self._say(f"going on with {len(self._running)} hosts; {name} is tried again")
+            self._retries[name] = asyncio.create_task(self._try_again(name))
+        return True
+
+    async def _try_again(self, name: str) -> None:
+        """Until the host is back; whoever has an interest in this not going on cancels it."""
+        session, told = self._sessions[name], ""
+        while True:
+            await asyncio.sleep(self._pace.retry)
+            try:
+                # Where hosts share the directory, the others' job holds it: it has all files.
+                if not (await session.look()).in_use:
+                    await session.send()
+            except Trouble as trouble:
+                if str(trouble) != told:
+                    told = str(trouble)
+                    self._say(f"{name}: not back yet: {told}")
+                continue
+            if self._running and not (self._asked or self._settled or self._killed):
+                self._say(f"{name} is back")
+                self._returned.add(name)
+                await self._start(name)
+            return
+
+    def _end_the_others(self, end: End) -> None:
+        for task in self._retries.values():
+            task.cancel()
+        if end.state == "lost" and not self._plan.restartable:
+            self._tell("stop")  # it may still train out there: then all end with a checkpoint
+        if self._running:
+            names = ", ".join(sorted(self._running)[:8])
+            # Who cannot start says so in a moment; others may have reasons of their own to give.
+            within = self._pace.refused if end.state == "refused" else self._pace.alone
+            self._say(f"ending the others, within {within:.0f} s: {names}")
+            self._within(within)
+
+    def _within(self, seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
+
+    async def _out_of_patience(self) -> None:
+        self._deadline = None
+        if not self._killed:
+            self._kill()
+            return
+        why = "left to itself" if self._asked == 3 else "it did not answer any more"
+        sessions = [self._sessions[name] for name in self._running]
+        await asyncio.gather(*(session.leave(why) for session in sessions))
+
+    def _kill(self) -> None:
+        self._killed = True
+        self._tell("kill")
+        self._deadline = None
+        self._within(self._pace.kill)
+
+    def _tell(self, word: str) -> None:
+        for name in self._running:
+            self._sessions[name].word(word)
+
+    def _on_signal(self, name: str) -> None:
+        if self._asked >= 3 or (name == "HUP" and self._asked):
+            return  # a closing terminal may send HUP twice; only Ctrl-C or TERM means "now"
+        self._asked += 1
+        self._muster.wanted.set()
+        if self._running:
+            self._say(f"{name}: {_ASKED[self._asked]}")
+        if self._asked == 1:
+            self._tell("stop")
+        elif self._asked == 2:
+            self._kill()
+        else:
+            self._killed = True
+            self._within(0.0)
+        self._events.put_nowait(None)
+
+    def _on_pause(self) -> None:
+        self._say("not paused: the hosts would take the driver for dead and stop the job")
+
+    # --- after it ended -----------------------------------------------------------------------
+
+    async def _prepare_again(self) -> set[str]:
+        """The hosts to start anew, or nobody; the head may be another one then."""
+        plan = self._plan
+        lost_head = self._head if plan.elastic else None
+        if self._asked or not may_start_again(self._ends, plan.launcher, lost_head):
+            return set()
+        if self._restarted >= plan.restarts:
+            self._say(f"not started again: restarts is {plan.restarts}")
+            return set()
+        self._restarted += 1
+        self._say(f"starting again, {self._restarted} of {plan.restarts} times at most")
+        looked = await self._muster.prepare_enough(
+            plan.elastic[0] if plan.elastic else len(plan.hosts)
+        )
+        if not looked:
+            return set()
+        if plan.elastic:
+            names = [name for name in self._sessions if name in looked]
+            self._head = next((name for name in names if name != self._head), self._head)
+            return set(looked)
+        newest = max(found.newest for found in looked.values())
+        if newest <= self._newest:
+            self._say("not started again: no checkpoint is newer than at the last start")
+            return set()
+        self._newest = newest
+        return set(looked)
+
+    def _conclude(self) -> int:
+        last = {end.host: end for end in self._ends}
+        blamed = culprit(self._ends, self._sessions)
+        code = exit_code(list(last.values()), blamed, self._plan.elastic is not None)
+        if blamed is not None and code not in (DONE, STOPPED) and self._asked < 2:
+            self._show_last_lines(blamed)
+        self._show_table(last)
+        return code
+
+    def _show_last_lines(self, blamed: End) -> None:
+        lines = self._sessions[blamed.host].last
+        if lines and len(self._sessions) > 1:
+            self._say(f"the last lines of {blamed.host}:")
+            self._home.screen.quote(blamed.host, list(lines)[-LAST_LINES:])
+
+    def _show_table(self, last: dict[str, End]) -> None:
+        rows = [("host", "state", "code", "last word")]
+        for name, session in self._sessions.items():
+            end = last.get(name)
+            code = "" if end is None or end.code is None else str(end.code)
+            reason = end.reason if end else self._muster.troubles.get(name, "")
+            rows.append((name, end.state if end else session.state, code, reason))
+        self._home.screen.table(rows)
+        self._say(f"everything the hosts said is in {self._home.logs.directory}")
+
+    async def _give_up_retries(self) -> None:
+        tasks, self._retries = list(self._retries.values()), {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _leave_nobody(self) -> None:
+        await self._give_up_retries()
+        sessions = [self._sessions[name] for name in self._running]
+        await asyncio.gather(*(session.leave("the driver ended") for session in sessions))
+
+    def _say(self, message: str) -> None:
+        self._home.screen.say(message)
+        self._home.logs.note(message)

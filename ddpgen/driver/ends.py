@@ -1,0 +1,118 @@
+"""How hosts ended: what an exit means, who is to blame, and what that makes the whole. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+DONE, FAILED, USAGE, NO_START, STOPPED = 0, 1, 2, 69, 75
+SSH_FAILED = 255  # ssh's own; the host scripts never end with it
+
+_VERDICT = re.compile(r"ddpgen: failed(?: at step \d+)?: (.*)")
+_CONSEQUENCE = re.compile(r"\b(?:lost|waited in vain for) (?:a|the|its) peer")
+_OF_SSH = re.compile(
+    r"ssh: |Connection |Shared connection |Timeout, server |client_loop|Read from remote|kex_|mux_"
+    r"|.*: Permission denied|Host key|packet_write"
+)
+_SILENT = "the connection was lost, or its script was killed there"
+_STATES = {DONE: "done", STOPPED: "stopped", USAGE: "refused", NO_START: "refused"}
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of one host's script. `forced`: it came after we said kill."""
+
+    host: str
+    state: str  # done stopped failed refused crashed lost killed
+    code: int | None
+    reason: str
+    forced: bool = False
+    follows: bool = False  # it said that it lost a peer: the peer's end is the cause
+
+    @property
+    def good(self) -> bool:
+        return self.state in ("done", "stopped")
+
+
+class Ear:
+    """Listens to a host's lines for what its script says of itself."""
+
+    def __init__(self) -> None:
+        self.verdict = ""
+        self.last = ""
+        self.ssh = ""
+        self.lost_a_peer = False
+
+    def hear(self, line: str) -> None:
+        """One line of the host's output, as shown."""
+        verdict = _VERDICT.match(line)
+        if verdict:
+            self.verdict = verdict[1]
+        if line.startswith("ddpgen: ") and not line.startswith("ddpgen: to go on"):
+            self.last = line.removeprefix("ddpgen: ")
+        elif _OF_SSH.match(line):
+            self.ssh = line
+        self.lost_a_peer = self.lost_a_peer or bool(_CONSEQUENCE.search(line))
+
+
+def judged(host: str, code: int, ear: Ear, forced: bool) -> End:
+    """What the exit of a host's ssh says."""
+    if code == SSH_FAILED or code < 0:
+        what = f"ssh was killed by signal {-code}" if code < 0 else ear.ssh
+        reason = f"the connection was lost: {what}" if what else _SILENT
+        return End(host, "lost", code, reason, forced)
+    if code in _STATES:
+        return End(host, _STATES[code], code, ear.last, forced)
+    if ear.verdict:
+        return End(
+            host, "failed", code, ear.verdict, forced, bool(_CONSEQUENCE.search(ear.verdict))
+        )
+    state = "killed" if forced else "crashed"
+    return End(host, state, code, ear.last, forced, ear.lost_a_peer)
+
+
+def culprit(ends: Sequence[End], names: Iterable[str]) -> End | None:
+    """The end that the others follow from; `ends` are in order of time."""
+    bad = [end for end in ends if not end.good]
+    by_host = {end.host: end for end in bad}
+    for end in bad:
+        if end.state == "lost" and not end.forced:
+            return end
+        if end.state == "failed" and not end.follows:
+            return by_host.get(origin(end, names), end)
+    for wanted in ("refused", "lost"):
+        for end in bad:
+            if end.state == wanted:
+                return end
+    return min(bad, key=lambda end: (end.forced, end.follows), default=None)
+
+
+def origin(end: End, names: Iterable[str]) -> str:
+    """The host that a verdict names as its own source, else the one that told it."""
+    said = end.reason.partition(": ")[0]
+    return said if said in set(names) else end.host
+
+
+def exit_code(ends: Sequence[End], blamed: End | None, elastic: bool) -> int:
+    """What the driver ends with, from the last end of each host."""
+    states = {end.state for end in ends}
+    ended = states - {"lost", "crashed"} if elastic else states
+    if ended and ended <= {"done", "stopped"}:
+        return STOPPED if "stopped" in ended else DONE
+    if blamed is not None and blamed.state == "refused":
+        return blamed.code or NO_START
+    return FAILED
+
+
+def may_start_again(ends: Sequence[End], launcher: str, lost_head: str | None) -> bool:
+    """Whether what ended may be started anew: a crash or a loss, and nobody gave a verdict.
+
+    `lost_head`: in an elastic job only the loss of this host, its head, is a reason to.
+    """
+    own = [end for end in ends if not end.forced or end.state == "lost"]
+    if any(end.state not in ("crashed", "lost", "killed") for end in ends) or not own:
+        return False
+    if lost_head is not None:
+        return any(end.host == lost_head for end in own)
+    return launcher in ("torchrun-static", "env")

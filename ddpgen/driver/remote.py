@@ -1,0 +1,212 @@
+"""The texts sent to `bash -s` on a host. Pure.
+
+Owns every word of shell that runs remotely, outside of the bundle. Each text is one { …; }, so that
+bash has all of it before it runs any: half a text after a cut connection does nothing. bash 3.2
+understands them. Values enter through quote() only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+FACT = "ddpgen-fact"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One host's directories, as plan.Plan gives them."""
+
+    host: str
+    bundle: str
+    checkpoints: str
+    script: str
+
+
+def quote(text: str) -> str:
+    """`text` as one word of bash, byte for byte. Raises ValueError for a NUL."""
+    if "\0" in text:
+        raise ValueError("a NUL character cannot be passed to a program")
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def facts(output: bytes) -> dict[str, str]:
+    """What a text of ours found out; a login script's chatter is passed over."""
+    lines = output.decode("utf-8", "replace").split("\n")
+    found = (re.fullmatch(FACT + r" (\S+) ?(.*)", line.rstrip("\r")) for line in lines)
+    return {match[1]: match[2] for match in found if match}
+
+
+def troubles(output: bytes) -> str:
+    """What a text of ours complains of, or ""."""
+    lines = output.decode("utf-8", "replace").split("\n")
+    said = [line.removeprefix("ddpgen: ") for line in lines if line.startswith("ddpgen: ")]
+    return "; ".join(said)
+
+
+def prepare(place: Place, need_kib: int) -> bytes:
+    """Look whether the bundle can come here, and make its directory."""
+    return _text({**_values(place), "need": str(need_kib)}, _TOOLS, _NEWEST, _PREPARE)
+
+
+def status(place: Place) -> bytes:
+    """Find out how this host stands."""
+    return _text(_values(place), _TOOLS, _NEWEST, _RUNS, _STATUS)
+
+
+def stop(place: Place) -> bytes:
+    """Ask for a clean stop."""
+    return _text(_values(place), _TOOLS, _RUNS, _STOP)
+
+
+def start(place: Place, environment: Mapping[str, str], arguments: Iterable[str]) -> bytes:
+    """Become the host's script, which inherits the rest of the input: the driver's line."""
+    exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment.items())
+    words = " ".join(quote(word) for word in (place.script, "--driven", *arguments))
+    return _text(_values(place), _TOOLS, f"{exports}{_ENTER}exec bash -- {words}\n")
+
+
+def within(directory: str) -> str:
+    """The beginning of a line that runs the command after it in `directory`; `; }` ends it."""
+    return f"{{ unset CDPATH; cd -- {quote(directory)} || exit; exec "
+
+
+def _values(place: Place) -> dict[str, str]:
+    return {
+        "host": place.host,
+        "bundle": place.bundle,
+        "checkpoints": place.checkpoints,
+        "script": place.script,
+    }
+
+
+def _text(values: Mapping[str, str], *parts: str) -> bytes:
+    given = "".join(f"{name}={quote(value)}\n" for name, value in values.items())
+    body = "".join(part.lstrip("\n") for part in parts)
+    return f"{{\n{given}{body}exit\n}}\n".encode("utf-8", "surrogateescape")
+
+
+_TOOLS = r"""
+unset CDPATH
+fact() { printf 'ddpgen-fact %s %s\n' "$1" "$2"; }
+trouble() { printf 'ddpgen: %s\n' "$*"; exit 69; }
+"""
+
+# Prints the newest whole checkpoint: the marker is what makes a directory one. -1: there is none.
+_NEWEST = r"""
+newest() {
+  local marker step best=-1
+  for marker in "$checkpoints"/step-*/checkpoint.json; do
+    step=${marker%/*}
+    step=${step##*/step-}
+    case $step in *[!0-9]* | '') continue ;; esac
+    [ -e "$marker" ] && [ "$((10#$step))" -gt "$best" ] && best=$((10#$step))
+  done
+  echo "$best"
+}
+"""
+
+_PREPARE = r"""
+type -P rsync >/dev/null ||
+  trouble "there is no rsync on this host (PATH=$PATH); install it (apt, dnf or brew install rsync)"
+[ ! -e "$bundle" ] || [ -d "$bundle" ] ||
+  trouble "$bundle is not a directory; move it away, or give this host another dir"
+why=$(mkdir -p -- "$bundle" 2>&1) ||
+  trouble "cannot make $bundle: ${why##*: }; correct dir in the spec, or the permissions there"
+[ -w "$bundle" ] && [ -x "$bundle" ] ||
+  trouble "cannot write into $bundle; correct dir in the spec, or the permissions there"
+if [ ! -e "$bundle/bundle.json" ]; then
+  # Looked at again: where hosts share it, another's look may have made it this moment.
+  [ -z "$(ls -A -- "$bundle")" ] || [ -e "$bundle/bundle.json" ] ||
+    trouble "$bundle holds files and no bundle.json, so they are not ours to replace; move them away, or give this host another dir"
+  # What comes next may be cut short; what has come is ours to replace all the same.
+  why=$( { : >"$bundle/bundle.json"; } 2>&1 ) || trouble "cannot write into $bundle: ${why##*: }; make room there, or give this host another dir"
+fi
+
+# The job's script and torchrun hold the directory by a shared lock as long as they live. Another look
+# like this one, where hosts share it, holds it for a moment only.
+if type -P flock >/dev/null; then
+  for again in 1 2 3 4 5 6 7 8 9 10; do
+    ( flock -n -x 9 ) 9<"$bundle"
+    case $? in
+      0) break ;;
+      1) [ "$again" -lt 10 ] && sleep 0.2 || fact in-use yes ;;
+      *) break ;; # no locks here
+    esac
+  done
+fi
+
+# Room for all of it, less what is there already. (df may print names with blanks: look for the
+# numbers.)
+room=$(df -Pk -- "$bundle" 2>/dev/null)
+have=$(du -sk -- "$bundle" 2>/dev/null)
+have=${have%%[!0-9]*}
+numbers='[0-9]+ +[0-9]+ +([0-9]+) +[0-9]+%'
+if [[ $room =~ $numbers ]]; then
+  room=${BASH_REMATCH[1]}
+  [ $((room + ${have:-0})) -ge "$need" ] ||
+    trouble "$bundle has room for $room KiB and needs $need; make room, or give this host another dir"
+fi
+fact newest "$(newest)"
+fact ready yes
+"""
+
+_ENTER = r"""
+cd -- "$bundle" || trouble "cannot enter $bundle, which was there a moment ago; start again"
+[ -f "$script" ] || trouble "$bundle holds no $script; start again"
+"""
+
+# Whether this host's script runs: the node's lock knows its process, whose command line has to name
+# it, because after a reboot the number may be another's.
+_RUNS = r"""
+runs() {
+  local lock=$checkpoints/nodes/$host/lock pid args=''
+  [ -e "$lock" ] || { echo no; return; }
+  pid=$(tr -d '[:space:]' <"$lock" 2>/dev/null)
+  pid=${pid#*'"launcher":['}
+  pid=${pid%%[!0-9]*}
+  [ -n "$pid" ] || { echo unknown; return; }
+  if [ -d /proc/self ]; then
+    args=$( { tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null )
+  else
+    args=$(ps -p "$pid" -o args= 2>/dev/null)
+  fi
+  case $args in
+    *"$script"*) echo yes ;;
+    *) echo no ;;
+  esac
+}
+"""
+
+_STATUS = r"""
+first_line() {
+  local line=''
+  { read -r line <"$1"; } 2>/dev/null
+  printf '%s\n' "$line"
+}
+# Whatever neither the host's script nor the training puts there is the user's.
+own_files() {
+  local path
+  for path in "$checkpoints"/*; do
+    case ${path##*/} in
+      nodes | status | lock | stop | launch | manifest.json | metrics.jsonl | *.corrupt*) ;;
+      *) [ -e "$path" ] && { echo yes; return; } ;;
+    esac
+  done
+  echo no
+}
+fact node "$(first_line "$checkpoints/nodes/$host/status")"
+fact job "$(first_line "$checkpoints/status")"
+fact newest "$(newest)"
+fact runs "$(runs)"
+fact own-files "$(own_files)"
+"""
+
+_STOP = r"""
+[ -d "$checkpoints" ] || { fact stop nothing; exit 0; }
+why=$( { : >"$checkpoints/stop"; } 2>&1 ) ||
+  trouble "cannot create $checkpoints/stop: ${why##*: }; correct that, or kill the job from where it was started"
+fact stop asked
+fact runs "$(runs)"
+"""

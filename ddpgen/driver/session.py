@@ -1,0 +1,195 @@
+"""One host: look, send, start, relay, beat, end.
+
+Owns everything that goes to this host and everything that comes from it; there is one writer to its
+input. Decides nothing about the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import remote
+from .child import Child, Outcome, run
+from .ends import SSH_FAILED, Ear, End, judged
+from .lines import Lines, shown
+from .logs import Logs
+from .pace import Pace
+from .plan import Host, Plan
+from .screen import Screen
+from .ssh import Ssh, is_passing
+
+LAST_LINES = 20
+_TRIES = 4
+_FULL_INPUT = 4096  # a host that reads nothing gets no more beats than this
+
+
+class Trouble(Exception):  # noqa: N818 - what it is called in front of the user
+    """A host cannot take part; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a look at a host found: its newest checkpoint's step, and whether a job runs there."""
+
+    newest: int
+    in_use: bool
+
+
+@dataclass(frozen=True)
+class Home:
+    """What all sessions share on this machine."""
+
+    plan: Plan
+    ssh: Ssh
+    bundle: Path
+    need_kib: int
+    pace: Pace
+    screen: Screen
+    logs: Logs
+
+
+class Session:
+    """The driver's side of one host."""
+
+    def __init__(self, host: Host, home: Home) -> None:
+        self.host, self._home = host, home
+        self.state = "waiting"
+        self.last: deque[str] = deque(maxlen=LAST_LINES)
+        self.forced = False
+        self._place = place(home.plan, host)
+        self._child: Child | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._left = ""
+        self._lines, self._ear = Lines(), Ear()
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    async def look(self) -> Looked:
+        """Connect, and see whether the job can live there. Raises Trouble."""
+        self.state = "connecting"
+        text = remote.prepare(self._place, self._home.need_kib)
+        outcome = await ask(self._home.ssh, self.host, text, self._home.pace.check)
+        found = remote.facts(outcome.output)
+        if outcome.code != 0 or "ready" not in found:
+            raise self._trouble(outcome)
+        self.state = "connected"
+        return Looked(int(found.get("newest", "-1")), "in-use" in found)
+
+    def refuse_disturbing(self, looked: Looked) -> None:
+        """Raises Trouble when a job runs from the bundle's directory: its restarts need the files."""
+        if looked.in_use:
+            self.state = "in use"
+            raise Trouble(
+                f"a job runs from {self._place.bundle} there; wait for it, or stop it: "
+                "bash hosts/run.sh --stop"
+            )
+
+    async def send(self) -> None:
+        """Make the host's bundle equal to ours. Raises Trouble."""
+        self.state = "sending"
+        home = self._home
+        way = home.ssh.shell_for_rsync(self.host, self._place.bundle)
+        options = ["-rlpc", "--delete", "--exclude=__pycache__", f"--timeout={home.pace.stall:.0f}"]
+        # Where hosts share the directory, another's half a file is not rubbish.
+        options.append("--filter=P .*.??????")
+        try:
+            outcome = await run(
+                ["rsync", *options, *way, "./", "host:./"], b"", None, str(home.bundle)
+            )
+        except OSError as error:
+            raise Trouble(f"cannot start rsync on this machine: {error.strerror}") from None
+        if outcome.code != 0:
+            why = home.ssh.complaint(outcome.output, self.host)
+            raise Trouble(f"rsync (code {outcome.code}): {why}")
+        self.state = "ready"
+
+    async def start(self, environment: Mapping[str, str], arguments: Iterable[str]) -> None:
+        """Start the host's script; from now on its lines are shown. Raises Trouble."""
+        self._lines, self._ear, self._left, self.forced = Lines(), Ear(), "", False
+        command = self._home.ssh.command(self.host)
+        try:
+            self._child = await Child.start(command, self._hear)
+        except OSError as error:
+            raise Trouble(f"cannot start {command[0]}: {error.strerror}") from None
+        self._child.say(remote.start(self._place, environment, arguments))
+        self._beating = asyncio.create_task(self._beat(self._child))
+        self.state = "running"
+
+    def word(self, word: str) -> None:
+        """Say stop or kill; nobody there to hear it is no error."""
+        if self._child is not None:
+            self.forced = self.forced or word == "kill"
+            self._child.say(f"{word}\n".encode())
+
+    async def ended(self) -> End:
+        """Wait for the end of what start() started."""
+        assert self._child is not None
+        assert self._beating is not None
+        code = await self._child.ended()
+        self._beating.cancel()
+        self._take(self._lines.end())
+        self._child = None
+        if self._left:
+            end = End(self.name, "lost", None, self._left, self.forced)
+        else:
+            end = judged(self.name, code, self._ear, self.forced)
+        self.state = end.state
+        return end
+
+    async def leave(self, why: str) -> None:
+        """Let go of the host: without the driver its script stops by itself, soon."""
+        if self._child is not None:
+            self._left = why
+            self._child.close_input()
+            await self._child.kill()
+
+    async def _beat(self, child: Child) -> None:
+        while child.unread() > _FULL_INPUT or child.say(b"beat\n"):
+            await asyncio.sleep(self._home.pace.beat)
+
+    def _hear(self, data: bytes) -> None:
+        self._home.logs.write(self.name, data)
+        self._take(self._lines.feed(data))
+
+    def _take(self, lines: list[bytes]) -> None:
+        texts = [shown(line) for line in lines]
+        for text in texts:
+            self._ear.hear(text)
+        self.last.extend(texts)
+        if texts:
+            self._home.screen.lines(self.name, texts)
+
+    def _trouble(self, outcome: Outcome) -> Trouble:
+        self.state = "unreachable" if outcome.code in (None, SSH_FAILED) else "refused"
+        return Trouble(why_not(outcome, self._home.ssh, self.host, self._home.pace.check))
+
+
+def place(plan: Plan, host: Host) -> remote.Place:
+    """Where things are on a host, for the texts sent to it."""
+    return remote.Place(host.name, plan.bundle(host), plan.checkpoints(host), host.script)
+
+
+async def ask(ssh: Ssh, host: Host, text: bytes, within: float) -> Outcome:
+    """Run one text on a host; again when its door was only crowded. Raises Trouble."""
+    for attempt in range(_TRIES):
+        try:
+            outcome = await run(ssh.command(host), text, within)
+        except OSError as error:
+            raise Trouble(f"cannot start {ssh.words[0]}: {error.strerror}") from None
+        if outcome.code != SSH_FAILED or not is_passing(outcome.output):
+            break
+        await asyncio.sleep(attempt + ssh.numbers[host.name] % 10 / 10)
+    return outcome
+
+
+def why_not(outcome: Outcome, ssh: Ssh, host: Host, within: float) -> str:
+    """Why a text did not do on a host what it should."""
+    if outcome.code is None:
+        return f"no answer within {within:.0f} s; is it switched on, and is `{ssh.by_hand(host)}` right?"
+    return remote.troubles(outcome.output) or ssh.complaint(outcome.output, host)

@@ -1,0 +1,211 @@
+"""Command lines for OpenSSH and rsync, and what to do about ssh's complaints.
+
+Owns the options, the reuse of connections and its private directory. Starts nothing. The user's own
+ssh_config, known_hosts and agent stay in force: jump hosts, ports and keys are theirs to set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .plan import Host, Plan
+from .remote import quote, within
+
+# A socket's path has 104 bytes on macOS, 108 on Linux; ssh adds 17 of its own while it makes one.
+_SOCKET_PATH = 104 - 18
+_YOUNG_S = 60.0
+_REMEDIES = (
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "make sure that it is the machine you mean, then remove its old key: ssh-keygen -R",
+    ),
+    (
+        r"Host key verification failed",
+        "its key is not known here yet: log in once by hand and check it: {by_hand}",
+    ),
+    (
+        r"Permission denied|Too many authentication failures",
+        "nobody is there to type a password: install a key (ssh-copy-id {destination}), unlock it (ssh-add)",
+    ),
+    (
+        r"Could not resolve hostname|Name or service not known",
+        "is it switched on, and is `{by_hand}` right? if not, correct its ssh: or ~/.ssh/config",
+    ),
+    (r"Connection refused", "is sshd running there, and is the port the right one?"),
+    (
+        r"timed out|No route to host|Network is unreachable|Host is down",
+        "is it switched on, and is `{by_hand}` right? is the network (the VPN) up?",
+    ),
+    (r"bash: (?:command )?not found|bash: No such file", "install bash there"),
+    # What is left of a jump host or a ProxyCommand that did not get through.
+    (
+        r"(?i:proxy)|stdio forwarding failed|Connection (?:closed|reset) by|banner exchange",
+        "is it switched on, and is `{by_hand}` right?",
+    ),
+)
+# A jump host lets in about ten at a time and drops the others: not worth giving up for.
+_PASSING = re.compile(r"kex_exchange_identification|ssh_exchange_identification|banner exchange")
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """How this driver calls ssh: `words` begin every command, `private` is for small files."""
+
+    words: tuple[str, ...]
+    options: tuple[str, ...]
+    numbers: Mapping[str, int]
+    private: Path
+
+    def command(self, host: Host) -> list[str]:
+        """Log in and run what comes through the input."""
+        return [*self._to(host, []), "bash -s"]
+
+    def by_hand(self, host: Host) -> str:
+        """What to type to see for oneself."""
+        return shlex.join([*self.words, *self.options, host.ssh])
+
+    def rsync_source(self, host: Host, directory: str) -> str:
+        """What the user's own rsync needs to bring `directory` home, as words of a shell."""
+        # rsync does not understand ssh://me@host:2222.
+        url = re.fullmatch(r"ssh://(.+?)(?::(\d+))?/?", host.ssh)
+        destination, port = (url[1], url[2]) if url else (host.ssh, None)
+        shell = shlex.join([*self.words, *self.options, *(["-p", port] if port else [])])
+        way = "" if shell == "ssh" else f"-e {shlex.quote(shell)} "
+        return way + shlex.quote(f"{destination}:{directory.removeprefix('./')}/")
+
+    def complaint(self, output: bytes, host: Host) -> str:
+        """The line in which ssh said why it could not, with a remedy where one is known."""
+        text = output.decode("utf-8", "replace")
+        said = [line.strip() for line in text.splitlines() if line.strip()]
+        cause = said[-1].rstrip(".") if said else "ssh said nothing"
+        for pattern, remedy in _REMEDIES:
+            if re.search(pattern, text):
+                named = {"by_hand": self.by_hand(host), "destination": shlex.quote(host.ssh)}
+                return f"{cause}; {remedy.format(**named)}"
+        return cause
+
+    def hang_up(self, host: Host) -> list[str]:
+        """End the connection that the other commands share."""
+        return self._to(host, ["-O", "exit"])
+
+    def socket(self, host: Host) -> Path | None:
+        """Where the shared connection of `host` is, if its path is not too long for one."""
+        path = self.private / str(self.numbers[host.name])
+        return path if len(os.fsencode(path)) < _SOCKET_PATH else None
+
+    def _to(self, host: Host, more: list[str]) -> list[str]:
+        # ssh takes the first value it meets: what keeps a launch from hanging comes before the
+        # user's options, what they may know better comes after.
+        socket = self.socket(host)
+        sharing = (
+            ["ControlMaster=auto", f"ControlPath={socket}", "ControlPersist=10"]
+            if socket
+            else ["ControlMaster=no", "ControlPath=none"]
+        )
+        ours = ["BatchMode=yes", *sharing, "ClearAllForwardings=yes"]
+        theirs = ["ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=6"]
+        return [
+            *self.words,
+            "-T",
+            *_options(ours),
+            *self.options,
+            *_options(theirs),
+            *more,
+            host.ssh,
+        ]
+
+    def shell_for_rsync(self, host: Host, directory: str) -> list[str]:
+        """rsync's -e, as a script of ours: rsync's own words go the way of all others.
+
+        So no login shell parses a path, rsync needs no option for that on either side, and it need
+        not understand ssh://me@host:2222.
+        """
+        script = self.private / f"rsync-to-{self.numbers[host.name]}"
+        script.write_text(
+            "# rsync's way to a host: its command, then its bytes, are the input of `bash -s`.\n"
+            "shift # the host's name: a dummy\n"
+            f"exec {shlex.join(self.command(host))} < <(\n"
+            f"  printf '%s%s }}\\n' {quote(within(directory))} \"$*;\"\n"
+            "  exec cat\n)\n",
+            encoding="utf-8",
+            errors="surrogateescape",
+        )
+        return ["-e", f"bash {script}"]
+
+
+def _options(values: list[str]) -> list[str]:
+    return [word for value in values for word in ("-o", value)]
+
+
+@contextlib.contextmanager
+def ready(plan: Plan, environment: Mapping[str, str]) -> Iterator[Ssh]:
+    """Everything to call ssh with; its private directory goes at the end. Raises ValueError."""
+    try:
+        words = tuple(shlex.split(environment.get("DDPGEN_SSH", "") or "ssh"))
+    except ValueError as error:
+        raise ValueError(f"DDPGEN_SSH is not a command: {error}") from None
+    numbers = {host.name: number for number, host in enumerate(plan.hosts)}
+    with private_directory() as place:
+        yield Ssh(words, plan.ssh_options, numbers, place)
+
+
+@contextlib.contextmanager
+def private_directory() -> Iterator[Path]:
+    """A directory with a short path without blanks that only we can enter. Raises ValueError.
+
+    A lock tells a live one from what a killed driver left, which is removed here.
+    """
+    place = _made()
+    _clean_up(place)
+    lock = os.open(place, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield place
+    finally:
+        os.close(lock)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _made() -> Path:
+    places = ("/tmp", "/var/tmp", tempfile.gettempdir())
+    for parent in places:
+        with contextlib.suppress(OSError):
+            if not re.search(r"[\s'\"]", parent):
+                return Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent))
+    raise ValueError(f"there is no room for small files in {', '.join(places)}; set TMPDIR")
+
+
+def _prefix() -> str:
+    return f"ddpgen-{os.getuid()}-"
+
+
+def _clean_up(ours: Path) -> None:
+    for entry in os.scandir(ours.parent):
+        if not entry.name.startswith(_prefix()) or entry.name == ours.name:
+            continue
+        with contextlib.suppress(OSError):
+            about = entry.stat(follow_symlinks=False)
+            if about.st_uid != os.getuid() or time.time() - about.st_mtime < _YOUNG_S:
+                continue  # one that was made this moment has no lock yet
+            handle = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry.path, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def is_passing(output: bytes) -> bool:
+    """Whether ssh's failure is one of too many connections at once."""
+    return bool(_PASSING.search(output.decode("utf-8", "replace")))

@@ -1,0 +1,217 @@
+"""What SkyPilot says of a managed job: the questions as argv, the answers as values. Pure.
+
+Owns the formats of SkyPilot 0.14's command line, and what its states mean in our words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+FITS = (0, 14)  # the version whose formats these are, and the one the rendered file is for
+# Of the newest; a row takes 2 KB, and what a program says is not kept without end.
+_MOST = 300
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_WAITING = ("PENDING", "SUBMITTED", "STARTING", "RECOVERING")
+_OVER = (
+    "CANCELLED",
+    "FAILED",
+    "FAILED_CONTROLLER",
+    "FAILED_NO_RESOURCE",
+    "FAILED_PRECHECKS",
+    "FAILED_SETUP",
+    "SUCCEEDED",
+)
+_WORDS = {
+    "PENDING": "queued",
+    "SUBMITTED": "queued",
+    "STARTING": "starting",
+    "WINDING_DOWN": "running",
+    "CANCELLING": "being cancelled",
+    "SUCCEEDED": "done",
+    "FAILED_CONTROLLER": "failed in SkyPilot",
+    "FAILED_NO_RESOURCE": "failed: no machines",
+    "FAILED_PRECHECKS": "failed before it began",
+    "FAILED_SETUP": "failed in setup",
+}
+_STOPPED, _UNABLE = 130, 69  # exit codes of our script
+
+
+class Managed(NamedTuple):
+    """One managed job as SkyPilot sees it; "" for what is not told.
+
+    `recoveries`: how often it has come back. `ran_s`: seconds on machines, over all its starts.
+    """
+
+    id: str
+    name: str
+    state: str
+    recoveries: int = 0
+    where: str = ""
+    machines: str = ""
+    ran_s: float = 0.0
+    why: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """It has no processes: not begun, or between two machines."""
+        return self.state in _WAITING
+
+    @property
+    def over(self) -> bool:
+        """It has ended, and does not come back."""
+        return self.state in _OVER
+
+    @property
+    def ending(self) -> bool:
+        """It is being cancelled."""
+        return self.state == "CANCELLING"
+
+    @property
+    def words(self) -> str:
+        """Its state for people."""
+        if self.state == "FAILED" and _STOPPED in _codes(self.why):
+            return "stopped"
+        return _WORDS.get(self.state, self.state.lower().replace("_", " "))
+
+    @property
+    def reason(self) -> str:
+        """Why it stands so, as far as SkyPilot knows."""
+        if self.state != "FAILED":
+            return self.why
+        codes = _codes(self.why)
+        if _STOPPED in codes:
+            return "by the user"
+        return f"it could not start: {self.why}" if _UNABLE in codes else self.why
+
+
+def version() -> list[str]:
+    """Ask which SkyPilot it is."""
+    return ["--version"]
+
+
+def queue() -> list[str]:
+    """Ask for this user's jobs, the newest first, with what SkyPilot knows of their reasons."""
+    return ["jobs", "queue", "--verbose", f"--limit={_MOST}", "--output=json"]
+
+
+def launch(name: str, secrets: Iterable[str], arguments: Sequence[str]) -> list[str]:
+    """Hand over the task in the working directory, and do not wait for its end."""
+    given = [f"--secret={secret}" for secret in secrets]
+    added = [f"--env=DDPGEN_ARGS={' '.join(arguments)}"] if arguments else []
+    return ["jobs", "launch", "--yes", "--detach-run", f"--name={name}", *given, *added, "sky.yaml"]
+
+
+def cancel(ids: Sequence[str]) -> list[str]:
+    """End jobs at once, and give their machines back."""
+    return ["jobs", "cancel", "--yes", *ids]
+
+
+def logs(number: str, lines: int, follow: bool) -> list[str]:
+    """Show the end of what a job has said. To SkyPilot a tail of 0 lines is all of them."""
+    return [
+        "jobs",
+        "logs",
+        "--follow" if follow else "--no-follow",
+        f"--tail={max(1, lines)}",
+        number,
+    ]
+
+
+def plain(said: str) -> str:
+    """Without colours."""
+    return _COLOUR.sub("", said).replace("\r", "")
+
+
+def version_in(said: str) -> tuple[int, ...] | None:
+    """The version in an answer; None when there is none, as from a program that is no SkyPilot."""
+    found = re.search(r"\bskypilot, version (\d+(?:\.\d+)*)", plain(said))
+    return tuple(map(int, found[1].split("."))) if found else None
+
+
+def submitted(said: str) -> str | None:
+    """The id in what a launch said; None when there is none."""
+    found = re.findall(r"^Managed Job ID: (\d+)\s*$", plain(said), re.MULTILINE)
+    return found[-1] if found else None
+
+
+def nothing_up(said: str) -> bool:
+    """Whether SkyPilot says that its controller of jobs is not there, and so no job either."""
+    return "ClusterNotUpError" in said
+
+
+def complaint(said: str) -> str:
+    """The line of an answer that tells most: the last that names an error, else the last."""
+    lines = [line.strip() for line in plain(said).splitlines() if line.strip()]
+    told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (told or lines or ["it said nothing"])[-1].removeprefix("sky.exceptions.")
+
+
+def from_queue(said: str) -> list[Managed] | None:
+    """The jobs of an answer, the newest first; None where there is no such answer in it.
+
+    SkyPilot may say something before: that it has started its server, for one.
+    """
+    text = plain(said)
+    for begin in re.finditer(r"^\[", text, re.MULTILINE):
+        try:
+            rows, _ = json.JSONDecoder().raw_decode(text, begin.start())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+            return [_job(row) for row in rows if isinstance(row.get("job_id"), int)]
+    return None
+
+
+def table(jobs: Iterable[Managed]) -> list[tuple[str, ...]]:
+    """Rows for people, the heading first; columns that say nothing are left out."""
+    heads = ("job", "state", "came back", "where", "machines", "ran", "why")
+    rows = [
+        (j.id, j.words, _times(j), j.where, j.machines, _clock(j.ran_s), j.reason) for j in jobs
+    ]
+    told = [column for column in range(len(heads)) if any(row[column] for row in rows)]
+    return [tuple(row[column] for column in told) for row in (heads, *rows)]
+
+
+def _job(row: Mapping[str, Any]) -> Managed:
+    recoveries, ran = row.get("recovery_count"), row.get("job_duration")
+    why = _text(row, "details") or _text(row, "failure_reason")
+    for before in ("Failure: ", "Recovering: "):
+        why = why.removeprefix(before)
+    return Managed(
+        id=str(row["job_id"]),
+        name=_text(row, "job_name"),
+        state=_text(row, "status"),
+        recoveries=recoveries if isinstance(recoveries, int) else 0,
+        where=_text(row, "infra"),
+        machines=_text(row, "cluster_resources") or _text(row, "resources"),
+        ran_s=float(ran) if isinstance(ran, (int, float)) else 0.0,
+        why=why.replace("sky.exceptions.", ""),
+    )
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    words = " ".join(plain(value).split()) if isinstance(value, str) else ""
+    return "" if words == "-" else "".join(c for c in words if c.isprintable())
+
+
+def _codes(why: str) -> list[int]:
+    """The exit codes of the machines: `exit code 1`, `exit codes [1, 130]`."""
+    found = re.search(r"exit codes? (\d+|\[[\d, ]+\])", why)
+    return list(map(int, re.findall(r"\d+", found[1]))) if found else []
+
+
+def _times(job: Managed) -> str:
+    return (
+        "" if not job.recoveries else "once" if job.recoveries == 1 else f"{job.recoveries} times"
+    )
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    if whole <= 0:
+        return ""
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -1,0 +1,201 @@
+"""The tier `hosts`: a handful of machines that ssh reaches. One script per host, and one driver.
+
+Owns what hosts.json tells the driver and what a list of hosts may not say. Knows neither ssh nor the
+network: the driver (ddpgen/driver/) is copied into the bundle and does all of that there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ddpgen import rules
+from ddpgen.fields import did_you_mean, seconds
+from ddpgen.plan import HostPlan, HostsPlan, LaunchPlan, address, backend, below_home
+from ddpgen.render import Renderer
+from ddpgen.resources import package_files
+from ddpgen.rules import Conflict
+from ddpgen.spec import Host, HostsJob, JobSpec
+from ddpgen.targets.artefact import Artefact
+
+NAME = "hosts"
+_LOOPBACK = ("localhost", "localhost.localdomain")
+
+
+def check(job: JobSpec) -> Iterator[Conflict]:
+    """What is wrong with the list of hosts."""
+    assert isinstance(job, HostsJob)
+    if not job.hosts:
+        what = "lists no hosts"
+        yield Conflict(("hosts",), what, "write targets: {hosts: {hosts: [NAME, NAME]}}")
+        return
+    yield from _names(job)
+    yield from _numbers(job)
+    yield from _elastic(job)
+    yield from rules.places("dir", job.dir)
+    for i, host in enumerate(job.hosts):
+        yield from _host(job, host, f"hosts[{i}]")
+
+
+def _names(job: HostsJob) -> Iterator[Conflict]:
+    names: dict[str, int] = {}
+    places: dict[tuple[str, str], str] = {}
+    for i, host in enumerate(job.hosts):
+        about = (f"hosts[{i}].name", f"hosts[{i}]")
+        if host.name.lower() in names:
+            what = f"{host.name} is listed twice (upper and lower case are the same here)"
+            yield Conflict(about, what, "give each host a name of its own")
+            continue
+        if host.name.lower() == "run":
+            yield Conflict(about, "hosts/run.sh is the driver", "call the host something else")
+        names[host.name.lower()] = i
+        place = (host.ssh or host.name, host.dir or job.dir)
+        if place in places:
+            what = f"is the same place as {places[place]}: {place[0]}, directory {place[1]}"
+            yield Conflict(about, what, "give one of them another ssh destination or dir")
+        places[place] = host.name
+    if job.head is not None and job.head not in [host.name for host in job.hosts]:
+        known = tuple(host.name for host in job.hosts)
+        what = f"{job.head} is not in hosts"
+        yield Conflict(("head",), what, did_you_mean(job.head, known))
+
+
+def _numbers(job: HostsJob) -> Iterator[Conflict]:
+    if job.nodes != len(job.hosts):
+        what = f"{int(job.nodes)} nodes, and hosts lists {len(job.hosts)}"
+        remedy = f"list {int(job.nodes)} hosts, or write targets: {{hosts: {{nodes: null}}}} for all listed"
+        yield Conflict(("nodes", "hosts"), what, remedy)
+    shares = [i for i, host in enumerate(job.hosts) if host.share is not None]
+    if shares and job.train.reduction != "tree":
+        what = "uneven shares need the fixed-order tree"
+        about = (f"hosts[{shares[0]}].share", "train.reduction")
+        yield Conflict(about, what, "write reduction: tree, or leave share out")
+    if shares and job.train.script:
+        what = "has no effect on a script, which shares out its work by itself"
+        yield Conflict((f"hosts[{shares[0]}].share",), what, "leave it out")
+
+
+def _elastic(job: HostsJob) -> Iterator[Conflict]:
+    if not job.nodes.elastic:
+        return
+    if job.rendezvous.launcher != "torchrun":
+        what = f"{job.rendezvous.launcher} starts a fixed number of nodes, not {job.nodes}"
+        yield Conflict(("nodes", "rendezvous.launcher"), what, "write launcher: torchrun")
+    if job.train.reduction != "tree":
+        what = "an elastic job changes its number of processes, and with allreduce its bits"
+        yield Conflict(("nodes", "train.reduction"), what, "write reduction: tree")
+
+
+def _host(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
+    yield from rules.environment(host.env, f"{field}.env")
+    yield from rules.places(f"{field}.dir", host.dir)
+    if host.python:
+        yield from rules.interpreter(host.python, f"{field}.python")
+    yield from _reached(job, host, field)
+    gpus = job.on(host).gpus_per_node or 0
+    procs = job.procs(host)
+    about = (f"{field}.gpus", f"{field}.procs", "gpus_per_node", "procs_per_node", field)
+    if backend(job) == "nccl" and not gpus:
+        what = f"nccl talks between GPUs, and {host.name} uses none"
+        yield Conflict(about, what, "write backend: gloo, or how many gpus it has")
+    if gpus and procs > gpus:
+        what = f"{procs} processes on {gpus} GPUs of {host.name}; each needs one of its own"
+        yield Conflict(about, what, f"write procs: {gpus}")
+
+
+def _reached(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
+    place = address(host)
+    about = (f"{field}.address", f"{field}.ssh", field)
+    remedy = "write the address by which the others reach this host"
+    if host.ssh and "://" not in host.ssh and host.ssh.count(":") == 1:
+        what = f"{host.ssh} is no destination of ssh: it takes a port otherwise"
+        yield Conflict((f"{field}.ssh",), what, f"write ssh://{host.ssh}")
+    elif re.fullmatch(r"[0-9.]+", place) and not _is_address(place):
+        yield Conflict(about, f"{place} is no IPv4 address of a host", remedy)
+    elif len(job.hosts) > 1 and (place in _LOOPBACK or place.startswith("127.")):
+        yield Conflict(about, f"{place} leads every host to itself", remedy)
+    twins = [other.name for other in job.hosts if address(other) == place]
+    if len(twins) > 1 and twins[0] != host.name:
+        what = f"{host.name} has the address of {twins[0]}, {place}"
+        yield Conflict(about, what, f"{remedy}, unless both are on one machine", fatal=False)
+    if len(job.hosts) > 1 and (host.nic or job.nic) in ("lo", "lo0"):
+        what = "loopback leads every host to itself"
+        yield Conflict((f"{field}.nic", "nic"), what, "name the interface towards the others")
+
+
+def _is_address(text: str) -> bool:
+    parts = text.split(".")
+    return (
+        len(parts) == 4
+        and all(part.isdigit() and int(part) < 256 for part in parts)
+        and any(part != "0" for part in parts)
+    )
+
+
+def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
+    """run.sh first, then what it needs: a script per host, the list of hosts, the driver."""
+    assert plan.hosts is not None
+    shared = _shared(plan, plan.hosts)
+    run = renderer.render("run.sh.j2", shared)
+    artefacts = [Artefact("hosts/run.sh", run, "bash {bundle}/hosts/run.sh")]
+    for host in plan.hosts.hosts:
+        text = renderer.render("host.sh.j2", {**shared, **_own(plan, host)})
+        artefacts.append(Artefact(f"hosts/{host.name}.sh", text))
+    listing = json.dumps(_for_the_driver(plan, plan.hosts), indent=2, ensure_ascii=False) + "\n"
+    artefacts.append(Artefact("hosts/hosts.json", listing, executable=False))
+    for name, text in package_files("driver"):
+        artefacts.append(Artefact(f"hosts/driver/{name}", text, executable=False))
+    return artefacts
+
+
+def _shared(plan: LaunchPlan, hosts: HostsPlan) -> dict[str, Any]:
+    return {
+        **vars(plan),
+        **vars(hosts),
+        "world_size": plan.world_size,
+        "host_count": len(hosts.hosts),
+        "head": hosts.hosts[0].name,
+        "all_hosts": ",".join(host.name for host in hosts.hosts),
+        "elastic": hosts.elastic,
+        "without_torchrun": hosts.launcher == "env",
+        # A loop of the user's under launcher `env`: whether it ever listens is its own affair.
+        "nobody_listens": hosts.launcher == "env" and not plan.check,
+        "timeout": seconds(hosts.timeout_s),
+        "patience": seconds(hosts.collective_timeout_s),
+        "script": "run.sh",
+        "up": "..",
+        "below": "hosts/",
+    }
+
+
+def _own(plan: LaunchPlan, host: HostPlan) -> dict[str, Any]:
+    return {
+        **vars(host),
+        "name": plan.name,
+        "host": host.name,
+        "script": f"{host.name}.sh",
+        "needs_home": below_home(host.interpreter, plan.checkpoint_dir),
+    }
+
+
+def _for_the_driver(plan: LaunchPlan, hosts: HostsPlan) -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "launcher": hosts.launcher,
+        "elastic": [hosts.least, len(hosts.hosts)] if hosts.elastic else None,
+        "restarts": hosts.restarts,
+        "head": hosts.hosts[0].name,
+        "ssh_options": list(hosts.ssh_options),
+        "checkpoint_dir": hosts.checkpoint_path,
+        "hosts": [
+            {
+                "name": host.name,
+                "ssh": host.ssh,
+                "dir": host.dir,
+                "script": f"hosts/{host.name}.sh",
+            }
+            for host in hosts.hosts
+        ],
+    }

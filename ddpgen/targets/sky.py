@@ -1,0 +1,251 @@
+"""The tier `sky`: one task for SkyPilot, and the script that its machines run.
+
+Owns what a job for SkyPilot may not say, and which values the files are made of. What they mean to
+SkyPilot is ddpgen/sky.py's; SkyPilot itself is never imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ddpgen import rules
+from ddpgen.fields import did_you_mean
+from ddpgen.plan import LaunchPlan
+from ddpgen.render import Renderer
+from ddpgen.rules import Conflict
+from ddpgen.sky import EXIT_PREEMPTED
+from ddpgen.spec import JobSpec
+from ddpgen.spec_sky import Bucket, SkyJob
+from ddpgen.targets.artefact import Artefact
+
+NAME = "sky"
+# The first part of infra, as `sky check` names them.
+_CLOUDS = (
+    "aws",
+    "azure",
+    "cudo",
+    "do",
+    "fluidstack",
+    "gcp",
+    "hyperbolic",
+    "ibm",
+    "k8s",
+    "kubernetes",
+    "lambda",
+    "mithril",
+    "nebius",
+    "oci",
+    "paperspace",
+    "primeintellect",
+    "runpod",
+    "scp",
+    "seeweb",
+    "shadeform",
+    "slurm",
+    "ssh",
+    "vast",
+    "verda",
+    "vsphere",
+    "yotta",
+)
+_PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+}
+# What lies at the top of a store, which another job's place must not be.
+_STORE_OWNS = ("manifest.json", "metrics", "owner.json", "status", "stop")
+_SYSTEM = (
+    ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys",
+    "tmp", "usr", "var",
+)  # fmt: skip
+# Values of the machine's own, which the launching machine's must not take the place of.
+_MACHINES_OWN = ("HOME", "LOGNAME", "PATH", "PYTHONHOME", "PYTHONPATH", "SHELL", "TMPDIR", "USER")
+# SkyPilot sets these for every task.
+_OWNED = "SKYPILOT_"
+_ALL_OF_IT = """\
+# With this file here SkyPilot sends all of this directory to the machines. Without it, it would leave out
+# whatever the .gitignore of a repository around it names, or fail where that names the directory itself.
+"""
+# Of what a job may be called, what SkyPilot takes for a task's name.
+_TASK_NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
+
+
+def check(job: JobSpec) -> Iterator[Conflict]:
+    """What SkyPilot would refuse, or take for something else."""
+    assert isinstance(job, SkyJob)
+    yield from _places(job)
+    yield from _machines(job)
+    yield from _variables(job)
+    yield from _setup(job)
+    if job.nodes.elastic:
+        what = f"SkyPilot starts a fixed number of machines, not {job.nodes}"
+        yield Conflict(
+            ("nodes",), what, f"write nodes: {job.nodes.least}, or as many as {int(job.nodes)}"
+        )
+    if not _TASK_NAME.fullmatch(job.name):
+        what = f"{job.name} is no name for SkyPilot: it ends in `.`, `_` or `-`, or has three of them in a row"
+        yield Conflict(("name",), what, "write one without")
+    if job.nic in ("lo", "lo0") and job.nodes != 1:
+        what = "loopback leads every machine to itself"
+        yield Conflict(("nic",), what, "leave it out: the cloud's own is taken")
+    if job.preempted_every is not None and job.checkpoint.every != type(job.checkpoint)().every:
+        what = (
+            f"is not looked at: preempted_every lets the job find {job.checkpoint.every} by itself"
+        )
+        yield Conflict(
+            ("checkpoint.every", "preempted_every"), what, "leave one of them out", False
+        )
+
+
+def _places(job: SkyJob) -> Iterator[Conflict]:
+    about = ("checkpoint.dir", "bucket")
+    if job.checkpoint.path:
+        what = f"{job.checkpoint.path} is on the machine's own disk, which is lost with it"
+        remedy = "write targets: {sky: {bucket: s3://NAME, checkpoint: {dir: null}}}"
+        yield Conflict(about, what, remedy)
+    elif job.checkpoint.url and job.bucket:
+        what = f"checkpoints cannot go to {job.checkpoint.url} and to {job.bucket.url}"
+        yield Conflict(("bucket", "checkpoint.dir"), what, "leave one of them out")
+    elif not job.checkpoint.url and not job.bucket:
+        what = "is missing: a spot machine takes its disk along when it goes"
+        yield Conflict(("bucket",), what, "write targets: {sky: {bucket: s3://NAME}}")
+    if (job.checkpoint.url or "").partition(":")[0] in ("file", "local", "memory"):
+        what = f"{job.checkpoint.url} is on the machine itself, which is lost with it"
+        yield Conflict(("checkpoint.dir",), what, "name a bucket: s3://NAME/PLACE")
+    if job.bucket:
+        yield from _bucket(job.bucket)
+    if job.checkpoint.shared:
+        what = "every machine has a directory of its own; what they share is the bucket"
+        yield Conflict(("checkpoint.shared",), what, "leave it out")
+
+
+def _bucket(bucket: Bucket) -> Iterator[Conflict]:
+    scheme, _, rest = bucket.url.partition("://")
+    name, _, below = rest.partition("/")
+    if scheme == "cos":  # its names begin with the region
+        below = below.partition("/")[2]
+    if below and scheme != "https":
+        what = f"{bucket.url} names a place in a bucket, and SkyPilot mounts whole ones"
+        remedy = f"write bucket: {{url: {bucket.url[: -len(below) - 1]}, prefix: {below}}}"
+        yield Conflict(("bucket.url", "bucket"), what, remedy)
+    if scheme == "s3":
+        yield from rules.s3_name("bucket.url", name)
+    taken = [part for part in (bucket.prefix or "").split("/") if part in _STORE_OWNS]
+    if taken:
+        what = f"{taken[0]} is what a job's own object is called, one place further up"
+        yield Conflict(("bucket.prefix",), what, "take another word")
+    first = bucket.path.split("/")[1]
+    if first in _SYSTEM or ".." in bucket.path.split("/"):
+        what = f"{bucket.path} is the system's own place, or below a home that may be cleared away"
+        yield Conflict(("bucket.path",), what, "write a path like /checkpoints")
+
+
+def _machines(job: SkyJob) -> Iterator[Conflict]:
+    counts = {int(each.rpartition(":")[2]) for each in job.accelerators}
+    if counts - {job.gpus_per_node or 0}:
+        wrong = max(counts - {job.gpus_per_node or 0})
+        what = f"{wrong} GPUs on a machine, where the job uses {job.gpus_per_node or 0}"
+        about = ("accelerators", "gpus_per_node", "procs_per_node")
+        yield Conflict(about, what, f"write gpus_per_node: {wrong} and procs_per_node: {wrong}")
+    if job.gpus_per_node and not job.accelerators and job.instance_type is None:
+        what = f"asks for {job.gpus_per_node} GPUs, and nothing says of which kind"
+        remedy = f"write accelerators: A100:{job.gpus_per_node}"
+        yield Conflict(("accelerators", "gpus_per_node"), what, remedy)
+    if job.instance_type and len({each.partition("/")[0] for each in job.infra}) != 1:
+        what = f"{job.instance_type} is one cloud's name for a machine"
+        yield Conflict(("instance_type", "infra"), what, "write infra: with that cloud")
+    if job.on_demand_fallback and not job.spot:
+        what = "has no effect: the machines are paid in full anyway"
+        yield Conflict(("on_demand_fallback", "spot"), what, "leave it out", False)
+    for i, place in enumerate(job.infra):
+        cloud = place.partition("/")[0]
+        if cloud not in _CLOUDS:
+            what = f"{cloud} is no cloud that SkyPilot 0.14 knows"
+            yield Conflict((f"infra[{i}]", "infra"), what, did_you_mean(cloud, _CLOUDS), False)
+    image = job.image or ""
+    if "/" in image and ":" in image and not image.startswith(("docker:", "projects/", "ocid1.")):
+        what = f"{image} looks like a container's image, and would be taken for a cloud's"
+        yield Conflict(("image",), what, f"write docker:{image}", False)
+    if image.startswith("docker:") and "@sha256:" not in image:
+        what = f"{image} may be another image the next time a machine starts"
+        yield Conflict(("image",), what, "name it by digest: docker:NAME@sha256:…", False)
+
+
+def _variables(job: SkyJob) -> Iterator[Conflict]:
+    for name in job.env:
+        if name.startswith(_OWNED):
+            yield Conflict((f"env.{name}",), "is set by SkyPilot", "take another name")
+        if "\n" in job.env[name] and not job.env[name].strip():
+            what = "is made of line breaks alone, which SkyPilot does not keep"
+            yield Conflict((f"env.{name}",), what, "write something else")
+    for i, name in enumerate(job.secrets):
+        about = (f"secrets[{i}]", "secrets")
+        if name in job.env:
+            yield Conflict(about, f"{name} is in env as well", "leave one of them out")
+        if name in (*rules.OWNED_NAMES, *_MACHINES_OWN) or name.startswith(
+            (_OWNED, "DDPGEN_", "LD_", "PET_")
+        ):
+            what = f"{name} is set by bash, torchrun, SkyPilot, the machine or the launch script"
+            yield Conflict(about, what, "take another name")
+
+
+def _setup(job: SkyJob) -> Iterator[Conflict]:
+    for i, line in enumerate(job.setup):
+        if "DDPGEN_SETUP" in line:
+            what = "holds DDPGEN_SETUP, the word that ends these lines in the script"
+            yield Conflict((f"setup[{i}]", "setup"), what, "take another word")
+    names = [re.split(r"[^A-Za-z0-9_-]", wanted)[0].lower() for wanted in job.requirements]
+    if names and "torch" not in names:
+        what = "are all that the job's Python will have, and torch is not among them"
+        yield Conflict(("requirements",), what, "add torch==VERSION", False)
+    needed = _PACKAGES.get((job.checkpoint.url or "").partition(":")[0])
+    if names and needed and needed not in names:
+        what = f"{job.checkpoint.url} is reached by {needed}, which is not among the requirements"
+        yield Conflict(("requirements", "checkpoint.dir"), what, f"add {needed}==VERSION", False)
+    for i, wanted in enumerate(job.requirements):
+        if "==" not in wanted and "@" not in wanted and not wanted.startswith("-"):
+            what = f"{wanted} is another version next month, on the machine that takes over"
+            yield Conflict(
+                (f"requirements[{i}]", "requirements"), what, "write NAME==VERSION", False
+            )
+
+
+def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
+    """sky.yaml first, then the scripts that it runs."""
+    assert plan.sky is not None
+    values = {**vars(plan), **vars(plan.sky), **_made(plan)}
+    task = renderer.render("sky.yaml.j2", values)
+    node = renderer.render("sky_node.sh.j2", {**values, "script": "node.sh"})
+    given = "".join(f" --secret {secret}" for secret in plan.sky.secrets)
+    start = f"(cd {{bundle}} && sky jobs launch{given} sky.yaml)"
+    artefacts = [Artefact("sky.yaml", task, start, executable=False), Artefact("sky/node.sh", node)]
+    if plan.sky.sets_up:
+        setup = renderer.render("sky_setup.sh.j2", {**values, "script": "setup.sh"})
+        artefacts.append(Artefact("sky/setup.sh", setup))
+    return [*artefacts, Artefact(".skyignore", _ALL_OF_IT, executable=False)]
+
+
+def _made(plan: LaunchPlan) -> dict[str, Any]:
+    sky = plan.sky
+    assert sky is not None
+    alone = len(sky.alternatives) == 1
+    return {
+        "sets_up": sky.sets_up,
+        "own_loop": not plan.check and bool(sky.bucket_path),
+        "cached": sky.bucket_mode == "MOUNT_CACHED",
+        "counted": f"{sky.num_nodes} machine(s), {sky.procs} process(es) on each",
+        "same": (*sky.alternatives[0], *sky.resources) if alone else sky.resources,
+        "different": () if alone else sky.alternatives,
+        "exit_preempted": EXIT_PREEMPTED,
+        "hosts": True,
+        "needs_home": True,
+        "without_torchrun": sky.launcher == "env",
+        "up": "..",
+        "below": "sky/",
+    }

@@ -1,0 +1,117 @@
+"""The tier `slurm`: one batch script for sbatch.
+
+Owns what a job for Slurm may not say, and which values the script is made of. What they mean to sbatch
+and srun is ddpgen/slurm.py's; Slurm itself is only met by the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ddpgen import rules, slurm
+from ddpgen.plan import LaunchPlan, below_home
+from ddpgen.render import Renderer
+from ddpgen.rules import Conflict
+from ddpgen.spec import JobSpec
+from ddpgen.spec_slurm import SlurmJob
+from ddpgen.targets.artefact import Artefact
+
+NAME = "slurm"
+
+
+def check(job: JobSpec) -> Iterator[Conflict]:
+    """What Slurm would refuse, or take for something else."""
+    assert isinstance(job, SlurmJob)
+    yield from _directives(job)
+    yield from _times(job)
+    yield from _environment(job)
+    yield from rules.places("dir", job.dir)
+    if job.checkpoint.shared is False:
+        what = (
+            "slurm starts the job on other nodes next time, and they have to find its checkpoints"
+        )
+        yield Conflict(
+            ("checkpoint.shared",), what, "leave it out, and name a directory all nodes see"
+        )
+    if job.nic in ("lo", "lo0") and job.nodes != 1:
+        what = "loopback leads every node to itself"
+        yield Conflict(("nic",), what, "name the interface between the nodes, or leave it out")
+    if job.nodes.elastic and job.train.reduction != "tree":
+        what = "a job on a varying number of nodes changes its bits with allreduce"
+        yield Conflict(("nodes", "train.reduction"), what, "write reduction: tree")
+
+
+def _directives(job: SlurmJob) -> Iterator[Conflict]:
+    for i, option in enumerate(job.extra):
+        name = option[2:].partition("=")[0]
+        if name in slurm.OWNED:
+            what = f"--{name} is said by this tier itself"
+            yield Conflict((f"extra[{i}]", "extra"), what, "use the field for it (docs/slurm.md)")
+    if job.gpu_type and not job.gpus_per_node:
+        what = "names a type of GPU, and the job asks for none"
+        yield Conflict(("gpu_type",), what, f"write gpus_per_node: {job.procs_per_node}")
+    if job.gpus_per_node and job.gpu_request == "gpus-per-task" and job.nodes.elastic:
+        what = "sbatch takes gpus-per-task only for a fixed number of nodes"
+        yield Conflict(("gpu_request", "nodes"), what, "write gpus-per-node or gres")
+    if job.gpus_per_node and job.gpu_type and job.gpu_request == "none":
+        what = "is asked for nowhere with gpu_request: none"
+        yield Conflict(("gpu_type", "gpu_request"), what, "leave one of them out")
+
+
+def _times(job: SlurmJob) -> Iterator[Conflict]:
+    if job.time is None:
+        return
+    warned = slurm.warning_s(job)
+    if warned >= job.time:
+        what = (
+            f"the warning comes {warned:g} s before the end of {job.time:g} s: at once, every time"
+        )
+        about = ("warning", "step_time", "write_time", "time")
+        yield Conflict(about, what, "write a longer time, or a shorter warning")
+
+
+def _environment(job: SlurmJob) -> Iterator[Conflict]:
+    given = job.environment
+    chosen = [name for name in ("conda", "venv", "uv") if getattr(given, name)]
+    if len(chosen) > 1:
+        what = f"{' and '.join(chosen)} are both given"
+        yield Conflict((f"environment.{chosen[1]}",), what, "keep one of them")
+    for name in ("venv", "uv"):
+        path = getattr(given, name)
+        yield from rules.places(f"environment.{name}", path)
+        if path and not path.startswith(("/", "~")):
+            what = f'"{path}" is another place on every node'
+            yield Conflict((f"environment.{name}",), what, "write ~/path or /path")
+    for i, line in enumerate(job.setup):
+        if "DDPGEN_ACTIVATE" in line:
+            what = "holds DDPGEN_ACTIVATE, the word that ends these lines in the script"
+            yield Conflict((f"setup[{i}]", "setup"), what, "take another word")
+
+
+def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
+    """slurm.sbatch."""
+    assert plan.slurm is not None
+    values = {**vars(plan), **vars(plan.slurm), **_made(plan)}
+    text = renderer.render("slurm.sbatch.j2", values)
+    start = "sbatch {bundle}/slurm.sbatch"
+    return [Artefact("slurm.sbatch", text, start)]
+
+
+def _made(plan: LaunchPlan) -> dict[str, Any]:
+    batch = plan.slurm
+    assert batch is not None
+    nodes = f"{batch.least} to {batch.most}" if batch.least < batch.most else f"{batch.most}"
+    return {
+        "counted": f"{nodes} node(s), {batch.procs} process(es) on each",
+        "starts": batch.requeues + 1,
+        "hosts": True,
+        "without_torchrun": batch.launcher == "env",
+        "contained": bool(batch.inside) and not batch.on_nodes,
+        "needs_home": below_home(
+            plan.interpreter, plan.checkpoint_dir, *batch.inside, *batch.on_nodes
+        ),
+        "script": "slurm.sbatch",
+        "up": "",
+        "below": "",
+    }

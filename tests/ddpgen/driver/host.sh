@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# A host's script in the driver's tests. What it plays is in its home's file `part`, a word a start;
+# the last one stays.
+cd "${BASH_SOURCE[0]%/*}/.." || exit 70
+exec 9<.
+flock -s -n 9
+me=${BASH_SOURCE[0]##*/}
+me=${me%.sh}
+printf '%s\0' "$@" >"$HOME/arguments"
+pwd >"$HOME/place"
+echo "$DDPGEN_LAUNCH" >>"$HOME/launches"
+parts="$HOME/part"
+part=$(head -n1 "$parts")
+[ "$(wc -l <"$parts")" -lt 2 ] || sed -i 1d "$parts"
+mkdir -p "$HOME/ddpgen/checkpoints/pair/nodes/$me"
+checkpoint() {
+  mkdir -p "$HOME/ddpgen/checkpoints/pair/step-00000000$1"
+  echo "{\"step\": $1}" >"$HOME/ddpgen/checkpoints/pair/step-00000000$1/checkpoint.json"
+}
+listen() {
+  echo training
+  while read -r word; do
+    echo "$word" >>"$HOME/words"
+    case $word in
+      stop)
+        echo 'ddpgen: stopped at step 3; to go on: the same command' >&2
+        exit 75
+        ;;
+      kill)
+        echo 'ddpgen: torchrun ended with code 137 and the job wrote no status' >&2
+        exit 1
+        ;;
+    esac
+  done
+  echo gone >>"$HOME/words"
+  exit 75
+}
+case $part in
+  done)
+    printf 'out\n'
+    echo 'ddpgen: done at step 7; results are here' >&2
+    exit 0
+    ;;
+  listen) listen ;;
+  slow-stop) # a second after its peers, and nothing was trained
+    echo training
+    while read -r word; do
+      [ "$word" = stop ] || continue
+      sleep 1
+      echo 'ddpgen: stopped before the training began; to go on: the same command' >&2
+      exit 75
+    done
+    ;;
+  lonely) # ends when its peer does
+    echo training
+    until [ -e "$HOME/../over" ]; do sleep 0.05; done
+    echo 'ddpgen rank 1: lost a peer: Connection closed by peer' >&2
+    echo 'ddpgen: torchrun ended with code 1 and the job wrote no status; its last words are above' >&2
+    exit 1
+    ;;
+  fail)
+    seq 1 30
+    echo "ddpgen: failed at step 7: $me: out of memory" >&2
+    echo 'ddpgen: to go on from the newest checkpoint: the same command' >&2
+    : >"$HOME/../over"
+    exit 1
+    ;;
+  crash | crash-after-*)
+    case $part in crash-after-*) checkpoint "${part##*-}" ;; esac
+    echo 'ddpgen: torchrun ended with code 1 and the job wrote no status; its last words are above' >&2
+    exit 1
+    ;;
+  die) kill -KILL $$ ;;
+  busy)
+    echo 'ddpgen: checkpoints/pair is in use by job pair, attempt 1f' >&2
+    exit 69
+    ;;
+  usage)
+    echo 'ddpgen: --stesp: unknown option; did you mean --steps?' >&2
+    exit 2
+    ;;
+  deaf)
+    trap '' TERM
+    sleep 600 9<&-
+    ;;
+  loud)
+    printf 'a\xff\xfeb\x1b[2Jc\r10%%\r20%%\nno newline at the end'
+    head -c 200000 /dev/zero | tr '\0' x
+    echo
+    for _ in $(seq 1 20000); do echo 'a line like many others'; done
+    printf 'the end'
+    exit 0
+    ;;
+esac

@@ -1,0 +1,250 @@
+"""--status, --stop, --logs and --fetch: what is asked of hosts, and what comes home."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ddpgen.driver.conftest import TIMEOUT_S, Stage, until
+
+Make = Callable[..., Stage]
+
+
+def there(ours: Stage, host: str) -> Path:
+    """The checkpoint directory on a host."""
+    path = ours.home(host) / "ddpgen" / "checkpoints" / "pair"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def checkpoint(directory: Path, step: int, content: str = "tensors") -> Path:
+    place = directory / f"step-{step:09d}"
+    place.mkdir(parents=True)
+    (place / "model.pt").write_text(content)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    files = {"model.pt": {"size": len(content), "sha256": digest}}
+    (place / "checkpoint.json").write_text(json.dumps({"step": step, "files": files}))
+    return place
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(os.listdir(directory))
+
+
+def test_status_shows_how_every_host_stands(stage: Make) -> None:
+    ours = stage("desk", "lap", "vm")
+    ours.door("vm", "refused")
+    checkpoint(there(ours, "desk"), 40)
+    (there(ours, "desk") / "step-000000050").mkdir()
+    (there(ours, "desk") / "status").write_text("running 1f3a 40\n")
+    node = there(ours, "desk") / "nodes" / "desk"
+    node.mkdir(parents=True)
+    (node / "status").write_text("failed 2b 40 desk: out of memory\n")
+    code, output = ours.play("--status")
+    assert code == 1
+    rows = [re.split("  +", line) for line in output.splitlines()]
+    assert rows[:4] == [
+        ["host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint"],
+        ["desk", "no", "failed at step 40: desk: out of memory", "running", "step 40"],
+        ["lap", "no", "none", "none", "none"],
+        ["vm", "unreachable"],
+    ]
+    assert "ddpgen: vm: ssh: connect to host vm port 22: Connection refused; is sshd" in output
+    ours.door("vm", "open")
+    code, output = ours.play("--status")
+    assert code == 0
+    assert "running when it was killed" in output  # now that vm, too, is known not to run it
+
+
+def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
+    ours = stage("desk")
+    ours.part("desk", "listen")
+    process = ours.start()
+    until(process, "desk | training")
+    pid = ours.sessions("desk")[-1][1]
+    lock = there(ours, "desk") / "nodes" / "desk" / "lock"
+    lock.write_text(json.dumps({"launcher": [pid, 1]}, indent=1))
+    (lock.parent / "status").write_text("running 1f3a 8000\n")
+    row = re.compile(r"desk  (yes|no) +(.*?)  +none +none\n")
+    assert row.findall(ours.play("--status")[1]) == [("yes", "running")]
+    lock.write_text(json.dumps({"launcher": [os.getpid(), 1]}, indent=1))
+    assert row.findall(ours.play("--status")[1]) == [("no", "running when it was killed")]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=TIMEOUT_S)
+
+
+def test_stop_leaves_the_stop_file_on_every_host(stage: Make) -> None:
+    ours = stage("desk", "lap", "vm")
+    ours.door("vm", "denied")
+    there(ours, "desk")
+    code, output = ours.play("--stop")
+    assert code == 1
+    assert "desk: nothing runs there; the next start removes this request" in output
+    assert "lap: nothing to stop: no job has run there" in output
+    assert "vm: vm: Permission denied" in output
+    assert (there(ours, "desk") / "stop").exists()
+    ours.door("vm", "open")
+    assert ours.play("--stop")[0] == 0
+
+
+def test_logs_shows_the_newest_launch(stage: Make) -> None:
+    ours = stage()
+    code, output = ours.play("--logs")
+    assert code == 1
+    assert "no launch by this driver yet" in output
+    assert ours.play()[0] == 0
+    code, output = ours.play("--logs")
+    assert code == 0
+    (launch,) = ours.logs.iterdir()
+    assert f"==> {launch}/lap.log <==\nout\nddpgen: done at step 7; results are here\n" in output
+    assert ours.play("--logs", "lap") == (0, "out\nddpgen: done at step 7; results are here\n")
+    code, output = ours.play("--logs=lpa")
+    assert code == 2
+    assert "lpa is none of the hosts: desk, lap" in output
+
+
+def test_a_launch_that_never_started_hides_no_other(stage: Make) -> None:
+    ours = stage()
+    ours.door("lap", "refused")
+    assert ours.play()[0] == 69
+    (refused,) = ours.logs.iterdir()
+    code, output = ours.play("--logs", "desk")
+    assert code == 1
+    assert f"no host has said anything yet; why is in {refused}/driver.txt" in output
+    ours.door("lap", "open")
+    assert ours.play()[0] == 0
+    later = ours.logs / "99991231-235959-abcdef"
+    later.mkdir()
+    (later / "driver.txt").write_text("nothing was started\n")
+    (later / "desk.log").touch()
+    assert ours.play("--logs", "lap") == (0, "out\nddpgen: done at step 7; results are here\n")
+
+
+def test_a_typo_of_an_own_option_starts_nothing(stage: Make) -> None:
+    ours = stage("desk")
+    code, output = ours.play("--statsu")
+    assert code == 2
+    assert "--statsu: did you mean --status? Nothing was started" in output
+    assert ours.started() == []
+
+
+@pytest.mark.parametrize("place", ["checkpoints/pair", "~/it's here", "-x"])
+def test_fetch_brings_whole_checkpoints_from_the_host_with_the_newest(
+    stage: Make, place: str, tmp_path: Path
+) -> None:
+    ours = stage(checkpoint_dir=place)
+    far = ours.home("lap") / ("it's here" if place[0] == "~" else f"ddpgen/{place}")
+    for step in (20, 40):
+        checkpoint(far, step)
+    checkpoint(there(ours, "desk"), 10)
+    (far / ".tmp-step-000000060-1").mkdir()
+    checkpoint(far, 30).rename(far / "step-000000030.corrupt")
+    (far / "step-000000050").mkdir()
+    (far / "nodes" / "lap").mkdir(parents=True)
+    for name in ("metrics.jsonl", "manifest.json", "status", "lock", "stop"):
+        (far / name).write_text(f"{name}\n")
+    code, output = ours.play("--fetch")
+    assert code == 0, output
+    kept = ["manifest.json", "metrics.jsonl", "status", "step-000000020", "step-000000040"]
+    assert names(ours.checkpoints) == kept
+    assert (ours.checkpoints / "step-000000040" / "model.pt").read_text() == "tensors"
+    code, output = ours.play("--fetch", str(tmp_path / "else where"))
+    assert code == 0, output
+    assert names(tmp_path / "else where") == kept
+
+
+def test_fetch_again_brings_only_what_is_new_and_deletes_nothing(stage: Make) -> None:
+    ours = stage("desk")
+    far = there(ours, "desk")
+    checkpoint(far, 20)
+    (far / "metrics.jsonl").write_text("1\n")
+    assert ours.play("--fetch")[0] == 0
+    before = (ours.checkpoints / "step-000000020" / "model.pt").stat().st_ino
+    (ours.checkpoints / "notes.txt").touch()
+    checkpoint(far, 40)
+    (far / "metrics.jsonl").write_text("1\n2\n")
+    code, output = ours.play("--fetch")
+    assert code == 0
+    assert "brought step-000000040 and the metrics" in output
+    assert (ours.checkpoints / "metrics.jsonl").read_text() == "1\n2\n"
+    assert (ours.checkpoints / "step-000000020" / "model.pt").stat().st_ino == before
+    assert names(ours.checkpoints) == [
+        "metrics.jsonl",
+        "notes.txt",
+        "step-000000020",
+        "step-000000040",
+    ]
+
+
+def test_fetch_never_mixes_two_runs_and_never_loses_metrics(stage: Make) -> None:
+    ours = stage("desk")
+    checkpoint(there(ours, "desk"), 20)
+    (there(ours, "desk") / "metrics.jsonl").write_text("theirs\n")
+    ours.checkpoints.mkdir(parents=True)
+    (ours.checkpoints / "metrics.jsonl").write_text("mine\n")
+    code, output = ours.play("--fetch")
+    assert code == 0
+    assert (
+        "metrics.jsonl was another's, or more: it is kept as metrics.jsonl.before-fetch-1" in output
+    )
+    assert (ours.checkpoints / "metrics.jsonl.before-fetch-1").read_text() == "mine\n"
+    checkpoint(there(ours, "desk"), 40, "another run")
+    checkpoint(ours.checkpoints, 40, "mine")
+    before = names(ours.checkpoints)
+    code, output = ours.play("--fetch")
+    assert code == 1
+    assert "holds another run's step-000000040; nothing was changed" in output
+    assert names(ours.checkpoints) == before
+
+
+def test_fetch_leaves_out_what_is_not_whole_and_says_so(stage: Make) -> None:
+    ours = stage("desk")
+    checkpoint(there(ours, "desk"), 20)
+    (checkpoint(there(ours, "desk"), 40) / "model.pt").write_text("damaged")
+    code, output = ours.play("--fetch")
+    assert code == 1
+    assert "step-000000040 is left out: model.pt does not match its sha256" in output
+    assert "step-000000020" in names(ours.checkpoints)
+    assert "step-000000040" not in names(ours.checkpoints)
+
+
+def test_fetch_keeps_out_of_a_directory_that_a_job_runs_in(stage: Make) -> None:
+    ours = stage("desk")
+    checkpoint(there(ours, "desk"), 20)
+    ours.checkpoints.mkdir(parents=True)
+    (ours.checkpoints / "lock").touch()
+    code, output = ours.play("--fetch")
+    assert code == 1
+    assert "a job on this machine runs in" in output
+    assert names(ours.checkpoints) == ["lock"]
+
+
+def test_fetch_without_a_checkpoint_anywhere_says_so(stage: Make) -> None:
+    ours = stage()
+    ours.door("lap", "refused")
+    code, output = ours.play("--fetch")
+    assert code == 1
+    assert "lap: ssh: connect" in output
+    assert "no host that could be asked holds a checkpoint" in output
+
+
+def test_fetch_names_where_a_script_keeps_files_of_its_own(stage: Make) -> None:
+    ours = stage("desk", "lap", "vm")
+    (there(ours, "desk") / "best.pt").touch()
+    (there(ours, "lap") / "step-5.pt").touch()
+    for name in ("status", "lock", "metrics.jsonl"):
+        (there(ours, "vm") / name).touch()
+    code, output = ours.play("--fetch")
+    assert code == 1
+    assert "no host holds a step-* checkpoint: the script keeps its files as it likes" in output
+    assert re.findall(r"(\w+): rsync -a .* (\S+) DIR\n", output) == [
+        ("desk", "desk:ddpgen/checkpoints/pair/"),
+        ("lap", "lap:ddpgen/checkpoints/pair/"),
+    ]

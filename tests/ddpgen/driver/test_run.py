@@ -1,0 +1,583 @@
+"""The driver over a fake ssh, with real bash and real rsync: how jobs start and end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.ddpgen.driver.conftest import QUICK, TIMEOUT_S, Stage, until
+
+Make = Callable[..., Stage]
+
+
+def table(output: str) -> dict[str, list[str]]:
+    """Host → state and code, from the last table."""
+    rows = output[output.rindex("ddpgen: host ") :].splitlines()
+    cells = (re.split(r"  +", row.removeprefix("ddpgen: ").strip()) for row in rows)
+    return {row[0]: row[1:] for row in cells if len(row) > 1}
+
+
+def words(ours: Stage, host: str) -> list[str]:
+    """What the driver has said to a host's script."""
+    path = ours.home(host) / "words"
+    return path.read_text().split() if path.exists() else []
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_job_is_sent_started_shown_kept_and_summed_up(stage: Make) -> None:
+    ours = stage()
+    code, output = ours.play("--steps=5", "--arg=a='it''s\n$(touch x)'")
+    assert code == 0, output
+    assert "desk | out\n" in output, output
+    assert "lap  | ddpgen: done at step 7; results are here\n" in output
+    assert table(output)["desk"] == ["done", "0", "done at step 7; results are here"]
+    (kept,) = ours.logs.glob("*/lap.log")
+    assert kept.read_text() == "out\nddpgen: done at step 7; results are here\n"
+    assert "looking at 2 hosts" in (kept.parent / "driver.txt").read_text()
+    for host in ("desk", "lap"):
+        sent = ours.home(host) / "ddpgen" / "pair"
+        assert (sent / "train" / "__main__.py").read_text() == "it is a copy\n"
+        assert (ours.home(host) / "place").read_text() == f"{sent}\n"
+        given = (ours.home(host) / "arguments").read_bytes().split(b"\0")
+        assert given == [b"--driven", b"--steps=5", b"--arg=a='it''s\n$(touch x)'", b""]
+        assert (ours.home(host) / "launches").read_text() == f"{kept.parent.name}\n"
+    assert ours.alive() == []
+
+
+def test_only_what_changed_goes_over_and_what_was_removed_goes_away(stage: Make) -> None:
+    ours = stage()
+    assert ours.play()[0] == 0
+    sent = ours.home("lap") / "ddpgen" / "pair"
+    (sent / "train" / "__pycache__").mkdir()
+    (sent / "old.py").touch()
+    before = (sent / "train" / "__main__.py").stat().st_ino
+    (ours.bundle / "new.py").touch()
+    assert ours.play()[0] == 0
+    assert sorted(os.listdir(sent)) == ["bundle.json", "hosts", "new.py", "train"]
+    assert (sent / "train" / "__pycache__").is_dir()
+    assert (sent / "train" / "__main__.py").stat().st_ino == before
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "it's here",
+        'two  "blanks" and $(touch x) `touch y`',
+        "new\nline\ttab",
+        "ünï ☃",
+        "-rf",
+        "a;b&c|d>e<f*g?h[i]!j#k~l\\m",
+        "-o x=y:z@w",
+    ],
+)
+def test_any_directory_is_reached_byte_for_byte(stage: Make, place: str) -> None:
+    ours = stage("desk")
+    ours.plan["hosts"][0]["dir"] = place
+    ours.write()
+    code, output = ours.play()
+    assert code == 0, output
+    assert (ours.home("desk") / "place").read_text() == f"{ours.home('desk')}/{place}/pair\n"
+    assert (ours.home("desk") / place / "pair" / "train" / "__main__.py").is_file()
+    ours.plan["hosts"][0]["dir"] = f"{ours.homes}/abs/{place}"
+    ours.write()
+    assert ours.play()[0] == 0
+    assert (ours.homes / "abs" / place / "pair" / "bundle.json").is_file()
+    assert not list(ours.homes.rglob("touch*")) + list(ours.homes.rglob("x"))
+
+
+@pytest.mark.parametrize(
+    ("door", "said"),
+    [
+        ("refused", "Connection refused; is sshd running there"),
+        ("denied", "Permission denied (publickey,password); nobody is there to type a password"),
+        ("unknown", "Host key verification failed; its key is not known here yet: log in once"),
+        ("nameless", "Name or service not known; is it switched on, and is `"),
+        ("nameless", "fake_ssh.py lap` right? if not, correct its ssh: or ~/.ssh/config"),
+        ("off", "No route to host; is it switched on, and is `"),
+        ("jump", "UNKNOWN port 65535; is it switched on, and is `"),
+    ],
+)
+def test_a_host_that_cannot_be_reached_is_named_and_nothing_is_started(
+    stage: Make, door: str, said: str
+) -> None:
+    ours = stage("desk", "lap", "vm")
+    ours.door("lap", door)
+    (ours.home("vm") / "ddpgen").write_text("a file is in the way\n")
+    code, output = ours.play()
+    assert code == 69
+    assert "ddpgen: lap: " in output
+    assert said in output
+    assert "ddpgen: vm: cannot make ./ddpgen/pair: Not a directory; correct dir" in output
+    assert output.endswith("ddpgen: nothing was started\n")
+    assert ours.started() == []
+
+
+def test_a_host_that_never_answers_is_named_at_the_deadline(stage: Make) -> None:
+    ours = stage()
+    ours.door("lap", "silent")
+    code, output = ours.play(env={"CHECK_S": "3"})
+    assert code == 69
+    assert "lap: no answer within 3 s; is it switched on, and is `" in output
+    assert "fake_ssh.py lap` right?" in output
+    assert ours.started() == []
+
+
+def test_a_crowded_door_is_tried_again(stage: Make) -> None:
+    ours = stage()
+    ours.door("lap", "crowded 2")
+    code, output = ours.play()
+    assert code == 0, output
+
+
+def test_chatter_of_a_login_script_does_no_harm_before_the_start(stage: Make) -> None:
+    ours = stage("desk")
+    ours.door("desk", "noisy")
+    code, output = ours.play("--status")
+    assert code == 0, output
+
+
+def test_foreign_files_are_not_replaced(stage: Make) -> None:
+    ours = stage()
+    there = ours.home("lap") / "ddpgen" / "pair"
+    there.mkdir(parents=True)
+    (there / "thesis.tex").touch()
+    code, output = ours.play()
+    assert code == 69
+    assert "lap: ./ddpgen/pair holds files and no bundle.json" in output
+    assert os.listdir(there) == ["thesis.tex"]
+
+
+def test_a_first_send_that_was_cut_short_is_no_foreign_directory(stage: Make) -> None:
+    ours = stage("desk")
+    there = ours.home("desk") / "ddpgen" / "pair"
+    assert ours.play()[0] == 0
+    (there / "bundle.json").write_text("")
+    (there / "hosts" / "desk.sh").unlink()
+    assert ours.play()[0] == 0
+
+
+def test_a_bundle_that_a_job_runs_from_is_not_replaced_under_it(stage: Make) -> None:
+    ours = stage()
+    for host in ("desk", "lap"):
+        ours.part(host, "listen")
+    first = ours.start()
+    until(first, "desk | training", "lap  | training")
+    code, output = ours.play()
+    assert code == 69
+    assert "desk: a job runs from ./ddpgen/pair there; wait for it, or stop it" in output
+    assert first.poll() is None
+    first.send_signal(signal.SIGINT)
+    assert "stopped" in first.communicate(timeout=TIMEOUT_S)[0]
+    assert first.returncode == 75
+
+
+def test_when_one_host_fails_the_others_end_and_its_last_lines_are_shown(stage: Make) -> None:
+    ours = stage("desk", "lap", "vm")
+    ours.part("desk", "listen")
+    ours.part("lap", "fail")
+    ours.part("vm", "listen")
+    code, output = ours.play()
+    assert code == 1
+    shown = output[output.index("ddpgen: the last lines of lap:") :].splitlines()
+    assert shown[1:4] == ["lap  | 13", "lap  | 14", "lap  | 15"]
+    states = table(output)
+    assert states["lap"] == ["failed", "1", "lap: out of memory"]
+    assert states["desk"][0] == states["vm"][0] == "killed"
+    assert words(ours, "vm")[-1] == "kill"
+    assert ours.alive() == []
+
+
+def test_a_host_that_ends_with_the_one_that_failed_has_crashed_and_is_not_killed(
+    stage: Make,
+) -> None:
+    ours = stage()
+    ours.part("desk", "lonely")
+    ours.part("lap", "fail")
+    assert "alone=0.5" in QUICK
+    patient = QUICK.replace("alone=0.5", f"alone={TIMEOUT_S}")
+    code, output = ours.play(command=[sys.executable, "-c", patient, str(ours.bundle)])
+    assert code == 1
+    states = table(output)
+    assert states["lap"] == ["failed", "1", "lap: out of memory"]
+    assert states["desk"][0] == "crashed"
+    assert ours.alive() == []
+
+
+@pytest.mark.parametrize(("part", "code"), [("busy", 69), ("usage", 2)])
+def test_a_host_that_refuses_to_start_ends_the_launch_with_its_code(
+    stage: Make, part: str, code: int
+) -> None:
+    ours = stage()
+    ours.part("desk", "listen")
+    ours.part("lap", part)
+    ended, output = ours.play()
+    assert ended == code
+    assert table(output)["lap"][:2] == ["refused", str(code)]
+
+
+def test_a_script_killed_on_its_host_and_a_cut_connection_are_losses(stage: Make) -> None:
+    ours = stage("desk", "lap", "vm")
+    ours.part("desk", "listen")
+    ours.part("lap", "listen")
+    ours.part("vm", "die")
+    code, output = ours.play()
+    assert code == 1
+    assert table(output)["vm"][:2] == ["lost", "255"]
+    ours.part("vm", "listen")
+    process = ours.start()
+    until(process, "vm   | training", "lap  | training", "desk | training")
+    ours.cut("vm")
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 1
+    reason = "the connection was lost: client_loop: send disconnect: Broken pipe"
+    assert table(output)["vm"] == ["lost", "255", reason]
+    assert table(output)["desk"][0] == "stopped"  # vm may still train: with a checkpoint, then
+    assert "ddpgen: the last lines of vm:" in output
+    wait_for(lambda: "gone" in words(ours, "vm"))
+
+
+def test_ctrl_c_stops_cleanly(stage: Make) -> None:
+    ours = stage()
+    for host in ("desk", "lap"):
+        ours.part(host, "listen")
+    process = ours.start()
+    until(process, "desk | training", "lap  | training")
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 75
+    assert "INT: asking all hosts for a clean stop after the current step; Ctrl-C again" in output
+    assert table(output)["lap"][:2] == ["stopped", "75"]
+    for host in ("desk", "lap"):
+        assert words(ours, host)[-1] == "stop"
+        assert set(words(ours, host)[:-1]) <= {"beat"}
+
+
+def test_hosts_that_all_stop_though_one_takes_its_time_are_a_clean_stop(stage: Make) -> None:
+    ours = stage("desk", "lap")
+    ours.part("desk", "listen")
+    ours.part("lap", "slow-stop")
+    process = ours.start()
+    until(process, "desk | training", "lap  | training")
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 75
+    assert "the last lines of" not in output
+    assert table(output)["desk"][:2] == table(output)["lap"][:2] == ["stopped", "75"]
+
+
+def test_the_last_lines_of_a_host_come_where_they_are_announced(stage: Make) -> None:
+    ours = stage()
+    ours.part("desk", "listen")
+    ours.part("lap", "fail")
+    process = ours.start(stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert "ddpgen: the last lines of lap:\nlap  | 13\nlap  | 14\n" in err
+    assert out.count("lap  | 30\n") == 1
+
+
+def test_a_second_ctrl_c_kills_and_a_host_that_is_deaf_is_left(stage: Make) -> None:
+    ours = stage()
+    ours.part("desk", "deaf")
+    ours.part("lap", "deaf")
+    process = ours.start()
+    until(process, "starting on 2 hosts")
+    wait_for(lambda: ours.started() == ["desk", "lap"])
+    process.send_signal(signal.SIGINT)
+    until(process, "INT: asking")
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 1
+    assert "TERM: killing the job on all hosts" in output
+    assert table(output)["lap"] == ["lost", "it did not answer any more"]
+
+
+def test_a_third_ctrl_c_leaves_at_once(stage: Make) -> None:
+    ours = stage("desk")
+    ours.part("desk", "deaf")
+    process = ours.start()
+    wait_for(lambda: ours.started() == ["desk"])
+    for said in ("asking", "killing", "leaving"):
+        process.send_signal(signal.SIGINT)
+        until(process, f"INT: {said}")
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 1
+    assert table(output)["desk"] == ["lost", "left to itself"]
+
+
+def test_ctrl_c_before_the_start_starts_nothing(stage: Make) -> None:
+    ours = stage()
+    ours.door("lap", "silent")
+    process = ours.start()
+    until(process, "looking at 2 hosts")
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert (process.returncode, output) == (75, "ddpgen: stopped before anything was started\n")
+    assert ours.started() == []
+
+
+def test_the_hosts_notice_that_the_driver_was_killed(stage: Make) -> None:
+    ours = stage()
+    for host in ("desk", "lap"):
+        ours.part(host, "listen")
+    process = ours.start()
+    until(process, "desk | training", "lap  | training")
+    process.kill()
+    process.communicate(timeout=TIMEOUT_S)
+    for host in ("desk", "lap"):
+        wait_for(lambda host=host: "gone" in words(ours, host))
+    wait_for(lambda: ours.alive() == [])
+
+
+def test_a_closed_terminal_asks_for_a_clean_stop_and_kills_nobody(stage: Make) -> None:
+    ours = stage()
+    for host in ("desk", "lap"):
+        ours.part(host, "listen")
+    process = ours.start()
+    until(process, "desk | training", "lap  | training")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(TIMEOUT_S) == 75
+    (summary,) = ours.logs.glob("*/driver.txt")
+    assert "HUP: asking all hosts for a clean stop" in summary.read_text()
+
+
+def test_a_reader_that_stops_reading_ends_nothing(stage: Make) -> None:
+    ours = stage()
+    ours.part("desk", "loud")
+    process = ours.start()
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(TIMEOUT_S) == 0
+
+
+def test_a_reader_that_is_slow_costs_lines_on_the_screen_and_none_in_the_logs(stage: Make) -> None:
+    ours = stage("a", "b", "c", "d", "e", "f", "g", "h")
+    for host in "abcdefgh":
+        ours.part(host, "loud")
+    process = ours.start()
+    for host in "abcdefgh":
+        wait_for(
+            lambda host=host: (
+                (logs := list(ours.logs.glob(f"*/{host}.log")))
+                and logs[0].read_bytes().endswith(b"the end")
+            )
+        )
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 0
+    assert "h | the end\n" in output or "lines were not shown" in output
+
+
+def test_bytes_from_a_host_are_kept_as_they_are_and_shown_harmless(stage: Make) -> None:
+    ours = stage("desk")
+    ours.part("desk", "loud")
+    code, output = ours.play()
+    assert code == 0
+    (kept,) = ours.logs.glob("*/desk.log")
+    raw = kept.read_bytes()
+    assert raw.startswith(b"a\xff\xfeb\x1b[2Jc\r10%\r20%\nno newline at the endxxx")
+    assert raw.count(b"a line like many others\n") == 20000
+    assert "desk | 20%\n" in output
+    assert output.count("a line like many others\n") == 20000
+    assert "\x1b" not in output
+    assert "desk | the end\nddpgen: " in output
+
+
+def test_a_disk_that_is_full_at_home_ends_nothing(stage: Make) -> None:
+    ours = stage("desk")
+    ours.logs.parent.mkdir(parents=True)
+    ours.logs.write_text("a file where the logs belong\n")
+    code, output = ours.play()
+    assert code == 0
+    assert output.count("is shown here but not all of it is kept") == 1
+    assert "desk | out\n" in output, output
+
+
+def test_connections_are_shared_and_closed_in_the_end(stage: Make) -> None:
+    ours = stage(ssh_options=["-p", "2222", "-o", "ProxyJump=gate"])
+    assert ours.play()[0] == 0
+    calls = (ours.homes / "calls").read_text().splitlines()
+    assert sum("-O exit" in call for call in calls) == 2
+    paths = {
+        match[1] for call in calls for match in [re.search(r"ControlPath=([^']*)", call)] if match
+    }
+    assert len(paths) == 2
+    assert all(len(path) < 60 for path in paths)
+    assert all("-p 2222" in call and "-o BatchMode=yes" in call for call in calls)
+    # Other drivers may have theirs there at the same time.
+    (private,) = {Path(path).parent for path in paths}
+    assert private.match(f"/tmp/ddpgen-{os.getuid()}-*")
+    assert not private.exists()
+
+
+def test_a_missing_ssh_or_rsync_is_named(stage: Make, tmp_path: Path) -> None:
+    ours = stage()
+    code, output = ours.play(env={"DDPGEN_SSH": "no-such-ssh -v"})
+    assert code == 69
+    assert "desk: cannot start no-such-ssh: No such file or directory" in output
+    assert ours.play(env={"DDPGEN_SSH": "'"})[0] == 2
+
+
+@pytest.mark.parametrize("launcher", ["torchrun-static", "env"])
+def test_without_torchruns_rendezvous_a_crash_starts_all_anew(stage: Make, launcher: str) -> None:
+    ours = stage(launcher=launcher)
+    ours.part("desk", "crash-after-4", "done")
+    ours.part("lap", "listen", "done")
+    code, output = ours.play()
+    assert code == 0, output
+    assert "starting again, 1 of 3 times at most" in output
+    launches = {(ours.home(host) / "launches").read_text() for host in ("desk", "lap")}
+    assert len(launches) == 1
+    first, second = launches.pop().split()
+    assert first == second
+
+
+def test_it_is_not_started_again_without_a_newer_checkpoint(stage: Make) -> None:
+    ours = stage(launcher="env")
+    ours.part("desk", "crash")
+    ours.part("lap", "listen")
+    code, output = ours.play()
+    assert code == 1
+    assert "not started again: no checkpoint is newer than at the last start" in output
+    assert table(output)["desk"][:2] == ["crashed", "1"]
+
+
+def test_it_is_started_again_as_often_as_the_spec_says_and_never_after_a_verdict(
+    stage: Make,
+) -> None:
+    ours = stage(launcher="env", restarts=1)
+    ours.part("desk", "crash-after-4", "crash-after-5", "done")
+    ours.part("lap", "listen")
+    code, output = ours.play()
+    assert code == 1
+    assert "not started again: restarts is 1" in output
+    ours.part("desk", "fail", "done")
+    code, output = ours.play()
+    assert code == 1
+    assert "starting again" not in output
+
+
+def test_with_torchruns_rendezvous_the_driver_starts_nobody_anew(stage: Make) -> None:
+    ours = stage()
+    ours.part("desk", "crash-after-4", "done")
+    ours.part("lap", "listen")
+    code, output = ours.play()
+    assert code == 1
+    assert "starting again" not in output
+
+
+def elastic(stage: Make) -> Stage:
+    ours = stage("desk", "lap", "vm", elastic=[2, 3])
+    for host in ("desk", "lap", "vm"):
+        ours.part(host, "listen")
+    return ours
+
+
+def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(stage: Make) -> None:
+    ours = elastic(stage)
+    process = ours.start()
+    until(process, "desk | training", "lap  | training", "vm   | training")
+    ours.door("vm", "refused")
+    ours.cut("vm")
+    until(process, "going on with 2 hosts; vm is tried again", "vm: not back yet: ")
+    ours.door("vm", "open")
+    until(process, "vm is back", "vm   | training")
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 75, output
+    assert table(output)["vm"][:2] == ["stopped", "75"]
+    assert len((ours.home("desk") / "launches").read_text().split()) == 1
+    assert len(set((ours.home("vm") / "launches").read_text().split())) == 1
+
+
+def test_an_elastic_job_ends_when_fewer_than_it_needs_are_left(stage: Make) -> None:
+    ours = elastic(stage)
+    process = ours.start()
+    until(process, "desk | training", "lap  | training", "vm   | training")
+    for host in ("lap", "vm"):
+        ours.door(host, "refused")
+        ours.cut(host)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 1
+    assert {table(output)[host][0] for host in ("lap", "vm")} <= {"lost", "unreachable"}
+    assert ours.sessions("desk")
+
+
+def test_when_the_head_is_lost_the_rest_starts_anew_with_another(stage: Make) -> None:
+    ours = elastic(stage)
+    process = ours.start()
+    until(process, "desk | training", "lap  | training", "vm   | training")
+    ours.door("desk", "refused")
+    ours.cut("desk")
+    until(
+        process, "starting again, 1 of 3", "starting on 2 hosts; the head is lap", "vm   | training"
+    )
+    assert b"--head=lap" in (ours.home("vm") / "arguments").read_bytes()
+    ours.door("desk", "open")
+    until(process, "desk is back", "desk | training")
+    assert b"--head=lap" in (ours.home("desk") / "arguments").read_bytes()
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 75, output
+
+
+def test_two_hosts_may_share_their_directory(stage: Make) -> None:
+    ours = stage("desk", "lap", "vm")
+    for host in ours.plan["hosts"]:
+        host["dir"] = str(ours.homes / "shared")
+    for number in range(40):
+        (ours.bundle / f"file-{number}").write_text("x" * number)
+    ours.write()
+    code, output = ours.play()
+    assert code == 0, output
+    assert sorted(os.listdir(ours.homes / "shared" / "pair")) == sorted(os.listdir(ours.bundle))
+
+
+def test_fifty_hosts_at_once(stage: Make) -> None:
+    names = tuple(f"node-{number:02d}" for number in range(50))
+    ours = stage(*names)
+    code, output = ours.play()
+    assert code == 0, output
+    assert ours.started() == list(names)
+    assert [row[0] for name, row in sorted(table(output).items()) if name != "host"] == [
+        "done"
+    ] * 50
+
+
+def test_run_sh_finds_its_driver_from_anywhere_and_through_a_link(
+    stage: Make, tmp_path: Path
+) -> None:
+    ours = stage("desk")
+    (tmp_path / "else where").mkdir()
+    link = tmp_path / "else where" / "go"
+    link.symlink_to(ours.bundle / "hosts" / "run.sh")
+    code, output = ours.play(command=["bash", "go", "--steps=2"], cwd=link.parent)
+    assert code == 0, output
+    assert b"--steps=2" in (ours.home("desk") / "arguments").read_bytes()
+    helped = subprocess.run(
+        ["bash", str(link), "--help"], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert helped.returncode == 0
+    assert "--fetch [DIR]" in helped.stdout
+    assert ours.play("--logs", "a", "b")[0] == 2
+    (ours.bundle / "hosts" / "hosts.json").write_text("{}")
+    code, output = ours.play()
+    assert code == 69
+    assert "launcher is missing, or of the wrong type; render again" in output

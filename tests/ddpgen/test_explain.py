@@ -1,0 +1,132 @@
+"""`ddpgen explain`: the guide's section of a code, on a terminal of any width, from any case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpgen import explain, resources
+from ddpgen.errors import BugError
+from ddpgen.fields import Refused, did_you_mean
+from tests.ddpgen.conftest import ROOT, Run
+
+GUIDE = """\
+# Guide
+
+Words before.
+
+## Interfaces
+
+Words of the family, which belong to no code.
+
+### NIC001: no such *interface*
+
+**Cause.** The `nic` of the spec is not
+there; see [hosts](hosts.md).
+
+**Proof.**
+
+```bash
+ip -br addr    # a comment stays, and a long line is not broken into two, so that it can be copied
+# ## this is no heading
+```
+
+**Remedy.** Leave it out.
+
+### NIC010: another
+
+**Cause.** Text.
+
+## Ports
+
+### PORT001: taken
+
+**Cause.** Last.
+"""
+
+
+def test_a_section_is_plain_text_with_commands_as_they_are() -> None:
+    assert explain.explained(GUIDE, ["NIC001"], 40) == (
+        "NIC001: no such *interface*\n"
+        "\n"
+        "Cause. The `nic` of the spec is not\n"
+        "there; see hosts (hosts.md).\n"
+        "\n"
+        "Proof.\n"
+        "\n"
+        "    ip -br addr    # a comment stays, and a long line is not broken into two, so that it can "
+        "be copied\n"
+        "    # ## this is no heading\n"
+        "\n"
+        "Remedy. Leave it out."
+    )
+
+
+def test_several_codes_come_in_the_order_asked_for_each_once_and_in_any_case() -> None:
+    assert explain.explained(GUIDE, ["port001", "NIC010", "Port001"], 40) == (
+        "PORT001: taken\n\nCause. Last.\n\n\nNIC010: another\n\nCause. Text."
+    )
+
+
+def test_the_listing_has_a_line_for_each_code() -> None:
+    assert explain.listing(GUIDE) == (
+        "NIC001   no such *interface*\nNIC010   another\nPORT001  taken"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "remedy"),
+    [
+        ("nic01", 'there is no code "nic01"', "did you mean NIC010?"),
+        ("PROT001", 'there is no code "PROT001"', "did you mean PORT001?"),
+        ("zzzz", 'there is no code "zzzz"', "`ddpgen explain` lists all codes"),
+        ("\x1b[2J", r"there is no code '\x1b[2J'", "`ddpgen explain` lists all codes"),
+    ],
+)
+def test_a_code_that_is_not_there_is_refused(code: str, what: str, remedy: str) -> None:
+    with pytest.raises(Refused) as refused:
+        explain.explained(GUIDE, ["NIC001", code], 80)
+    assert (refused.value.what, refused.value.remedy) == (what, remedy)
+
+
+def test_what_is_meant_is_found_whatever_its_case() -> None:
+    assert did_you_mean("nic01", ("NIC001", "PORT001")) == "did you mean NIC001?"
+
+
+def test_the_command_prints_the_section_of_the_real_guide(run: Run) -> None:
+    outcome = run("explain", "port005")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("PORT005: a firewall stands between the hosts' other ports\n\n")
+    assert all(f"\n\n{part}. " in outcome.out for part in ("Cause", "Remedy"))
+
+
+def test_without_a_code_all_are_listed(run: Run) -> None:
+    outcome = run("explain")
+    assert outcome.code == 0
+    assert "\nHOST001  a host has not arrived\n" in outcome.out
+
+
+def test_an_unknown_code_is_a_wrong_command_line(run: Run) -> None:
+    outcome = run("explain", "HOTS001")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert 'there is no code "HOTS001"; did you mean HOST001?\n' in outcome.err
+
+
+def test_a_guide_that_is_missing_is_a_broken_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resources.document("troubleshooting.md").startswith("# Troubleshooting\n")
+    monkeypatch.setattr(resources, "__file__", str(tmp_path / "ddpgen" / "resources.py"))
+    with pytest.raises(BugError, match=r"docs/troubleshooting\.md is missing"):
+        resources.document("troubleshooting.md")
+
+
+def test_the_guide_in_the_wheel_is_found_where_the_wheel_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed = tmp_path / "ddpgen" / "_data" / "docs" / explain.GUIDE
+    placed.parent.mkdir(parents=True)
+    placed.write_bytes((ROOT / "docs" / explain.GUIDE).read_bytes())
+    monkeypatch.setattr(resources, "__file__", str(tmp_path / "ddpgen" / "resources.py"))
+    assert "### NIC001" in resources.document(explain.GUIDE)

@@ -1,0 +1,301 @@
+"""The tier `hosts`: what a list of hosts may say, and the scripts and the list it becomes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddpgen.errors import SpecInvalidError
+from ddpgen.job import check, launch_plan
+from ddpgen.plan import LaunchPlan
+from ddpgen.reader import read
+from tests.ddpgen.conftest import GPT, ROOT, Run
+
+PAIR = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"
+
+
+def hosts(text: str, top: str = "") -> str:
+    return GPT + top + "targets:\n  hosts:\n" + "".join(f"    {li}\n" for li in text.splitlines())
+
+
+def faults(text: str) -> list[str]:
+    """Everything a spec is refused for."""
+    try:
+        readings = read(text.encode(), "j")
+        check(readings.values(), Path(), ("local", "hosts"))
+    except SpecInvalidError as error:
+        return [line.removeprefix("j:") for line in str(error).splitlines()]
+    return []
+
+
+def plan(text: str) -> LaunchPlan:
+    assert faults(text) == []
+    return launch_plan(read(text.encode(), "j")["hosts"])
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            "hosts: []",
+            "10:12: targets.hosts.hosts: lists no hosts; write targets: {hosts: {hosts: [NAME,",
+        ),
+        ("nic: eth0", "1:1: hosts: lists no hosts; write targets: {hosts: {hosts: [NAME,"),
+        ("hosts: desk", '10:12: targets.hosts.hosts: is "desk"; write a list, each item after a'),
+        ("hosts: [a, [b]]", "10:16: targets.hosts.hosts[1]: is a list; write a mapping of its"),
+        ("hosts: [a, {nmae: b}]", "10:17: targets.hosts.hosts[1].nmae: unknown key; did you mean"),
+        ("hosts: [a, {nic: b}]", "10:16: targets.hosts.hosts[1].name: is missing; write up to 63"),
+        ("hosts: [a, 'b c']", '10:16: targets.hosts.hosts[1]: "b c" does not fit; write up'),
+        ("hosts: [a, '$(b)']", '10:16: targets.hosts.hosts[1]: "$(b)" does not fit; write'),
+        ("hosts: [a, A]", "10:16: targets.hosts.hosts[1]: A is listed twice (upper and"),
+        ("hosts: [a, run]", "10:16: targets.hosts.hosts[1]: hosts/run.sh is the driver; call"),
+        (
+            "hosts: [{name: a, ssh: x}, {name: b, ssh: x}]",
+            "10:39: targets.hosts.hosts[1].name: is the same place as a: x, directory ~/ddpgen;",
+        ),
+        (
+            "hosts: [{name: a, ssh: '-oProxyCommand=touch x'}]",
+            '10:28: targets.hosts.hosts[0].ssh: "-oProxyCommand=touch x" does not fit; write a',
+        ),
+        (
+            "head: dsk\nhosts: [desk]",
+            "10:11: targets.hosts.head: dsk is not in hosts; did you mean",
+        ),
+        (
+            "nodes: 3\nhosts: [a, b]",
+            "10:12: targets.hosts.nodes: 3 nodes, and hosts lists 2; list",
+        ),
+        ("nodes: 3..2\nhosts: [a, b]", "10:12: targets.hosts.nodes: 3..2 is no range; write the"),
+        (
+            "nodes: 1..2\nrendezvous: {launcher: env}\nhosts: [a, b]",
+            "10:12: targets.hosts.nodes: env starts a fixed number of nodes, not 1..2; write",
+        ),
+        (
+            "nodes: 1..2\ntrain: {reduction: allreduce}\nhosts: [a, b]",
+            "10:12: targets.hosts.nodes: an elastic job changes its number of processes, and with",
+        ),
+        (
+            "hosts: [{name: a, address: 127.0.0.1}, b]",
+            "10:32: targets.hosts.hosts[0].address: 127.0.0.1 leads every host to itself; write",
+        ),
+        (
+            "hosts: [{name: a, ssh: 'b:2222'}, c]",
+            "10:28: targets.hosts.hosts[0].ssh: b:2222 is no destination of ssh: it takes a port otherwise; write ssh://b:2222",
+        ),
+        (
+            "hosts: [{name: a, address: 0.0.0.0}, b]",
+            "10:32: targets.hosts.hosts[0].address: 0.0.0.0 is no IPv4",
+        ),
+        (
+            "hosts: [{name: a, address: 10.0.0.256}, b]",
+            "10:32: targets.hosts.hosts[0].address: 10.0.0.256 is no IPv4",
+        ),
+        (
+            "nic: lo\nhosts: [a, b]",
+            "10:10: targets.hosts.nic: loopback leads every host to itself; name",
+        ),
+        ("hosts: [localhost, b]", "10:13: targets.hosts.hosts[0]: localhost leads every host to"),
+        (
+            "hosts: [{name: a, env: {RANK: 1}}]",
+            "10:35: targets.hosts.hosts[0].env.RANK: is set by bash, torchrun or the launch script;",
+        ),
+        (
+            "hosts: [{name: a, dir: ~other/x}]",
+            '10:28: targets.hosts.hosts[0].dir: "~other/x" is the home of another user, which only',
+        ),
+        (
+            "hosts: [{name: a, python: bin/python}]",
+            '10:31: targets.hosts.hosts[0].python.interpreter: "bin/python" is another place on',
+        ),
+        (
+            "hosts: [{name: a, gpus: 1, procs: 2}]",
+            "10:29: targets.hosts.hosts[0].gpus: 2 processes on 1 GPUs of a; each needs one of its",
+        ),
+        (
+            "backend: nccl\nhosts: [{name: a, gpus: 2}, {name: b, gpus: 0}]",
+            "11:49: targets.hosts.hosts[1].gpus: nccl talks between GPUs, and b uses none; write",
+        ),
+        (
+            "train: {reduction: allreduce}\nhosts: [{name: a, share: 2}, b]",
+            "11:30: targets.hosts.hosts[0].share: uneven shares need the fixed-order tree; write",
+        ),
+    ],
+)
+def test_a_list_of_hosts_that_cannot_run_is_refused_at_its_place(text: str, fault: str) -> None:
+    found = faults(hosts(text))
+    assert any(line.startswith(fault) for line in found), found
+
+
+def test_a_key_of_the_tier_at_the_top_is_sent_where_it_belongs() -> None:
+    (fault,) = faults(GPT + "hosts: [a]\n")
+    assert fault == "8:1: hosts: unknown key; it belongs to targets.hosts"
+
+
+def test_hosts_by_name_alone_are_enough() -> None:
+    made = plan(PAIR)
+    assert made.hosts is not None
+    assert [(host.name, host.ssh, host.address) for host in made.hosts.hosts] == [
+        ("desk", "desk", "desk"),
+        ("laptop", "laptop", "laptop"),
+    ]
+    assert made.world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("ssh", "address"),
+    [
+        ("me@10.0.0.7", "10.0.0.7"),
+        ("ssh://me@gate.lan:2222", "gate.lan"),
+        ("ssh://gate/", "gate"),
+        ("alias", "alias"),
+    ],
+)
+def test_a_host_is_reached_by_the_others_as_ssh_reaches_it(ssh: str, address: str) -> None:
+    made = plan(hosts(f"hosts: [{{name: a, ssh: '{ssh}'}}, b]"))
+    assert made.hosts is not None
+    assert made.hosts.hosts[0].address == address
+
+
+def test_the_head_comes_first_and_ranks_follow() -> None:
+    text = hosts("head: c\nhosts: [a, {name: b, procs: 1}, c]").replace("size: 16", "size: 32")
+    assert [(node.name, [rank.rank for rank in node.ranks]) for node in plan(text).nodes] == [
+        ("c", [0, 1]),
+        ("a", [2, 3]),
+        ("b", [4]),
+    ]
+
+
+def test_a_share_is_of_the_host_whatever_its_processes() -> None:
+    text = GPT.replace("global_batch_size: 16", "global_batch_size: 32")
+    made = plan(
+        text
+        + "targets: {hosts: {hosts: [{name: a, share: 3, procs: 2}, {name: b, share: 1, procs: 1}]}}"
+    )
+    assert [rank.end - rank.first for node in made.nodes for rank in node.ranks] == [3, 3, 2]
+
+
+def test_what_a_host_says_goes_before_what_the_job_says() -> None:
+    made = plan(
+        hosts(
+            "hosts:\n- {name: a, nic: enp5s0, env: {X: here}, python: ~/v/bin/python, dir: /data}\n- b",
+            "nic: eth0\nenv: {X: all, Y: all}\n",
+        )
+    )
+    assert made.hosts is not None
+    a, b = made.hosts.hosts
+    assert (a.nic, a.dir, b.nic, b.dir) == ("enp5s0", "/data", "eth0", "~/ddpgen")
+    assert [(e.name, e.value) for e in a.env] == [("X", "here"), ("Y", "all")]
+    assert [(e.name, e.value) for e in b.env] == [("X", "all"), ("Y", "all")]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        ("torchrun", ['--rdzv-id="$launch"', "--max-restarts=3", '--world-size="$world_size"']),
+        ("torchrun-static", ['--node-rank="$node_rank"', "--max-restarts=0"]),
+        ("env", ["spawn", '--first-rank="$first_rank"']),
+    ],
+)
+def test_each_launcher_has_its_own_command(launcher: str, words: list[str], run: Run) -> None:
+    Path("job.yaml").write_text(hosts(f"rendezvous: {{launcher: {launcher}}}\nhosts: [a, b]"))
+    command = run("plan", "job.yaml", "--target", "hosts", "--json")
+    assert set(words) <= set(json.loads(command.out)["command"])
+
+
+def test_an_elastic_job_fixes_no_world_size(run: Run) -> None:
+    Path("job.yaml").write_text(hosts("nodes: 1..2\nhosts: [a, b]"))
+    command = json.loads(run("plan", "job.yaml", "--target", "hosts", "--json").out)["command"]
+    assert "--elastic" in command
+    assert not [word for word in command if "--world-size" in word]
+
+
+def shellcheck() -> str:
+    beside_python = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    found = shutil.which("shellcheck", path=beside_python)
+    assert found, "shellcheck is missing; it comes with the [dev] extra"
+    return found
+
+
+def rendered(run: Run, text: str) -> Path:
+    Path("job.yaml").write_text(text)
+    outcome = run("render", "job.yaml", "--target", "hosts")
+    assert outcome.code == 0, outcome.err
+    return Path("build/gpt")
+
+
+def test_the_bundle_holds_a_script_for_each_host_and_the_driver(run: Run) -> None:
+    bundle = rendered(run, PAIR)
+    assert {path.name for path in (bundle / "hosts").iterdir()} == {
+        "run.sh", "desk.sh", "laptop.sh", "hosts.json", "driver",
+    }  # fmt: skip
+    assert (bundle / "hosts/driver/__main__.py").is_file()
+    listing = json.loads((bundle / "hosts/hosts.json").read_text())
+    assert [host["script"] for host in listing["hosts"]] == ["hosts/desk.sh", "hosts/laptop.sh"]
+    assert (listing["head"], listing["elastic"]) == ("desk", None)
+
+
+def test_what_to_type_next_is_the_driver(run: Run, spec: Callable[[str], Path]) -> None:
+    outcome = run("render", spec(PAIR), "--target", "hosts")
+    assert outcome.err.splitlines()[-1] == "next: bash build/gpt/hosts/run.sh"
+
+
+def test_the_scripts_of_a_hostile_spec_are_clean_bash(run: Run) -> None:
+    bundle = rendered(
+        run,
+        GPT + "checkpoint: {dir: '$(touch x) `y`'}\ntargets:\n  hosts:\n    dir: \"it's $(here)\"\n"
+        '    hosts: [{name: a.b-c, python: "/it\'s here/python", env: {X: "it\'s\\n$(x)\\\\"}}, b]\n',
+    )
+    scripts = [str(path) for path in (bundle / "hosts").glob("*.sh")]
+    for script in scripts:
+        subprocess.run(["bash", "-n", script], check=True, timeout=30)
+    done = subprocess.run([shellcheck(), *scripts], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--hosts=desk,desk,laptop"], "names a host twice, or one that is not there"),
+        (["--hosts=desk,lptop"], "the hosts are desk laptop"),
+        (["--hosts=desk"], "without laptop, this host has nothing to do; name it too"),
+        (["--head=desk", "--hosts=laptop"], "--head=desk: takes no part; name one of laptop"),
+    ],
+)
+def test_a_host_script_refuses_what_would_give_two_hosts_one_rank(
+    arguments: list[str], said: str, run: Run
+) -> None:
+    bundle = rendered(run, PAIR)
+    done = subprocess.run(
+        ["bash", str(bundle / "hosts/laptop.sh"), *arguments],
+        capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_two_hundred_hosts_are_rendered_in_one_go(run: Run) -> None:
+    names = ", ".join(f"n{i}" for i in range(200))
+    text = GPT.replace("global_batch_size: 16", "global_batch_size: 1600")
+    bundle = rendered(run, text + f"targets: {{hosts: {{hosts: [{names}]}}}}\n")
+    assert len(list((bundle / "hosts").glob("n*.sh"))) == 200
+
+
+@pytest.mark.parametrize("name", ["three_vms", "two_desktops", "fast_and_slow", "elastic"])
+def test_the_scripts_of_an_example(
+    name: str, golden: Callable[[str, str], None], run: Run, tmp_path: Path
+) -> None:
+    outcome = run(
+        "render", ROOT / f"examples/{name}.yaml", "--target", "hosts", "-o", tmp_path / "bundle"
+    )
+    assert outcome.code == 0, outcome.err
+    listing = json.loads((tmp_path / "bundle/hosts/hosts.json").read_text())
+    last = listing["hosts"][-1]["name"]
+    for script in ("run", last):
+        golden(f"{name}.hosts.{script}.sh", (tmp_path / f"bundle/hosts/{script}.sh").read_text())

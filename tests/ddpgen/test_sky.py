@@ -1,0 +1,364 @@
+"""The tier sky: what its task asks SkyPilot for, and what it refuses to ask. The real loader: tests/sky."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddpgen.plan import LaunchPlan, plan
+from ddpgen.reader import read
+from ddpgen.shell import quote
+from ddpgen.yamltext import scalar
+from tests.ddpgen.conftest import GPT, ROOT, Run
+
+BUCKET = "bucket: s3://bbb"
+MANY = (
+    "infra: aws, instance_type: m6i.large, disk_size: 64, disk_tier: high, autostop: 90s, "
+    "network_tier: best, image: 'docker:x/y@sha256:ab', labels: {team: 'a: b'}"
+)
+Rendered = Callable[..., dict[str, Any]]
+
+
+def planned(sky: str = BUCKET, top: str = "") -> LaunchPlan:
+    job = read(f"{GPT}{top}\ntargets: {{sky: {{{sky}}}}}\n".encode(), "j")["sky"].job
+    return plan(job, "sky")
+
+
+@pytest.fixture
+def bundle(run: Run, tmp_path: Path) -> Callable[..., Path]:
+    def bundle(sky: str = BUCKET, top: str = "", base: str = GPT) -> Path:
+        (tmp_path / "job.yaml").write_text(f"{base}{top}\ntargets:\n  sky: {{{sky}}}\n")
+        outcome = run("render", "job.yaml", "--target", "sky", "-o", "b", "--force")
+        assert outcome.code == 0, outcome.err
+        return tmp_path / "b"
+
+    return bundle
+
+
+@pytest.fixture
+def task(bundle: Callable[..., Path]) -> Rendered:
+    def task(*args: str, **kwargs: str) -> dict[str, Any]:
+        loaded: dict[str, Any] = yaml.safe_load((bundle(*args, **kwargs) / "sky.yaml").read_text())
+        return loaded
+
+    return task
+
+
+@pytest.mark.parametrize("name", ["spot", "spot_cpu"])
+def test_the_files_of_an_example(
+    name: str, run: Run, golden: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    place = tmp_path / "b"
+    assert run("render", ROOT / f"examples/{name}.yaml", "--target", "sky", "-o", place).code == 0
+    for file in ("sky.yaml", "sky/node.sh", "sky/setup.sh"):
+        golden(f"{name}.{file.replace('/', '.')}", (place / file).read_text())
+
+
+def test_what_every_task_says(task: Rendered) -> None:
+    assert task() == {
+        "name": "gpt",
+        "num_nodes": 1,
+        "resources": {
+            "use_spot": True,
+            "job_recovery": {
+                "strategy": "EAGER_NEXT_REGION",
+                "max_restarts_on_errors": 0,
+                "recover_on_exit_codes": [175],
+            },
+        },
+        "workdir": ".",
+        "file_mounts": {"/checkpoints": {"source": "s3://bbb", "mode": "MOUNT"}},
+        "envs": {"DDPGEN_ARGS": ""},
+        "run": "(\n  [ -f sky/node.sh ] || { echo 'ddpgen: this is not the bundle: launch from inside it, "
+        "where sky.yaml is' >&2; exit 69; }\n  bash sky/node.sh\n)\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("sky", "resources"),
+    [
+        ("infra: aws/us-east-1", {"infra": "aws/us-east-1", "use_spot": True}),
+        ("spot: false", {"use_spot": False}),
+        ("on_demand_fallback: true", {"any_of": [{"use_spot": True}, {"use_spot": False}]}),
+        (
+            "infra: [aws, gcp], ordered: true, on_demand_fallback: true, cpus: 8+, memory: 32",
+            {
+                "cpus": "8+",
+                "memory": "32",
+                "ordered": [
+                    {"infra": "aws", "use_spot": True},
+                    {"infra": "gcp", "use_spot": True},
+                    {"infra": "aws", "use_spot": False},
+                    {"infra": "gcp", "use_spot": False},
+                ],
+            },
+        ),
+        (
+            "accelerators: 'A100:2', gpus_per_node: 2",
+            {"accelerators": "A100:2", "use_spot": True},
+        ),
+        (
+            MANY,
+            {
+                "infra": "aws",
+                "use_spot": True,
+                "instance_type": "m6i.large",
+                "disk_size": 64,
+                "disk_tier": "high",
+                "network_tier": "best",
+                "image_id": "docker:x/y@sha256:ab",
+                "labels": {"team": "a: b"},
+                "autostop": {"idle_minutes": 2, "down": True},
+            },
+        ),
+    ],
+)
+def test_which_machines_will_do(sky: str, resources: dict[str, Any], task: Rendered) -> None:
+    found = task(f"{BUCKET}, {sky}")["resources"]
+    del found["job_recovery"]
+    assert found == resources
+
+
+def test_recovery_is_the_users_to_choose(task: Rendered) -> None:
+    chosen = "recovery: {strategy: failover, restarts_on_errors: 2}"
+    found = task(f"{BUCKET}, {chosen}")["resources"]["job_recovery"]
+    assert found == {
+        "strategy": "FAILOVER",
+        "max_restarts_on_errors": 2,
+        "recover_on_exit_codes": [175],
+    }
+
+
+def test_a_cached_bucket_uploads_one_file_after_the_other(task: Rendered) -> None:
+    cached = "bucket: {url: gs://bbb, mode: cached, prefix: a/b, path: /mnt/ck}"
+    assert task(cached)["file_mounts"] == {
+        "/mnt/ck": {
+            "source": "gs://bbb",
+            "mode": "MOUNT_CACHED",
+            "config": {"mount_cached": {"transfers": 1}},
+        }
+    }
+    assert "--checkpoint-store=/mnt/ck/a/b" in planned(cached).torchrun
+
+
+def test_checkpoints_by_url_need_no_mount(task: Rendered) -> None:
+    by_url = "checkpoint: {dir: s3://bbb/place}"
+    assert "file_mounts" not in task(by_url)
+    assert "--checkpoint-store=s3://bbb/place" in planned(by_url).torchrun
+    assert "mountpoint" not in (Path("b/sky/node.sh").read_text())
+
+
+def test_a_url_leaves_the_other_tiers_their_directory() -> None:
+    job = read(f"{GPT}checkpoint: {{dir: s3://bbb/place}}\n".encode(), "j")["local"].job
+    local = plan(job, "local")
+    assert quote(local.checkpoint_dir) == '"$beside"/checkpoints/gpt'
+    assert "--checkpoint-store=s3://bbb/place" in local.torchrun
+
+
+def test_the_interval_is_found_from_how_long_machines_last() -> None:
+    assert "--checkpoint-every=600s" in planned().torchrun
+    assert "--checkpoint-every=auto:7200s" in planned(f"{BUCKET}, preempted_every: 2h").torchrun
+
+
+HOSTILE = ["$(touch pwned)", 'it\'s "quoted"', "a: b # c", "line\nbreak", "é 😀", "`x`", "yes", ""]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_values_arrive_as_they_are(value: str, task: Rendered) -> None:
+    assert task(top=f"env: {{X: {scalar(value)}}}\n")["envs"]["X"] == value
+
+
+def test_secrets_are_names_alone(task: Rendered) -> None:
+    assert task(f"{BUCKET}, secrets: [WANDB_API_KEY]")["secrets"] == {"WANDB_API_KEY": None}
+    assert "--secret WANDB_API_KEY\n" in Path("b/sky.yaml").read_text()
+
+
+def test_who_names_tiers_and_not_this_machine_does_not_mean_it(run: Run, tmp_path: Path) -> None:
+    several = GPT.replace("micro_batch_size: 4", "micro_batch_size: 1") + "nodes: 2\n"
+    (tmp_path / "job.yaml").write_text(f"{several}targets:\n  sky: {{{BUCKET}}}\n")
+    assert run("validate", "job.yaml") == (0, "job.yaml: valid for sky\n", "")
+    outcome = run("render", "job.yaml", "--target", "local")
+    assert outcome.code == 69
+    assert "has no targets.local" in outcome.err
+    (tmp_path / "job.yaml").write_text(f"{several}targets:\n  local:\n  sky: {{{BUCKET}}}\n")
+    assert "local is one machine, not 2" in run("validate", "job.yaml").err
+
+
+def test_a_bundle_is_not_made_inside_a_bundle(
+    run: Run, bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = bundle()
+    monkeypatch.chdir(place)
+    outcome = run("render", "../job.yaml", "--target", "sky")
+    assert outcome.code == 74
+    assert "would lie inside the bundle" in outcome.err
+
+
+def test_another_list_of_requirements_is_another_environment(bundle: Callable[..., Path]) -> None:
+    first = planned(f"{BUCKET}, requirements: [torch==2.13.0]")
+    other = planned(f"{BUCKET}, requirements: [torch==2.12.0]")
+    assert first.interpreter != other.interpreter
+    place = bundle(f"{BUCKET}, requirements: [torch==2.13.0], setup: ['echo it''s']")
+    assert (
+        quote(first.interpreter).removesuffix("/bin/python") in (place / "sky/setup.sh").read_text()
+    )
+    assert "setup" in yaml.safe_load((place / "sky.yaml").read_text())
+
+
+def test_kubernetes_tells_by_a_hook(task: Rendered) -> None:
+    assert "config" not in task(f"{BUCKET}, infra: aws")
+    assert "config" not in task(f"{BUCKET}, infra: k8s, notices: false")
+    (hook,) = task(f"{BUCKET}, infra: k8s/here")["config"]["hooks"]
+    assert hook["events"] == ["preemption"]
+    assert "sky/node.sh --taken-away" in hook["run"]
+
+
+def test_the_hook_of_a_pod_finds_the_job_and_asks_it_to_stop(
+    bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    place = bundle(f"{BUCKET}, infra: k8s")
+    job = tmp_path / "it's here"
+    job.mkdir()
+    now = tmp_path / "home/.ddpgen/gpt/now"
+    now.parent.mkdir(parents=True)
+
+    def taken_away() -> int:
+        # As SkyPilot runs it: by sh, without a word about the task.
+        hook = yaml.safe_load((place / "sky.yaml").read_text())["config"]["hooks"][0]["run"]
+        line = hook.partition("&&")[2]
+        environment = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
+        return subprocess.run(["sh", "-c", line], cwd=place, env=environment, timeout=60).returncode
+
+    assert taken_away() == 0  # nothing has begun
+    assert not (job / "stop").exists()
+    now.write_text(f"{job}\n{sys.executable}\n")
+    assert taken_away() == 0
+    assert (job / "stop").read_text().startswith("preempted: ")
+
+
+REFUSED = [
+    ("", "", "bucket: is missing: a spot machine takes its disk along when it goes"),
+    ("checkpoint: {dir: /data}, bucket: s3://b", "", "/data is on the machine's own disk"),
+    (
+        "checkpoint: {dir: s3://bbb/x}, bucket: s3://ccc",
+        "",
+        "cannot go to s3://bbb/x and to s3://ccc",
+    ),
+    ("bucket: s3://bbb/x/y", "", "write bucket: {url: s3://bbb, prefix: x/y}"),
+    ("bucket: b", "", "write a bucket like s3://NAME"),
+    ("bucket: {url: s3://bbb, mode: copy}", "", "mode"),
+    (
+        f"{BUCKET}, nodes: 2..4, train: {{micro_batch_size: 1}}",
+        "",
+        "a fixed number of machines, not 2..4",
+    ),
+    (f"{BUCKET}, accelerators: 'A100:8'", "", "write gpus_per_node: 8"),
+    (f"{BUCKET}, gpus_per_node: 2", "", "write accelerators: A100:2"),
+    (f"{BUCKET}, accelerators: A100", "", "a type and a number, like A100:8"),
+    (f"{BUCKET}, instance_type: p4d.24xlarge", "", "is one cloud's name for a machine"),
+    (f"{BUCKET}, secrets: [X]", "env: {X: '1'}", "X is in env as well"),
+    (f"{BUCKET}, secrets: [RANK]", "", "RANK is set by bash, torchrun, SkyPilot"),
+    (f"{BUCKET}, env: {{SKYPILOT_NODE_IPS: '1'}}", "", "is set by SkyPilot"),
+    (f"{BUCKET}, setup: ['cat <<DDPGEN_SETUP']", "", "take another word"),
+    (f"{BUCKET}, recovery: spot_recovery", "", "eager_next_region"),
+    (f"{BUCKET}, spot_recovery: auto", "", "unknown key"),
+    ("checkpoint: {dir: 'file:///tmp/x'}", "", "is on the machine itself"),
+    ("checkpoint: {dir: 's3:/b/x'}", "", "write s3://b/x"),
+    ("checkpoint: {dir: 'foo://b/x'}", "", "foo:// is none of the stores"),
+    ("checkpoint: {dir: 's3://Not_Legal/x'}", "", "cannot be the name of a bucket in S3"),
+    ("bucket: s3://Not_Legal", "", "cannot be the name of a bucket in S3"),
+    ("bucket: {url: s3://bbb, path: /var/x}", "", "below a home"),
+    ("bucket: {url: s3://bbb, path: /..}", "", "the system's own place"),
+    ("bucket: {url: s3://bbb, prefix: spot/stop}", "", "take another word"),
+    ("checkpoint: {dir: 's3://KEY:SECRET@bbb/x'}", "", "holds credentials"),
+    (f"{BUCKET}, secrets: [LD_PRELOAD]", "", "the machine or the launch script"),
+    (f"{BUCKET}, checkpoint: {{shared: true}}", "", "what they share is the bucket"),
+]
+
+
+@pytest.mark.parametrize(("sky", "top", "said"), REFUSED)
+def test_what_skypilot_would_take_for_something_else(
+    sky: str, top: str, said: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(f"{GPT}{top}\ntargets:\n  sky: {{{sky}}}\n")
+    outcome = run("render", "job.yaml", "--target", "sky", "--stdout")
+    assert outcome.code == 65
+    assert said in outcome.err
+
+
+WARNED = [
+    ("requirements: [torch]", "write NAME==VERSION"),
+    ("requirements: [numpy==2.2.6]", "torch is not among them"),
+    ("infra: amazon", "is no cloud that SkyPilot 0.14 knows"),
+    ("image: 'pytorch/pytorch:2.5'", "write docker:pytorch/pytorch:2.5"),
+    (
+        "bucket: null, checkpoint: {dir: s3://bbb/x}, requirements: [torch==2.13.0]",
+        "reached by s3fs, which is not among the requirements",
+    ),
+    ("image: 'docker:x/y:latest'", "name it by digest"),
+    ("spot: false, on_demand_fallback: true", "paid in full anyway"),
+    ("preempted_every: 1h, checkpoint: {every: 5min}", "leave one of them out"),
+]
+
+
+@pytest.mark.parametrize(("sky", "said"), WARNED)
+def test_what_is_doubtful_is_said(sky: str, said: str, run: Run, tmp_path: Path) -> None:
+    tier = sky if "bucket" in sky else f"{BUCKET}, {sky}"
+    (tmp_path / "job.yaml").write_text(f"{GPT}\ntargets:\n  sky: {{{tier}}}\n")
+    outcome = run("render", "job.yaml", "--target", "sky", "--stdout")
+    assert outcome.code == 0
+    assert said in outcome.err
+
+
+@pytest.mark.parametrize(
+    "sky",
+    [
+        BUCKET,
+        f"{BUCKET}, infra: k8s, rendezvous: {{launcher: env}}, preflight: off",
+        f"{BUCKET}, rendezvous: {{launcher: torchrun-static}}, nic: eth0, notices: false",
+        f"{BUCKET}, setup: [\"echo it's\", 'echo $(x)'], requirements: ['torch==2.13.0']",
+        "checkpoint: {dir: s3://bbb/x}, python: {activate: [source ~/x]}",
+    ],
+)
+def test_the_scripts_are_clean_bash(sky: str, bundle: Callable[..., Path]) -> None:
+    check_bash(bundle(sky))
+
+
+def test_a_loop_of_ones_own_has_clean_bash_too(bundle: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    check_bash(bundle(BUCKET, base="name: s\ncode: .\ntrain: {script: a.py}\n"))
+
+
+def test_a_secret_that_skypilot_was_not_given_is_named_on_the_machine(
+    bundle: Callable[..., Path],
+) -> None:
+    """SkyPilot drops it without a word."""
+    place = bundle(f"{BUCKET}, secrets: [X_Y]")
+    said = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_TASK_ID": "t"}
+    env = {"PATH": os.environ["PATH"], "HOME": str(place), **said}
+    done = subprocess.run(
+        ["bash", str(place / "sky/node.sh")], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 69, done.stderr
+    assert "the secret X_Y is not set; launch with --secret X_Y" in done.stdout + done.stderr
+
+
+def check_bash(place: Path) -> None:
+    scripts = sorted((place / "sky").glob("*.sh"))
+    beside_python = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    shellcheck = shutil.which("shellcheck", path=beside_python)
+    assert shellcheck, "shellcheck is missing; it comes with the [dev] extra"
+    for script in scripts:
+        subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
+    done = subprocess.run(
+        [shellcheck, *map(str, scripts)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")

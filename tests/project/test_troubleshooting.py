@@ -1,0 +1,67 @@
+"""The troubleshooting guide and the preflight's list of codes say the same, in both directions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from ddpgen.explain import Section, sections
+from tests.project.tree import ROOT
+from train.preflight.finding import CODES
+
+GUIDE = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+SECTIONS = sections(GUIDE)
+PARTS = ("Cause", "Proof", "Remedy")
+
+
+def parts(section: Section) -> dict[str, str]:
+    """The text of each part by its name, in the section's order."""
+    _, *rest = re.split(r"^\*\*(\w+)\.\*\*", section.text, flags=re.MULTILINE)
+    return dict(zip(rest[::2], map(str.strip, rest[1::2]), strict=True))
+
+
+def commands(section: Section) -> str:
+    return "".join(re.findall(r"^```bash\n(.*?)^```$", section.text, re.MULTILINE | re.DOTALL))
+
+
+def test_every_code_has_its_section_and_every_section_its_code() -> None:
+    assert {code: section.title for code, section in SECTIONS.items()} == {
+        code: known.title for code, known in CODES.items()
+    }
+    assert list(SECTIONS) == list(CODES)
+    assert len(re.findall(r"^### ", GUIDE, re.MULTILINE)) == len(CODES), "a heading is no code"
+
+
+@pytest.mark.parametrize("code", SECTIONS)
+def test_a_section_has_cause_proof_and_remedy_and_is_short(code: str) -> None:
+    section = SECTIONS[code]
+    found = parts(section)
+    assert tuple(found) == PARTS
+    assert all(found.values())
+    assert "```bash\n" in found["Proof"]
+    assert "```" not in found["Cause"] + found["Remedy"]
+    assert len(section.text.splitlines()) <= 24
+
+
+@pytest.mark.parametrize("code", SECTIONS)
+def test_the_commands_of_a_proof_are_bash(code: str) -> None:
+    script = commands(SECTIONS[code])
+    assert script.strip()
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_codes_that_the_guide_mentions_exist() -> None:
+    assert set(re.findall(r"\b[A-Z]{2,5}[0-9]{3}\b", GUIDE)) - set(CODES) == set()
+
+
+def test_fields_of_the_spec_that_the_guide_mentions_exist() -> None:
+    spec = (ROOT / "docs" / "spec.md").read_text("utf-8")
+    named = set(re.findall(r"`((?:train|checkpoint|rendezvous|python)\.\w+)\b", GUIDE))
+    assert len(named) > 8
+    assert {name for name in named if f"| `{name}` |" not in spec} == set()
+    of_hosts = set(re.findall(r"`hosts\[\]\.(\w+)\b", GUIDE))
+    table = spec.partition("## `targets.hosts.hosts[]`")[2]
+    assert {name for name in of_hosts if f"| `{name}` |" not in table} == set()

@@ -1,0 +1,193 @@
+"""A job as a user of Slurm starts it: a spec, `ddpgen render`, `sbatch`, and what is read of it afterwards.
+
+Owns the way from a cluster and a spec to a job in its queue. Knows nothing of what is being tested.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.real import jobs
+from tests.real.rig import access, processes
+from tests.real.rig.slurm import Slurm
+
+STEPS, EVERY = 100, 5
+# The toy, at a pace that leaves room for something to happen and no work for the processor, until it has
+# been started often enough.
+SLOW = """\
+import dataclasses
+import os
+import time
+
+from train.workloads import toy
+
+
+def build(context, *, pause: float = 0.0, starts: int = 1):
+    made = toy.build(context, hidden=32)
+    if int(os.environ.get("SLURM_RESTART_COUNT") or 0) >= starts:
+        pause = 0
+
+    def loss(model, batch):
+        time.sleep(pause)
+        return made.loss(model, batch)
+
+    return dataclasses.replace(made, loss=loss)
+"""
+TRAIN: dict[str, Any] = {
+    "workload": "slow.py:build",
+    "steps": STEPS,
+    "global_batch_size": 12,
+    "micro_batch_size": 2,
+    "optimizer": "adamw",
+    "lr": 0.01,
+    "log_every": "1 steps",
+}
+TIER: dict[str, Any] = {"time": "0:10:00", "warning": "60s", "requeues": 6}
+
+
+def spec(name: str, pause: float | str = 0.0, starts: int = 1, **job: Any) -> dict[str, Any]:
+    """A job; `tier` holds what belongs below targets.slurm. The first so many starts are slow ones:
+    `pause` is the length of a micro-batch then.
+    """
+    tier = {**TIER, **job.pop("tier", {})}
+    return {
+        "name": name,
+        "python": sys.executable,
+        "checkpoint": {"every": f"{EVERY} steps"},
+        "rendezvous": {"timeout": "60s", "collective_timeout": "20s"},
+        "train": {**TRAIN, "args": {"pause": pause, "starts": starts}},
+        "targets": {"slurm": tier},
+        **job,
+    }
+
+
+class Batch:
+    """A job in the queue."""
+
+    def __init__(
+        self,
+        cluster: Slurm,
+        wanted: dict[str, Any],
+        *options: str,
+        place: str | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.cluster = cluster
+        self.name = wanted["name"]
+        self.inside = f"{cluster.shared}/{place or self.name}"
+        self.place = cluster.rig.shared / (place or self.name)
+        # Not rendered there: seen from here it lies below /proc, where real paths end.
+        with tempfile.TemporaryDirectory() as here:
+            jobs.render(Path(here), wanted, {"slow.py": SLOW}, target="slurm")
+            copy(Path(here), self.place)
+        self.id = self.submit(*options, arguments=arguments)
+
+    def submit(self, *options: str, arguments: Sequence[str] = ()) -> str:
+        """As a user does from inside the bundle; the job's id."""
+        words = (*options, "slurm.sbatch", *arguments)
+        return self.cluster.sbatch(*words, cwd=f"{self.inside}/bundle")
+
+    @property
+    def directory(self) -> Path:
+        """Its checkpoint directory, as seen from here."""
+        return self.place / "checkpoints" / self.name
+
+    @property
+    def log(self) -> str:
+        return self.cluster.log(self.id)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of the nodes it runs on, the head first."""
+        listed = self.cluster.show(self.id)["NodeList"]
+        return self.cluster.run(["scontrol", "show", "hostnames", listed]).stdout.split()
+
+    def step(self) -> int:
+        """The last step that has been written down."""
+        if not (self.directory / "metrics.jsonl").exists():
+            return 0
+        steps = jobs.rows(self.directory)
+        return int(steps[-1]["step"]) if steps else 0
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda: self.step() >= step)
+
+    def until_start(self, number: int) -> None:
+        """Until the start of this number (the first is 0) has taken a few steps."""
+
+        self.until(lambda: self.launch() == f"slurm.{self.id}.{number}")
+        begun = len(jobs.rows(self.directory))
+        self.until(lambda: len(jobs.rows(self.directory)) > begun + 2)
+
+    def launch(self) -> str:
+        """Which of its starts trains, or has trained last."""
+        status = self.directory / "status"
+        return status.read_text().split()[1] if status.exists() else ""
+
+    def until(self, is_so: Callable[[], bool], timeout: float = jobs.PATIENCE_S) -> None:
+        deadline = time.monotonic() + timeout
+        while not is_so():
+            shown = self.cluster.show(self.id)
+            assert time.monotonic() < deadline, f"{shown}\n{self.log}"
+            assert shown["JobState"] not in ("FAILED", "CANCELLED", "TIMEOUT"), self.log
+            time.sleep(0.1)
+
+    def ended(self) -> tuple[str, str]:
+        return self.cluster.ended(self.id)
+
+    def left(self) -> list[str]:
+        """What runs of it on nodes that Slurm can reach, once that has had time to end."""
+        mark = f"SLURM_JOB_ID={self.id}\0".encode()
+        nodes = [
+            each for each in self.cluster.nodes if each.up and processes.running(each.pid, "slurmd")
+        ]
+        found = [each for node in nodes for each in node.processes()]
+        own = [each for each in found if mark in environment(each.pid)]
+        return [f"{each.host} {each.command}" for each in processes.outlasting(own, 5)]
+
+
+def assert_done_with_the_bits_of_one_machine(
+    batch: Batch, alone: Path, starts: int | range
+) -> None:
+    """It came to its end, started so many times, and never went back by more than a checkpoint and the
+    steps taken while that was written."""
+    times = starts if isinstance(starts, range) else [starts]
+    assert batch.ended() == ("COMPLETED", "0:0"), batch.log
+    assert int(batch.cluster.show(batch.id)["Restarts"]) + 1 in times, batch.log
+    jobs.assert_same_bits(jobs.final_tensors(batch.directory), jobs.final_tensors(alone))
+    steps = [row["step"] for row in jobs.rows(batch.directory)]
+    back = [before - after for before, after in itertools.pairwise(steps)]
+    assert max(back) < 2 * EVERY, steps
+    assert batch.left() == []
+
+
+def environment(pid: int) -> bytes:
+    """Empty when there is no such process any more."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def alone(place: Path) -> Path:
+    """The checkpoint directory of the same job on this machine, undisturbed."""
+    wanted = {**spec("job"), "targets": {"local": {"procs_per_node": 1}}}
+    done = jobs.run(jobs.render(place, wanted, {"slow.py": SLOW}))
+    assert done.process.returncode == 0, done.output
+    return place / "checkpoints" / "job"
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a directory into a cluster's shared one: it is trainer's there."""
+    shutil.copytree(source, target)
+    for directory, _, files in os.walk(target):
+        for path in (directory, *(os.path.join(directory, name) for name in files)):
+            os.chown(path, access.UID, access.UID)

@@ -1,0 +1,69 @@
+"""What the real tests share: rigs and clusters, where this machine can have them (see tests/ci.py)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.ci import do_without
+from tests.real.rig import Host, Rig, sky, slurm, unavailable
+from tests.real.rig.sky import Sky
+from tests.real.rig.slurm import Slurm
+
+NewRig = Callable[..., Rig]
+NewSlurm = Callable[..., Slurm]
+NewSky = Callable[..., Sky]
+
+
+@pytest.fixture(scope="session")
+def rig_possible() -> None:
+    """Ask for it where a test makes its rig itself."""
+    do_without("rig of hosts", unavailable())
+
+
+@pytest.fixture(scope="session")
+def slurm_possible(rig_possible: None) -> None:
+    """The same for a cluster."""
+    do_without("Slurm cluster", slurm.unavailable())
+
+
+@pytest.fixture(scope="session")
+def sky_possible(slurm_possible: None) -> None:
+    """And for SkyPilot on it."""
+    do_without("SkyPilot", sky.unavailable())
+
+
+@pytest.fixture(scope="module")
+def new_rig(rig_possible: None) -> Iterator[NewRig]:
+    """Bring up a rig of these hosts; it is down at the end of the module."""
+    with contextlib.ExitStack() as stack:
+
+        def bring_up(*hosts: Host, **options: Any) -> Rig:
+            return stack.enter_context(Rig(hosts, **options))
+
+        yield bring_up
+
+
+@pytest.fixture(scope="module")
+def new_slurm(slurm_possible: None) -> Iterator[NewSlurm]:
+    """Bring up a Slurm cluster; it is down at the end of the module."""
+    with contextlib.ExitStack() as stack:
+
+        def bring_up(**options: Any) -> Slurm:
+            return stack.enter_context(Slurm(**options))
+
+        yield bring_up
+
+
+@pytest.fixture(scope="module")
+def new_sky(sky_possible: None) -> Iterator[NewSky]:
+    """Bring up SkyPilot, its cloud and its storage; they are down at the end of the module."""
+    with contextlib.ExitStack() as stack:
+
+        def bring_up(**options: Any) -> Sky:
+            return stack.enter_context(Sky(**options))
+
+        yield bring_up

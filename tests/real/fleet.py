@@ -1,0 +1,108 @@
+"""A job on several hosts as a user starts it: a spec, `ddpgen render`, `bash hosts/run.sh`.
+
+Owns the way from a rig and a spec to a running driver, and what is read of the hosts afterwards.
+Knows nothing of what is being tested.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from tests.real import jobs
+from tests.real.rig import Rig
+
+TOY: dict[str, Any] = {
+    "workload": "toy",
+    "steps": 200,
+    "global_batch_size": 48,
+    "micro_batch_size": 8,
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "log_every": "5 steps",
+    # Slow enough for something to happen to it in the middle, quick enough to wait for its end.
+    "args": {"hidden": 512},
+}
+
+
+class Driver(jobs.Job):
+    """A running hosts/run.sh. Its lines are the hosts', each with the host's name before it."""
+
+    script = "hosts/run.sh"
+
+    def __init__(self, rig: Rig, bundle: Path, *arguments: str) -> None:
+        super().__init__(bundle, *arguments, env=way_in(rig))
+
+
+def way_in(rig: Rig) -> dict[str, str]:
+    """What makes the driver's ssh find the rig's hosts."""
+    return {"DDPGEN_SSH": f"ssh -F {rig.ssh_config}"}
+
+
+def example(name: str, place: Path) -> tuple[Path, Path]:
+    """The example's bundles for `hosts` and for `local`, with the Python that runs the tests."""
+    spec = yaml.safe_load((jobs.ROOT / "examples" / f"{name}.yaml").read_text())
+    spec["python"] = sys.executable
+    return both(place, spec)
+
+
+def both(place: Path, spec: dict[str, Any]) -> tuple[Path, Path]:
+    """The bundles of one spec for `hosts` and for `local`."""
+    return (
+        jobs.render(place / "hosts", spec, target="hosts"),
+        jobs.render(place / "local", spec),
+    )
+
+
+def spec(hosts: Sequence[Any], train: dict[str, Any] | None = None, **job: Any) -> dict[str, Any]:
+    """A job of the toy on these hosts; `tier` holds what belongs below targets.hosts."""
+    tier = job.pop("tier", {})
+    return {
+        **jobs.spec({**TOY, **(train or {})}, checkpoint={"every": "10 steps"}),
+        "rendezvous": {"timeout": "60s", "collective_timeout": "20s"},
+        "targets": {"hosts": {"hosts": list(hosts), **tier}},
+        **job,
+    }
+
+
+def local_tensors(bundle: Path) -> dict[str, torch.Tensor]:
+    """The weights of the same job on this machine alone."""
+    alone = jobs.run(bundle)
+    assert alone.process.returncode == 0, alone.output
+    (directory,) = (bundle.parent / "checkpoints").iterdir()
+    return jobs.final_tensors(directory)
+
+
+def fetched(rig: Rig, bundle: Path) -> Path:
+    """The checkpoint directory at home after `run.sh --fetch`."""
+    done = subprocess.run(
+        ["bash", str(bundle / "hosts/run.sh"), "--fetch"],
+        env={**os.environ, **way_in(rig)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (directory,) = (bundle.parent / "checkpoints").iterdir()
+    return directory
+
+
+def assert_done_with_the_bits_of_one_machine(
+    rig: Rig, driver: Driver, bundles: tuple[Path, Path]
+) -> None:
+    assert driver.end() == 0, driver.output
+    there, here = bundles
+    jobs.assert_same_bits(jobs.final_tensors(fetched(rig, there)), local_tensors(here))
+    assert rig.strays(within=5) == []
+
+
+def status(rig: Rig, host: str, job: str = "job") -> str:
+    """The last word on a host: `done 200`, `failed 3 reason`; the attempt id left out."""
+    machine = rig[host]
+    place = f"{machine.home}/ddpgen/checkpoints/{job}/nodes/{host}/status"
+    words = machine.path(place).read_text().split(maxsplit=3)
+    return " ".join([words[0], *words[2:]]).strip()

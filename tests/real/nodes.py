@@ -1,0 +1,125 @@
+"""Several hosts on one machine: for each a node directory, a claim, and a torchrun agent of its own.
+
+Owns what a host's script does around the training, without the script: so that a test sees the
+training module's side of several hosts alone. Knows nothing of what is being tested.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.real import jobs
+from tests.real.rig import processes
+
+TRAIN = (
+    "--workload=gpt", "--steps=12", "--global-batch-size=8", "--micro-batch-size=1",
+    "--optimizer=adamw", "--lr=0.001", "--grad-clip=1.0", "--seed=5", "--log-every=1",
+    "--rendezvous-timeout=60s", "--collective-timeout=60s",
+    "--arg=depth=1", "--arg=width=16", "--arg=heads=2", "--arg=seq_len=8", "--arg=dropout=0.2",
+    "--arg=max_bytes=20000",
+)  # fmt: skip
+SCRIPT = """
+set -eu
+python=$1 ckpt=$2 host=$3
+shift 3
+attempt=$("$python" -m train claim --checkpoint-dir="$ckpt" --pid=$$ --node="$host")
+export DDPGEN_ATTEMPT=$attempt DDPGEN_NODE=$host DDPGEN_NODE_DIR=$ckpt/nodes/$host
+export DDPGEN_LAUNCHER_PID=$$ DDPGEN_JOB=test DDPGEN_CHECKPOINT_DIR=$ckpt
+exec "$python" "$@"
+"""
+
+
+class Host(jobs.Job):
+    """One host: its claim, and then what `launcher` and `training` say."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        launcher: Sequence[str],
+        training: Sequence[str],
+        **env: str,
+    ) -> None:
+        self.name, self.directory = name, directory
+        command = [
+            "bash", "-c", SCRIPT, name, sys.executable, str(directory), name, *launcher,
+            "-m", "train", "run", *TRAIN, *training, f"--checkpoint-dir={directory}",
+        ]  # fmt: skip
+        fixed = {
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", env={**os.environ, **fixed, **env}, cwd=jobs.ROOT,
+        )  # fmt: skip
+        self._listen()
+
+    @property
+    def status(self) -> str:
+        """Word, step and reason, without the attempt id."""
+        words = (self.directory / "nodes" / self.name / "status").read_text().split(maxsplit=3)
+        return " ".join([words[0], *words[2:]]).strip()
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers: what the script became is torchrun's agent itself."""
+        return jobs.children(self.process.pid)
+
+    def power_off(self) -> None:
+        """All its processes at once, without a word."""
+        if self.process.poll() is None:
+            processes.send((self.process.pid, *self.workers()), signal.SIGKILL)
+            self.process.wait(jobs.PATIENCE_S)
+
+
+def until_step(hosts: Sequence[Host], step: int) -> None:
+    """Read on until one of the hosts, that of rank 0, has said that `step` steps are complete."""
+    deadline = time.monotonic() + jobs.PATIENCE_S
+    for host in itertools.cycle(hosts):
+        with contextlib.suppress(queue.Empty):
+            line = host._coming.get(timeout=0.02)
+            assert line is not None, f"ended before step {step}:\n{host.output}"
+            host.lines.append(line)
+            found = re.match(r"step +(\d+)/", line)
+            if found and int(found[1]) >= step:
+                return
+        assert time.monotonic() < deadline, f"no step {step} in {jobs.PATIENCE_S} s"
+
+
+def c10d(port: int, procs: int, nodes: str, *, head: bool, restarts: int = 0) -> list[str]:
+    """torchrun as the hosts' scripts start it by default."""
+    return [
+        "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={procs}",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test",
+        f"--rdzv-conf=is_host={str(head).lower()},join_timeout=60,last_call_timeout=1",
+        "--local-addr=127.0.0.1", f"--max-restarts={restarts}", "--monitor-interval=0.1",
+    ]  # fmt: skip
+
+
+def static(port: int, procs: int, nodes: int, rank: int) -> list[str]:
+    """torchrun with ranks and address given."""
+    return [
+        "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={rank}",
+        f"--nproc-per-node={procs}", "--master-addr=127.0.0.1", f"--master-port={port}",
+        "--max-restarts=0", "--monitor-interval=0.1",
+    ]  # fmt: skip
+
+
+def spawn(procs: int, first: int, world_size: int) -> list[str]:
+    """No torchrun at all; MASTER_ADDR and MASTER_PORT come with the environment."""
+    return [
+        "-m", "train", "spawn", f"--procs={procs}", f"--first-rank={first}",
+        f"--world-size={world_size}", "--", sys.executable,
+    ]  # fmt: skip

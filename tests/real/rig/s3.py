@@ -1,0 +1,168 @@
+"""An S3 server on a host of a rig: rclone's, which keeps objects as files and asks for keys.
+
+    store = bucket_host(name="store", rclone=Path(...))     # a Host for Rig or Slurm
+    bucket = Bucket(rig["store"], "runs"); bucket.make()
+
+An object is there whole or not at all: an upload that is cut off leaves nothing. `vastdata://NAME` is how
+SkyPilot says "any S3 server" (credentials() are the files it looks into); endpoint() and KEY, SECRET are
+for everybody else.
+
+    .objects() -> {key: size}   .get(key) -> bytes   .put(key, bytes)   .delete(key)   .when(...)
+    .make()  .remove()          the bucket itself
+    .slow(kib_per_s)  .fast()   the wire to the server: uploads take their time
+    .readonly()  .writable()    every write is refused (403)
+    .fill()  .empty()           its disk is full: every write fails (500)
+    .down()  .up()              connections are refused
+
+Owns the server and the faults of storage. Knows neither SkyPilot nor what is stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.real.rig import access, processes
+from tests.real.rig.errors import RigError
+from tests.real.rig.machine import Machine
+from tests.real.rig.spec import Host
+from tests.real.rig.tools import TEST_ID
+
+PORT = 9000
+KEY, SECRET = "rig", "secret-of-the-rig"
+PLACE = "/srv/s3"
+SERVE = "/usr/local/sbin/serve-s3"
+AGAIN_S = 0.1
+PATIENCE_S = 30.0
+
+
+def host(name: str, rclone: Path, size_mib: int = 512) -> Host:
+    """The machine with the server; its disk for objects is this large, and memory."""
+    return Host(
+        name,
+        files={SERVE: (serve(rclone), 0o755)},
+        small_disk={PLACE: size_mib},
+        services=[(SERVE,)],
+    )
+
+
+def serve(rclone: Path) -> str:
+    # Listings are not remembered: a test puts and deletes files behind the server's back.
+    return f"""\
+#!/bin/bash
+setsid -f {rclone} serve s3 {PLACE} --addr :{PORT} --auth-key {KEY},{SECRET} \\
+  --dir-cache-time 100ms --no-modtime "$@" </dev/null >>/var/log/s3.log 2>&1
+until (exec 3<>/dev/tcp/127.0.0.1/{PORT}) 2>/dev/null; do sleep 0.02; done
+"""
+
+
+def endpoint(name: str) -> str:
+    return f"http://{name}:{PORT}"
+
+
+def credentials(name: str) -> dict[str, tuple[str, int]]:
+    """The files in which SkyPilot looks for a server that it calls vastdata."""
+    place = f"{access.HOME}/.vastdata"
+    keys = f"aws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
+    return {
+        f"{place}/vastdata.credentials": (f"[vastdata]\n{keys}", 0o644),
+        f"{place}/vastdata.config": (
+            f"[profile vastdata]\nendpoint_url = {endpoint(name)}\n",
+            0o644,
+        ),
+    }
+
+
+class Bucket:
+    """A bucket on that machine. See the module's docstring."""
+
+    def __init__(self, machine: Machine, name: str) -> None:
+        self.machine = machine
+        self.name = name
+
+    # Objects
+
+    @property
+    def path(self) -> Path:
+        """Its objects as files, seen from here."""
+        return self.machine.path(f"{PLACE}/{self.name}")
+
+    def objects(self) -> dict[str, int]:
+        """Sizes by key, in order of key."""
+        found = {}
+        for directory, _, names in os.walk(self.path):
+            for name in names:
+                file = Path(directory, name)
+                if name.endswith(".partial"):  # an upload that goes on
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    found[str(file.relative_to(self.path))] = file.stat().st_size
+        return dict(sorted(found.items()))
+
+    def get(self, key: str) -> bytes:
+        return (self.path / key).read_bytes()
+
+    def put(self, key: str, content: bytes = b"") -> None:
+        (self.path / key).parent.mkdir(parents=True, exist_ok=True)
+        (self.path / key).write_bytes(content)
+
+    def delete(self, key: str) -> None:
+        """A key ending in / stands for everything below it. What is empty then is no directory."""
+        self.machine.run(["rm", "-r", f"{PLACE}/{self.name}/{key}"], user="root", check=True)
+        argv = ["find", f"{PLACE}/{self.name}", "-mindepth", "1", "-type", "d", "-empty", "-delete"]
+        self.machine.run(argv, user="root", check=True)
+
+    def when(
+        self, is_so: Callable[[dict[str, int]], bool], within: float = PATIENCE_S
+    ) -> dict[str, int]:
+        """Wait until it holds what you ask for."""
+        deadline = time.monotonic() + within
+        while not is_so(found := self.objects()):
+            if time.monotonic() > deadline:
+                raise RigError(f"after {within:.0f} s bucket {self.name} still holds {found}")
+            time.sleep(AGAIN_S)
+        return found
+
+    def make(self) -> None:
+        self.path.mkdir()
+
+    def remove(self) -> None:
+        self.machine.run(["rm", "-r", f"{PLACE}/{self.name}"], user="root", check=True)
+
+    # Faults
+
+    def slow(self, kib_per_s: float) -> None:
+        self.machine.rate(kib_per_s * 8 / 1000, direction="in")
+
+    def fast(self) -> None:
+        self.machine.rate(None)
+
+    def down(self) -> None:
+        self.machine.reject(PORT)
+
+    def up(self) -> None:
+        self.machine.clear_firewall()
+
+    def fill(self) -> None:
+        self.machine.fill(PLACE)
+
+    def empty(self) -> None:
+        self.machine.empty(PLACE)
+
+    def readonly(self) -> None:
+        self._serve("--read-only")
+
+    def writable(self) -> None:
+        self._serve()
+
+    def _serve(self, *options: str) -> None:
+        """In place of the one that runs."""
+        for pid in processes.running(self.machine.pid, "rclone"):
+            processes.send([pid], signal.SIGKILL)
+            processes.ends(pid, time.monotonic() + PATIENCE_S)
+        # The mark of a test would have it taken for something that the test left running.
+        self.machine.run([SERVE, *options], user="root", env={TEST_ID: ""}, check=True)

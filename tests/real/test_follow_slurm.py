@@ -1,0 +1,183 @@
+"""A job of Slurm from submission to end by `ddpgen` alone: on the login node, and from a laptop over ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from tests.real import batch, jobs
+from tests.real.conftest import NewSlurm
+from tests.real.rig.slurm import Slurm
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+DDPGEN = [sys.executable, "-B", "-m", "ddpgen"]
+AWAY = "/shared/my jobs"
+# The toy, slow enough to be stopped, until the story is told.
+SLOW = """\
+import dataclasses
+import os
+import time
+
+from train.workloads import toy
+
+
+def build(context, *, pause: float = 0.0):
+    made = toy.build(context, hidden=32)
+
+    def loss(model, batch):
+        if not os.path.exists(os.environ["DDPGEN_CHECKPOINT_DIR"] + "/hurry"):
+            time.sleep(pause)
+        return made.loss(model, batch)
+
+    return dataclasses.replace(made, loss=loss)
+"""
+
+
+class Said(NamedTuple):
+    """How a command of ddpgen ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["login-node", "laptop"])
+def desk(
+    request: pytest.FixtureRequest, new_slurm: NewSlurm, tmp_path_factory: pytest.TempPathFactory
+) -> Desk:
+    """On a login node of a cluster without accounting that soon forgets a job; away from one with."""
+    cluster = new_slurm(nodes=2, accounting=request.param, MinJobAge=60)
+    return Desk(cluster, tmp_path_factory.mktemp("desk"), request.param)
+
+
+@pytest.fixture
+def cluster(desk: Desk) -> Slurm:
+    return desk.cluster
+
+
+class Desk:
+    """Where somebody sits with a spec, and what they type."""
+
+    def __init__(self, cluster: Slurm, place: Path, login: bool):
+        self.cluster, self.login = cluster, login
+        self.here = place if login else cluster.rig.shared / "desk"
+        self.there = cluster.rig.shared / ("my jobs" if login else "desk/build")
+
+    def sit_down(self, name: str, **tier: object) -> None:
+        login = {"login": "ctl", "dir": AWAY} if self.login else {}
+        wanted = batch.spec(name, nodes=2, code=["slow.py"], tier={**login, **tier})
+        wanted["train"]["args"] = {"pause": 0.1}
+        self.here.mkdir(exist_ok=True)
+        (self.here / "job.yaml").write_text(yaml.safe_dump(wanted))
+        (self.here / "slow.py").write_text(SLOW)
+        if not self.login:
+            for path in (self.here, *self.here.iterdir()):
+                os.chown(path, batch.access.UID, batch.access.UID)
+
+    def types(self, command: str, *words: str) -> Said:
+        if self.login:
+            begun = self.begins(command, *words)
+            out, err = begun.communicate(timeout=60)
+            return Said(begun.returncode, out, err)
+        env = {"PYTHONPATH": str(jobs.ROOT)}
+        where = f"{self.cluster.shared}/desk"
+        done = self.cluster.run([*DDPGEN, command, "job.yaml", *words], cwd=where, env=env)
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def begins(self, command: str, *words: str) -> subprocess.Popen[str]:
+        ssh = f"ssh -F {self.cluster.rig.ssh_config}"
+        return subprocess.Popen(
+            [*DDPGEN, command, "job.yaml", *words], cwd=self.here, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(jobs.ROOT), "DDPGEN_SSH": ssh},
+        )  # fmt: skip
+
+    def until(self, command: str, pattern: str, timeout: float = 60) -> Said:
+        deadline = time.monotonic() + timeout
+        while True:
+            said = self.types(command)
+            if re.search(pattern, said.out):
+                return said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.2)
+
+
+def test_a_job_is_launched_stopped_launched_again_and_done(desk: Desk, cluster: Slurm) -> None:
+    name = "away" if desk.login else "near"
+    desk.sit_down(name)
+    kept = desk.there / "checkpoints" / name
+    launched = desk.types("launch", "--target", "slurm")
+    assert launched.code == 0, launched.err
+    first = launched.out.strip()
+    assert "sbatch: Job" in launched.err
+    told = desk.until("status", r"(?m)^  step [1-9]").out
+    assert re.search(rf"(?m)^{first} +RUNNING +node\[1-2\]", told), told
+    assert "\n  running\n" in told
+    stopped = desk.types("stop")
+    said = f"{first}: asked for a clean stop after the current step; it will not be requeued\n"
+    assert stopped == Said(0, said, ""), stopped
+    assert cluster.ended(first) == ("FAILED", "75:0"), cluster.log(first)
+    ended = desk.until("status", r"exit code 75: it was stopped|does not know")
+    assert re.search(r"\n  stopped at step [1-9]", ended.out), ended.out
+
+    again = desk.types("launch", "--target", "slurm")
+    assert again.code == 0, again.err
+    second = again.out.strip()
+    cluster.until(second, "RUNNING")
+    if desk.login:
+        follow_for_a_while(desk)
+    (kept / "hurry").touch()
+    assert cluster.ended(second) == ("COMPLETED", "0:0"), cluster.log(second)
+    assert jobs.rows(kept)[-1]["step"] == batch.STEPS
+    shown = desk.types("logs", "--lines=1000")
+    assert shown.code == 0, shown
+    assert f"done at step {batch.STEPS}" in shown.out + shown.err
+    assert f"logs/{name}-{second}.log" in shown.err
+    assert (desk.there / "logs" / f"{name}-{second}.log").is_file()
+    nothing = desk.types("stop")
+    assert nothing.out.startswith("nothing to stop: "), nothing
+    assert not (kept / "stop").exists()
+
+
+def follow_for_a_while(desk: Desk) -> None:
+    """Ctrl-C ends it, and nothing of it stays on the login node."""
+    following = desk.begins("logs", "--follow")
+    assert following.stdout is not None
+    with following.stdout:
+        assert any("step " in line for line in following.stdout)
+        following.send_signal(signal.SIGINT)
+        assert following.wait(30) == 130
+    deadline = time.monotonic() + 20
+    while tails := [p for p in desk.cluster.login.processes() if "tail" in str(p)]:
+        assert time.monotonic() < deadline, tails
+        time.sleep(0.1)
+
+
+def test_a_job_that_waits_is_taken_out_of_the_queue(desk: Desk, cluster: Slurm) -> None:
+    desk.sit_down("later", extra=["--begin=now+1hour"])
+    launched = desk.types("launch", "--target", "slurm")
+    assert launched.code == 0, launched.err
+    number = launched.out.strip()
+    assert re.search(rf"(?m)^{number} +PENDING .*BeginTime$", desk.types("status").out)
+    missing = desk.types("logs")
+    assert missing.code == 1, missing
+    assert f"is not there yet: job {number} is PENDING (BeginTime)" in missing.err
+    assert desk.types("stop") == Said(0, f"taken out of the queue: {number}\n", "")
+    assert cluster.ended(number)[0] == "CANCELLED"
+
+
+def test_a_refusal_of_sbatch_is_what_sbatch_says(desk: Desk, cluster: Slurm) -> None:
+    desk.sit_down("refused", partition="nowhere")
+    refused = desk.types("launch", "--target", "slurm")
+    assert (refused.code, refused.out) == (69, "")
+    assert "invalid partition specified: nowhere" in refused.err
+    assert refused.err.endswith("sbatch refuses the job, see above; nothing was submitted\n")

@@ -1,0 +1,314 @@
+"""Jobs over several hosts, through run.sh and real sshd, to the bits of one machine.
+
+The stories of the seed set-ups: virtual machines on a bridge, machines on a VPN whose names mislead,
+a fast and a slow one on a slow wire; and what a user does with a job that runs on several hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.real import fleet, jobs
+from tests.real.conftest import NewRig
+from tests.real.rig import Host, Rig
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def rig(new_rig: NewRig) -> Rig:
+    """Three hosts, each with an interface of another name."""
+    return new_rig(
+        Host("desk", nic="enp5s0"), Host("laptop", nic="wlan0"), Host("tower", nic="eno1")
+    )
+
+
+@pytest.mark.usefixtures("rig_possible")
+def test_three_virtual_machines_on_a_bridge_with_static_ranks(tmp_path: Path) -> None:
+    hosts = [Host(f"vm{i}", nic="enp1s0", address=f"192.168.122.1{i}") for i in (1, 2, 3)]
+    bundles = fleet.example("three_vms", tmp_path)
+    with Rig(hosts, subnets={"lan": "192.168.122.0/24"}) as rig:
+        driver = fleet.Driver(rig, bundles[0])
+        fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
+    assert (
+        "vm1 | ddpgen: 6 processes on 3 hosts (vm1: 2, micro-batches 0-3; vm2: 2, 4-7; "
+        "vm3: 2, 8-11), backend gloo, device cpu"
+    ) in driver.lines
+    assert "vm1 | ddpgen: vm1: interface enp1s0, address 192.168.122.11" in driver.lines
+
+
+@pytest.mark.usefixtures("rig_possible")
+def test_two_machines_on_a_vpn_whose_names_lead_elsewhere(tmp_path: Path) -> None:
+    def machine(name: str, address: str, other: str) -> Host:
+        networks = {"vpn": ("tailscale0", address), "lan": ("eth0", None)}
+        # Debian's 127.0.1.1 for oneself, and nothing at all for the other.
+        return Host(name, networks=networks, resolves={name: "127.0.1.1", other: None})
+
+    hosts = [
+        machine("desktop", "100.64.0.1", "laptop"),
+        machine("laptop", "100.64.0.2", "desktop"),
+    ]
+    bundles = fleet.example("two_desktops", tmp_path)
+    with Rig(hosts, control=["vpn"]) as rig:
+        # The only way is the VPN: what goes by the other network does not arrive.
+        for each in rig:
+            each.unplug("lan")
+        driver = fleet.Driver(rig, bundles[0])
+        fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
+    output = driver.output
+    assert "desktop | ddpgen: desktop: interface tailscale0, address 100.64.0.1" in output
+    assert "laptop  | ddpgen: laptop: interface tailscale0, address 100.64.0.2" in output
+
+
+@pytest.mark.usefixtures("rig_possible")
+def test_a_fast_and_a_slow_machine_on_a_slow_wire(tmp_path: Path) -> None:
+    bundles = fleet.example("fast_and_slow", tmp_path)
+    with Rig([Host("i9", nic="enp5s0"), Host("i5", nic="eth0")]) as rig:
+        rig["i5"].rate(20)
+        driver = fleet.Driver(rig, bundles[0])
+        fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
+    assert "3 processes on 2 hosts (i9: 2, micro-batches 0-5; i5: 1, 6-7)" in driver.output
+
+
+def test_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start_goes_on(
+    rig: Rig, tmp_path: Path
+) -> None:
+    hosts = ["desk", "laptop", "tower"]
+    bundles = fleet.both(tmp_path, fleet.spec(hosts, {"steps": 600}, name="ctrl-c"))
+    first = fleet.Driver(rig, bundles[0])
+    first.until_step(20)
+    first.process.send_signal(signal.SIGINT)
+    assert first.end() == 75, first.output
+    ends = {fleet.status(rig, each.name, "ctrl-c") for each in rig}
+    assert len(ends) == 1
+    assert ends.pop().startswith("stopped ")
+    assert rig.strays(within=5) == []
+    again = fleet.Driver(rig, bundles[0])
+    again.until("resuming at step")
+    fleet.assert_done_with_the_bits_of_one_machine(rig, again, bundles)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "env"])
+def test_ctrl_c_before_the_hosts_have_met_ends_at_once(
+    rig: Rig, tmp_path: Path, launcher: str
+) -> None:
+    tier = {"rendezvous": {"launcher": launcher, "timeout": "5min"}}
+    spec = fleet.spec(["desk", "laptop"], name=f"early-{launcher}", tier=tier)
+    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
+    driver.until("desk is the head")
+    driver.process.send_signal(signal.SIGINT)
+    assert driver.end() == 75, driver.output  # the test's patience is less than those 5 minutes
+    assert "Traceback" not in driver.output
+    assert "stopped before the training began" in driver.output
+    assert rig.strays(within=5) == []
+
+
+def test_an_interface_off_the_route_is_doubted_by_name(rig: Rig, tmp_path: Path) -> None:
+    hosts = ["desk", {"name": "laptop", "nic": "docker0"}]
+    spec = fleet.spec(hosts, name="docker", restarts=0)
+    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
+    assert driver.end() in (1, 69), driver.output
+    assert "NIC008" in driver.output
+    assert "laptop takes part by docker0 (172.17.0.1), a bridge, and reaches " in driver.output
+    assert rig.strays(within=5) == []
+
+
+def test_a_script_on_the_wrong_host_asks_whether_it_is_the_right_one(
+    rig: Rig, tmp_path: Path
+) -> None:
+    spec = fleet.spec(["desk", "laptop"], name="wrong-host")
+    bundle = jobs.render(tmp_path, spec, target="hosts")
+    copy = ["rsync", "-a", "-e", f"ssh -F {rig.ssh_config}", f"{bundle}/", "tower:wrong-host/"]
+    subprocess.run(copy, check=True, timeout=60)
+    process = rig["tower"].popen(
+        ["bash", f"{rig['tower'].home}/wrong-host/hosts/laptop.sh"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "NIC010" in line and "is none of this host's: it has" in line:
+            break
+    else:
+        pytest.fail("not a word")
+    rig["tower"].kill_all()
+    process.communicate(timeout=30)
+
+
+def test_a_second_ctrl_c_kills_and_leaves_nothing(rig: Rig, tmp_path: Path) -> None:
+    spec = fleet.spec(["desk", "laptop"], {"steps": 100_000}, name="killed")
+    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
+    driver.until_step(10)
+    driver.process.send_signal(signal.SIGINT)
+    driver.until("asking all hosts for a clean stop")
+    driver.process.send_signal(signal.SIGINT)
+    assert driver.end() in (1, 75), driver.output  # the stop may have been quicker
+    assert rig.strays(within=5) == []
+
+
+def test_run_sh_stop_from_another_terminal(rig: Rig, tmp_path: Path) -> None:
+    spec = fleet.spec(["desk", "laptop"], {"steps": 100_000}, name="stopped")
+    bundle = jobs.render(tmp_path, spec, target="hosts")
+    driver = fleet.Driver(rig, bundle)
+    driver.until_step(10)
+    status = ask(rig, bundle, "--status")
+    assert "desk    yes" in status.stdout, status.stdout
+    asked = ask(rig, bundle, "--stop")
+    assert asked.returncode == 0, asked.stderr
+    assert driver.end() == 75, driver.output
+
+
+def ask(rig: Rig, bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(bundle / "hosts/run.sh"), *arguments],
+        env={**os.environ, **fleet.way_in(rig)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_started_by_hand_in_two_terminals_in_any_order(rig: Rig, tmp_path: Path) -> None:
+    spec = fleet.spec(["desk", "laptop"], name="by-hand")
+    bundles = fleet.both(tmp_path, spec)
+    for name in ("desk", "laptop"):
+        target = f"{name}:by-hand/"
+        copy = ["rsync", "-a", "-e", f"ssh -F {rig.ssh_config}", f"{bundles[0]}/", target]
+        subprocess.run(copy, check=True, timeout=60)
+
+    def terminal(name: str) -> subprocess.Popen[str]:
+        return rig[name].popen(
+            ["bash", f"{rig[name].home}/by-hand/hosts/{name}.sh"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    late = terminal("laptop")  # the head is not there yet: it says so and waits
+    assert late.stdout is not None
+    for line in late.stdout:
+        if "waiting for the head" in line and "desk" in line:
+            break
+    head = terminal("desk")
+    outputs = [process.communicate(timeout=120)[0] for process in (head, late)]
+    assert [head.returncode, late.returncode] == [0, 0], outputs
+    assert "desk is the head, at" in outputs[0]
+    place = rig["desk"].path("checkpoints/by-hand")
+    if not (place / "status").exists():  # torchrun numbers the hosts
+        place = rig["laptop"].path("checkpoints/by-hand")
+    jobs.assert_same_bits(jobs.final_tensors(place), fleet.local_tensors(bundles[1]))
+    assert rig.strays(within=5) == []
+
+
+HOSTILE = {
+    "dir": 'it\'s $(touch pwned) "quoted" `x`\n-new; é',
+    "env": {"HOSTILE": 'it\'s "quoted"\n$(touch pwned) `touch pwned` \\ é; -n', "EMPTY": ""},
+}
+SCRIPT = """
+import os, sys
+from pathlib import Path
+out = Path(os.environ["DDPGEN_CHECKPOINT_DIR"]) / f"seen.{os.environ['DDPGEN_NODE']}"
+words = [os.environ["HOSTILE"], os.environ["EMPTY"], os.getcwd(), *sys.argv[1:]]
+out.write_bytes(b"\\0".join(map(os.fsencode, words)))
+"""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "env"])
+def test_hostile_values_arrive_byte_for_byte(rig: Rig, tmp_path: Path, launcher: str) -> None:
+    word = "a b'c\"d\n$(touch pwned) é"
+    spec = {
+        "name": f"hostile-{launcher}",
+        "python": sys.executable,
+        "env": HOSTILE["env"],
+        "restarts": 0,
+        "train": {"script": "seen.py", "args": {"x": word}},
+        "targets": {
+            "hosts": {
+                "dir": HOSTILE["dir"],
+                "rendezvous": {"launcher": launcher},
+                "hosts": ["desk", "laptop"],
+            }
+        },
+    }
+    bundle = jobs.render(tmp_path, spec, {"seen.py": SCRIPT}, target="hosts")
+    driver = fleet.Driver(rig, bundle, f"--y={word}")
+    assert driver.end() == 0, driver.output
+    for name in ("desk", "laptop"):
+        home = rig[name].path(".")
+        directory = home / HOSTILE["dir"]  # type: ignore[operator]
+        seen = (directory / f"checkpoints/hostile-{launcher}/seen.{name}").read_bytes()
+        expected = [
+            HOSTILE["env"]["HOSTILE"], "",  # type: ignore[index]
+            f"{rig[name].home}/{HOSTILE['dir']}/hostile-{launcher}/code",
+            f"--x={word}", f"--y={word}",
+        ]  # fmt: skip
+        assert seen.split(b"\0") == [text.encode() for text in expected]
+        assert not list(home.glob("**/pwned"))
+
+
+def test_only_what_changed_is_sent_again(rig: Rig, tmp_path: Path) -> None:
+    spec = fleet.spec(["desk", "laptop"], {"steps": 10}, name="changed")
+    bundle = jobs.render(tmp_path, spec, target="hosts")
+    assert fleet.Driver(rig, bundle).end() == 0
+    there = rig["laptop"].path("ddpgen/changed")
+    before = {path: path.stat().st_ino for path in there.rglob("*.py") if path.is_file()}
+    spec["train"]["steps"] = 20
+    jobs.render(tmp_path, spec, target="hosts")
+    again = fleet.Driver(rig, bundle)
+    assert again.end() == 0, again.output
+    assert {path: path.stat().st_ino for path in before} == before
+    assert fleet.status(rig, "laptop", "changed") == "done 20"
+
+
+@pytest.mark.usefixtures("rig_possible")
+def test_hosts_differ_in_users_ports_ways_in_and_numbers_of_processes(tmp_path: Path) -> None:
+    hosts = [
+        Host("gate", nic="enp5s0"),
+        Host("inner", nic="eno1", port=2222, jump="gate"),
+        Host("odd", nic="eth7", port=2200),
+    ]
+    python = {"interpreter": sys.executable, "activate": ["export ACTIVATED=yes"]}
+    listed = [
+        {"name": "gate", "procs": 2, "nic": "enp5s0"},
+        {"name": "inner", "ssh": "root@inner", "dir": "/srv/it's mine", "python": python},
+        {"name": "odd", "ssh": "ssh://trainer@odd:2200", "dir": "deep/down"},
+    ]
+    bundles = fleet.both(tmp_path, fleet.spec(listed, {"steps": 40}, name="mixed"))
+    with Rig(hosts) as rig:
+        driver = fleet.Driver(rig, bundles[0])
+        fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
+        assert rig["inner"].path("/srv/it's mine/mixed/hosts/inner.sh").exists()
+        assert rig["odd"].path("deep/down/mixed/hosts/odd.sh").exists()
+    assert "4 processes on 3 hosts" in driver.output
+
+
+@pytest.mark.usefixtures("rig_possible")
+def test_hosts_that_share_bundle_and_checkpoints(tmp_path: Path) -> None:
+    names = ["desk", "laptop", "tower"]
+    tier = {"dir": "/shared/ddpgen"}
+    bundles = fleet.both(tmp_path, fleet.spec(names, {"steps": 600}, name="shared", tier=tier))
+    with Rig([Host(name, shared="/shared") for name in names]) as rig:
+        rig["desk"].run(["chmod", "1777", "/shared"], user="root", check=True)
+        first = fleet.Driver(rig, bundles[0])
+        first.until_step(20)
+        first.process.send_signal(signal.SIGINT)
+        assert first.end() == 75, first.output
+        again = fleet.Driver(rig, bundles[0])
+        again.until("resuming at step")
+        fleet.assert_done_with_the_bits_of_one_machine(rig, again, bundles)
+        assert sorted(p.name for p in rig["desk"].path("/shared/ddpgen").iterdir()) == [
+            "checkpoints", "shared",
+        ]  # fmt: skip
+
+
+def test_ddpgen_launch_renders_and_runs(rig: Rig, tmp_path: Path) -> None:
+    jobs.render(tmp_path, fleet.spec(["desk", "laptop"], name="launched"), target="hosts")
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpgen", "launch", str(tmp_path / "job.yaml"), "--target", "hosts",
+         "-o", str(tmp_path / "launched"), "--", "--steps=15"],
+        env={**os.environ, **fleet.way_in(rig), "PYTHONPATH": str(jobs.ROOT)}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"+ bash {tmp_path / 'launched'}/hosts/run.sh --steps=15" in done.stderr
+    assert fleet.status(rig, "laptop", "launched") == "done 15"

@@ -1,0 +1,263 @@
+"""What may happen to a handful of machines, done to them for real: power, cables, disks, the driver.
+
+Each story ends in one of two ways: named and clean, with no process left anywhere; or, where the job
+is elastic, in the weights of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.real import fleet, jobs
+from tests.real.conftest import NewRig
+from tests.real.rig import Host, Rig
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+NAMES = ["desk", "laptop", "tower"]
+# Until a host that has gone silent is given up: ssh's 30 s, the collective timeout, torchrun's end.
+SILENT_S = 150
+
+
+@pytest.fixture(scope="module")
+def module_rig(new_rig: NewRig) -> Rig:
+    return new_rig(*(Host(name, small_disk={"/data": 24}) for name in NAMES))
+
+
+@pytest.fixture
+def rig(module_rig: Rig) -> Rig:
+    """All hosts up, plugged in and with room."""
+    for each in module_rig:
+        if not each.up:
+            each.boot()
+        each.plug()
+        each.clear_firewall()
+        each.empty("/data")
+    return module_rig
+
+
+def endless(name: str, place: Path, **more: object) -> Path:
+    spec = fleet.spec(NAMES, {"steps": 1_000_000}, name=name, **more)
+    return jobs.render(place, spec, target="hosts")
+
+
+def test_a_host_that_loses_its_power_is_named_and_the_others_end(rig: Rig, tmp_path: Path) -> None:
+    driver = fleet.Driver(rig, endless("power", tmp_path))
+    driver.until_step(10)
+    rig["tower"].power_off()
+    began = time.monotonic()
+    assert driver.end() == 1, driver.output
+    assert time.monotonic() - began < SILENT_S
+    assert "tower: lost: " in driver.output
+    assert rig.strays(within=10) == []
+
+
+def test_a_cable_pulled_for_five_seconds_costs_five_seconds(rig: Rig, tmp_path: Path) -> None:
+    bundles = fleet.both(tmp_path, fleet.spec(NAMES, {"steps": 600}, name="cable"))
+    driver = fleet.Driver(rig, bundles[0])
+    driver.until_step(20)
+    rig["laptop"].unplug()
+    time.sleep(5)  # the story itself
+    rig["laptop"].plug()
+    fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
+    assert "1 of 3" not in driver.output  # nothing was started again
+
+
+def test_a_cable_pulled_for_good_ends_both_sides(rig: Rig, tmp_path: Path) -> None:
+    driver = fleet.Driver(rig, endless("for-good", tmp_path))
+    driver.until_step(10)
+    rig["laptop"].unplug()
+    assert driver.end() == 1, driver.output
+    assert "laptop: lost: " in driver.output
+    # The host that nobody reaches any more notices by itself that its driver is gone.
+    assert rig.strays(within=SILENT_S) == []
+
+
+def test_a_killed_driver_leaves_a_clean_stop_behind(rig: Rig, tmp_path: Path) -> None:
+    bundle = endless("driver", tmp_path)
+    driver = fleet.Driver(rig, bundle)
+    driver.until_step(10)
+    driver.process.kill()
+    driver.end()
+    assert rig.strays(within=60) == []
+    ends = {fleet.status(rig, name, "driver") for name in NAMES}
+    assert len(ends) == 1
+    assert ends.pop().startswith("stopped ")
+
+
+def test_ssh_that_is_cut_off_ends_the_job_by_name(rig: Rig, tmp_path: Path) -> None:
+    driver = fleet.Driver(rig, endless("ssh", tmp_path))
+    driver.until_step(10)
+    rig["laptop"].drop(22)
+    assert driver.end() == 1, driver.output
+    assert "laptop: lost: " in driver.output
+    assert rig.strays(within=SILENT_S) == []
+
+
+def test_a_killed_worker_is_restarted_by_torchrun_on_all_hosts(rig: Rig, tmp_path: Path) -> None:
+    bundles = fleet.both(tmp_path, fleet.spec(NAMES, {"steps": 600}, name="worker"))
+    driver = fleet.Driver(rig, bundles[0])
+    driver.until_step(30)
+    kill_a_worker(rig, "laptop")
+    driver.until("resuming at step")
+    fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun-static", "env"])
+def test_a_killed_worker_has_the_driver_start_all_anew(
+    rig: Rig, tmp_path: Path, launcher: str
+) -> None:
+    name = f"anew-{launcher}"
+    tier = {"rendezvous": {"launcher": launcher}}
+    bundles = fleet.both(tmp_path, fleet.spec(NAMES, {"steps": 600}, name=name, tier=tier))
+    driver = fleet.Driver(rig, bundles[0])
+    driver.until_step(30)
+    kill_a_worker(rig, "laptop")
+    driver.until("starting again, 1 of 3")
+    driver.until("resuming at step")
+    fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
+
+
+def kill_a_worker(rig: Rig, host: str) -> None:
+    found = [p for p in rig[host].processes() if "-m train run" in p.command]
+    # torchrun's own command line has these words, too.
+    workers = [p for p in found if b"\0LOCAL_RANK=" in Path(f"/proc/{p.pid}/environ").read_bytes()]
+    assert workers, found
+    os.kill(workers[-1].pid, signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("rig_possible")
+def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(tmp_path: Path) -> None:
+    bundles = fleet.example("elastic", tmp_path)
+    with Rig([Host(name) for name in ("node1", "node2", "node3")]) as rig:
+        driver = fleet.Driver(rig, bundles[0])
+        driver.until("processes on 3 hosts")
+        driver.until_step(100)
+        rig["node3"].power_off()
+        driver.until("processes on 2 hosts")
+        driver.until("resuming at step")
+        rig["node3"].boot()
+        driver.until("node3 is back")
+        driver.until("processes on 3 hosts")
+        fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
+
+
+def test_an_elastic_job_whose_head_is_lost_goes_on_with_another_head(
+    rig: Rig, tmp_path: Path
+) -> None:
+    # Its checkpoints may have been on the host that is gone: then it begins anew, to the same end.
+    bundles = fleet.both(
+        tmp_path, fleet.spec(NAMES, {"steps": 1500}, name="head", tier={"nodes": "2..3"})
+    )
+    driver = fleet.Driver(rig, bundles[0])
+    driver.until("the head is desk")
+    driver.until_step(50)
+    rig["desk"].power_off()
+    driver.until("the head is (laptop|tower)")
+    driver.until("processes on 2 hosts")
+    assert driver.end() == 0, driver.output
+    rig["desk"].boot()
+    jobs.assert_same_bits(
+        jobs.final_tensors(fleet.fetched(rig, bundles[0])), fleet.local_tensors(bundles[1])
+    )
+    assert rig.strays(within=5) == []
+
+
+def test_a_disk_without_room_is_named_before_anything_starts(rig: Rig, tmp_path: Path) -> None:
+    rig["laptop"].fill("/data")
+    spec = fleet.spec(NAMES, name="full", tier={"dir": "/data/ddpgen"})
+    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
+    assert driver.end() == 69, driver.output
+    assert "nothing was started" in driver.output
+    (named,) = [line for line in driver.lines if "laptop" in line and "/data" in line]
+    assert "room" in named or "space" in named
+
+
+def test_a_disk_that_fills_up_while_training_fails_by_name(rig: Rig, tmp_path: Path) -> None:
+    # The head has rank 0 with static ranks, so it is the one that writes.
+    spec = fleet.spec(
+        NAMES,
+        {"steps": 400},
+        name="filling",
+        checkpoint={"dir": "/data/ckpt", "every": "10 steps"},
+        tier={"rendezvous": {"launcher": "torchrun-static"}},
+        restarts=0,
+    )
+    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
+    driver.until_step(20)
+    rig["desk"].fill("/data")
+    assert driver.end() == 1, driver.output
+    assert "no space left on the device" in driver.output
+    assert rig.strays(within=10) == []
+
+
+def test_a_host_that_cannot_be_reached_is_named_and_nothing_starts(
+    rig: Rig, tmp_path: Path
+) -> None:
+    rig["tower"].power_off()
+    driver = fleet.Driver(rig, endless("unreachable", tmp_path))
+    assert driver.end() == 69, driver.output
+    assert "nothing was started" in driver.output
+    assert [line for line in driver.lines if line.startswith("ddpgen: tower: ")]
+    assert rig.strays(within=5) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ({"nic": "enp9s9"}, "enp9s9"),
+        ({"python": "/nowhere/python3"}, "there is no Python called /nowhere/python3"),
+        ({"address": "nobody.example"}, "nobody.example"),
+    ],
+)
+def test_a_host_that_is_set_up_wrongly_ends_all_with_its_reason(
+    rig: Rig, tmp_path: Path, host: dict[str, str], says: str
+) -> None:
+    spec = fleet.spec([{"name": "desk", **host}, "laptop", "tower"], name="wrong")
+    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
+    assert driver.end() in (1, 69), driver.output
+    assert says in driver.output
+    assert rig.strays(within=10) == []
+
+
+def test_a_fault_in_the_users_code_is_told_once_with_its_host(rig: Rig, tmp_path: Path) -> None:
+    spec = fleet.spec(NAMES, {"args": {"witdh": 3}}, name="typo")
+    # Past the generator's own check, as a workload of the user's would be.
+    spec["train"] |= {"workload": "mine.py:build", "args": {"dept": 3}}
+    code = {"mine.py": "def build(context, *, depth=1):\n    raise SystemExit\n"}
+    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, code, target="hosts"))
+    assert driver.end() == 1, driver.output
+    assert "train.args.dept: workload 'mine.py:build' has no such argument" in driver.output
+    for name in NAMES:
+        assert fleet.status(rig, name, "typo").startswith("failed 0 ")
+
+
+def test_a_second_driver_is_refused_and_disturbs_nothing(rig: Rig, tmp_path: Path) -> None:
+    bundle = endless("twice", tmp_path)
+    first = fleet.Driver(rig, bundle)
+    first.until_step(10)
+    second = fleet.Driver(rig, bundle)
+    assert second.end() == 69, second.output
+    assert "a job runs from" in second.output
+    first.until_step(30)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end() == 75, first.output
+
+
+@pytest.mark.usefixtures("rig_possible")
+def test_fifty_hosts_are_driven_at_once(tmp_path: Path) -> None:
+    names = [f"n{i:02}" for i in range(50)]
+    spec = fleet.spec(names, {"global_batch_size": 400}, name="fifty", python="/nowhere/python3")
+    bundle = jobs.render(tmp_path, spec, target="hosts")
+    with Rig([Host(name, decoy=False) for name in names]) as rig:
+        driver = fleet.Driver(rig, bundle)
+        assert driver.end() == 69, driver.output
+        for name in names:
+            assert f"{name} | ddpgen: there is no Python called /nowhere/python3 here" in "\n".join(
+                driver.lines
+            )
+        assert rig.strays(within=10) == []

@@ -1,0 +1,229 @@
+"""Before torch starts: ports, firewalls and links, named on every host's terminal.
+
+Every fault is done to the hosts for real, once with each launcher; see test_preflight.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real import preflight
+from tests.real.conftest import NewRig
+from tests.real.preflight import (
+    LAUNCHERS,
+    NAMES,
+    Launch,
+    Stage,
+    as_root,
+    closed_but_for,
+)
+from tests.real.rig import Machine, Rig
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+PORT = 29500
+OTHERS = ["desk", "tower"]
+LISTENER = """
+import socket, sys
+with socket.create_server(("", int(sys.argv[1]))) as server:
+    print("listening", flush=True)
+    while True:
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-nobody\\r\\n")
+            connection.recv(100)
+"""
+
+
+@pytest.fixture(scope="module")
+def module_rig(new_rig: NewRig) -> Rig:
+    return new_rig(*preflight.hosts())
+
+
+@pytest.fixture
+def rig(module_rig: Rig) -> Iterator[Rig]:
+    yield module_rig
+    preflight.mend(module_rig)
+
+
+@pytest.fixture(params=LAUNCHERS)
+def stage(rig: Rig, tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
+    return Stage(rig, tmp_path, request.param)
+
+
+def listen(machine: Machine, user: str = "trainer", **env: str) -> None:
+    server = machine.popen(
+        [sys.executable, "-c", LISTENER, str(PORT)], user=user, env=env, stdout=subprocess.PIPE
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"listening\n"
+    server.stdout.close()
+
+
+def refused(launch: Launch, rig: Rig) -> None:
+    """It ended on all hosts, and nothing of it is left."""
+    launch.ends()
+    assert rig.strays(within=5) == []
+
+
+# The port
+
+
+def test_a_port_that_is_taken_by_another_program(stage: Stage) -> None:
+    listen(stage.rig["desk"])
+    launch = stage.launch()
+    launch.ends()
+    launch.names("PORT001", "desk", str(PORT), "process", "create_server")
+    launch.names_only("PORT001")
+
+
+def test_a_port_that_is_taken_by_another_users_program(stage: Stage) -> None:
+    listen(stage.rig["desk"], user="root")
+    launch = stage.launch()
+    launch.ends()
+    launch.names("PORT001", "desk", str(PORT), "ss -ltnp")
+
+
+def test_a_port_that_an_earlier_run_still_holds(stage: Stage) -> None:
+    listen(stage.rig["desk"], DDPGEN_JOB="job")
+    launch = stage.launch()
+    launch.ends()
+    launch.names("PORT002", "desk", str(PORT), "kill ")
+    launch.names_only("PORT002")
+
+
+def test_another_program_at_the_heads_port(stage: Stage) -> None:
+    """No head is started, and somebody answers in its place."""
+    listen(stage.rig["desk"])
+    launch = stage.job(patience="7s").start("laptop", "tower")
+    launch.ends()
+    for name in ("laptop", "tower"):
+        launch.names("PORT006", name, str(PORT), "desk", on=[name])
+
+
+def test_a_port_where_the_head_may_not_listen(stage: Stage) -> None:
+    job = stage.job(port=80, patience="7s")
+    as_root(stage.rig["desk"], "sysctl", "-q", "net.ipv4.ip_unprivileged_port_start=1024")
+    launch = job.start()
+    refused(launch, stage.rig)
+    launch.names("PORT007", "desk", "port 80")
+    launch.names_only("PORT007")
+
+
+def test_a_firewall_on_the_head_that_drops(stage: Stage) -> None:
+    closed_but_for(stage.rig["desk"])
+    launch = stage.launch()
+    refused(launch, stage.rig)
+    launch.names("PORT003", "desk", str(PORT), "laptop")
+    launch.names_only("PORT003")
+
+
+def test_a_firewall_on_the_head_that_rejects(stage: Stage) -> None:
+    stage.rig["desk"].reject(PORT)
+    launch = stage.launch()
+    refused(launch, stage.rig)
+    launch.names("PORT004", "desk", str(PORT), "laptop")
+    launch.names_only("PORT004")
+
+
+def test_a_firewall_on_one_hosts_way_out(stage: Stage) -> None:
+    stage.rig["laptop"].drop(PORT, direction="out")
+    launch = stage.launch()
+    refused(launch, stage.rig)
+    launch.names("PORT003", "desk", str(PORT), "what laptop sends")
+    launch.names_only("PORT003")
+
+
+def test_a_firewall_in_both_directions(stage: Stage) -> None:
+    for name in NAMES:
+        closed_but_for(stage.rig[name])
+    launch = stage.launch(patience="7s")
+    launch.waits_for("laptop", on=["desk"])
+    launch.waits_for("tower", on=["desk"])
+    for name in ("laptop", "tower"):
+        at = launch[name].until(r"no answer|firewall")
+        assert at - launch.began < preflight.within_s(), launch.output
+    refused(launch, stage.rig)
+
+
+def test_ephemeral_ports_that_are_closed(stage: Stage) -> None:
+    for name in NAMES:
+        closed_but_for(stage.rig[name], PORT)
+    launch = stage.launch()
+    refused(launch, stage.rig)
+    shown = launch["desk"].findings()
+    assert {one.code for one in shown} == {"PORT005"}, launch.output
+    for one in shown:
+        launch.names("PORT005", one.host, "ephemeral")
+
+
+def test_ephemeral_ports_that_are_closed_on_one_host(stage: Stage) -> None:
+    closed_but_for(stage.rig["laptop"], PORT)
+    launch = stage.launch()
+    refused(launch, stage.rig)
+    launch.names("PORT005", "laptop", "ephemeral")
+    launch.names_only("PORT005")
+
+
+def test_no_route_to_the_head(stage: Stage) -> None:
+    route = ["unreachable", f"{stage.rig['desk'].address}/32"]
+    as_root(stage.rig["laptop"], "ip", "route", "add", *route)
+    try:
+        launch = stage.launch(patience="7s")
+        refused(launch, stage.rig)
+    finally:
+        as_root(stage.rig["laptop"], "ip", "route", "del", *route)
+    launch.names("HOST004", "laptop", on=["laptop"])
+    launch.waits_for("laptop", on=OTHERS)
+
+
+# Links
+
+
+def test_two_hosts_that_do_not_reach_each_other(stage: Stage) -> None:
+    for one, other in (("laptop", "tower"), ("tower", "laptop")):
+        there = stage.rig[other].address
+        as_root(stage.rig[one], "iptables", "-A", "INPUT", "-s", there, "-j", "DROP")
+    launch = stage.launch()
+    refused(launch, stage.rig)
+    shown = launch["desk"].findings()
+    assert [one.code for one in shown] == ["LINK004"], launch.output
+    launch.names("LINK004", shown[0].host, "laptop", "tower")
+
+
+def test_a_wire_that_swallows_large_packets(stage: Stage) -> None:
+    stage.rig["laptop"].black_hole(1200)
+    launch = stage.launch()
+    refused(launch, stage.rig)
+    launch.names("LINK001", "laptop", "MTU")
+    launch.names_only("LINK001")
+    stage.rig["laptop"].black_hole(None)
+
+
+def test_a_slow_wire(stage: Stage) -> None:
+    stage.rig["laptop"].rate(8, "lan")
+    try:
+        launch = stage.launch()
+        launch.ends(0)
+    finally:
+        stage.rig["laptop"].rate(None, "lan")
+    launch.names("LINK002", "laptop", "MB/s", severity="warning")
+    launch.names_only("LINK002")
+
+
+def test_a_wire_that_is_slow_one_way(stage: Stage) -> None:
+    stage.rig["laptop"].rate(8, "lan", direction="out")
+    try:
+        launch = stage.launch()
+        launch.ends(0)
+    finally:
+        stage.rig["laptop"].rate(None, "lan")
+    # What it takes in is slow as well while its receipts wait: then both ways are said to be.
+    (code,) = {one.code for one in launch["desk"].findings()}
+    assert code in ("LINK002", "LINK003"), launch.output
+    launch.names(code, "laptop", "MB/s", severity="warning")
+    launch.names_only(code)

@@ -1,0 +1,601 @@
+"""The rig itself: its hosts are machines of their own, its faults do what they say, and it leaves nothing.
+
+The stories of jobs on hosts build on this: a fault that does nothing would make them all pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.rig import Host, Machine, Rig, RigError
+from tests.real.rig.rig import PREFIX
+from tests.real.rig.spec import wire
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).resolve().parents[2]
+TEST_ID = "DDPGEN_TEST_ID"
+# Long for anything that is to happen, short for waiting to see that something does not.
+PATIENCE_S, SILENCE_S = 20.0, 1.0
+PORT = 4000
+ECHO = f"""
+import socket
+with socket.create_server(("", {PORT})) as server:
+    print("listening", flush=True)
+    while True:
+        connection, _ = server.accept()
+        while data := connection.recv(1 << 16):
+            connection.sendall(data)
+"""
+
+
+@pytest.fixture(scope="module")
+def rig(new_rig: Callable[..., Rig]) -> Rig:
+    return new_rig(
+        Host(
+            "desk",
+            networks={"lan": ("enp5s0", None), "vpn": ("tailscale0", "100.64.0.9")},
+            small_disk={"/data": 8},
+            shared="/mnt/shared",
+        ),
+        Host(
+            "laptop",
+            networks={"lan": ("wlan0", None), "vpn": ("tailscale0", None)},
+            resolves={"laptop": "127.0.1.1", "inner": None},
+            port=2222,
+            shared="/mnt/shared",
+        ),
+        Host("inner", networks={"vpn": ("eth7", None)}, jump="desk"),
+    )
+
+
+@pytest.fixture
+def whole(rig: Rig) -> Iterator[Rig]:
+    """The rig, for a test that breaks something: the next one finds it mended."""
+    yield rig
+    for machine in rig:
+        if not machine.up:
+            machine.boot()
+        machine.plug()
+        machine.clear_firewall()
+        machine.rate(None)
+        machine.delay(0)
+
+
+@pytest.fixture
+def echo(whole: Rig) -> Iterator[None]:
+    """A server on desk that sends back what it gets."""
+    server = whole["desk"].popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "listening\n"
+    yield
+    server.kill()
+    server.wait(PATIENCE_S)
+    server.stdout.close()
+
+
+# Hosts
+
+
+def test_a_host_has_its_own_name_interfaces_and_idea_of_the_others(rig: Rig) -> None:
+    desk, laptop, inner = rig
+    assert said(desk, "hostname") == "desk"
+    assert said(desk, "ls", "/sys/class/net").split() == ["docker0", "enp5s0", "lo", "tailscale0"]
+    assert said(inner, "ls", "/sys/class/net").split() == ["docker0", "eth7", "lo"]
+    assert desk.addresses == {"lan": "192.168.7.1", "vpn": "100.64.0.9"}
+    for machine in rig:
+        assert "172.17.0.1/16" in said(machine, "ip", "-br", "-4", "addr", "show", "docker0")
+        assert f"{machine.address}/24" in said(
+            machine, "ip", "-br", "-4", "addr", "show", machine.nic
+        )
+    assert said(desk, "getent", "hosts", "laptop").split() == ["192.168.7.2", "laptop"]
+    assert said(inner, "getent", "hosts", "laptop").split() == ["100.64.0.1", "laptop"]
+    assert said(laptop, "getent", "ahostsv4", "laptop").split()[0] == "127.0.1.1"
+    assert laptop.run(["getent", "hosts", "inner"]).returncode == 2
+
+
+def test_nothing_that_root_does_on_a_host_is_done_to_the_machine(rig: Rig) -> None:
+    places = ["/etc", "/usr", "/var/tmp", "/root", "/tmp", "/dev/shm", "/opt", str(ROOT)]
+    names = [f"{place}/written-on-a-host-{os.getpid()}" for place in places]
+    rig["desk"].run(["touch", *names], user="root", check=True)
+    rig["desk"].run(["sysctl", "-q", "net.ipv4.tcp_retries2=3"], user="root", check=True)
+    assert [name for name in names if os.path.exists(name)] == []
+    assert rig["laptop"].run(["ls", *names]).stdout == ""
+    assert Path("/proc/sys/net/ipv4/tcp_retries2").read_text() != "3\n"
+
+
+def test_the_interpreter_of_the_tests_runs_on_a_host_for_both_users(rig: Rig) -> None:
+    for user in ("trainer", "root"):
+        code = f"import yaml; print(open({str(ROOT / 'pyproject.toml')!r}).readline())"
+        done = rig["laptop"].run([sys.executable, "-c", code], user=user)
+        assert done.stdout.strip() == "[build-system]", done.stderr
+
+
+def test_what_lies_where_hosts_have_their_own_can_be_made_reachable(tmp_path: Path) -> None:
+    private = tmp_path / "only: for, me"
+    private.mkdir(mode=0o700)
+    (private / "file").write_text("here\n")
+    with Rig([Host("desk")], reachable=[private]) as rig:
+        assert said(rig["desk"], "cat", str(private / "file")) == "here"
+        rig["desk"].power_off()
+        rig["desk"].boot()
+        assert said(rig["desk"], "cat", str(private / "file")) == "here"
+        rig["desk"].run(["rm", private / "file"], user="root", check=True)
+    assert (private / "file").read_text() == "here\n"
+    assert private.stat().st_mode & 0o777 == 0o700
+
+
+def test_hosts_may_share_a_directory(rig: Rig) -> None:
+    rig["desk"].run(["sh", "-c", "echo from desk >/mnt/shared/note"], check=True)
+    assert said(rig["laptop"], "cat", "/mnt/shared/note") == "from desk"
+    assert (rig.shared / "note").read_text() == "from desk\n"
+    assert rig["inner"].run(["ls", "/mnt/shared"]).returncode != 0
+
+
+def test_a_command_that_hangs_is_killed_on_the_host_as_well(rig: Rig) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        rig["desk"].run(["sleep", "600"], timeout=0.5)
+    assert rig.strays(within=PATIENCE_S) == []
+
+
+# Access
+
+
+@pytest.mark.parametrize("destination", ["desk", "root@desk", "laptop", "root@laptop", "inner"])
+def test_ssh_gets_in_from_outside_and_from_the_control_place(rig: Rig, destination: str) -> None:
+    command = [
+        "ssh",
+        "-F",
+        str(rig.ssh_config),
+        "-o",
+        "BatchMode=yes",
+        destination,
+        "whoami; hostname",
+    ]
+    user, _, name = destination.rpartition("@")
+    expected = f"{user or 'trainer'}\n{name}\n"
+    outside = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert outside.stdout == expected, outside.stderr
+    assert rig.control.run(command, timeout=PATIENCE_S).stdout == expected
+
+
+def test_a_session_may_have_a_terminal(rig: Rig) -> None:
+    command = ["ssh", "-tt", "-F", str(rig.ssh_config), "desk", "tty"]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S
+    )
+    assert done.stdout.strip() == b"/dev/pts/0", done.stderr
+
+
+def test_hosts_get_into_each_other_by_name(rig: Rig) -> None:
+    for user in ("trainer", "root"):
+        done = rig["desk"].run(["ssh", "-o", "BatchMode=yes", "laptop", "hostname"], user=user)
+        assert done.stdout == "laptop\n", done.stderr
+
+
+def test_rsync_brings_files_in(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "it's here").write_text("bytes\n")
+    shell = f"ssh -F {rig.ssh_config}"
+    subprocess.run(
+        ["rsync", "-a", "-e", shell, tmp_path / "it's here", "desk:in/"],
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    assert rig["desk"].path("in/it's here").read_text() == "bytes\n"
+
+
+def test_a_session_does_not_carry_the_mark_of_a_test_and_a_command_does(rig: Rig) -> None:
+    assert os.environ[TEST_ID]
+    over_ssh = ssh(rig, "desk", "env").stdout
+    assert f"HOME={rig['desk'].home}\n" in over_ssh
+    assert TEST_ID not in over_ssh
+    assert f"{TEST_ID}={os.environ[TEST_ID]}" in said(rig["desk"], "env").splitlines()
+    server = Path(f"/proc/{rig['desk'].pid}/environ").read_bytes()
+    assert os.environ[TEST_ID].encode() not in server.split(b"\0")
+
+
+# Processes
+
+
+def test_what_a_session_leaves_behind_is_a_stray_and_a_session_is_none(rig: Rig) -> None:
+    assert rig.strays(within=0) == []
+    ssh(rig, "desk", "sleep 601 >/dev/null 2>&1 </dev/null & sed -n '/sleep/q' </proc/$!/comm")
+    found = rig.strays(within=0)
+    assert [(each.host, each.command.strip()) for each in found] == [("desk", "sleep 601")]
+    rig["desk"].kill_all()
+    assert rig.strays(within=PATIENCE_S) == []
+
+
+def test_open_connections_are_counted(rig: Rig) -> None:
+    assert settles(lambda: rig["laptop"].sessions() == 0)
+    command = ["ssh", "-F", str(rig.ssh_config), "laptop", "echo in; read -r line"]
+    session = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with session:
+        assert session.stdout is not None
+        assert session.stdout.readline() == "in\n"
+        assert rig["laptop"].sessions() == 1
+        session.communicate("out\n", timeout=PATIENCE_S)
+    assert settles(lambda: rig["laptop"].sessions() == 0)
+
+
+def test_a_frozen_host_says_nothing_and_goes_on_when_thawed(whole: Rig, echo: None) -> None:
+    with whole.control.connect(whole["desk"].address, PORT) as connection:
+        whole["desk"].freeze()
+        connection.sendall(b"are you there?")
+        assert not readable(connection, SILENCE_S)
+        whole["desk"].thaw()
+        assert readable(connection, PATIENCE_S)
+        assert connection.recv(100) == b"are you there?"
+    whole["desk"].freeze()
+    whole["desk"].power_off()  # dead all the same
+
+
+# Power
+
+
+def test_a_power_cut_is_silent_and_a_killed_process_is_not(whole: Rig, echo: None) -> None:
+    desk = whole["desk"]
+    with (
+        whole.control.connect(desk.address, 22) as off,
+        whole.control.connect(desk.address, PORT) as killed,
+    ):
+        assert off.recv(4) == b"SSH-"
+        desk.kill_all()
+        assert readable(killed, PATIENCE_S)
+        assert killed.recv(1) == b""
+        off.settimeout(SILENCE_S)
+        desk.power_off()
+        assert not desk.up
+        with contextlib.suppress(TimeoutError):
+            while off.recv(4096):  # the rest of sshd's greeting
+                pass
+            pytest.fail("the host said goodbye")
+        with pytest.raises(ConnectionError, match=r"timed out|No route"):
+            whole.control.connect(desk.address, 22, SILENCE_S)
+
+
+def test_a_booted_host_is_the_same_machine_with_its_disk(whole: Rig) -> None:
+    desk = whole["desk"]
+    desk.run(["sh", "-c", "echo kept | tee ~/kept >/data/kept; echo lost >/tmp/lost"], check=True)
+    address = said(desk, "cat", "/sys/class/net/enp5s0/address")
+    assert ssh(whole, "desk", "true").returncode == 0
+    desk.power_off()
+    desk.boot()
+    assert said(desk, "cat", "kept", "/data/kept") == "kept\nkept"
+    assert desk.run(["ls", "/tmp/lost"]).returncode != 0
+    assert said(desk, "cat", "/sys/class/net/enp5s0/address") == address
+    assert said(desk, sys.executable, "-c", "print('works')") == "works"
+    # Its key is the one we know, and its neighbours find it without waiting.
+    assert ssh(whole, "desk", "hostname").stdout == "desk\n"
+
+
+# Network
+
+
+def test_an_unplugged_host_knows_it_and_is_back_when_plugged_in(whole: Rig) -> None:
+    desk = whole["desk"]
+    desk.unplug("lan")
+    assert said(desk, "cat", "/sys/class/net/enp5s0/carrier") == "0"
+    assert said(desk, "cat", "/sys/class/net/tailscale0/carrier") == "1"
+    with pytest.raises(ConnectionError):
+        whole.control.connect(desk.address, 22, SILENCE_S)
+    desk.plug()
+    assert said(desk, "cat", "/sys/class/net/enp5s0/carrier") == "1"
+    assert gets_in(whole)
+
+
+def test_the_drivers_own_cable_can_be_pulled(whole: Rig) -> None:
+    whole.control.unplug()
+    with pytest.raises(ConnectionError):
+        whole.control.connect(whole["desk"].address, 22, SILENCE_S)
+    assert whole["laptop"].run(["ssh", "-o", "BatchMode=yes", "desk", "true"]).returncode == 0
+    whole.control.plug()
+    assert gets_in(whole)
+
+
+def test_a_firewall_that_drops_is_silent_and_one_that_rejects_says_so(
+    whole: Rig, echo: None
+) -> None:
+    desk = whole["desk"]
+    with whole.control.connect(desk.address, PORT) as connection:
+        desk.drop(PORT)
+        connection.sendall(b"x")
+        assert not readable(connection, SILENCE_S)
+    with pytest.raises(ConnectionError, match="timed out"):
+        whole.control.connect(desk.address, PORT, SILENCE_S)
+    whole.control.connect(desk.address, 22).close()
+    desk.clear_firewall()
+    desk.reject(ports=range(PORT - 5, PORT + 5))
+    with pytest.raises(ConnectionError, match="refused"):
+        whole.control.connect(desk.address, PORT)
+    desk.clear_firewall()
+    # On the way out: who is hindered is the one who calls.
+    whole.control.reject(PORT, direction="out")
+    with pytest.raises(ConnectionError, match="refused"):
+        whole.control.connect(desk.address, PORT)
+    whole.control.clear_firewall()
+    whole.control.connect(desk.address, PORT).close()
+
+
+def test_without_a_port_a_firewall_takes_everything_but_the_loopback(whole: Rig) -> None:
+    whole["desk"].drop(direction="both")
+    with pytest.raises(ConnectionError, match="timed out"):
+        whole.control.connect(whole["desk"].address, 22, SILENCE_S)
+    code = "import socket; print(socket.create_connection(('127.0.0.1', 22), 5).recv(4))"
+    assert said(whole["desk"], sys.executable, "-c", code) == "b'SSH-'"
+
+
+def test_a_slow_wire_takes_its_time_and_a_lossy_one_still_arrives(whole: Rig, echo: None) -> None:
+    with whole.control.connect(whole["desk"].address, PORT) as connection:
+        assert settles(lambda: round_trip(connection) < 0.1)
+        whole["desk"].delay(100)
+        assert round_trip(connection) >= 0.2
+        assert settles(lambda: round_trip(connection) < 1.0)
+        whole["desk"].delay(1, loss=0.05)
+        assert exchange(connection, 1 << 18) < PATIENCE_S
+        whole["desk"].delay(0)
+        assert settles(lambda: round_trip(connection) < 0.1)
+        whole["desk"].delay(0, loss=1.0)
+        connection.sendall(b"x")
+        assert not readable(connection, SILENCE_S)
+        whole["desk"].delay(0)
+        assert readable(connection, PATIENCE_S)
+
+
+def test_a_narrow_wire_lets_through_what_it_says(whole: Rig, echo: None) -> None:
+    size = 1 << 20
+    with whole.control.connect(whole["desk"].address, PORT) as connection:
+        assert settles(lambda: exchange(connection, size) < 0.3)
+        whole["desk"].rate(16)
+        # 8.4 Mbit each way; the queue, and the burst of 64 kB, may hide some.
+        assert exchange(connection, size) > 0.3
+        assert settles(lambda: exchange(connection, size) < 3.0)
+        whole["desk"].rate(None)
+        assert settles(lambda: exchange(connection, size) < 0.3)
+
+
+def test_a_wire_may_be_narrow_one_way_only(whole: Rig, echo: None) -> None:
+    size = 1 << 20
+    with whole.control.connect(whole["desk"].address, PORT) as connection:
+        assert settles(lambda: exchange(connection, size) < 0.3)
+        whole["desk"].rate(16, direction="out")
+        assert exchange(connection, size) > 0.3
+        whole["desk"].rate(None)
+        assert settles(lambda: exchange(connection, size) < 0.3)
+        whole["desk"].rate(16, direction="in")
+        assert exchange(connection, size) > 0.3
+
+
+def test_in_a_black_hole_small_packets_arrive_and_large_ones_do_not(whole: Rig, echo: None) -> None:
+    whole["desk"].black_hole(1200)
+    with whole.control.connect(whole["desk"].address, PORT) as connection:
+        assert round_trip(connection) < PATIENCE_S
+        connection.sendall(bytes(1 << 15))
+        assert not readable(connection, SILENCE_S)
+        whole["desk"].black_hole(None)
+        assert received(connection, 1 << 15)
+    # Who keeps packets small passes, however much is sent at a time.
+    whole["desk"].black_hole(1200)
+    narrow = ["ip", "link", "set", "enp5s0", "mtu"]
+    whole["desk"].run([*narrow, "1000"], user="root", check=True)
+    with whole.control.connect(whole["desk"].address, PORT) as connection:
+        connection.sendall(bytes(1 << 15))
+        assert received(connection, 1 << 15)
+    whole["desk"].run([*narrow, "1500"], user="root", check=True)
+
+
+# Disk
+
+
+def test_a_small_disk_is_really_full(rig: Rig) -> None:
+    desk = rig["desk"]
+    with pytest.raises(RigError, match="small_disk"):
+        desk.fill("/home")
+    desk.fill("/data")
+    code = "open('/data/more', 'w', buffering=1).write('x\\n')"
+    assert "No space left on device" in desk.run([sys.executable, "-c", code]).stderr
+    desk.empty("/data")
+    desk.fill("/data", size_mib=4)
+    desk.run(["sh", "-c", "head -c 3000000 /dev/zero >/data/more"], check=True)
+    assert desk.run(["sh", "-c", "head -c 3000000 /dev/zero >/data/most"]).returncode != 0
+    desk.empty("/data")
+    desk.run(["sh", "-c", "rm /data/mo*"], check=True)
+
+
+# The rig as a whole
+
+
+def test_two_rigs_at_once_have_the_same_names_and_addresses_and_nothing_in_common(rig: Rig) -> None:
+    with Rig([Host("desk"), Host("laptop")]) as other:
+        assert other["desk"].address == rig["desk"].address
+        other["desk"].run(["touch", "other"], check=True)
+        assert ssh(other, "desk", "ls").stdout == "other\n"
+        assert "other" not in ssh(rig, "desk", "ls").stdout.split()
+        other["laptop"].unplug()
+        assert ssh(rig, "laptop", "hostname").stdout == "laptop\n"
+
+
+def test_a_rig_that_is_taken_down_leaves_no_process_mount_network_or_file() -> None:
+    before = traces()
+    with Rig([Host("desk"), Host("laptop")]) as rig:
+        handles = [os.pidfd_open(pid) for pid in (rig.keeper_pid, *(each.pid for each in rig))]
+        rig["desk"].delay(5)
+        ssh(rig, "desk", "setsid sleep 602 >/dev/null 2>&1 </dev/null &")
+        handles.append(os.pidfd_open(rig["desk"].processes()[0].pid))
+        directory = rig.directory
+        assert traces() == before
+    assert all(dead(handle) for handle in handles)
+    assert not directory.exists()
+    assert traces() == before
+
+
+def test_a_rig_does_not_outlive_a_maker_that_is_killed() -> None:
+    code = (
+        "from tests.real.rig import Host, Rig\n"
+        "rig = Rig([Host('desk')]).start()\n"
+        "print(rig.directory, rig.keeper_pid, rig['desk'].pid, flush=True)\n"
+        "input()\n"
+    )
+    maker = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with maker:
+        assert maker.stdout is not None
+        directory, *pids = maker.stdout.readline().split()
+        handles = [os.pidfd_open(int(pid)) for pid in pids]
+        maker.send_signal(signal.SIGKILL)
+    assert all(dead(handle) for handle in handles)
+    assert not os.path.exists(directory)
+
+
+def test_a_rig_does_not_live_longer_than_it_is_told() -> None:
+    with Rig([Host("desk")]) as rig:
+        handle = os.pidfd_open(rig["desk"].pid)
+        rig.live(0.2)  # told late: nobody knows how long it takes to come up
+        assert dead(handle)
+        with pytest.raises(RigError):
+            rig["desk"].unplug()
+
+
+def test_fifty_hosts_come_up_and_answer_all_at_once() -> None:
+    names = [f"node{number}" for number in range(50)]
+    with Rig([Host(name, decoy=False) for name in names]) as rig:
+        command = ["ssh", "-F", str(rig.ssh_config), "-o", "BatchMode=yes"]
+        running = [
+            subprocess.Popen([*command, name, "hostname"], stdout=subprocess.PIPE, text=True)
+            for name in names
+        ]
+        assert [each.communicate(timeout=60)[0].strip() for each in running] == names
+
+
+def test_where_no_rig_can_be_ci_fails_and_a_desk_skips_with_the_reason(rig: Rig) -> None:
+    # A host makes a good machine without root.
+    story = "tests/real/test_rig.py::test_hosts_get_into_each_other_by_name"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", story]
+    desk = rig["inner"].run(command, cwd=str(ROOT))
+    assert desk.returncode == 0
+    assert "a rig needs root" in desk.stdout
+    ci = rig["inner"].run(command, cwd=str(ROOT), env={"CI": "true"})
+    assert ci.returncode == 1
+    assert "no rig of hosts, and CI does not do without: a rig needs root" in ci.stdout
+
+
+def test_a_rig_that_cannot_be_wired_says_why() -> None:
+    subnets = {"lan": "10.0.0.0/30"}
+    with pytest.raises(RigError, match="names of their own"):
+        wire([Host("desk"), Host("desk")], {}, [])
+    with pytest.raises(RigError, match="one address for two"):
+        wire([Host("desk", address="10.0.0.1"), Host("pc", address="10.0.0.1")], subnets, [])
+    with pytest.raises(RigError, match="too small for 3 hosts"):
+        wire([Host("desk"), Host("laptop")], subnets, ["lan"])
+    with pytest.raises(RigError, match="no host is on vpn"):
+        wire([Host("desk")], {}, ["vpn"])
+
+
+def test_one_command_gives_a_contributor_a_shell_on_a_host() -> None:
+    rig = [sys.executable, "-m", "tests.real.rig"]
+    lines = f"ssh -n laptop hostname\n{' '.join(rig)} shell root@desk whoami </dev/null\n"
+    done = subprocess.run(
+        [*rig, "up", "desk", "laptop:wlan0"], cwd=ROOT, input=lines, capture_output=True, text=True,
+        timeout=60, env={**os.environ, "SHELL": "/bin/sh"},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-2:] == ["laptop", "root"], done.stderr
+
+
+# What the tests say it with
+
+
+def said(machine: Machine, *argv: str) -> str:
+    done = machine.run(argv)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def ssh(rig: Rig, destination: str, command: str) -> subprocess.CompletedProcess[str]:
+    argv = ["ssh", "-F", str(rig.ssh_config), "-o", "BatchMode=yes", destination, command]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def gets_in(rig: Rig) -> bool:
+    """Who asked in vain while the link was down may be told so a little longer, as anywhere."""
+
+    def connected() -> bool:
+        with contextlib.suppress(ConnectionError):
+            rig.control.connect(rig["desk"].address, 22).close()
+            return True
+        return False
+
+    return settles(connected)
+
+
+def readable(connection: socket.socket, within: float) -> bool:
+    return bool(select.select([connection], [], [], within)[0])
+
+
+def round_trip(connection: socket.socket) -> float:
+    connection.settimeout(PATIENCE_S)
+    started = time.monotonic()
+    connection.sendall(b"?")
+    assert connection.recv(1) == b"?"
+    return time.monotonic() - started
+
+
+def received(connection: socket.socket, size: int) -> bool:
+    while size > 0 and readable(connection, PATIENCE_S):
+        size -= len(connection.recv(1 << 16))
+    return size == 0
+
+
+def exchange(connection: socket.socket, size: int) -> float:
+    """Send so much and get it back; returns how long that took."""
+    connection.settimeout(PATIENCE_S)
+    started = time.monotonic()
+    back = 0
+    for _ in range(size >> 14):
+        connection.sendall(bytes(1 << 14))
+        while readable(connection, 0):
+            back += len(connection.recv(1 << 16))
+    while back < size:
+        back += len(connection.recv(1 << 16))
+    return time.monotonic() - started
+
+
+def settles(condition: Any) -> bool:
+    """For what happens on a host by itself and has no event for who stands outside."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def dead(handle: int) -> bool:
+    ended = bool(select.select([handle], [], [], PATIENCE_S)[0])
+    os.close(handle)
+    return ended
+
+
+def traces() -> tuple[list[str], str, list[str]]:
+    """Where a rig could leave marks on this machine: its mounts, its interfaces, named networks."""
+    # Only a rig's: the tests beside this one mount something, too.
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if PREFIX in line]
+    netns = Path("/run/netns")
+    names = sorted(each.name for each in netns.iterdir()) if netns.exists() else []
+    return mounts, " ".join(os.listdir("/sys/class/net")), names

@@ -1,0 +1,155 @@
+"""What a night on a cluster does to a job: signals, limits, preemption, lost nodes, kills.
+
+Every story ends alike: the job comes back by itself, where there is room for it, and ends in the weights
+of a run that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.real import batch
+from tests.real.batch import Batch, assert_done_with_the_bits_of_one_machine
+from tests.real.conftest import NewSlurm
+from tests.real.rig import Machine, processes
+from tests.real.rig.slurm import Slurm
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(280)]
+PAUSE, LONG_PAUSE = 0.15, 0.25
+LIMITED = "node[1-9]"  # where the jobs with a time limit do not run
+
+
+@pytest.fixture(scope="module")
+def whole(new_slurm: NewSlurm) -> Slurm:
+    return new_slurm(nodes=11, KillWait=12, SlurmdTimeout=10)
+
+
+@pytest.fixture
+def cluster(whole: Slurm) -> Slurm:
+    """All nodes are up and take jobs, whatever the test before has left."""
+    for node in whole.nodes:
+        if not node.up:
+            node.boot()
+        elif not processes.running(node.pid, "slurmd"):
+            whole.start_slurmd(node)
+    whole.is_ready()
+    return whole
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return batch.alone(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited(whole: Slurm, alone: Path) -> list[Batch]:
+    """Two jobs with a minute each, the shortest limit there is: while they run, others are looked at."""
+    asked = ("--time=1", f"--exclude={LIMITED}")
+    return [
+        Batch(whole, batch.spec("warned", LONG_PAUSE), "--signal=B:USR1@20", *asked),
+        # CONT is no warning: this one learns of its limit when that has been reached.
+        Batch(whole, batch.spec("unwarned", LONG_PAUSE), "--signal=CONT@1", *asked),
+    ]
+
+
+def test_signals_a_requeue_and_kills_one_after_the_other(cluster: Slurm, alone: Path) -> None:
+    job = Batch(cluster, batch.spec("struck", PAUSE, starts=4, nodes=2), "--exclude=node[10-11]")
+    job.until_step(batch.EVERY + 1)
+    kill(workers(second(job))[-1])
+    job.until(lambda: "resuming at step" in job.log)  # in place: torchrun does that
+    job.until_step(batch.EVERY + 3)
+    cluster.run(["scancel", "--signal=USR1", "--batch", job.id], check=True)
+    job.until_start(1)
+    assert "stopped at step" in job.log
+    cluster.run(["scontrol", "requeue", job.id], check=True)
+    job.until_start(2)
+    kill(script(second(job)))
+    job.until_start(3)
+    # Here the other node's torchrun loses its store and ends with 1, and which of the two comes first is open.
+    kill(script(job.cluster.node(job.nodes[0])))
+    assert_done_with_the_bits_of_one_machine(job, alone, starts=5)
+
+
+def test_a_higher_partition_takes_the_nodes_away(cluster: Slurm, alone: Path) -> None:
+    lower = {"low": "node1", "lowc": "node2", "lowg": "node3"}
+    taken = [
+        Batch(cluster, batch.spec(f"in-{name}", PAUSE), "-p", name, "-w", node, "--exclusive")
+        for name, node in lower.items()
+    ]
+    for job in taken:
+        job.until_step(3)
+    wanted = ("-p", "high", "-w", "node[1-3]", "--nodes=3", "--exclusive")
+    higher = cluster.sbatch(*wanted, "--wrap", "true")
+    assert cluster.ended(higher) == ("COMPLETED", "0:0")
+    for job in taken:
+        assert_done_with_the_bits_of_one_machine(job, alone, starts=2)
+
+
+def test_nodes_and_daemons_that_are_lost(cluster: Slurm, alone: Path) -> None:
+    # Slurm does not know yet that this one is down, and takes it.
+    cluster.node("node2").power_off()
+    early = Batch(cluster, batch.spec("early", nodes=2), "--exclude=node[4-11]")
+    late = Batch(
+        cluster,
+        batch.spec("late", PAUSE, tier={"nodes": "2..3"}),
+        "--exclude=node[1-3],node[7-11]",
+    )
+    # Its processes wait for each other for longer than this story lasts.
+    patient = {"timeout": "60s", "collective_timeout": "300s"}
+    wanted = batch.spec("fenced", PAUSE, nodes=2, rendezvous=patient)
+    fenced = Batch(cluster, wanted, "--exclude=node[1-6],node[10-11]")
+    for job in (late, fenced):
+        job.until_step(3)
+    assert late.nodes == ["node4", "node5", "node6"]
+    cluster.node("node4").power_off()
+    # What runs on this one is told to end by nobody: neither by the slurmd that is dead, nor by the other
+    # node, which it does not hear.
+    lost = second(fenced)
+    cluster.kill_slurmd(lost)
+    lost.drop(ports=range(1024, 65535), direction="both")
+    assert workers(lost)
+
+    assert_done_with_the_bits_of_one_machine(fenced, alone, starts=2)
+    assert [each for each in lost.processes() if "train" in each.command] == []
+    said = (fenced.directory / "nodes" / lost.name / "status").read_text()
+    assert f"a later start of Slurm job {fenced.id} has taken over" in said
+    assert_done_with_the_bits_of_one_machine(late, alone, starts=2)
+    assert "3 processes on 3 hosts" in late.log
+    assert "2 processes on 2 hosts" in late.log
+    assert early.ended() == ("COMPLETED", "0:0"), early.log
+    assert early.nodes == ["node1", "node3"]
+    lost.clear_firewall()
+
+
+def test_a_time_limit_with_and_without_a_warning(limited: list[Batch], alone: Path) -> None:
+    for job in limited:
+        # On a busy machine the minute may be over a second time.
+        assert_done_with_the_bits_of_one_machine(job, alone, starts=range(2, 6))
+    warned, unwarned = limited
+    assert "USR1 from Slurm" in warned.log
+    assert "DUE TO TIME LIMIT" not in warned.log
+    assert "DUE TO TIME LIMIT" in unwarned.log
+
+
+def second(job: Batch) -> Machine:
+    """Its second node: neither the batch script nor rank 0 of a fixed numbering is there."""
+    return job.cluster.node(job.nodes[1])
+
+
+def workers(node: Machine) -> list[int]:
+    """Not torchrun, whose command line holds theirs."""
+    return [each.pid for each in node.processes() if b"LOCAL_RANK" in batch.environment(each.pid)]
+
+
+def script(node: Machine) -> int:
+    """What srun started there."""
+    found = [each.pid for each in node.processes() if "--on-node" in each.command]
+    return next(pid for pid in found if processes.program(processes.parent(pid)) == "slurmstepd")
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,400 @@
+"""SkyPilot's own loader on what we render: it takes all of it, strictly, and for what was meant.
+
+And it refuses, in words that are written here, what used to be right or nearly is.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddpgen.errors import SpecInvalidError
+from tests.sky import files
+from tests.sky.skypilot import RefusedError, SkyPilot
+
+pytestmark = pytest.mark.real
+
+HOSTILE = {
+    "SUBSTITUTED": "$(touch pwned) `touch pwned` ${HOME} $HOME \\$x",
+    "QUOTED": """it's "quoted" 'twice' \\" \\'""",
+    "LINES": "first\nsecond: #x\n\n  fourth\n",
+    "MAPPING": "a: b # c",
+    "LIST": "- a",
+    "FLOW": "{a: [b, *c, &d]}, %e @f `g` ! h | i > j",
+    "UNICODE": "Grüße, 日本語, \U0001f680, \u00a0\u2028\u200b|",
+    "BOOLEAN": "no",
+    "NUMBER": "0123",
+    "EXPONENT": "1e3",
+    "DATE": "2026-11-21",
+    "NULL": "null",
+    "Yes": "on",
+    "y": "n",
+    "TILDE": "~",
+    "EMPTY": "",
+    "SPACES": "  both ends\t ",
+    "MERGE": "<<",
+    "SEXAGESIMAL": "12:30:45",
+    "TAG": "!!python/object/apply:os.system ['touch pwned']",
+    "SKY_LOOKALIKE": "secrets:WANDB",
+    "JINJA": "{{ 7 * 7 }} {% raw %}",
+}
+
+OVERLAYS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "gpus": {"accelerators": "A100:2", "gpus_per_node": 2},
+    "alternatives": {"accelerators": ["A100:2", "H100:2"], "gpus_per_node": 2},
+    "in order": {"accelerators": ["H100:2", "A100:2"], "gpus_per_node": 2, "ordered": True},
+    "places": {"infra": ["aws/us-east-1", "gcp", "k8s"]},
+    "places in order": {"infra": ["aws/us-east-1", "aws/us-west-2"], "ordered": True},
+    "fallback": {"on_demand_fallback": True},
+    "full price": {"spot": False},
+    "machine": {"instance_type": "m6i.2xlarge", "infra": "aws"},
+    "size": {"cpus": "4+", "memory": "16+", "disk_size": 100, "disk_tier": "high"},
+    "network": {"network_tier": "best"},
+    "image": {"image": "docker:a/b@sha256:" + "0" * 64},
+    "labels": {"labels": {"team": "no", "cost-centre": "0123", "what/for": "a-b_c.d"}},
+    "autostop": {"autostop": "10min"},
+    "recovery": {"recovery": {"strategy": "failover", "restarts_on_errors": 3}},
+    "cached": {
+        "bucket": {"url": "s3://bbb", "mode": "cached", "path": "/data/ck", "prefix": "a/b"}
+    },
+    "google": {"bucket": "gs://my-checkpoints"},
+    "azure": {"bucket": "https://account.blob.core.windows.net/container"},
+    "r2": {"bucket": "r2://my-checkpoints"},
+    "ibm": {"bucket": "cos://us-east/my-checkpoints"},
+    "oracle": {"bucket": "oci://my-checkpoints"},
+    "nebius": {"bucket": "nebius://my-checkpoints"},
+    "vast": {"bucket": "vastdata://my-checkpoints"},
+    "coreweave": {"bucket": "coreweave://my-checkpoints"},
+    "url": {"bucket": None, "checkpoint": {"dir": "s3://my-checkpoints/job"}},
+    "setup": {"setup": ["sudo true", "echo 'a: b' # c"], "requirements": ["torch==2.13.0"]},
+    "secrets": {"secrets": ["WANDB_API_KEY", "HF_TOKEN", "ON"]},
+    "pods": {"infra": "k8s", "accelerators": "H100:2", "gpus_per_node": 2},
+    "no notices": {"notices": False, "preempted_every": "2h"},
+    "env": {"rendezvous": {"launcher": "env"}, "nodes": 3, "nic": "ens5"},
+}
+
+
+def load(skypilot: SkyPilot, place: Path, text: str, **how: Any) -> dict[str, Any]:
+    (place / "sky.yaml").write_text(textwrap.dedent(text))
+    return skypilot.load(place / "sky.yaml", **how)
+
+
+@pytest.mark.parametrize("example", files.EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_taken_without_a_warning(
+    skypilot: SkyPilot, tmp_path: Path, example: Path
+) -> None:
+    wanted = yaml.safe_load(example.read_text())
+    secrets = wanted["targets"]["sky"].get("secrets", [])
+    path = files.laid_out(tmp_path, wanted)
+    task = skypilot.load(path, secrets=dict.fromkeys(secrets, "x"))
+    assert task["warnings"] == []
+    assert (task["name"], task["num_nodes"]) == (wanted["name"], wanted["nodes"])
+    assert task["workdir"] == str(tmp_path)
+    assert re.fullmatch(r"\(\n.*\n  bash sky/node.sh\n\)\n", task["run"], re.DOTALL)
+    assert task["secrets"] == secrets
+    assert task["copies"] == {}  # what is copied does not come back
+    bucket = {"source": "s3://my-checkpoints", "name": None, "mode": "MOUNT"}
+    assert task["buckets"] == {"/checkpoints": bucket}
+    assert task["recovery"] == {
+        "strategy": "EagerFailoverStrategyExecutor", "restarts_on_errors": 0, "exit_codes": [175],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_field_means_to_skypilot_what_it_says(
+    skypilot: SkyPilot, tmp_path: Path, overlay: str
+) -> None:
+    tier = OVERLAYS[overlay]
+    secrets = tier.get("secrets", [])
+    task = skypilot.load(
+        files.laid_out(tmp_path, files.spec(tier=tier)), secrets=dict.fromkeys(secrets, "x")
+    )
+    assert task["warnings"] == []
+    assert task["num_nodes"] == tier.get("nodes", 1)
+    assert task["ordered"] == (tier.get("ordered", False))
+    assert task["secrets"] == sorted(secrets)
+    assert asked(task) == EXPECTED.get(overlay, [{"use_spot": True}])
+    assert task["buckets"] == buckets(tier)
+    recovery = tier.get("recovery", {})
+    strategy = {"failover": "FailoverStrategyExecutor"}.get(recovery.get("strategy"))
+    assert task["recovery"] == {
+        "strategy": strategy or "EagerFailoverStrategyExecutor",
+        "restarts_on_errors": recovery.get("restarts_on_errors", 0),
+        "exit_codes": [175],
+    }
+
+
+GPU = {"use_spot": True}
+EXPECTED: dict[str, list[dict[str, Any]]] = {
+    "gpus": [{"accelerators": {"A100": 2}, **GPU}],
+    "alternatives": [{"accelerators": {"A100": 2}, **GPU}, {"accelerators": {"H100": 2}, **GPU}],
+    "in order": [{"accelerators": {"H100": 2}, **GPU}, {"accelerators": {"A100": 2}, **GPU}],
+    "places": [{"infra": each, **GPU} for each in ("aws/us-east-1", "gcp", "kubernetes")],
+    "places in order": [{"infra": f"aws/{each}", **GPU} for each in ("us-east-1", "us-west-2")],
+    "fallback": [{"use_spot": False}, {"use_spot": True}],
+    "full price": [{"use_spot": False}],
+    "machine": [{"infra": "aws", "instance_type": "m6i.2xlarge", "memory": "32.0", **GPU}],
+    "size": [{"cpus": "4+", "memory": "16+", "disk_size": 100, "disk_tier": "high", **GPU}],
+    "network": [{"network_tier": "best", **GPU}],
+    "image": [{"image_id": {"null": "docker:a/b@sha256:" + "0" * 64}, **GPU}],
+    "labels": [
+        {"labels": {"team": "no", "cost-centre": "0123", "what/for": "a-b_c.d"}, **GPU},
+    ],
+    "autostop": [{"autostop": {"idle_minutes": 10, "down": True}, **GPU}],
+    "pods": [{"infra": "kubernetes", "accelerators": {"H100": 2}, **GPU}],
+}
+
+
+def asked(task: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is asked of the machines, less what every one of ours has and SkyPilot's own marks."""
+    found = [
+        {k: v for k, v in each.items() if not k.startswith("_") and k != "job_recovery"}
+        for each in task["resources"]
+    ]
+    return found if task["ordered"] else sorted(found, key=str)
+
+
+def buckets(tier: dict[str, Any]) -> dict[str, Any]:
+    bucket = tier.get("bucket", "s3://my-checkpoints")
+    if bucket is None:
+        return {}
+    if isinstance(bucket, str):
+        bucket = {"url": bucket}
+    mode = {"cached": "MOUNT_CACHED"}.get(bucket.get("mode"), "MOUNT")
+    return {
+        bucket.get("path", "/checkpoints"): {"source": bucket["url"], "name": None, "mode": mode}
+    }
+
+
+def test_hostile_values_arrive_byte_for_byte_at_the_bash_of_a_machine(
+    skypilot: SkyPilot, tmp_path: Path
+) -> None:
+    path = files.laid_out(tmp_path, files.spec(env=HOSTILE))
+    task = skypilot.load(path)
+    assert task["envs"] == {"DDPGEN_ARGS": "", **HOSTILE}
+    shown = (
+        f"cd {tmp_path}\nfor name in {' '.join(HOSTILE)}; do printf '%s\\0' \"${{!name}}\"; done"
+    )
+    script = tmp_path / "script"
+    script.write_text(skypilot.script(shown, task["envs"], "setup"))
+    done = subprocess.run(
+        ["bash", "-i", str(script)], env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.decode().split("\0") == [*HOSTILE.values(), ""]
+    assert not list(tmp_path.rglob("pwned"))
+
+
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+def test_labels_are_texts_whatever_they_look_like(
+    skypilot: SkyPilot, tmp_path: Path, value: str
+) -> None:
+    path = files.laid_out(tmp_path, files.spec(tier={"labels": {"label": value}}))
+    assert skypilot.load(path)["resources"][0]["labels"] == {"label": value}
+
+
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
+odd = st.text(
+    st.sampled_from("ab \n\t:#'\"\\$`{}[]&*!|>%@-?,~=0é\u2028\ufeff\x85\x7f"), max_size=12
+)
+
+
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(st.lists(texts | odd, min_size=1, max_size=8))
+def test_any_text_arrives(skypilot: SkyPilot, tmp_path: Path, values: list[str]) -> None:
+    kept = [value for value in values if value.strip() or "\n" not in value]
+    env = {f"V{number}": value for number, value in enumerate(kept)}
+    task = skypilot.load(files.laid_out(tmp_path, files.spec(env=env)))
+    assert task["envs"] == {"DDPGEN_ARGS": "", **env}
+
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
+
+
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(names | st.sampled_from(["null", "NO", "1e3", "12", "a---b", "a___b", "a-", "a.", "x" * 63]))
+def test_a_name_that_we_take_is_taken(skypilot: SkyPilot, tmp_path: Path, name: str) -> None:
+    wanted = {**files.spec(), "name": name}
+    if re.search(r"[._-]{3}|[._-]$", name):
+        with pytest.raises(SpecInvalidError, match="is no name for SkyPilot"):
+            files.rendered(wanted)
+    else:
+        assert skypilot.load(files.laid_out(tmp_path, wanted))["name"] == name
+
+
+def test_arguments_go_into_the_script_and_not_into_the_file(tmp_path: Path) -> None:
+    args = {"hidden": 32}
+    wanted = files.spec()
+    wanted["train"] = {**wanted["train"], "args": args}
+    path = files.laid_out(tmp_path, wanted)
+    assert path.read_text() == files.rendered(files.spec())["sky.yaml"]
+    assert "hidden" in (tmp_path / "sky" / "node.sh").read_text()
+
+
+RECOVERY = "resources:\n  job_recovery: {%s}\nrun: a\n"
+BUCKET = "file_mounts:\n  /checkpoints: {%s}\nrun: a\n"
+REFUSED = {
+    "the recovery of old": (
+        "resources: {spot_recovery: auto}\nrun: a\n",
+        "launch",
+        (
+            "InvalidSkyPilotConfigError: Invalid resources YAML: Instead of 'spot_recovery', did you mean "
+            "'job_recovery'?"
+        ),
+    ),
+    "an unknown key of recovery": (
+        RECOVERY % "strategy: FAILOVER, max_restarts: 3",
+        "launch",
+        (
+            "InvalidSkyPilotConfigError: Invalid resources YAML: Additional properties are not allowed "
+            "('max_restarts' was unexpected). Check problematic field(s): $.job_recovery"
+        ),
+    ),
+    "an exit code that no process has": (
+        RECOVERY % "strategy: FAILOVER, recover_on_exit_codes: [256]",
+        "launch",
+        (
+            "InvalidSkyPilotConfigError: Invalid resources YAML: 256 is greater than the maximum of 255. Check "
+            "problematic field(s): $.job_recovery.recover_on_exit_codes[0]"
+        ),
+    ),
+    "restarts below none": (
+        RECOVERY % "max_restarts_on_errors: -1",
+        "launch",
+        (
+            "InvalidSkyPilotConfigError: Invalid resources YAML: -1 is less than the minimum of 0. Check "
+            "problematic field(s): $.job_recovery.max_restarts_on_errors"
+        ),
+    ),
+    "a strategy that there is not": (
+        RECOVERY % "strategy: AUTO",
+        "jobs launch",
+        (
+            "ValueError: Jobs recovery strategy 'AUTO' is not a valid jobs recovery strategy among "
+            "['failover', 'eager_next_region']."
+        ),
+    ),
+    "alternatives that recover differently": (
+        "resources: {any_of: [{job_recovery: FAILOVER}, {job_recovery: EAGER_NEXT_REGION}]}\nrun: a\n",
+        "jobs launch",
+        "ValueError: All resources in the task must havethe same job recovery strategy.",
+    ),
+    "an unknown key of config": (
+        "config: {preempted: true}\nrun: a\n",
+        "launch",
+        "InvalidSkyPilotConfigError: Invalid task YAML: Found unsupported field 'preempted'.",
+    ),
+    "an event that there is not": (
+        "config: {hooks: [{run: a, events: [preempted]}]}\nrun: a\n",
+        "launch",
+        (
+            "InvalidSkyPilotConfigError: Invalid task YAML: 'preempted' is not one of ['stop', 'preemption', "
+            "'down']. Check problematic field(s): $.config.hooks[0].events[0]"
+        ),
+    ),
+    "hooks in the wrong place": (
+        "resources: {hooks: [{run: a, events: [preemption]}]}\nrun: a\n",
+        "launch",
+        (
+            "ValueError: Lifecycle hooks live under top-level `config.hooks:`, not `resources.hooks:`. Move the "
+            "list to `config.hooks` at the top level of the task YAML."
+        ),
+    ),
+    "a mode that there is not": (
+        BUCKET % "source: 's3://b', mode: SYNC",
+        "launch",
+        (
+            "InvalidSkyPilotConfigError: Invalid storage YAML: 'SYNC' is not one of ['MOUNT', 'COPY', "
+            "'MOUNT_CACHED']. Check problematic field(s): $.mode"
+        ),
+    ),
+    "a cache where there is none": (
+        BUCKET % "source: 's3://b', mode: MOUNT, config: {mount_cached: {transfers: 1}}",
+        "launch",
+        (
+            "StorageSpecError: config.mount_cached can only be specified when mode is MOUNT_CACHED. Got "
+            "mode=MOUNT."
+        ),
+    ),
+    "an unknown key of a bucket": (
+        BUCKET % "source: 's3://b', prefix: a",
+        "launch",
+        "InvalidSkyPilotConfigError: Invalid storage YAML: Found unsupported field 'prefix'.",
+    ),
+    "a variable without a value": (
+        "envs: {A: null}\nrun: a\n",
+        "launch",
+        (
+            "ValueError: Environment variable 'A' is None. Please set a value for it in task YAML or with --env "
+            'flag. To set it to be empty, use an empty string (A: "" in task YAML or --env A="" in CLI).'
+        ),
+    ),
+    "a name with a quote": (
+        "name: it's\nrun: a\n",
+        "launch",
+        (
+            "ValueError: Invalid task name it's. Valid name: ASCII characters and may contain lowercase and "
+            "uppercase letters, digits, underscores, periods, and dashes. Must start and end with alphanumeric "
+            "characters. No triple dashes or underscores."
+        ),
+    ),
+    "a directory that there is not": (
+        "workdir: ./nowhere\nrun: a\n",
+        "launch",
+        "ValueError: Workdir must be a valid directory (or a symlink to a directory). ./nowhere not found.",
+    ),
+    "a key with a typo": (
+        "num_node: 2\nrun: a\n",
+        "launch",
+        "InvalidSkyPilotConfigError: Invalid task YAML: Instead of 'num_node', did you mean 'num_nodes'?",
+    ),
+    "a priority at the top": (
+        "priority: 3\nrun: a\n",
+        "launch",
+        "InvalidSkyPilotConfigError: Invalid task YAML: Found unsupported field 'priority'.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_refused_in_these_words(
+    skypilot: SkyPilot, tmp_path: Path, case: str
+) -> None:
+    text, when, said = REFUSED[case]
+    with pytest.raises(RefusedError) as refusal:
+        load(skypilot, tmp_path, text)
+    assert (refusal.value.when, str(refusal.value)) == (when, said)
+
+
+def test_a_bucket_as_a_plain_string_is_a_copy(skypilot: SkyPilot, tmp_path: Path) -> None:
+    task = load(skypilot, tmp_path, "file_mounts: {/checkpoints: 's3://b'}\nrun: a\n")
+    assert (task["copies"], task["buckets"]) == ({"/checkpoints": "s3://b"}, {})
+
+
+def test_small_letters_are_taken_for_capitals(skypilot: SkyPilot, tmp_path: Path) -> None:
+    text = "resources: {job_recovery: failover}\n" + BUCKET % "source: 's3://b', mode: mount_cached"
+    task = load(skypilot, tmp_path, text)
+    assert task["recovery"]["strategy"] == "FailoverStrategyExecutor"
+    assert task["buckets"]["/checkpoints"]["mode"] == "MOUNT_CACHED"
+
+
+def test_a_secret_that_was_not_given_is_missing_without_a_word(
+    skypilot: SkyPilot, tmp_path: Path
+) -> None:
+    """Why the head of sky.yaml says --secret for each of them."""
+    path = files.laid_out(tmp_path, files.spec(tier={"secrets": ["WANDB_API_KEY"]}))
+    task = skypilot.load(path)
+    assert (task["secrets"], task["warnings"]) == ([], [])

@@ -1,0 +1,67 @@
+"""Hosts as they report themselves, healthy unless a test says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from train.preflight.asked import Asked
+from train.preflight.finding import Finding
+from train.preflight.report import Link, Report
+
+FACTS = {
+    "torch": "2.13.0+cpu",
+    "python": "3.11.7",
+    "cuda": "12.6",
+    "nccl": "2.27.3",
+    "code": "c0de" * 16,
+    "spec": "5bec" * 16,
+    "isa": "avx2",
+    "filesystem": "a-token",
+}
+
+
+def asked(**changes: Any) -> Asked:
+    known: dict[str, Any] = {
+        "job": "gpt",
+        "me": "a",
+        "checkpoint_dir": Path("/ckpt"),
+        "port": 29500,
+    }
+    return Asked(**(known | {"head": "192.168.7.1", "nodes": 3} | changes))
+
+
+def host(name: str, *, findings: Sequence[Finding] = (), **changes: Any) -> Report:
+    """The hosts a, b, c … have the node ranks 0, 1, 2 …; what is no field of a report is a fact."""
+    rank = ord(name) - ord("a")
+    facts = FACTS | {"hostname": name, "machine": f"machine-{name}"}
+    fields: dict[str, Any] = {
+        "host": name,
+        "node_rank": rank,
+        "nodes": 3,
+        "world_size": 3,
+        "procs": 1,
+        "head": "192.168.7.1",
+        "nic": "eth0",
+        "address": f"192.168.7.{rank + 1}",
+        "prefix": 24,
+        "resolved": "192.168.7.1",
+    }
+    for key, value in changes.items():
+        (fields if key in fields else facts)[key] = value
+    return Report(**fields, facts={k: v for k, v in facts.items() if v}, findings=findings)
+
+
+def links(names: str, rate: float = 110e6, **changes: Any) -> list[Link]:
+    """All ways between the hosts of these one-letter names; `ab="timeout"` for one that is troubled,
+    `ab=1e6` for one of that rate."""
+    made = []
+    for one in names:
+        for other in names.replace(one, ""):
+            change = changes.get(one + other, rate)
+            if isinstance(change, str):
+                made.append(Link(one, other, change))
+            else:
+                made.append(Link(one, other, "", 0.0003, change))
+    return made

@@ -1,0 +1,92 @@
+"""A host of a launch as a process: what its own checks find is given, and so is the judge's opinion.
+
+    python stub_host.py '{"me": "b", "node_rank": 1, …}'   (fields of Asked, and those of Stub)
+
+Prints the lines it says, then one line of JSON: the outcome.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from train.preflight.asked import Asked
+from train.preflight.exchange import Outcome, meet
+from train.preflight.finding import Finding
+from train.preflight.report import Link, Report
+
+
+@dataclass(frozen=True)
+class Stub:
+    """`address`: by which the host takes part; `finds`: codes its own checks find; `takes_s`: how
+    long they take; `judged`: codes the judge finds; `clock_s`: how far its clock is ahead;
+    `hangs`: its checks never end."""
+
+    address: str = ""
+    finds: Sequence[str] = ()
+    takes_s: float = 0.0
+    judged: Sequence[str] = ()
+    clock_s: float = 0.0
+    hangs: bool = False
+
+    def examine(self, asked: Asked) -> Report:
+        if self.hangs:
+            threading.Event().wait()
+        time.sleep(self.takes_s)
+        found = [
+            Finding(code, asked.me, f"{asked.me} has {code}", "cure it") for code in self.finds
+        ]
+        counts = (asked.node_rank, asked.nodes, asked.world_size, asked.procs)
+        return Report(asked.me, *counts, asked.head, address=self.address, findings=found)
+
+    def judge(self, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
+        found = [Finding(code, "a", f"judged {code}", "cure it") for code in self.judged]
+        troubles = [link for link in links if link.trouble]
+        return found + [
+            Finding("PORT005", each.host, f"{each.host} to {each.peer}: {each.trouble}", "cure it")
+            for each in troubles
+        ]
+
+
+def parse(given: dict[str, Any]) -> tuple[Asked, Stub]:
+    names = {field.name for field in fields(Stub)}
+    stub = Stub(**{name: value for name, value in given.items() if name in names})
+    rest = {name: value for name, value in given.items() if name not in names}
+    rest["is_head"] = rest.get("node_rank", 0) == 0
+    rest["ignore"] = frozenset(rest.get("ignore", ()))
+    return Asked(job=rest.pop("job", "toy"), checkpoint_dir=Path(), **rest), stub
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "findings": [finding.as_json() for finding in outcome.findings],
+        "hosts": [report.host for report in outcome.reports],
+        "links": [link.as_json() for link in outcome.links],
+        "seconds": outcome.seconds,
+        "launch": outcome.launch,
+        "joined": outcome.joined,
+    }
+
+
+def main() -> int:
+    asked, stub = parse(json.loads(sys.argv[1]))
+    if stub.clock_s:
+        real = time.time
+        time.time = lambda: real() + stub.clock_s
+    outcome = meet(
+        asked, lambda: stub.examine(asked), stub.judge, lambda text: print(text, flush=True)
+    )
+    print(json.dumps(as_json(outcome)), flush=True)
+    return 69 if any(finding.is_error for finding in outcome.findings) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""python -m train preflight as a launch script calls it: what is printed, kept, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ports import free_port
+from tests.project.tree import ROOT
+from train.preflight.command import main
+from train.preflight.finding import Finding
+from train.preflight.outcome import Outcome
+from train.preflight.report import Report
+
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> Call:
+    """Run it in this process, as a job on one machine; exit code and what it said."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("train.leash.die_with_parent", lambda *_: None)
+
+    def call(*words: str, directory: Path = tmp_path / "ckpt") -> tuple[int, str]:
+        code = main(["--job=j", f"--checkpoint-dir={directory}", "--me=here", *words])
+        return code, capsys.readouterr().err
+
+    return call
+
+
+def kept(directory: Path) -> Any:
+    return json.loads((directory / "preflight.json").read_text())
+
+
+def test_nothing_wrong_is_not_talked_about(call: Call, tmp_path: Path) -> None:
+    assert call() == (0, "")
+    assert kept(tmp_path / "ckpt")["ok"] is True
+    code, said = call("--only")
+    assert code == 0
+    assert said.startswith("ddpgen: preflight: this machine can start the job (")
+
+
+def test_an_error_is_told_with_code_and_remedy_and_ends_with_69(call: Call, tmp_path: Path) -> None:
+    code, said = call("--nic=nosuch0", "--head=127.0.0.1")
+    assert code == 69
+    assert "NIC001" in said
+    assert "nosuch0" in said
+    assert "ddpgen explain NIC001" in said
+    record = kept(tmp_path / "ckpt")
+    assert record["ok"] is False
+    assert [finding["code"] for finding in record["findings"]] == ["NIC001"]
+    assert record["hosts"][0]["host"] == "here"
+
+
+def test_what_was_shown_early_is_not_shown_again(call: Call, monkeypatch: Any) -> None:
+    own = Finding("NIC006", "here", "its own", "cure it")
+    late = Finding("NIC008", "there", "of the others", "cure it")
+
+    def meet(_: Any, early: Any) -> Outcome:
+        early._show([own])
+        return Outcome([own, late], [], [], 5.0, "")
+
+    monkeypatch.setattr("train.preflight.command._meet", meet)
+    code, said = call()
+    assert code == 69
+    assert (said.count("here  its own"), said.count("there  of the others")) == (1, 1), said
+
+
+def test_an_ignored_error_is_a_warning(call: Call) -> None:
+    code, said = call("--nic=nosuch0", "--head=127.0.0.1", "--ignore=NIC001,NIC002")
+    assert code == 0
+    assert "warning" in said
+    assert "NIC001" in said
+
+
+def test_what_cannot_be_ignored_is_refused(call: Call, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as end:
+        call("--ignore=NIC999")
+    assert end.value.code == 2
+    assert "there is no code 'NIC999'" in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_is_told_without_a_trace(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, said = call(directory=tmp_path / "file" / "ckpt")
+    assert code == 69
+    assert "DIR00" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "words", [["--nodes=0"], ["--nodes=4:2"], ["--nodes=x"], ["--roster=a b c"]]
+)
+def test_nonsense_is_a_wrong_argument(call: Call, words: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        call(*words)
+    assert end.value.code == 2
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_waiting_at_once(tmp_path: Path, signum: signal.Signals) -> None:
+    words = [
+        "--head=127.0.0.1",
+        f"--port={free_port()}",
+        "--nodes=2",
+        "--roster=here 127.0.0.1\nb 127.0.0.9",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "train", "preflight", "--job=j", f"--checkpoint-dir={tmp_path}",
+         "--me=here", *words],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ},
+        # as a shell's `&` does
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509
+    )  # fmt: skip
+    killer = threading.Timer(20, process.kill)
+    killer.start()
+    assert process.stderr is not None
+    assert "waiting for b" in process.stderr.readline()
+    process.send_signal(signum)
+    assert process.wait(timeout=5) == -signum
+    killer.cancel()
+
+
+def test_the_record_of_a_live_job_stays(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
+    assert call()[0] == 0
+    before = (tmp_path / "ckpt" / "preflight.json").read_text()
+    held = Finding("DIR004", "here", "held by a live job", "wait")
+    report = Report("here", 0, 1, 1, 1, "", findings=(held,))
+    monkeypatch.setattr("train.preflight.checks.examine", lambda asked: report)
+    assert call()[0] == 69
+    assert (tmp_path / "ckpt" / "preflight.json").read_text() == before
+
+
+def test_a_file_server_that_does_not_answer_holds_up_no_word(
+    call: Call, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    monkeypatch.setattr("train.preflight.command._LOOK_S", 0.2)
+    monkeypatch.setattr("train.preflight.command._keep", lambda *_: time.sleep(20))
+    began = time.monotonic()
+    code, said = call("--nic=nosuch0", "--head=127.0.0.1")
+    assert code == 69
+    assert "NIC001" in said
+    assert time.monotonic() - began < 10
+
+
+def test_without_a_terminal_at_all_the_exit_code_is_the_same(tmp_path: Path) -> None:
+    words = ["--job=j", f"--checkpoint-dir={tmp_path}", "--nic=nosuch0"]
+    command = f'exec "{sys.executable}" -m train preflight {" ".join(words)} >&- 2>&- <&-'
+    assert subprocess.run(["bash", "-c", command], cwd=ROOT, timeout=20).returncode == 69
+    ignoring = f"{command} --ignore=NIC001"
+    assert subprocess.run(["bash", "-c", ignoring], cwd=ROOT, timeout=20).returncode == 0

@@ -1,0 +1,195 @@
+"""What only all reports together tell: who differs, who shares an address, whose name leads elsewhere."""
+
+from __future__ import annotations
+
+import random
+import string
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.train.preflight.hosts import asked, host, links
+from train.preflight.compare import judge
+from train.preflight.finding import ERROR, NOTE, SEVERITIES, WARNING, Finding
+from train.preflight.report import Link, Report
+
+
+def differing(**third: Any) -> list[Finding]:
+    """What is said of three hosts whose third differs."""
+    return judge(asked(), [host("a"), host("b"), host("c", **third)], links("abc"))
+
+
+def test_of_three_torches_the_odd_one_is_named_with_both_versions() -> None:
+    (finding,) = differing(torch="2.6.0+cpu")
+    assert (finding.code, finding.host, finding.severity) == ("VER001", "c", ERROR)
+    assert finding.cause == "c has torch 2.6.0; a and b have torch 2.13.0"
+
+
+def test_of_two_hosts_the_one_that_is_not_the_head_is_named() -> None:
+    (finding,) = judge(asked(), [host("b", torch="2.6.0"), host("a")], [])
+    assert (finding.host, finding.cause) == ("b", "b has torch 2.6.0; a has torch 2.13.0")
+
+
+def test_the_head_is_named_when_it_is_the_odd_one() -> None:
+    hosts = [host("a", torch="2.6.0"), host("b"), host("c")]
+    (finding,) = judge(asked(), hosts, [])
+    assert (finding.host, finding.cause[:21]) == ("a", "a has torch 2.6.0; b ")
+
+
+def test_a_torch_for_cpus_beside_one_for_cuda_is_how_such_hosts_work_together() -> None:
+    assert differing(torch="2.13.0+cu126", cuda="") == []
+
+
+@pytest.mark.parametrize(
+    ("version", "severity", "cause"),
+    [
+        ("3.12.1", WARNING, "c has Python 3.12.1; a and b have Python 3.11.7"),
+        ("3.11.9", NOTE, "c has Python 3.11.9; a and b have Python 3.11.7"),
+    ],
+)
+def test_another_python_is_a_warning_and_another_update_of_it_a_note(
+    version: str, severity: str, cause: str
+) -> None:
+    (finding,) = differing(python=version)
+    assert (finding.code, finding.severity, finding.cause) == ("VER002", severity, cause)
+
+
+@pytest.mark.parametrize(("fact", "code"), [("cuda", "VER003"), ("nccl", "VER004")])
+def test_cuda_and_nccl_matter_where_nccl_is_used_and_nowhere_else(fact: str, code: str) -> None:
+    hosts = [host("a"), host("b"), host("c", **{fact: "11.8"})]
+    assert judge(asked(), hosts, []) == []
+    (finding,) = judge(asked(backend="nccl"), hosts, [])
+    assert (finding.code, finding.host) == (code, "c")
+
+
+@pytest.mark.parametrize(("fact", "code"), [("code", "VER005"), ("spec", "VER006")])
+def test_a_host_with_an_old_bundle_is_named(fact: str, code: str) -> None:
+    (finding,) = differing(**{fact: "01d0" * 16})
+    assert (finding.code, finding.host) == (code, "c")
+    assert f"c has {fact} 01d001d001d0; a and b have {fact} " in finding.cause
+    assert "run.sh" in finding.remedy
+
+
+def test_another_processor_matters_only_for_the_same_bits() -> None:
+    hosts = [host("a"), host("b", isa="avx512")]
+    (finding,) = judge(asked(), hosts, [])
+    assert (finding.code, finding.severity) == ("VER007", WARNING)
+    assert judge(asked(same_bits=False), hosts, []) == []
+
+
+def test_a_fact_that_could_not_be_had_differs_from_nothing() -> None:
+    assert differing(torch="", python="", code="", spec="", isa="", machine="", filesystem="") == []
+
+
+def test_of_hundreds_of_hosts_the_few_are_named_and_the_many_counted() -> None:
+    odd = ("host-7", "host-70")
+    hosts = [
+        replace(host("b", torch="2.6.0" if f"host-{n}" in odd else "2.13.0"), host=f"host-{n}")
+        for n in range(300)
+    ]
+    hosts = [replace(one, node_rank=n, address="") for n, one in enumerate(hosts)]
+    (finding,) = judge(asked(), hosts, [])
+    assert finding.cause == (
+        "host-7 and host-70 have torch 2.6.0; "
+        "host-0, host-1, host-2, host-3, host-4 and 293 more have torch 2.13.0"
+    )
+
+
+def test_of_hosts_that_all_differ_a_few_are_told() -> None:
+    hosts = [host(name, torch=f"2.{number}.0") for number, name in enumerate("abcdefghij")]
+    (finding,) = judge(asked(), hosts, [])
+    assert len(finding.cause) < 200
+    assert finding.cause.endswith("4 other kinds; a has torch 2.0.0")
+
+
+def test_a_name_that_means_two_addresses_is_told_with_both() -> None:
+    told = asked(head="desk")
+    hosts = [host(name, head="desk") for name in "abc"]
+    hosts[2] = replace(hosts[2], resolved="10.0.0.9")
+    (finding,) = judge(told, hosts, [])
+    assert (finding.code, finding.host, finding.severity) == ("NAME005", "c", WARNING)
+    assert finding.cause == "the head's name desk is 10.0.0.9 on c; 192.168.7.1 on a and b"
+
+
+def test_a_head_that_calls_itself_127_0_1_1_has_no_name_of_two_meanings() -> None:
+    assert judge(asked(), [host("a", resolved="127.0.1.1"), host("b")], links("ab")) == []
+
+
+def test_two_virtual_machines_with_one_address_are_told_and_nothing_of_the_way_between() -> None:
+    same = {"address": "10.0.2.15", "nic": "enp0s3"}
+    hosts = [host("a", **same), host("b", **same), host("c")]
+    (finding,) = judge(asked(), hosts, links("abc", ab="refused", ba="refused"))
+    assert (finding.code, finding.host) == ("NIC009", "b")
+    assert finding.cause == (
+        "a and b are different machines, and take part with one address, 10.0.2.15 (by enp0s3)"
+    )
+
+
+def test_two_hosts_on_one_machine_may_share_its_address() -> None:
+    same = {"address": "192.168.7.1", "machine": "one"}
+    assert judge(asked(), [host("a", **same), host("b", **same)], []) == []
+
+
+def test_who_does_not_see_the_shared_directory_is_named_only_where_it_is_to_be_shared() -> None:
+    hosts = [host("a"), host("b", filesystem="another"), host("c", filesystem="a third")]
+    assert judge(asked(), hosts, []) == []
+    assert judge(asked(shared=False), hosts, []) == []
+    (finding,) = judge(asked(shared=True), hosts, [])
+    assert (finding.code, finding.host, finding.severity) == ("DIR005", "b", ERROR)
+    assert finding.cause == "b and c do not see in /ckpt what a put there"
+
+
+facts = st.fixed_dictionaries(
+    {"torch": st.sampled_from(["2.13.0", "2.6.0"]), "python": st.sampled_from(["3.11.7", "3.12.1"])}
+    | {"address": st.sampled_from(["192.168.7.1", "10.0.0.1", "no address", ""])}
+    | {"prefix": st.sampled_from([24, 32, 99]), "machine": st.sampled_from(["", "one", "two"])}
+    | {"resolved": st.sampled_from(["", "127.0.1.1", "10.0.0.1", "{}"])}
+    | {"filesystem": st.sampled_from(["x", "y"]), "nic": st.sampled_from(["eth0", "{nic}"])}
+)
+troubles = ["", "timeout", "refused", "unreachable", "large", "broken", "{what}"]
+
+
+@st.composite
+def sick(draw: st.DrawFn) -> tuple[list[Report], list[Link]]:
+    """Hosts and links with faults of all kinds at once."""
+    names = "abcde"[: draw(st.integers(2, 5))]
+    hosts = [host(name, **draw(facts)) for name in names]
+    rates = st.sampled_from([0.0, 1e4, 2e6, 110e6])
+    made = [
+        replace(link, trouble=draw(st.sampled_from(troubles)), rate=draw(rates))
+        for link in links(names)
+    ]
+    return hosts, made
+
+
+@given(sick(), st.randoms(use_true_random=False), st.booleans())
+def test_the_order_of_the_reports_does_not_matter(
+    made: tuple[list[Report], list[Link]], dice: random.Random, shared: bool
+) -> None:
+    hosts, ways = made
+    told = asked(shared=shared, backend="nccl")
+    findings = judge(told, hosts, ways)
+    dice.shuffle(hosts)
+    dice.shuffle(ways)
+    assert judge(told, hosts, ways) == findings
+    assert [f.severity for f in findings] == sorted(
+        (f.severity for f in findings), key=SEVERITIES.index
+    )
+
+
+@given(
+    st.integers(2, 26),
+    st.lists(st.floats(12.5e6, 1e10), min_size=1),
+    st.sampled_from(["gloo", "nccl"]),
+    st.sampled_from([None, True, False]),
+)
+def test_healthy_hosts_never_give_a_finding_however_noisy_their_links(
+    count: int, rates: list[float], backend: str, shared: bool | None
+) -> None:
+    names = string.ascii_lowercase[:count]
+    hosts = [host(name) for name in names]
+    ways = [replace(link, rate=rates[n % len(rates)]) for n, link in enumerate(links(names))]
+    assert judge(asked(backend=backend, shared=shared), hosts, ways) == []

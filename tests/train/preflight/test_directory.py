@@ -1,0 +1,302 @@
+"""The checkpoint directory, before it is taken: every way in which it cannot be used, and no other."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train import lock
+from train.layout import node_directory
+from train.preflight import checks, directory
+from train.preflight.asked import Asked
+from train.preflight.checks import Seen
+from train.preflight.finding import Finding
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Asked:
+    """On one machine."""
+    return Asked("job", "desk", tmp_path / "checkpoints" / "job")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A live process to hold a lock."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate(timeout=10)
+
+
+def of_hosts(job: Asked, **changes: Any) -> Asked:
+    return replace(job, head="slow", nodes=2, least=2, is_head=False, node_rank=1, **changes)
+
+
+def found(job: Asked) -> list[Finding]:
+    seen = Seen(directory=directory.look(job), torch=checks.Torch("2"))
+    return [finding for check in checks.CHECKS for finding in check(job, seen)]
+
+
+def everything(where: Path) -> list[str]:
+    return sorted(path.relative_to(where).as_posix() for path in where.rglob("*"))
+
+
+def edit(where: Path, **changes: Any) -> None:
+    data = json.loads((where / "lock").read_text())
+    (where / "lock").write_text(json.dumps({**data, **changes}))
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError(code, os.strerror(code), "checkpoints")
+
+    monkeypatch.setattr(directory.os, name, failing)
+
+
+def test_a_directory_that_can_be_made_is_made_and_left_empty(job: Asked) -> None:
+    assert found(job) == []
+    assert everything(job.checkpoint_dir) == []
+
+
+@pytest.mark.parametrize("below", ["", "job/deeper"])
+def test_a_file_in_its_place_is_named(job: Asked, below: str) -> None:
+    job.checkpoint_dir.parent.mkdir()
+    job.checkpoint_dir.write_text("mine")
+    (finding,) = found(replace(job, checkpoint_dir=job.checkpoint_dir / below))
+    assert (finding.code, finding.host) == ("DIR001", "desk")
+    assert f"{job.checkpoint_dir} is no directory" in finding.cause
+    assert job.checkpoint_dir.read_text() == "mine"
+
+
+def test_a_link_that_leads_nowhere_is_named(job: Asked) -> None:
+    job.checkpoint_dir.parent.symlink_to("/nowhere at all")
+    (finding,) = found(job)
+    assert finding.code == "DIR001"
+    assert f"{job.checkpoint_dir.parent} is no directory" in finding.cause
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "expected", "words"),
+    [
+        ("mkdir", errno.EACCES, "DIR001", "make it writable for this user"),
+        ("mkdir", errno.ENOTCONN, "DIR006", "mount it anew"),
+        ("open", errno.EROFS, "DIR002", "mount it for writing"),
+        ("open", errno.EACCES, "DIR002", "make it writable for this user"),
+        ("fsync", errno.ENOSPC, "DIR003", "free some space"),
+        ("fsync", errno.EDQUOT, "DIR003", "free some space"),
+        ("fsync", errno.EIO, "DIR006", "file server"),
+    ],
+)
+def test_what_the_system_refuses_has_a_code_and_a_remedy_of_its_own(
+    job: Asked,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    code: int,
+    expected: str,
+    words: str,
+) -> None:
+    fail(monkeypatch, where, code)
+    (finding,) = found(job)
+    assert finding.code == expected
+    assert os.strerror(code) in finding.cause
+    assert words in finding.remedy
+    monkeypatch.undo()
+    # Whatever failed, the trial is not left behind.
+    assert not job.checkpoint_dir.exists() or everything(job.checkpoint_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"f_bavail": 15}, ["only 15.0 MiB"]),
+        ({"f_bavail": 16}, []),
+        ({"f_files": 9, "f_favail": 0}, ["only 0.0 MiB"]),
+        ({"f_blocks": 0, "f_bavail": 0}, []),  # a bucket, which has no size
+    ],
+)
+def test_too_little_room_is_told(
+    job: Asked, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], told: list[str]
+) -> None:
+    class Space:
+        f_frsize, f_blocks, f_bavail, f_files, f_favail = 1 << 20, 100, 100, 0, 0
+
+    for name, value in changes.items():
+        setattr(Space, name, value)
+    monkeypatch.setattr(directory.os, "statvfs", lambda _: Space)
+    findings = found(job)
+    assert [finding.code for finding in findings] == ["DIR003"] * len(told)
+    assert all(part in finding.cause for part, finding in zip(told, findings, strict=True))
+
+
+def test_a_live_job_on_one_machine_is_named_and_not_disturbed(
+    job: Asked, sleeper: subprocess.Popen[bytes]
+) -> None:
+    attempt = lock.claim(job.checkpoint_dir, "other", sleeper.pid)
+    before = (job.checkpoint_dir / "lock").read_bytes()
+    (finding,) = found(job)
+    assert (finding.code, finding.is_error) == ("DIR004", True)
+    assert f"in use by job 'other', attempt {attempt}, process {sleeper.pid} on" in finding.cause
+    assert f"touch {job.checkpoint_dir}/stop" in finding.remedy
+    assert (job.checkpoint_dir / "lock").read_bytes() == before
+
+
+def test_a_job_that_has_died_holds_nobody_off(job: Asked, sleeper: subprocess.Popen[bytes]) -> None:
+    lock.claim(job.checkpoint_dir, "job", sleeper.pid)
+    sleeper.kill()
+    sleeper.wait(10)
+    assert found(job) == []
+
+
+def test_workers_whose_script_was_killed_are_a_note_as_the_launch_waits_for_them(
+    job: Asked, sleeper: subprocess.Popen[bytes]
+) -> None:
+    lock.claim(job.checkpoint_dir, "job", sleeper.pid)
+    alive = json.loads((job.checkpoint_dir / "lock").read_text())["launcher"]
+    edit(job.checkpoint_dir, launcher=[alive[0], alive[1] - 1], writer=alive)
+    (finding,) = found(job)
+    assert (finding.code, finding.severity) == ("DIR004", "note")
+    assert "its last processes are ending" in finding.cause
+
+
+def test_a_host_asks_its_own_node_directory(job: Asked, sleeper: subprocess.Popen[bytes]) -> None:
+    node = node_directory(job.checkpoint_dir, "desk")
+    lock.claim(node, "job", sleeper.pid)
+    lock.claim(node_directory(job.checkpoint_dir, "slow"), "job", sleeper.pid)
+    (finding,) = found(of_hosts(job))
+    assert finding.code == "DIR004"
+    assert f"{node} is in use by job 'job'" in finding.cause
+    assert f"touch {job.checkpoint_dir}/stop" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("holder", "least", "remembered", "refused"),
+    [
+        ("other", 2, "", True),
+        ("other", 1, "", True),
+        ("job", 2, "", True),  # the same job, started on one machine
+        ("job", 2, "the launch", False),  # this host was in it, and goes back to it
+        ("job", 1, "", False),  # hosts come and go
+    ],
+)
+def test_the_whole_directory_may_be_held_by_the_launch_that_a_host_goes_back_to(
+    job: Asked,
+    sleeper: subprocess.Popen[bytes],
+    holder: str,
+    least: int,
+    remembered: str,
+    refused: bool,
+) -> None:
+    launch = lock.claim(job.checkpoint_dir, holder, sleeper.pid)
+    node = node_directory(job.checkpoint_dir, "desk")
+    node.mkdir(parents=True)
+    (node / "launch").write_text(f"1234 {launch if remembered else 'another'}\n")
+    findings = found(replace(of_hosts(job), least=least))
+    assert [finding.code for finding in findings] == ["DIR004"] * refused
+
+
+def test_a_holder_on_another_machine_is_watched_for_a_beat(
+    job: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = job.checkpoint_dir
+    lock.claim(where, "other", os.getpid())
+    edit(where, boot="elsewhere", host="slow", generation=1)
+    beats: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        beats.append(seconds)
+        os.utime(where / "lock")
+
+    monkeypatch.setattr(lock.time, "sleep", sleep)
+    (finding,) = found(job)
+    assert (finding.code, finding.is_error) == ("DIR004", True)
+    assert "on slow, since" in finding.cause
+    assert len(beats) == 1
+
+
+def test_a_holder_on_another_machine_that_cannot_be_told_dead_yet_is_a_note(
+    job: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = job.checkpoint_dir
+    lock.claim(where, "other", os.getpid())
+    # It has only just been claimed, and does not beat yet: there is nothing to watch.
+    edit(where, boot="elsewhere")
+    began = time.monotonic()
+    (finding,) = found(job)
+    assert time.monotonic() - began < 2
+    assert (finding.code, finding.severity) == ("DIR004", "note")
+    edit(where, generation=1)
+    monkeypatch.setattr(directory, "_WATCH_S", 0.6)
+    (finding,) = found(job)
+    assert (finding.code, finding.severity) == ("DIR004", "note")
+    os.utime(where / "lock", (0, time.time() - lock.SILENCE_S - 5))
+    assert found(job) == []
+    assert everything(where) == [".lock.guard", "lock"]
+
+
+def test_what_became_of_the_same_job_on_another_host_is_for_that_host_to_say(job: Asked) -> None:
+    lock.claim(job.checkpoint_dir, "job", os.getpid())
+    edit(job.checkpoint_dir, boot="elsewhere", generation=1)
+    began = time.monotonic()
+    assert found(of_hosts(job)) == []
+    assert time.monotonic() - began < 2
+
+
+def test_hosts_that_share_the_directory_have_one_token(job: Asked) -> None:
+    shared = of_hosts(job, shared=True)
+    first = directory.look(shared).token
+    assert len(first) == 32
+    assert directory.look(replace(shared, me="slow")).token == first
+    elsewhere = replace(shared, checkpoint_dir=job.checkpoint_dir.with_name("other"))
+    assert directory.look(elsewhere).token not in ("", first)
+    # Nobody compares where the spec says nothing: then none is left behind.
+    assert directory.look(of_hosts(elsewhere, shared=None)).token == ""
+
+
+def test_a_token_that_another_host_is_about_to_write_is_waited_for(
+    job: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.checkpoint_dir.mkdir(parents=True)
+    token = job.checkpoint_dir / directory.TOKEN
+    token.touch()
+    monkeypatch.setattr(directory.time, "sleep", lambda _: token.write_text("late"))
+    assert directory.look(of_hosts(job, shared=True)).token == "late"
+
+
+def test_an_earlier_start_of_the_same_scheduler_job_is_no_fault_alive_or_not(
+    job: Asked, sleeper: subprocess.Popen[bytes]
+) -> None:
+    lock.claim(job.checkpoint_dir, "job", sleeper.pid, scheduler="slurm 4711 0")
+    node = node_directory(job.checkpoint_dir, "desk")
+    lock.claim(node, "job", sleeper.pid, scheduler="slurm 4711 0")
+    edit(node, boot="another machine")
+    assert found(of_hosts(job, scheduler="slurm 4711 1")) == []
+    assert found(of_hosts(job, scheduler="slurm 4711 0")) == []
+
+
+def test_a_later_start_of_the_same_scheduler_job_is(job: Asked) -> None:
+    lock.claim(job.checkpoint_dir, "job", os.getpid(), scheduler="slurm 4711 2")
+    edit(job.checkpoint_dir, boot="another machine", host="n3")
+    (finding,) = found(of_hosts(job, scheduler="slurm 4711 1"))
+    assert (finding.code, finding.is_error) == ("DIR004", True)
+    assert "is held by a later start of Slurm job 4711: restart 2, on n3" in finding.cause
+
+
+def test_another_scheduler_job_is_named_with_what_ends_it(
+    job: Asked, sleeper: subprocess.Popen[bytes]
+) -> None:
+    lock.claim(job.checkpoint_dir, "other", sleeper.pid, scheduler="slurm 4710 0")
+    (finding,) = found(replace(job, scheduler="slurm 4711 0"))
+    assert finding.code == "DIR004"
+    assert f"{job.checkpoint_dir} is held by Slurm job 4710, job 'other'" in finding.cause
+    assert "'scancel 4710'" in finding.remedy
+    assert f"'touch {job.checkpoint_dir / 'stop'}'" in finding.remedy

@@ -1,0 +1,978 @@
+"""Hosts that meet, and those that do not: in any order, with the wrong rank, gone, stopped, strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.preflight.launches import WAIT_S, Launch, causes, codes
+from tests.train.preflight.stub_host import parse
+from train.preflight import calls
+from train.preflight.desk import Desk
+from train.preflight.exchange import Outcome, meet
+from train.preflight.guest import Guest
+from train.preflight.links import Peer
+from train.preflight.own import Hello, Voice
+from train.preflight.report import Link, Report
+from train.preflight.roll import Member
+from train.preflight.wire import SEGMENT, Conn, WireError, bind, dial
+
+
+@pytest.fixture
+def launch() -> Iterator[Any]:
+    made: list[Launch] = []
+
+    def new(nodes: int, **common: Any) -> Launch:
+        made.append(Launch(nodes, **common))
+        return made[-1]
+
+    yield new
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """heard(who, kind, words): waits until a host that is a thread has heard that of the host `who`."""
+    told: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
+    take, obey = Desk._take, Guest._obey
+
+    def taken(desk: Desk, conn: Conn, message: Any) -> None:
+        take(desk, conn, message)
+        if member := desk.roll.at(conn):
+            told.put((member.hello.host, message))
+
+    def obeyed(guest: Guest, conn: Conn, message: Any, jobs: Any) -> bool:
+        told.put(("head", message))
+        return obey(guest, conn, message, jobs)
+
+    def heard(who: str, kind: str, **words: str) -> None:
+        wanted = {"kind": kind, **words}
+        while (said := told.get(timeout=WAIT_S)) and (
+            said[0] != who or not wanted.items() <= said[1].items()
+        ):
+            pass
+
+    monkeypatch.setattr(Desk, "_take", taken)
+    monkeypatch.setattr(Guest, "_obey", obeyed)
+    return heard
+
+
+def _is_free(port: int) -> bool:
+    with contextlib.closing(socket.socket()) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("", port))
+            sock.listen()
+        except OSError:
+            return False
+        return True
+
+
+# --- all is well ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["abc", "bca", "cab"])
+def test_all_hosts_meet_in_any_order_and_know_the_same(launch: Any, order: str) -> None:
+    here = launch(3)
+    outcomes = here.meet(order)
+    assert [codes(each) for each in outcomes] == [[], [], []]
+    assert {each.launch for each in outcomes} - {""} == {outcomes[0].launch}
+    pairs = set(itertools.permutations("abc", 2))
+    for each in outcomes:
+        assert [report.host for report in each.reports] == ["a", "b", "c"]
+        assert {(link.host, link.peer) for link in each.links if not link.trouble} == pairs
+    assert _is_free(here.port)
+
+
+def test_the_head_may_come_seconds_after_the_guests_who_say_whom_they_wait_for(launch: Any) -> None:
+    here = launch(2)
+    guest = here.thread("b")
+    here.until_said("b")
+    head = here.thread("a")
+    assert codes(head.result(WAIT_S)) == codes(guest.result(WAIT_S)) == []
+    (line,) = here.said["b"]
+    assert line.startswith(f"waiting for the head, port {here.port} of a (127.0.0.1) is refused")
+
+
+def test_everybody_says_who_is_missing(launch: Any) -> None:
+    here = launch(3, addresses={"a": "127.0.0.1", "b": "127.0.0.2", "c": "127.0.0.3"})
+    early = [here.thread("a"), here.thread("b")]
+    here.until_said("a", "b")
+    late = here.thread("c")
+    assert [codes(each.result(WAIT_S)) for each in (*early, late)] == [[], [], []]
+    for name in "ab":
+        (line,) = here.said[name]
+        assert line.startswith("waiting for c (127.0.0.3): it has not checked in")
+    assert here.said["c"] == []
+
+
+def test_sixteen_hosts_probe_every_pair_once_each_way(launch: Any) -> None:
+    outcomes = launch(16).meet("abcdefghijklmnop")
+    assert [codes(each) for each in outcomes] == [[]] * 16
+    assert len(outcomes[0].links) == 16 * 15
+
+
+def test_warnings_go_to_all_and_stop_nobody(launch: Any) -> None:
+    here = launch(2)
+    head, guest = here.thread("a", judged=["VER002"]), here.thread("b", finds=["LIM003"])
+    for outcome in (head.result(WAIT_S), guest.result(WAIT_S)):
+        assert codes(outcome) == ["VER002", "LIM003"]
+        assert outcome.launch
+
+
+# --- findings of the hosts and of the judge ------------------------------------------------------
+
+
+def test_an_error_of_one_host_ends_the_launch_for_all_within_seconds(launch: Any) -> None:
+    here = launch(3)
+    began = time.monotonic()
+    started = [here.thread("a"), here.thread("b", finds=["NIC001"]), here.thread("c")]
+    assert [codes(each.result(WAIT_S)) for each in started] == [["NIC001"]] * 3
+    assert time.monotonic() - began < 4
+
+
+def test_who_is_late_is_not_waited_for_long_once_something_is_wrong(launch: Any) -> None:
+    here = launch(3)
+    began = time.monotonic()
+    started = [here.thread("a"), here.thread("b", finds=["NIC001"])]
+    assert [codes(each.result(WAIT_S)) for each in started] == [["NIC001"]] * 2
+    assert time.monotonic() - began < 6
+
+
+def test_what_is_ignored_does_not_end_the_launch(launch: Any) -> None:
+    here = launch(2, ignore=["DIR003"])
+    started = [here.thread("a"), here.thread("b", finds=["DIR003"])]
+    for each in started:
+        outcome = each.result(WAIT_S)
+        assert codes(outcome) == ["DIR003"]
+        assert len(outcome.links) == 2
+
+
+def test_what_the_judge_finds_is_known_to_all(launch: Any) -> None:
+    here = launch(2)
+    started = [here.thread("a", judged=["VER001"]), here.thread("b")]
+    assert [codes(each.result(WAIT_S)) for each in started] == [["VER001"]] * 2
+
+
+def test_a_faulty_guest_without_a_head_ends_by_itself(launch: Any) -> None:
+    began = time.monotonic()
+    assert codes(launch(2, patience_s=60).meet("b", finds=["NIC002"])[0]) == ["NIC002"]
+    assert time.monotonic() - began < 9
+
+
+def test_checks_that_raise_end_the_exchange_with_what_they_raise(launch: Any) -> None:
+    for name in "ab":
+        with pytest.raises(KeyError):
+            launch(2).meet(name, finds=["NOSUCH"])
+
+
+def test_clocks_that_are_apart_are_told_with_how_much(launch: Any) -> None:
+    here = launch(2)
+    head, guest = here.process("a"), here.process("b", clock_s=-42.0)
+    for each in (head, guest):
+        (finding,) = each.outcome()["findings"]
+        assert finding["code"] == "CLK001"
+        assert re.search(
+            r"the clock of b \(127.0.0.2\) is 4[12] s behind that of a", finding["cause"]
+        )
+
+
+@pytest.mark.parametrize(("clock", "ahead"), [(-30, -20), (-9, 0), (-1, 0), (60, 60)])
+def test_only_what_cannot_be_the_time_on_the_way_is_a_clock_apart(
+    clock: float, ahead: float
+) -> None:
+    hello = Hello("toy", "b", 1, 2, 2, "a", "instance", "guest", 1)
+    now = time.time()
+    member = Member(hello, "b", None, "", greeted=now - 10)
+    member.note_clock(now + clock)
+    assert member.ahead_s == pytest.approx(ahead, abs=1)
+
+
+def test_checks_that_take_long_move_no_clock(launch: Any) -> None:
+    here = launch(2)
+    started = [here.thread("a"), here.thread("b", takes_s=5.5)]
+    assert [codes(each.result(WAIT_S)) for each in started] == [[], []]
+
+
+# --- ranks and jobs -------------------------------------------------------------------------------
+
+
+def test_two_hosts_with_one_rank_are_both_named(launch: Any) -> None:
+    here = launch(3)
+    started = [here.thread("a"), here.thread("b"), here.thread("c", node_rank=1)]
+    outcomes = [each.result(WAIT_S) for each in started]
+    assert [codes(each) for each in outcomes] == [["RANK001"]] * 3
+    (cause,) = causes(outcomes[0])
+    assert "b (127.0.0.2)" in cause
+    assert "c (127.0.0.3)" in cause
+    assert cause.endswith("were both started as node 1")
+
+
+def test_a_host_that_was_started_twice_is_told_so(launch: Any) -> None:
+    here = launch(3)
+    started = [here.thread("a"), here.thread("b"), here.thread("b")]
+    assert [codes(each.result(WAIT_S)) for each in started] == [["RANK001"]] * 3
+    assert causes(started[0].result())[0].startswith("b was started twice, as node 1")
+
+
+def test_a_host_that_is_started_anew_after_its_process_was_killed_takes_its_place(
+    launch: Any, heard: Any
+) -> None:
+    here = launch(3)
+    head, first = here.thread("a"), here.process("b")
+    heard("b", "report")
+    first.popen.kill()
+    rest = [here.thread("b"), here.thread("c")]
+    assert [codes(each.result(WAIT_S)) for each in (head, *rest)] == [[], [], []]
+
+
+def test_a_second_head_is_told_of_the_first_by_its_port(launch: Any) -> None:
+    here = launch(2)
+    first = here.thread("a")
+    time.sleep(0.5)
+    second = here.thread("a")
+    assert codes(second.result(WAIT_S)) in (["PORT001"], ["PORT002"])
+    assert codes(here.thread("b").result(WAIT_S)) == codes(first.result(WAIT_S)) == []
+
+
+def test_a_guest_with_the_rank_of_the_head(launch: Any) -> None:
+    here = launch(2)
+    head = here.thread("a")
+    asked = here.given("b", node_rank=0)
+    with _connected(here.port) as (send, receive):
+        send("hello", **_hello(asked, role="guest"))
+        assert receive("verdict")["findings"][0]["code"] == "RANK001"
+    assert causes(head.result(WAIT_S)) == [
+        "a (127.0.0.1) and b (127.0.0.2) were both started as node 0"
+    ]
+
+
+def test_a_rank_out_of_range(launch: Any) -> None:
+    here = launch(2)
+    started = [here.thread("a"), here.thread("b", node_rank=7)]
+    assert [codes(each.result(WAIT_S)) for each in started] == [["RANK002"]] * 2
+    assert "node 7; of 2 hosts the node ranks are 0 to 1" in causes(started[0].result())[0]
+
+
+@pytest.mark.parametrize("other", [{"nodes": 3, "least": 3}, {"world_size": 16}])
+def test_counts_that_disagree(launch: Any, other: dict[str, int]) -> None:
+    here = launch(2)
+    started = [here.thread("a"), here.thread("b", **other)]
+    assert [codes(each.result(WAIT_S)) for each in started] == [["RANK003"]] * 2
+
+
+def test_a_host_of_another_job_is_turned_away_and_disturbs_nobody(launch: Any) -> None:
+    here = launch(2)
+    head, stranger = here.thread("a"), here.thread("b", job="another")
+    assert codes(stranger.result(WAIT_S)) == ["RANK004"]
+    assert codes(here.thread("b").result(WAIT_S)) == codes(head.result(WAIT_S)) == []
+    assert [line for line in here.said["a"] if "belongs to the job another" in line]
+
+
+def test_what_strangers_say_is_told_once_and_acts_upon_no_terminal(launch: Any) -> None:
+    here = launch(2)
+    head = here.thread("a")
+    for _ in range(3):
+        with _connected(here.port) as (send, receive):
+            send("hello", **(_hello(here.given("b")) | {"job": "x\x1b]0;y\x07\n" + "z" * 200}))
+            assert receive("verdict")["findings"][0]["code"] == "RANK004"
+    assert codes(here.thread("b").result(WAIT_S)) == codes(head.result(WAIT_S)) == []
+    (line,) = here.said["a"]
+    assert r"belongs to the job x\x1b]0;y\x07\nzzz" in line
+    assert line.isprintable()
+    assert len(line) < 250
+
+
+def test_what_the_head_says_acts_upon_no_terminal(launch: Any) -> None:
+    here = launch(2, patience_s=8.0)
+    guest = here.thread("b")
+    with _head(here) as (send, receive):
+        receive("hello")
+        send("greet", token="t", every=1.0)
+        for _ in range(7):
+            send("wait", text="\x1b[2J" + "x" * 5000)
+            time.sleep(1.0)
+        send("verdict", go=False, findings=[])
+        guest.result(WAIT_S)
+    (line,) = here.said["b"]
+    assert line.startswith(r"\x1b[2Jxxx")
+    assert len(line) < 1100
+
+
+@pytest.mark.parametrize("every", ["1e400", "NaN", "0", "1e9", "9" * 400, '"1"'])
+def test_a_head_of_senseless_heartbeats_is_not_obeyed(launch: Any, every: str) -> None:
+    here = launch(2, patience_s=1.0)
+    guest = here.thread("b")
+    with _head(here) as (send, receive):
+        receive("hello")
+        send("greet", token="t", every=json.loads(every))
+        with pytest.raises(ValueError, match="Expecting value"):  # hung up on
+            receive("here")
+    assert codes(guest.result(WAIT_S)) == ["HOST001"]
+
+
+@pytest.mark.parametrize("clock", ["1e400", "NaN", "9" * 400, '"1"', "null"])
+def test_a_clock_that_is_none_is_hung_up_on(launch: Any, clock: str) -> None:
+    here = launch(2)
+    head = here.thread("a")
+    with _connected(here.port) as (send, receive):
+        send("hello", **_hello(here.given("b")))
+        send("here", token=receive("greet")["token"], clock=json.loads(clock))
+        with pytest.raises(ValueError, match="Expecting value"):
+            receive("verdict")
+    assert codes(here.thread("b").result(WAIT_S)) == codes(head.result(WAIT_S)) == []
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "9" * 400, '"1"', "null"])
+@pytest.mark.parametrize(
+    ("read", "message", "name"),
+    [
+        (Hello.from_json, Hello("toy", "b", 1, 2, 2, "a", "i", "guest", 1).as_json(), "port"),
+        (Hello.from_json, Hello("toy", "b", 1, 2, 2, "a", "i", "guest", 1).as_json(), "rank"),
+        (Peer.from_json, vars(Peer("b", "127.0.0.2", 1)), "port"),
+        (Link.from_json, Link("a", "b").as_json(), "rtt_s"),
+        (Link.from_json, Link("a", "b").as_json(), "rate"),
+        (Report.from_json, Report("b", 1, 2, 2, 1, "a").as_json(), "prefix"),
+    ],
+)
+def test_numbers_that_are_none_are_no_words_of_a_host(
+    read: Any, message: dict[str, Any], name: str, number: str
+) -> None:
+    read(message)
+    with pytest.raises(ValueError, match="no "):
+        read(message | {name: json.loads(number)})
+
+
+# --- this host's terminal and its limits ----------------------------------------------------------
+
+
+def test_a_terminal_that_is_paused_holds_up_nobody(
+    launch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.preflight.own._FIRST_WORD_S", 0.0)
+    resumed = threading.Event()
+    asked, stub = parse(launch(3).given("a", patience_s=4.0))
+    began = time.monotonic()
+    examine = functools.partial(stub.examine, asked)
+    outcome = meet(asked, examine, stub.judge, lambda text: resumed.wait(60) and None)
+    resumed.set()
+    assert codes(outcome) == ["HOST001", "HOST001"]
+    assert time.monotonic() - began < 7
+
+
+def test_of_too_many_words_the_oldest_are_dropped_and_the_last_are_said() -> None:
+    said: list[str] = []
+    resumed = threading.Event()
+    voice = Voice(lambda text: said.append(text) if resumed.wait(60) else None)
+    for number in range(100):
+        voice.say(str(number))
+    resumed.set()
+    voice.end()
+    assert 32 <= len(said) <= 33
+    assert said[-32:] == [str(number) for number in range(68, 100)]
+
+
+@pytest.mark.parametrize(
+    ("soft", "order"), [(200, ["look", 260]), (100, [260, "look"]), (300, ["look"])]
+)
+def test_the_heads_own_limit_is_raised_after_it_was_looked_at_unless_the_guests_need_it(
+    launch: Any, monkeypatch: pytest.MonkeyPatch, soft: int, order: list[Any]
+) -> None:
+    limits, happened = [soft, 4096], list[Any]()
+
+    def raised(what: int, to: tuple[int, int]) -> None:
+        limits[:] = to
+        happened.append(to[0])
+
+    monkeypatch.setattr("resource.getrlimit", lambda what: tuple(limits))
+    monkeypatch.setattr("resource.setrlimit", raised)
+    here = launch(2)
+    asked, stub = parse(here.given("a"))
+    guest = here.thread("b")
+
+    def examine() -> Report:
+        happened.append("look")
+        return stub.examine(asked)
+
+    assert codes(meet(asked, examine, stub.judge, print)) == codes(guest.result(WAIT_S)) == []
+    assert happened == order
+
+
+# --- hosts that leave, hang, or never come --------------------------------------------------------
+
+
+def test_a_host_that_never_comes_is_named_at_the_end_of_patience(launch: Any) -> None:
+    here = launch(3, patience_s=3.0)
+    began = time.monotonic()
+    started = [here.thread("a"), here.thread("b")]
+    assert [codes(each.result(WAIT_S)) for each in started] == [["HOST001"]] * 2
+    assert causes(started[1].result())[0].startswith("c (127.0.0.3) has not checked in within 3 s")
+    assert time.monotonic() - began < 6
+
+
+def test_a_head_that_never_comes_is_named(launch: Any) -> None:
+    (outcome,) = launch(2, patience_s=2.0).meet("b")
+    assert codes(outcome) == ["HOST001"]
+    assert causes(outcome)[0].startswith("the head, a (127.0.0.1), has not checked in within 2 s")
+
+
+def test_a_name_that_does_not_resolve_is_named_at_the_latest_at_the_end(launch: Any) -> None:
+    (outcome,) = launch(2, patience_s=2.0, head="no-such-host.invalid").meet("b")
+    assert codes(outcome) == ["NAME001"]
+
+
+def test_a_guest_that_is_killed_before_the_verdict(launch: Any, heard: Any) -> None:
+    here = launch(3)
+    head, victim = here.thread("a"), here.process("b", takes_s=30)
+    third = here.thread("c")
+    heard("b", "still", doing="its own checks")
+    victim.popen.kill()
+    began = time.monotonic()
+    for each in (head, third):
+        outcome = each.result(WAIT_S)
+        assert codes(outcome) == ["HOST003"]
+        assert "what it did last: its own checks" in causes(outcome)[0]
+    assert time.monotonic() - began < 6
+
+
+def test_a_guest_that_hangs_in_the_middle(launch: Any, heard: Any) -> None:
+    here = launch(3)
+    head, victim = here.thread("a"), here.process("b")
+    heard("b", "report")
+    victim.popen.send_signal(signal.SIGSTOP)
+    third = here.thread("c", takes_s=0.5)
+    began = time.monotonic()
+    for each in (head, third):
+        outcome = each.result(WAIT_S)
+        assert codes(outcome) == ["HOST002"]
+        assert causes(outcome)[0].startswith("b (127.0.0.2) stopped answering")
+    assert time.monotonic() - began < 9
+
+
+def test_a_head_that_hangs_in_the_middle(launch: Any, heard: Any) -> None:
+    here = launch(3)
+    head, guest = here.process("a"), here.thread("b")
+    heard("head", "greet")
+    head.popen.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    outcome = guest.result(WAIT_S)
+    assert codes(outcome) == ["HOST002"]
+    assert causes(outcome)[0].startswith("a (127.0.0.1) stopped answering")
+    assert time.monotonic() - began < 8
+
+
+def test_a_head_that_is_killed_while_the_hosts_gather_may_come_back(
+    launch: Any, heard: Any
+) -> None:
+    here = launch(3)
+    head, guest = here.process("a"), here.thread("b")
+    heard("head", "greet")
+    head.popen.kill()
+    here.until_said("b")
+    (line,) = here.said["b"]
+    assert line.startswith("the head, a (127.0.0.1), left before the verdict; waiting for it")
+    time.sleep(1.0)
+    again = [here.thread("a"), here.thread("c")]
+    assert [codes(each.result(WAIT_S)) for each in (guest, *again)] == [[], [], []]
+
+
+def test_a_head_that_is_killed_and_does_not_come_back_is_named_at_the_end(
+    launch: Any, heard: Any
+) -> None:
+    here = launch(3, patience_s=6.0)
+    head, guest = here.process("a"), here.thread("b")
+    heard("head", "greet")
+    head.popen.kill()
+    assert codes(guest.result(WAIT_S)) == ["HOST003"]
+
+
+def test_a_head_that_is_killed_once_all_are_there(launch: Any) -> None:
+    here = launch(3)
+    head, guest = here.process("a"), here.thread("b")
+    with _connected(here.port) as (send, receive):
+        send("hello", **_hello(here.given("c")))
+        send("report", token=receive("greet")["token"], report=_report(here.given("c")))
+        receive("probe")
+        head.popen.kill()
+    began = time.monotonic()
+    outcome = guest.result(WAIT_S)
+    assert codes(outcome) == ["HOST003"]
+    assert causes(outcome)[0].startswith("the script of a (127.0.0.1) ended before the verdict")
+    assert time.monotonic() - began < 8
+
+
+def test_a_stop_of_the_head_that_ends_soon_is_nobodys_fault(launch: Any, heard: Any) -> None:
+    here = launch(3)
+    head, guest = here.process("a"), here.thread("b")
+    heard("head", "greet")
+    head.popen.send_signal(signal.SIGSTOP)
+    time.sleep(2.0)
+    head.popen.send_signal(signal.SIGCONT)
+    last = here.thread("c")
+    assert [codes(guest.result(WAIT_S)), codes(last.result(WAIT_S)), head.codes()] == [[], [], []]
+
+
+def test_checks_that_never_end_are_told(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.preflight.own._EXAMINED_S", 1.0)
+    here = launch(2)
+    started = [here.thread("a"), here.thread("b", hangs=True)]
+    assert [codes(each.result(WAIT_S)) for each in started] == [["HOST002"]] * 2
+    assert "its own checks" in causes(started[0].result())[0]
+
+
+@pytest.mark.parametrize(("stays", "code"), [(False, "HOST003"), (True, "HOST002")])
+def test_nobody_goes_on_before_all_have_acknowledged(
+    launch: Any, monkeypatch: pytest.MonkeyPatch, stays: bool, code: str
+) -> None:
+    async def probe(*rest: Any) -> list[Link]:
+        return []
+
+    monkeypatch.setattr("train.preflight.links.probe", probe)
+    here = launch(3)
+    started = [here.thread("a"), here.thread("b")]
+    with _connected(here.port) as (send, receive):
+        send("hello", **_hello(here.given("c")))
+        token = receive("greet")["token"]
+        send("report", token=token, report=_report(here.given("c")))
+        receive("probe")
+        send("links", token=token, links=[])
+        assert receive("verdict")["go"] is True
+        if stays:
+            started[1].result(WAIT_S)
+    for each in started:
+        outcome = each.result(WAIT_S)
+        assert codes(outcome) == [code]
+        assert "c (127.0.0.3)" in causes(outcome)[0]
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b'{"kind":"hello","jo',
+        b"x" * 1_000_000,
+        b"[" * 100_000 + b"\n",
+        b'{"kind":"hello","job":7}\n',
+        b'{"kind":"probe","token":"guessed"}\n',
+        b"\xff\xfe\n",
+    ],
+    ids=["http", "ssh", "half", "megabyte", "nested", "types", "probe", "bytes"],
+)
+def test_whoever_speaks_otherwise_is_hung_up_on_without_harm(launch: Any, words: bytes) -> None:
+    here = launch(2)
+    head = here.thread("a")
+    with _dialled(here.port) as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(words)
+        guest = here.thread("b")
+        assert codes(head.result(WAIT_S)) == codes(guest.result(WAIT_S)) == []
+
+
+def test_many_strangers_that_say_nothing_keep_nobody_out(launch: Any) -> None:
+    here = launch(2)
+    head = here.thread("a")
+    with contextlib.ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(_dialled(here.port))
+        began = time.monotonic()
+        guest = here.thread("b")
+        assert codes(head.result(WAIT_S)) == codes(guest.result(WAIT_S)) == []
+        # Strangers are given 4 s each; one after the other they would take minutes.
+        assert time.monotonic() - began < 15
+
+
+def test_words_without_the_token_are_not_heard(launch: Any) -> None:
+    here = launch(2, patience_s=4.0)
+    head = here.thread("a")
+    with _connected(here.port) as (send, receive):
+        send("hello", **_hello(here.given("b")))
+        receive("greet")
+        send("report", token="guessed", report=_report(here.given("b")))
+        outcome = head.result(WAIT_S)
+    assert codes(outcome)
+    assert [report.host for report in outcome.reports] == ["a"]
+
+
+@pytest.mark.parametrize("banner", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 400 Bad\r\n\r\n"])
+def test_another_program_at_the_port_is_named(launch: Any, banner: bytes) -> None:
+    here = launch(2)
+    began = time.monotonic()
+    with _program(here.port, banner):
+        (outcome,) = here.meet("b")
+    assert codes(outcome) == ["PORT006"]
+    assert time.monotonic() - began < 10
+
+
+def test_a_port_that_is_taken_on_the_head_is_told_to_all(launch: Any) -> None:
+    here = launch(2)
+    with _program(here.port, b""):
+        guest, head = here.thread("b"), here.thread("a")
+        for each in (head, guest):
+            (finding,) = each.result(WAIT_S).findings
+            assert finding.code in ("PORT001", "PORT002")
+            assert finding.host == "a"
+
+
+def test_a_host_that_meets_another_host_at_the_heads_name(launch: Any) -> None:
+    here = launch(3)
+    asked = here.given("c")
+    with _program(here.port, (json.dumps({"kind": "door", **_hello(asked)}) + "\n").encode()):
+        (outcome,) = here.meet("b")
+    assert codes(outcome) == ["NAME004"]
+    assert "leads b to c (127.0.0.1), which is not the head" in causes(outcome)[0]
+
+
+def test_hosts_that_look_for_different_heads(launch: Any) -> None:
+    here = launch(3)
+    asked = here.given("c", head="192.0.2.1")
+    with _program(here.port, (json.dumps({"kind": "door", **_hello(asked)}) + "\n").encode()):
+        (outcome,) = here.meet("b")
+    assert codes(outcome) == ["RANK003"]
+
+
+STORE = """
+import sys
+from torch.distributed import TCPStore
+print("imported", flush=True)
+sys.stdin.readline()
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def _run_to_come(port: int) -> Iterator[Callable[[], None]]:
+    """What is yielded has torchrun's store listen at the port, until the end."""
+    command = [sys.executable, "-c", STORE, str(port)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as store:
+        write, read = store.stdin, store.stdout
+        assert write is not None
+        assert read is not None
+        assert read.readline() == "imported\n"
+
+        def come() -> None:
+            print(file=write, flush=True)
+            assert read.readline() == "ready\n"
+
+        yield come
+        write.close()
+
+
+@contextlib.contextmanager
+def _run_under_way(port: int) -> Iterator[None]:
+    with _run_to_come(port) as come:
+        come()
+        yield
+
+
+def test_a_late_host_joins_a_run_under_way(launch: Any) -> None:
+    here = launch(3, least=2)
+    with _run_to_come(here.port) as come:
+        guest = here.thread("b", finds=["LIM003"])
+        time.sleep(0.5)  # refused, at first: torchrun has not bound the port yet
+        come()
+        outcome = guest.result(WAIT_S)
+    assert outcome.joined
+    assert codes(outcome) == ["LIM003"]
+
+
+def test_a_host_that_took_part_before_joins_its_run(
+    launch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the checkpoints' directory
+    (tmp_path / "nodes/b").mkdir(parents=True)
+    (tmp_path / "nodes/b/launch").write_text("1 a-launch\n")
+    here = launch(2)
+    with _run_under_way(here.port):
+        assert here.thread("b").result(WAIT_S).joined
+
+
+def test_a_run_of_strangers_is_not_joined(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.preflight.own._FIRST_WORD_S", 2.0)
+    here = launch(2, patience_s=6.0)
+    with _run_under_way(here.port):
+        outcome = here.thread("b").result(WAIT_S)
+    assert not outcome.joined
+    assert codes(outcome) == ["PORT006"]
+    (line,) = here.said["b"]
+    assert f"port {here.port} of a (127.0.0.1) is held by a run under way" in line
+
+
+def test_a_head_that_comes_where_a_run_of_strangers_is_tells_its_guests(launch: Any) -> None:
+    here = launch(2)
+    with _run_under_way(here.port):
+        guest = here.thread("b")
+        here.until_said("b")
+        for outcome in (here.thread("a").result(WAIT_S), guest.result(WAIT_S)):
+            assert codes(outcome)[0] in ("PORT001", "PORT002")
+
+
+@pytest.mark.parametrize("words", [["late"], []], ids=["late", "no answer"])
+def test_an_elastic_host_that_comes_at_the_verdict_waits_for_the_run(
+    launch: Any, words: list[str]
+) -> None:
+    here = launch(3, least=2)
+    with _run_to_come(here.port) as come:
+        guest = here.thread("b")
+        with _head(here) as (send, receive):
+            receive("hello")
+            for word in words:
+                send(word)
+        time.sleep(4.0)  # torch takes its time
+        come()
+        assert guest.result(WAIT_S).joined
+
+
+# --- the head calls -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_way(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a launch whose guests cannot reach the head's port, while the head reaches theirs. (On one
+    machine they cannot share it: a guest listens elsewhere, and there the head's calls go.)"""
+
+    def set_up(here: Launch, trouble: str) -> None:
+        elsewhere = here.port + 2
+
+        async def nowhere(address: str, port: int, *rest: Any) -> Conn:
+            raise WireError(trouble)
+
+        async def calls(address: str, port: int, *rest: Any) -> Conn:
+            return await dial("127.0.0.1", elsewhere, 1.0)
+
+        monkeypatch.setattr("train.preflight.search.dial", nowhere)
+        monkeypatch.setattr("train.preflight.calls.dial", calls)
+        monkeypatch.setattr("train.preflight.guest.is_own", lambda address: False)
+        monkeypatch.setattr(
+            "train.preflight.guest.bind",
+            lambda port, segment=SEGMENT: bind(elsewhere if port == here.port else port, segment),
+        )
+
+    return set_up
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "how"),
+    [
+        ("timeout", "PORT003", "gets no answer"),
+        ("refused", "PORT004", "is rejected"),
+        ("unreachable", "PORT004", "is rejected"),
+    ],
+)
+def test_a_guest_that_the_head_reaches_but_not_the_other_way_round(
+    launch: Any, one_way: Any, trouble: str, code: str, how: str
+) -> None:
+    here = launch(2)
+    one_way(here, trouble)
+    began = time.monotonic()
+    outcomes = here.meet("ab")
+    assert [codes(each) for each in outcomes] == [[code], [code]]
+    (cause,) = causes(outcomes[1])
+    assert (
+        f"b (127.0.0.2) sends to port {here.port} of a (127.0.0.1) {how}, while a listens" in cause
+    )
+    assert time.monotonic() - began < 9
+
+
+def test_a_way_that_opens_when_the_head_has_called_is_taken(
+    launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the head called while the guest's own attempt was still on its way."""
+    here = launch(2)
+    one_way(here, "timeout")
+    called: list[float] = []
+    elsewhere = calls.dial
+
+    async def call(address: str, port: int, *rest: Any) -> Conn:
+        called.append(time.monotonic())
+        return await elsewhere(address, port, *rest)
+
+    async def opening(address: str, port: int, *rest: Any) -> Conn:
+        if called and time.monotonic() > called[0] + 0.2:
+            return await dial(address, port, *rest)
+        raise WireError("timeout")
+
+    monkeypatch.setattr("train.preflight.calls.dial", call)
+    monkeypatch.setattr("train.preflight.search.dial", opening)
+    assert [codes(each) for each in here.meet("ab")] == [[], []]
+    assert called
+
+
+def test_of_an_elastic_job_only_the_filtered_host_fails(launch: Any, one_way: Any) -> None:
+    here = launch(2, least=1)
+    one_way(here, "timeout")
+    outcomes = here.meet("ab")
+    assert [_severities(each) for each in outcomes] == [
+        [("PORT003", "warning")],
+        [("PORT003", "error")],
+    ]
+
+
+def test_what_a_guest_without_a_way_found_itself_is_told_at_the_head(
+    launch: Any, one_way: Any
+) -> None:
+    here = launch(2)
+    one_way(here, "unresolved")
+    started = [here.thread("a"), here.thread("b", finds=["NAME001"])]
+    assert [codes(each.result(WAIT_S)) for each in started] == [["NAME001"]] * 2
+
+
+def test_a_name_that_leads_nowhere_is_no_firewall(
+    launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = launch(2, head="head-of-mine")
+    one_way(here, "timeout")
+
+    async def leads_nowhere(name: str) -> str:
+        return "192.0.2.7"
+
+    monkeypatch.setattr("train.preflight.search.resolve", leads_nowhere)
+    monkeypatch.setattr("train.preflight.guest.resolve", leads_nowhere)
+    outcomes = here.meet("ab")
+    assert [codes(each) for each in outcomes] == [["NAME004"]] * 2
+    assert "head-of-mine leads b to 192.0.2.7, which is no address of a" in causes(outcomes[0])[0]
+
+
+# --- elastic jobs ---------------------------------------------------------------------------------
+
+
+def test_an_elastic_job_goes_on_with_those_who_came(launch: Any) -> None:
+    here = launch(4, least=2)
+    began = time.monotonic()
+    outcomes = here.meet("abd")
+    assert [codes(each) for each in outcomes] == [[]] * 3
+    assert [report.host for report in outcomes[0].reports] == ["a", "b", "d"]
+    assert time.monotonic() - began < 6
+
+
+def test_an_elastic_job_goes_on_without_a_faulty_host(launch: Any) -> None:
+    here = launch(3, least=2)
+    started = [here.thread("a"), here.thread("b"), here.thread("c", finds=["NIC001"])]
+    outcomes = [each.result(WAIT_S) for each in started]
+    assert [_severities(each) for each in outcomes] == [
+        [("NIC001", "warning")],
+        [("NIC001", "warning")],
+        [("NIC001", "error")],
+    ]
+
+
+def test_an_elastic_job_goes_on_without_a_host_that_left(launch: Any, heard: Any) -> None:
+    here = launch(3, least=2)
+    started = [here.thread("a"), here.thread("b")]
+    victim = here.process("c", takes_s=30)
+    heard("c", "here")
+    victim.popen.kill()
+    assert [_severities(each.result(WAIT_S)) for each in started] == [[("HOST003", "warning")]] * 2
+
+
+def test_an_elastic_job_with_too_few_hosts_fails_at_the_end_of_patience(launch: Any) -> None:
+    here = launch(4, least=3, patience_s=4.0)
+    outcomes = here.meet("ab")
+    assert [codes(each) for each in outcomes] == [["HOST001", "HOST001"]] * 2
+
+
+def _severities(outcome: Outcome) -> list[tuple[str, str]]:
+    return [(finding.code, finding.severity) for finding in outcome.findings]
+
+
+# --- raw peers ------------------------------------------------------------------------------------
+
+
+def _hello(given: dict[str, Any], role: str = "guest") -> dict[str, Any]:
+    counts = (given["node_rank"], given["nodes"], given["world_size"])
+    hello = Hello("toy", given["me"], *counts, given["head"], f"instance-{given['me']}", role, 1)
+    return hello.as_json()
+
+
+def _report(given: dict[str, Any]) -> dict[str, Any]:
+    same = {name: given[name] for name in ("node_rank", "nodes", "world_size", "head", "address")}
+    return {"host": given["me"], "procs": 1, **same}
+
+
+@contextlib.contextmanager
+def _dialled(port: int) -> Iterator[socket.socket]:
+    end = time.monotonic() + 10
+    while True:
+        try:
+            sock = socket.create_connection(("127.0.0.1", port), 15)
+            break
+        except ConnectionRefusedError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    with sock:
+        yield sock
+
+
+@contextlib.contextmanager
+def _connected(port: int) -> Iterator[Any]:
+    with _dialled(port) as sock, _speaking(sock) as (send, receive):
+        receive("door")
+        yield send, receive
+
+
+@contextlib.contextmanager
+def _speaking(sock: socket.socket) -> Iterator[Any]:
+    with sock.makefile("rwb") as stream:
+
+        def send(kind: str, **content: Any) -> None:
+            stream.write(json.dumps({"kind": kind, **content}).encode() + b"\n")
+            stream.flush()
+
+        def receive(kind: str) -> dict[str, Any]:
+            while (message := json.loads(stream.readline()))["kind"] != kind:
+                pass
+            return dict(message)
+
+        yield send, receive
+
+
+@contextlib.contextmanager
+def _head(here: Launch) -> Iterator[Any]:
+    """A head of whatever words, for one guest at a time."""
+    with socket.create_server(("127.0.0.1", here.port)) as server:
+        sock = server.accept()[0]
+    with sock, _speaking(sock) as (send, receive):
+        send("door", **_hello(here.given("a"), role="head"))
+        yield send, receive
+
+
+@contextlib.contextmanager
+def _program(port: int, banner: bytes) -> Iterator[None]:
+    """Something else that listens at the port, and says so much to everybody."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+        conns: list[socket.socket] = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    conns.append(server.accept()[0])
+                    conns[-1].sendall(banner)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+        for conn in conns:
+            conn.close()

@@ -1,0 +1,257 @@
+"""Probes between hosts: who probes whom, and what is made of peers that refuse, stall or are slow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ci import do_without
+from train.preflight import links
+from train.preflight.links import Peer, neighbours, probe, serve
+from train.preflight.report import Link
+from train.preflight.wire import Conn, Door, WireError, bind
+
+TOKEN = "a-token"
+
+
+@pytest.mark.parametrize("count", [2, 3, 16])
+def test_few_hosts_probe_every_other(count: int) -> None:
+    assert [sorted(row) for row in neighbours(count)] == [
+        [other for other in range(count) if other != i] for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [17, 100, 1000, 1024])
+def test_many_hosts_probe_few_and_yet_reach_all(count: int) -> None:
+    plan = neighbours(count)
+    assert max(len(row) for row in plan) <= count.bit_length() + 1
+    for i, row in enumerate(plan):
+        assert i not in row
+        assert {(i + 1) % count, (i - 1) % count} <= set(row)
+    reached, new = {0}, {0}
+    while new:
+        new = {other for i in new for other in plan[i]} - reached
+        reached |= new
+    assert reached == set(range(count))
+
+
+def test_a_healthy_link_has_a_round_trip_and_a_rate() -> None:
+    async def answer(conn: Conn) -> None:
+        conn.send("door")
+        await serve(conn, TOKEN, await conn.receive(5))
+
+    (link,) = _probed(answer)
+    assert (link.host, link.peer, link.trouble) == ("a", "b", "")
+    assert 0 < link.rtt_s < 1
+    assert link.rate > 1e6
+
+
+def test_a_peer_of_another_launch_is_no_peer() -> None:
+    async def answer(conn: Conn) -> None:
+        conn.send("door")
+        await serve(conn, "another", await conn.receive(5))
+
+    assert _probed(answer) == [Link("a", "b", "broken")]
+
+
+def test_a_peer_that_refuses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = asyncio.run(probe("a", "", [Peer("b", "127.0.0.1", port)], TOKEN))
+    assert made == [Link("a", "b", "refused")]
+
+
+def test_a_peer_that_takes_connections_and_says_nothing_is_tried_twice_and_not_for_long() -> None:
+    came: list[Conn] = []
+
+    async def answer(conn: Conn) -> None:
+        came.append(conn)
+        await conn.receive(30)
+
+    began = time.monotonic()
+    assert _probed(answer) == [Link("a", "b", "timeout")]
+    assert len(came) == 2
+    assert time.monotonic() - began < 3.5
+
+
+def test_a_peer_that_leaves_in_between_is_asked_again() -> None:
+    came: list[Conn] = []
+
+    async def answer(conn: Conn) -> None:
+        came.append(conn)
+        conn.send("door")
+        if len(came) > 1:
+            await serve(conn, TOKEN, await conn.receive(5))
+
+    assert [link.trouble for link in _probed(answer)] == [""]
+
+
+@pytest.mark.parametrize(("small_pass", "trouble"), [(True, "large"), (False, "timeout")])
+def test_large_packets_get_lost_only_where_small_ones_pass(
+    small_pass: bool, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that sees a burst only if it comes over a connection of small segments."""
+    small: list[bool] = []
+    dial = links.dial
+
+    async def dialled(*args: object) -> Conn:
+        small.append(args[-1] == links.SEGMENT)
+        return await dial(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(links, "dial", dialled)
+
+    async def answer(conn: Conn) -> None:
+        conn.send("door")
+        await conn.receive(5)
+        conn.send("ready")
+        while (message := await conn.receive(5))["kind"] == "ping":
+            conn.send("pong")
+        if small[-1] and small_pass:
+            await links._count(conn, message["bytes"], links._waited())
+        await asyncio.sleep(5)
+
+    began = time.monotonic()
+    assert [link.trouble for link in _probed(answer)] == [trouble]
+    assert small == [False, True, False, True]
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_slow_peer_is_measured_as_slow_unless_it_waited_for_its_processor(busy: bool) -> None:
+    async def answer(conn: Conn) -> None:
+        conn.send("door")
+        await conn.receive(5)
+        conn.send("ready")
+        while True:
+            message = await conn.receive(5)
+            if message["kind"] == "ping":
+                conn.send("pong")
+                continue
+            arrived, began = 0, time.monotonic()
+            while arrived < message["bytes"]:
+                arrived += len(await conn.read(4096, 5))
+                await asyncio.sleep(0.01)
+                waited = time.monotonic() - began if busy else 0.0
+                conn.send("counted", bytes=arrived, waited=waited)
+
+    (link,) = _probed(answer)
+    assert link.trouble == ""
+    assert link.rate > 1e6 if busy else 1e5 < link.rate < 4.2e5
+
+
+def test_this_threads_wait_for_a_processor_is_counted() -> None:
+    counted = Path("/proc/thread-self/schedstat").exists()
+    do_without("count of a thread's waits", "" if counted else "this kernel keeps no schedstat")
+    before = links._waited()
+    forever = [sys.executable, "-c", "while True: pass"]
+    rivals = [subprocess.Popen(forever) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        deadline = time.monotonic() + 30
+        while links._waited() - before < 0.1:  # busy as well, so that it has to wait
+            assert time.monotonic() < deadline
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+
+
+def test_no_burst_begins_before_the_round_trips_to_all_peers_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a slow way out it would hold them up, and the way seem long."""
+    monkeypatch.setattr(links, "_NEAR_S", 30.0)
+    seen: list[str] = []
+
+    async def at_once(conn: Conn) -> None:
+        conn.send("door")
+        await conn.receive(5)
+        conn.send("ready")
+        while (message := await conn.receive(5))["kind"] == "ping":
+            conn.send("pong")
+        seen.append(message["kind"])
+
+    async def late(conn: Conn) -> None:
+        conn.send("door")
+        await conn.receive(5)
+        await asyncio.sleep(0.2)
+        conn.send("ready")
+        while (message := await conn.receive(5))["kind"] == "ping":
+            seen.append(message["kind"])
+            conn.send("pong")
+
+    async def run() -> None:
+        doors = [Door(answer, 8) for answer in (at_once, late)]
+        peers = [
+            Peer(name, "127.0.0.1", await door.open(bind(0)))
+            for name, door in zip("bc", doors, strict=True)
+        ]
+        try:
+            await probe("a", "127.0.0.1", peers, TOKEN)
+        finally:
+            for door in doors:
+                await door.close()
+
+    asyncio.run(run())
+    assert seen[:3] == ["ping", "ping", "burst"]
+
+
+def test_a_burst_of_any_size_that_a_stranger_likes_is_not_counted() -> None:
+    with _served() as port, socket.create_connection(("127.0.0.1", port), 5) as sock:
+        stream = sock.makefile("rwb")
+        stream.readline()
+        for message in ({"kind": "probe", "token": TOKEN}, {"kind": "burst", "bytes": 1 << 40}):
+            stream.write(json.dumps(message).encode() + b"\n")
+        stream.flush()
+        assert json.loads(stream.readline()) == {"kind": "ready"}
+        assert stream.read() == b""
+
+
+def _probed(answer: Callable[[Conn], object]) -> list[Link]:
+    async def run() -> list[Link]:
+        door = Door(answer, 8)  # type: ignore[arg-type]
+        port = await door.open(bind(0))
+        try:
+            return await probe("a", "127.0.0.1", [Peer("b", "127.0.0.1", port)], TOKEN)
+        finally:
+            await door.close()
+
+    return asyncio.run(run())
+
+
+@contextlib.contextmanager
+def _served() -> Iterator[int]:
+    """A host that serves probes, in a thread; its port."""
+    ready, ports = threading.Event(), []
+    ending: list[Callable[[], None]] = []
+
+    async def answer(conn: Conn) -> None:
+        conn.send("door")
+        with contextlib.suppress(WireError):
+            await serve(conn, TOKEN, await conn.receive(5))
+
+    async def run() -> None:
+        loop, end = asyncio.get_running_loop(), asyncio.Event()
+        door = Door(answer, 8)
+        ports.append(await door.open(bind(0)))
+        ending.append(lambda: loop.call_soon_threadsafe(end.set) and None)
+        ready.set()
+        await end.wait()
+        await door.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    ready.wait(5)
+    yield ports[0]
+    ending[0]()
+    thread.join(5)

@@ -1,0 +1,198 @@
+"""What the probes between the hosts tell: one finding a fault, about the host that has it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.train.preflight.hosts import asked, host, links
+from train.preflight.compare import judge
+from train.preflight.finding import Finding
+from train.preflight.report import Link, Report
+
+
+def said(names: str, hosts: list[Report] | None = None, **ways: Any) -> list[Finding]:
+    found = [host(name) for name in names] if hosts is None else hosts
+    return judge(asked(), found, links(names, **ways))
+
+
+def one(findings: list[Finding]) -> tuple[str, str, str]:
+    (finding,) = findings
+    return finding.code, finding.host, finding.cause
+
+
+@pytest.mark.parametrize(
+    ("trouble", "how"), [("timeout", "dropped without an answer"), ("refused", "rejected")]
+)
+def test_a_firewall_on_one_host_is_one_finding_about_it(trouble: str, how: str) -> None:
+    assert one(said("abcd", ac=trouble, bc=trouble, dc=trouble)) == (
+        "PORT005",
+        "c",
+        (
+            f"connections from a, b and d to c (192.168.7.3) to ephemeral ports are {how}, "
+            "although all hosts checked in"
+        ),
+    )
+
+
+def test_a_firewall_that_is_open_one_way_is_told_with_its_direction() -> None:
+    code, where, cause = one(said("ab", ba="timeout"))
+    assert (code, where) == ("PORT005", "a")
+    assert "from b (192.168.7.2) to a (192.168.7.1)" in cause
+
+
+def test_a_firewall_both_ways_between_two_is_told_of_the_guest() -> None:
+    code, where, cause = one(said("ab", ab="timeout", ba="timeout"))
+    assert (code, where) == ("PORT005", "b")
+    assert "between b (192.168.7.2) and a (192.168.7.1)" in cause
+
+
+def test_a_host_that_filters_what_it_sends_is_the_one_that_is_told() -> None:
+    ways = dict.fromkeys(["ac", "ca", "bc", "cb"], "timeout")
+    code, where, cause = one(said("abc", **ways))
+    assert (code, where) == ("PORT005", "c")
+    assert "between c (192.168.7.3) and a and b each" in cause
+
+
+def test_a_filter_everywhere_is_one_finding_and_not_one_a_pair() -> None:
+    ways = {one + other: "timeout" for one in "abcdef" for other in "abcdef" if one != other}
+    code, where, cause = one(said("abcdef", **ways))
+    assert (code, where) == ("PORT005", "a")
+    assert "between most of the hosts (a to b, " in cause
+
+
+def test_two_faults_are_two_findings() -> None:
+    findings = said("abcdef", bc="timeout", ef="large")
+    assert [(f.code, f.host) for f in findings] == [("PORT005", "c"), ("LINK001", "f")]
+
+
+def test_guests_that_a_wireless_network_keeps_apart_do_not_reach_each_other() -> None:
+    assert one(said("abc", bc="timeout", cb="timeout")) == (
+        "LINK004",
+        "c",
+        (
+            "nothing gets through between c (192.168.7.3) and b (192.168.7.2), "
+            "although all hosts checked in with the head"
+        ),
+    )
+
+
+@pytest.mark.parametrize(("trouble", "what"), [("unreachable", "nothing"), ("broken", "break off")])
+def test_what_is_unreachable_or_breaks_off_is_no_firewall(trouble: str, what: str) -> None:
+    code, _, cause = one(said("abc", bc=trouble, cb=trouble))
+    assert code == "LINK004"
+    assert what in cause
+
+
+def docker(name: str, **changes: Any) -> Report:
+    """A host that takes part by an interface of its own making."""
+    elsewhere = {"nic": "docker0", "address": "172.17.0.1", "prefix": 16}
+    return host(name, **(elsewhere | changes))
+
+
+@pytest.mark.parametrize("there", ["timeout", "refused", "unreachable"])
+def test_interfaces_on_networks_that_do_not_meet_are_told_as_such(there: str) -> None:
+    odd = Finding("NIC011", "c", "another interface leads to the head", "leave nic: out")
+    hosts = [host("a"), host("b"), docker("c", findings=[odd])]
+    ways = {"ac": there, "bc": there, "ca": "timeout", "cb": "timeout"}
+    code, where, cause = one(said("abc", hosts, **ways))
+    assert (code, where) == ("NIC008", "c")
+    assert "c by docker0 (172.17.0.1/16)" in cause
+    assert "a by eth0 (192.168.7.1/24)" in cause
+
+
+def test_networks_that_differ_and_reach_each_other_are_fine() -> None:
+    hosts = [host("a"), host("b", address="10.1.2.3", prefix=16), host("c", prefix=32)]
+    assert said("abc", hosts) == []
+
+
+def test_between_routed_networks_the_head_tells_a_firewall_from_a_wrong_interface() -> None:
+    hosts = [host("a"), host("b", address="10.1.2.3", prefix=16)]
+    assert one(said("ab", hosts, ab="timeout"))[0] == "PORT005"
+    assert one(said("ab", hosts, ab="timeout", ba="timeout"))[0] == "PORT005"
+    odd = Finding("NIC011", "b", "another interface leads to the head", "leave nic: out")
+    hosts[1] = host("b", address="10.1.2.3", prefix=16, findings=[odd])
+    assert one(said("ab", hosts, ab="timeout", ba="timeout"))[0] == "NIC008"
+    assert one(said("ab", hosts, ab="refused", ba="refused"))[0] == "PORT005"
+
+
+def test_an_mtu_that_is_too_large_is_told_with_the_interface() -> None:
+    (finding,) = said("abc", ac="large", ca="large", bc="large", cb="large")
+    assert (finding.code, finding.host) == ("LINK001", "c")
+    assert "ip link set eth0 mtu" in finding.remedy
+
+
+def test_a_slow_host_is_told_once_with_its_rate_and_what_is_usual() -> None:
+    ways = dict.fromkeys(["ad", "bd", "cd", "da", "db", "dc"], 1.2e6)
+    assert one(said("abcd", rate=110e6, **dict.fromkeys(ways, 1.2e6)))[:2] == ("LINK002", "d")
+    (finding,) = said("abcde", **ways)
+    assert finding.cause == (
+        "only 1.2 MB/s between d (192.168.7.4) and a, b and c each, where half of the hosts have a "
+        "link of 110 MB/s or more"
+    )
+
+
+def test_what_crawls_is_told_also_where_all_do() -> None:
+    assert one(said("ab", rate=0.4e6)) == (
+        "LINK002",
+        "b",
+        "only 0.4 MB/s between b (192.168.7.2) and a (192.168.7.1)",
+    )
+
+
+@pytest.mark.parametrize("rate", [1.1e6, 3e6])
+def test_a_slow_network_that_is_the_same_for_all_is_no_fault(rate: float) -> None:
+    assert said("abc", rate=rate) == []
+
+
+def test_what_is_a_quarter_of_the_others_and_fast_is_no_fault() -> None:
+    assert said("abc", rate=5e9, ab=13e6, ba=13e6) == []
+
+
+def test_a_way_that_is_slow_in_one_direction_is_told_with_both_rates_and_only_once() -> None:
+    assert one(said("abc", ca=1.2e6, cb=2e6)) == (
+        "LINK003",
+        "c",
+        "only 1.2 MB/s from c (192.168.7.3) to a and b, and 110 MB/s the other way",
+    )
+
+
+def test_of_three_the_one_that_is_slower_is_told_although_most_links_are_its() -> None:
+    code, where, cause = one(said("abc", **dict.fromkeys(["ac", "ca", "bc", "cb"], 3e6)))
+    assert (code, where) == ("LINK002", "c")
+    assert "between c (192.168.7.3) and a and b each" in cause
+
+
+def test_a_slow_way_out_that_holds_up_receipts_is_one_fault_of_one_host() -> None:
+    """Rates of the rig, where b sends no more than 8 Mbit/s."""
+    code, where, cause = one(said("abc", ab=132e6, cb=0.64e6, bc=1.12e6, ba=0.96e6))
+    assert (code, where) == ("LINK002", "b")
+    assert "between b (192.168.7.2) and a and c each" in cause
+
+
+def test_an_unknown_rate_is_not_slow() -> None:
+    assert said("abc", rate=0.0) == []
+    assert said("abc", ab=0.0) == []
+
+
+def test_links_of_hosts_nobody_knows_are_left_out() -> None:
+    assert judge(asked(), [host("a"), host("b")], [Link("a", "z", "timeout"), Link("a", "a")]) == []
+
+
+def test_a_thousand_hosts_are_judged_at_once() -> None:
+    names = [f"h{n}" for n in range(1000)]
+    hosts = [
+        Report(name, n, 1000, 1000, 1, "h0", "eth0", f"10.0.{n // 250}.{n % 250 + 1}", 8)
+        for n, name in enumerate(names)
+    ]
+    ways = [
+        Link(name, names[(n + 2**k) % 1000], "timeout" if n % 2 else "", 0.001, 110e6)
+        for n, name in enumerate(names)
+        for k in range(10)
+    ]
+    began = time.process_time()
+    findings = judge(asked(), hosts, ways)
+    assert time.process_time() - began < 2
+    assert len(findings) <= 13

@@ -1,0 +1,274 @@
+"""One job writes to a store, and of that job its latest start."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from train.errors import TrainError
+from train.lock import FencedOffError
+from train.store import owner as owner_module
+from train.store.owner import Owner, Ownership, read_owner
+from train.store.places import DirectoryStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "bucket")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(owner_module, "RENEW_S", 0.08)
+    monkeypatch.setattr(owner_module, "SILENCE_S", 0.6)
+    monkeypatch.setattr(owner_module, "_WATCH_S", 0.05)
+
+
+def start(
+    store: DirectoryStore,
+    job: str = "task-1",
+    attempt: str = "a",
+    restarts: int = 0,
+    home: str = "",
+    on_stop: Callable[[str], None] = lambda words: None,
+) -> Ownership:
+    me = Owner(job, attempt, f"host-{attempt}", restarts, home)
+    return Ownership(store, me, on_stop)
+
+
+def until(reached: Callable[[], bool], within: float = 10.0) -> None:
+    deadline = time.monotonic() + within
+    while not reached():
+        assert time.monotonic() < deadline, "it never came"
+        threading.Event().wait(0.01)
+
+
+def test_an_owner_is_on_record_until_it_releases_the_store(store: DirectoryStore) -> None:
+    mine = start(store)
+    assert mine.take() is None
+    on_record = json.loads(store.read("owner.json"))
+    assert (on_record["job"], on_record["attempt"], on_record["host"]) == ("task-1", "a", "host-a")
+    assert abs(on_record["time"] - time.time()) < 60
+    mine.release()
+    assert read_owner(store) is None
+
+
+def test_another_job_that_is_alive_is_not_disturbed(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its next sign of life ends the watch, however late that comes.
+    monkeypatch.setattr(owner_module, "SILENCE_S", 60.0)
+    alive = start(store)
+    alive.take()
+    with pytest.raises(TrainError) as refused:
+        start(store, "task-2", "b", restarts=9).take()
+    assert str(refused.value) == (
+        f"{store.name} belongs to job task-1 on host-a (attempt a), which is running; stop that one "
+        "first, or give this job a place of its own (another name or prefix)"
+    )
+    alive.check()
+    alive.release()
+    start(store, "task-2", "b").take()
+
+
+def test_another_job_that_is_dead_is_watched_and_then_replaced(store: DirectoryStore) -> None:
+    dead = start(store)
+    dead.take()
+    dead.close()
+    began = time.monotonic()
+    other = start(store, "task-2", "b")
+    before = other.take()
+    assert time.monotonic() - began >= 0.6
+    assert before is not None
+    assert before.job == "task-1"
+    with pytest.raises(FencedOffError, match="job task-2 on host-b"):
+        dead.check()
+    other.close()
+
+
+def test_another_job_that_ends_while_it_is_watched_makes_room_at_once(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_module, "SILENCE_S", 60.0)
+    monkeypatch.setattr(owner_module, "RENEW_S", 60.0)
+    first = start(store)
+    first.take()
+    ender = threading.Timer(0.2, first.release)
+    ender.start()
+    second = start(store, "task-2", "b")
+    second.take()
+    ender.join()
+    assert read_owner(store).attempt == "b"  # type: ignore[union-attr]
+    second.close()
+
+
+def test_a_later_start_of_the_job_takes_over_at_once_and_the_earlier_one_sees_it(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_module, "SILENCE_S", 1e6)
+    earlier = start(store, restarts=5)
+    earlier.take()
+    later = start(store, attempt="b", restarts=6)
+    later.take()
+    until(lambda: earlier.lost is not None)
+    later.check()
+    with pytest.raises(FencedOffError, match="a later start of this job, on host-b"):
+        start(store, attempt="c", restarts=5).take()
+    earlier.release()
+    assert read_owner(store).attempt == "b", "what is another's is not removed"  # type: ignore[union-attr]
+    later.close()
+
+
+@pytest.mark.parametrize(
+    ("job", "attempt", "home"), [("x", "a", ""), ("x", "b", "home"), ("task-1", "b", "")]
+)
+def test_what_was_here_before_is_not_waited_for(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, job: str, attempt: str, home: str
+) -> None:
+    monkeypatch.setattr(owner_module, "SILENCE_S", 1e6)
+    first = start(store, home="home")
+    first.take()
+    first.close()
+    second = start(store, job, attempt, home=home)
+    second.take()
+    second.check()
+    second.close()
+
+
+def test_a_renewal_of_the_earlier_start_that_comes_late_takes_nothing_back(
+    store: DirectoryStore,
+) -> None:
+    earlier = start(store)
+    earlier.take()
+    earlier.close()
+    late = store.read("owner.json")
+    later = start(store, attempt="b")
+    later.take()
+    store.write("owner.json", late)
+    later.check()
+    until(lambda: read_owner(store).attempt == "b")  # type: ignore[union-attr]
+    assert later.lost is None
+    later.close()
+
+
+def test_a_renewal_of_another_job_that_comes_late_ends_one_of_the_two(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The late one is written here: of their own, none may come while the other takes the store.
+    monkeypatch.setattr(owner_module, "RENEW_S", 1e6)
+    first = start(store)
+    first.take()
+    late = store.read("owner.json")
+    other = start(store, "task-2", "b")
+    store.write("owner.json", b"")
+    other.take()
+    store.write("owner.json", late)
+    monkeypatch.setattr(owner_module, "RENEW_S", 0.08)
+    until(lambda: first.lost is not None or other.lost is not None)
+    threading.Event().wait(0.3)
+    assert (first.lost is None) != (other.lost is None)
+    first.close()
+    other.close()
+
+
+def test_a_stop_is_passed_on_once_with_its_words(store: DirectoryStore) -> None:
+    heard: list[str] = []
+    mine = start(store, on_stop=heard.append)
+    mine.take()
+    mine.look_for_stop()
+    assert mine.asked_to_stop() is None
+    store.write("stop", b"enough \x1b[31mfor today\nmore\n")
+    until(lambda: bool(heard))
+    threading.Event().wait(0.1)
+    assert heard == ["enough [31mfor today"]
+    mine.release()
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"enough\n", "enough"), (b"", "")])
+def test_a_stop_that_is_just_being_written_is_read_with_its_words(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, content: bytes, words: str
+) -> None:
+    store.write("stop", content)
+    looks = iter([b"", content, content])
+    monkeypatch.setattr(store, "read", lambda _: next(looks))
+    assert start(store).asked_to_stop() == words
+
+
+def test_a_store_that_is_away_for_a_while_ends_nothing(
+    store: DirectoryStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Away(DirectoryStore):
+        away = False
+
+        def read(self, name: str) -> bytes:
+            if self.away:
+                raise OSError(107, "Transport endpoint is not connected")
+            return super().read(name)
+
+    flaky, heard = Away(Path(store.name)), list[str]()
+    mine = start(flaky, on_stop=heard.append)
+    mine.take()
+    mine.look_for_stop()
+    flaky.away = True
+    said = ""
+
+    def hears(words: str) -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return words in said
+
+    until(lambda: hears("does not answer"))
+    threading.Event().wait(0.2)
+    flaky.away = False
+    until(lambda: hears("answers again"))
+    assert said.count("does not answer (the mount is gone; mount the bucket again)") == 1
+    store.write("stop", b"")
+    until(lambda: heard == [""])
+    assert mine.lost is None
+    mine.release()
+
+
+def test_its_record_is_always_of_one_size(store: DirectoryStore) -> None:
+    mine = start(store)
+    mine.take()
+    size = store.size("owner.json")
+    first = read_owner(store)
+    until(lambda: read_owner(store) != first)
+    mine.close()
+    mine._thread.join(10)
+    assert store.size("owner.json") == size
+
+
+def test_a_record_that_is_being_written_is_no_sign_of_an_end(store: DirectoryStore) -> None:
+    alive = start(store)
+    alive.take()
+    alive.close()
+
+    class Half(DirectoryStore):
+        reads = 0
+
+        def read(self, name: str) -> bytes:
+            self.reads += name == "owner.json"
+            return b"{" if 2 <= self.reads <= 4 else super().read(name)
+
+    half = Half(Path(store.name))
+    began = time.monotonic()
+    other = start(half, "task-2", "b")
+    other.take()
+    assert time.monotonic() - began >= 0.6, "it was watched to the end"
+    other.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"job": 1}', b"null", b"\xff" * 10])
+def test_a_damaged_record_names_nobody(store: DirectoryStore, content: bytes) -> None:
+    store.write("owner.json", content)
+    assert read_owner(store) is None
+    mine = start(store)
+    mine.take()
+    mine.release()

@@ -1,0 +1,161 @@
+"""A call to a store that never comes back holds up nobody but itself."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.train.store.faults import Faulty
+from train.store import owner as owner_module
+from train.store import patience
+from train.store.owner import Owner, Ownership, read_owner
+from train.store.patience import Answering, HangsError
+from train.store.places import DirectoryStore
+
+
+class Hanging:
+    """A store whose operations on one object hang until they are let go."""
+
+    def __init__(self, place: Path, name: str = "") -> None:
+        self.name = name
+        self.free = threading.Event()
+        self.store = Faulty(DirectoryStore(place), self._hook)
+
+    def _hook(self, _: int, kind: str, name: str) -> None:
+        if self.name and name == self.name:
+            assert self.free.wait(60)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Hanging]:
+    made = Hanging(tmp_path / "bucket")
+    yield made
+    made.free.set()
+
+
+def until(reached: Callable[[], bool], within: float = 10.0) -> None:
+    deadline = time.monotonic() + within
+    while not reached():
+        assert time.monotonic() < deadline, "it never came"
+        threading.Event().wait(0.01)
+
+
+def test_after_a_while_it_is_given_up_and_the_others_until_it_is_back(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LIMIT_S", 0.2)
+    store = Answering(hanging.store)
+    store.write("status", b"a")
+    store.limit()
+    hanging.name = "status"
+    began = time.monotonic()
+    with pytest.raises(HangsError, match=r"a call has not come back for \d+ s \(status\)"):
+        store.write("status", b"b")
+    assert 0.2 <= time.monotonic() - began < 5
+    before = len(hanging.store.done)
+    with pytest.raises(HangsError, match="status"):
+        store.write("manifest.json", b"")
+    assert len(hanging.store.done) == before, "no call is added to it"
+    hanging.name = ""
+    hanging.free.set()
+
+    def answers() -> bool:
+        try:
+            return store.read("status") == b"b"
+        except HangsError:
+            return False
+
+    until(answers)
+
+
+def test_a_large_object_may_take_longer(
+    hanging: Hanging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LIMIT_S", 0.05)
+    monkeypatch.setattr(patience, "_SLOWEST", 400_000 / 60)
+    large = tmp_path / "model.pt"
+    large.write_bytes(bytes(400_000))
+    store = Answering(hanging.store)
+    store.limit()
+    hanging.name = "model.pt"
+    threading.Timer(0.25, hanging.free.set).start()
+    store.put("model.pt", large)
+    assert hanging.store.size("model.pt") == 400_000
+
+
+def test_where_the_machine_is_about_to_go_a_call_under_way_is_cut_short(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LIMIT_S", 600.0)
+    store = Answering(hanging.store)
+    store.limit()
+    hanging.name = "status"
+    threading.Timer(0.1, lambda: store.hurry(0.1)).start()
+    monkeypatch.setattr(patience, "_LAST_CALL_S", 0.0)
+    began = time.monotonic()
+    with pytest.raises(HangsError):
+        store.read("status")
+    assert time.monotonic() - began < 10
+
+
+def test_a_start_waits_and_says_what_for(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def hear(words: str) -> None:
+        said.append(words)
+        if len(said) == 2:
+            hanging.free.set()
+
+    monkeypatch.setattr(patience, "SAY_EVERY_S", 0.1)
+    monkeypatch.setattr(patience, "LIMIT_S", 0.0)
+    monkeypatch.setattr(patience, "say", hear)
+    store = Answering(hanging.store)
+    hanging.store.write("status", b"a")
+    hanging.name = "status"
+    began = time.monotonic()
+    assert store.read("status") == b"a"
+    line = rf"waiting for {re.escape(store.name)} \(status\), \d+ s so far"
+    assert all(re.fullmatch(line, words) for words in said)
+    assert 2 <= len(said) <= (time.monotonic() - began) / 0.1
+
+
+def test_what_a_call_raises_is_raised(hanging: Hanging) -> None:
+    with pytest.raises(FileNotFoundError):
+        Answering(hanging.store).read("nothing")
+
+
+def test_a_look_for_a_stop_that_hangs_keeps_no_owner_from_renewing(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(owner_module, "RENEW_S", 0.08)
+    mine = Ownership(hanging.store, Owner("task-1", "a", "here"), lambda words: None)
+    mine.take()
+    hanging.name = "stop"
+    mine.look_for_stop()
+    until(lambda: ("read", "stop") in hanging.store.done)
+    first = read_owner(DirectoryStore(Path(hanging.store.name)))
+    until(lambda: read_owner(DirectoryStore(Path(hanging.store.name))) != first)
+    mine.close()
+
+
+def test_a_renewal_that_hangs_keeps_no_stop_from_being_seen(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(owner_module, "RENEW_S", 0.08)
+    heard: list[str] = []
+    mine = Ownership(hanging.store, Owner("task-1", "a", "here"), heard.append)
+    mine.take()
+    mine.look_for_stop()
+    count = len(hanging.store.done)
+    hanging.name = "owner.json"
+    until(lambda: any(name == "owner.json" for _, name in hanging.store.done[count:]))
+    hanging.store._store.write("stop", b"enough")
+    until(lambda: heard == ["enough"])
+    mine.close()

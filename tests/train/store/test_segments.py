@@ -1,0 +1,107 @@
+"""The rows of metrics.jsonl survive their machine, and no object is ever written twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from train.store.places import DirectoryStore
+from train.store.segments import Segments, chain
+
+
+def rows(file: Path) -> list[tuple[str, int]]:
+    found = (json.loads(line) for line in file.read_text().splitlines())
+    return [(row["kind"], row["step"]) for row in found]
+
+
+def write(file: Path, *said: tuple[str, int]) -> None:
+    with open(file, "a") as out:
+        out.writelines(json.dumps({"kind": kind, "step": step}) + "\n" for kind, step in said)
+
+
+def steps(first: int, last: int) -> list[tuple[str, int]]:
+    return [("step", step) for step in range(first, last + 1)]
+
+
+def test_a_new_machine_has_every_row_up_to_the_step_it_goes_on_from(tmp_path: Path) -> None:
+    store, file = DirectoryStore(tmp_path / "store"), tmp_path / "metrics.jsonl"
+    segments = Segments(store, file, [], 0)
+    write(file, ("start", 0), *steps(1, 3))
+    segments.upload(2)  # the training has gone on meanwhile
+    write(file, *steps(4, 4), ("eval", 4), *steps(5, 6))
+    segments.upload(4)
+    assert sorted(store.list("")) == [
+        "metrics/000000001-000000002.jsonl",
+        "metrics/000000003-000000004.jsonl",
+    ]
+    elsewhere = tmp_path / "elsewhere" / "metrics.jsonl"
+    elsewhere.parent.mkdir()
+    again = Segments(store, elsewhere, store.list("metrics/"), 4)
+    again.restore()
+    assert rows(elsewhere) == [("start", 0), *steps(1, 4)]
+    write(elsewhere, ("start", 4), *steps(5, 8), ("done", 8))
+    again.upload(8)
+    again.close()
+    third = tmp_path / "third.jsonl"
+    Segments(store, third, store.list("metrics/"), 8).restore()
+    # What was said between the checkpoint of step 4 and the machine's end is lost with it.
+    assert rows(third) == [("start", 0), *steps(1, 4), ("start", 4), *steps(5, 8), ("done", 8)]
+
+
+def test_what_is_here_already_is_not_brought_again(tmp_path: Path) -> None:
+    store, file = DirectoryStore(tmp_path / "store"), tmp_path / "metrics.jsonl"
+    write(file, *steps(1, 6))
+    Segments(store, file, [], 0).upload(6)
+    short = tmp_path / "short.jsonl"
+    write(short, *steps(1, 3))
+    with open(short, "a") as out:
+        out.write('{"kind": "step", "st')  # cut off by a crash
+    Segments(store, short, store.list("metrics/"), 6).restore()
+    kept = [line for line in short.read_text().splitlines() if line.endswith("}")]
+    assert [json.loads(line)["step"] for line in kept] == [1, 2, 3, 4, 5, 6]
+    before = short.read_bytes()
+    Segments(store, short, store.list("metrics/"), 6).restore()
+    assert short.read_bytes() == before
+
+
+def test_rows_that_could_not_be_uploaded_come_with_the_next(tmp_path: Path) -> None:
+    class Once(DirectoryStore):
+        fails = True
+
+        def write(self, name: str, content: bytes) -> None:
+            if self.fails:
+                raise OSError("not now")
+            super().write(name, content)
+
+    store, file = Once(tmp_path / "store"), tmp_path / "metrics.jsonl"
+    segments = Segments(store, file, [], 0)
+    write(file, *steps(1, 4))
+    with pytest.raises(OSError, match="not now"):
+        segments.upload(2)
+    store.fails = False
+    segments.upload(4)
+    assert list(store.list("")) == ["metrics/000000001-000000004.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("found", "upto", "taken"),
+    [
+        ([], 5, []),
+        ([(1, 5)], 5, [(1, 5)]),
+        ([(1, 2), (3, 4), (5, 6)], 4, [(1, 2), (3, 4)]),
+        # Done twice, since the checkpoint of step 4 was lost: the rows that 5 continues.
+        ([(1, 2), (3, 4), (3, 5)], 5, [(1, 2), (3, 5)]),
+        # One object is missing: what there is.
+        ([(1, 2), (5, 6)], 6, [(1, 2), (5, 6)]),
+        # What came after the last checkpoint, but not what came after an earlier one.
+        ([(1, 2), (3, 2), (3, 4), (5, 4)], 4, [(1, 2), (3, 4), (5, 4)]),
+        ([(1, 0)], 0, [(1, 0)]),
+    ],
+)
+def test_segments_that_continue_each_other_are_taken(
+    found: list[tuple[int, int]], upto: int, taken: list[tuple[int, int]]
+) -> None:
+    names = [f"metrics/{first:09d}-{last:09d}.jsonl" for first, last in found]
+    assert chain([*names, "metrics/notes.txt"], upto) == taken

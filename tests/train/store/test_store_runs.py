@@ -1,0 +1,513 @@
+"""Whole trainings with a store: machines that die, stores that fail, users that want an end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ci import do_without
+from tests.conftest import ROOT
+from tests.real.jobs import assert_same_bits
+from tests.train.store.faults import KILLED, Hook, remote, through, whole_steps
+from tests.train.workers import Run, run
+from train import checkpoint, saver, status
+from train.layout import MARKER
+from train.saver import Saver
+from train.status import replace_file
+from train.store import owner as owner_module
+from train.store import patience
+from train.store.owner import Owner, Ownership
+from train.store.places import DirectoryStore
+
+MODELS = Path(__file__).parents[1] / "odd_models.py"
+EVERY_2 = "--checkpoint-every=2 steps"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner_module, "LOOK_S", 0.05)
+    monkeypatch.setattr(owner_module, "RENEW_S", 0.3)
+    monkeypatch.setattr(owner_module, "SILENCE_S", 1.0)
+    monkeypatch.setattr(owner_module, "_WATCH_S", 0.05)
+    monkeypatch.setattr(patience, "PAUSES_S", (0.0, 0.01))
+    monkeypatch.setattr(saver, "_LAST_PAUSES_S", (0.0, 0.05))
+    monkeypatch.setattr(saver, "_URGENT_PAUSES_S", (0.0, 0.05))
+    monkeypatch.setenv("DDPGEN_SCHEDULER", "sky task-1 1")
+
+
+@pytest.fixture(autouse=True)
+def in_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These steps take less than an upload: wait for it, so that every checkpoint that is due is taken."""
+    if "free_running" in request.fixturenames:
+        return
+    due = Saver.due
+
+    def waits(self: Saver, step: int) -> bool:
+        self._writer.wait_written(60.0)
+        return due(self, step)
+
+    monkeypatch.setattr(Saver, "due", waits)
+
+
+@pytest.fixture
+def free_running() -> None:
+    """As trainings are."""
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    return tmp_path / "bucket"
+
+
+def trained(
+    place: Path, store: str | Path, *arguments: str, processes: int = 2, steps: int = 8
+) -> Run:
+    return run(
+        place, f"{MODELS}:dropout", processes, f"--checkpoint-store={store}", f"--steps={steps}",
+        EVERY_2, "--checkpoint-keep=2", *arguments,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Without any store."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    return run(place, f"{MODELS}:dropout", 2, "--steps=8", EVERY_2)
+
+
+def steps_said(run_: Run) -> list[int]:
+    lines = (run_.directory / "metrics.jsonl").read_text().splitlines()
+    return [row["step"] for row in map(json.loads, lines) if row["kind"] == "step"]
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        ("put", "step-000000002/model.pt"),
+        ("put", "step-000000004/optimizer.pt"),
+        ("write", "metrics/000000003-000000004.jsonl"),
+        ("write", f"step-000000004/{MARKER}"),
+        ("list", "step-"),
+        ("delete", f"step-000000002/{MARKER}"),
+        ("write", f"step-000000008/{MARKER}"),
+        ("delete", "owner.json"),
+    ],
+    ids=lambda moment: f"{moment[0]} {moment[1]}",
+)
+def test_killed_in_an_upload_the_job_goes_on_elsewhere_to_the_same_tensors(
+    tmp_path: Path,
+    bucket: Path,
+    undisturbed: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: tuple[str, str],
+) -> None:
+    lists = 0
+
+    def hook(_: int, kind: str, name: str) -> None:
+        nonlocal lists
+        lists += (kind, name) == ("list", "step-")
+        if (kind, name) == moment and (kind != "list" or lists == 3):
+            os._exit(KILLED)
+
+    with monkeypatch.context() as patch:
+        through(patch, hook)
+        died = trained(tmp_path / "one", bucket)
+    assert died.codes[0] == KILLED, died.output
+    monkeypatch.setenv("DDPGEN_SCHEDULER", "sky task-1 2")
+    done = trained(tmp_path / "two", bucket)
+    assert done.codes == [0, 0], done.output
+    assert done.status.startswith("done ")
+    assert_same_bits(done.tensors(), undisturbed.tensors())
+    assert steps_said(done) == list(range(1, 9))
+    assert whole_steps(bucket) == [6, 8]
+    assert (bucket / "status").read_text() == done.status
+
+
+def test_the_bits_do_not_depend_on_the_store(
+    tmp_path: Path, bucket: Path, undisturbed: Run
+) -> None:
+    done = trained(tmp_path / "one", bucket)
+    assert done.codes == [0, 0], done.output
+    assert_same_bits(done.tensors(), undisturbed.tensors())
+    assert not (bucket / "owner.json").exists()
+    manifest = json.loads((bucket / "manifest.json").read_text())
+    assert manifest.pop("job") == "task-1"
+    assert manifest == json.loads((done.directory / "manifest.json").read_text())
+
+
+def test_without_a_store_none_of_it_is_imported() -> None:
+    code = (
+        "import sys; import train.session\n"
+        "assert not [m for m in sys.modules if m.startswith('train.store')], sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_a_stop_in_the_store_ends_all_processes_cleanly(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hook(_: int, kind: str, name: str) -> None:
+        if (kind, name) == ("delete", f"step-000000002/{MARKER}"):
+            (bucket / "stop").write_text("the loss is good enough\n")
+
+    with monkeypatch.context() as patch:
+        through(patch, hook)
+        stopped = trained(tmp_path / "one", bucket, steps=100_000)
+    assert stopped.codes == [0, 0], stopped.output
+    word, _, step, reason = stopped.status.split(maxsplit=3)
+    assert (word, reason) == ("stopped", "user: the loss is good enough\n")
+    assert int(step) < 1_000_000
+    assert whole_steps(bucket)[-1] == int(step), "a clean stop awaits its upload"
+    assert (bucket / "status").read_text() == stopped.status
+    assert not (bucket / "owner.json").exists()
+    # A recovery of this task ends, too; a new task begins where this one was.
+    monkeypatch.setenv("DDPGEN_SCHEDULER", "sky task-1 2")
+    recovered = trained(tmp_path / "two", bucket, steps=100_000)
+    assert recovered.status.startswith("stopped "), recovered.output
+    assert int(recovered.status.split()[2]) < int(step) + 1000
+    monkeypatch.setenv("DDPGEN_SCHEDULER", "sky task-2 1")
+    step = recovered.status.split()[2]
+    new = trained(tmp_path / "three", bucket, steps=int(step) + 3)
+    assert new.status.startswith("done "), new.output
+    assert f"resuming at step {step} of" in new.output
+    assert not (bucket / "stop").exists()
+
+
+def full_for(words: str) -> Hook:
+    def hook(_: int, kind: str, name: str) -> None:
+        if kind == "put" and words in name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    return hook
+
+
+def test_an_upload_that_fails_is_named_once_and_costs_nothing_else(
+    tmp_path: Path, bucket: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through(monkeypatch, full_for("step-000000004/"))
+    done = trained(tmp_path / "one", bucket, "--checkpoint-every=4 steps")
+    assert done.codes == [0, 0], done.output
+    assert done.output.count("the checkpoint of step 4 ") == 1
+    assert (
+        f"the checkpoint of step 4 is only on this machine: {bucket}: no space left there; make room or "
+        "raise the quota; training goes on with checkpoints on this machine only, the next one is tried as "
+        "planned\n"
+    ) in done.output
+    assert "checkpoints are in the store again, newest step 8\n" in done.output
+    assert whole_steps(bucket) == [8]
+    assert_same_bits(done.tensors(), undisturbed.tensors())
+
+
+def test_a_last_checkpoint_that_does_not_get_there_fails_the_job_and_the_next_start_makes_it_good(
+    tmp_path: Path, bucket: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        through(patch, full_for("step-000000008/"))
+        failed = trained(tmp_path / "one", bucket)
+    assert failed.codes == [1, 1], failed.output
+    why = (
+        f"the checkpoint of step 8 is only on this machine: {bucket}: no space left there; make room or "
+        "raise the quota. Started again, the job goes on from the newest checkpoint in the store (step 6), "
+        "and from this one where this machine's disk is there still"
+    )
+    word, _, _, reason = failed.status.split(maxsplit=3)
+    assert (word, reason) == ("failed", f"{why}\n")
+    assert (bucket / "status").read_text().endswith(f"{reason}")
+    assert not (bucket / "owner.json").exists()
+    assert remote(failed.directory, 8).is_dir()
+    again = trained(tmp_path / "one", bucket)
+    assert again.status.startswith("done "), again.output
+    assert whole_steps(bucket)[-1] == 8
+    assert_same_bits(again.tensors(), undisturbed.tensors())
+
+
+def test_a_slow_store_holds_nothing_up_and_nothing_piles_up_before_it(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, free_running: None
+) -> None:
+    uploading = threading.Lock()
+
+    def hook(_: int, kind: str, name: str) -> None:
+        if kind == "put":
+            assert uploading.acquire(blocking=False), "one at a time"
+            time.sleep(0.15)
+            uploading.release()
+
+    through(monkeypatch, hook)
+    done = trained(tmp_path / "one", bucket, "--checkpoint-every=1 steps", steps=400)
+    assert done.codes == [0, 0], done.output
+    assert whole_steps(bucket)[-1] == 400
+    uploads = len(list((bucket / "metrics").iterdir())) - 1
+    assert 1 <= uploads < 100, "as many as there was time for"
+    assert steps_said(done) == list(range(1, 401))
+
+
+def test_the_others_wait_for_a_slow_store_longer_than_for_a_peer(
+    tmp_path: Path, bucket: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hook(_: int, kind: str, name: str) -> None:
+        if name.endswith("step-000000004/model.pt"):
+            time.sleep(4.0)
+
+    through(monkeypatch, hook)
+    for place, steps in (("one", 4), ("two", 8)):
+        done = trained(tmp_path / place, bucket, "--collective-timeout=2s", steps=steps)
+        assert done.codes == [0, 0], done.output
+    assert "resuming at step 4 of 8" in done.output
+    assert_same_bits(done.tensors(), undisturbed.tensors())
+
+
+def test_a_store_that_loses_its_newest_object_costs_one_checkpoint(
+    tmp_path: Path, bucket: Path, undisturbed: Run
+) -> None:
+    done = trained(tmp_path / "one", bucket)
+    (remote(bucket, 8) / "model.pt").unlink()
+    again = trained(tmp_path / "two", bucket)
+    assert again.codes == [0, 0], again.output
+    assert f"the checkpoint of step 8 in {bucket} is not whole: model.pt is missing" in again.output
+    assert "using the checkpoint of step 6\n" in again.output
+    assert "resuming at step 6 of 8" in again.output
+    assert_same_bits(again.tensors(), undisturbed.tensors())
+    assert whole_steps(bucket)[-1] == 8
+    assert (remote(bucket, 8) / "model.pt").exists()
+    assert done.codes == [0, 0]
+
+
+def test_a_store_that_is_missing_ends_every_process_with_the_reason(tmp_path: Path) -> None:
+    failed = trained(tmp_path / "one", tmp_path / "not" / "mounted")
+    assert failed.codes == [1, 1], failed.output
+    word, _, _, reason = failed.status.split(maxsplit=3)
+    why = (
+        f"the checkpoint store {tmp_path}/not/mounted cannot be used: there is no directory "
+        f"{tmp_path}/not; is the bucket mounted there?\n"
+    )
+    assert (word, reason) == ("failed", why)
+
+
+def test_another_live_job_keeps_its_store(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its next sign of life ends the watch, however late that comes.
+    monkeypatch.setattr(owner_module, "SILENCE_S", 60.0)
+    other = Ownership(DirectoryStore(bucket), Owner("task-2", "x", "elsewhere"), print)
+    other.take()
+    try:
+        refused = trained(tmp_path / "one", bucket)
+        assert refused.codes == [1, 1], refused.output
+        assert refused.status.startswith("failed ")
+        assert "belongs to job task-2 on elsewhere (attempt x), which is running" in refused.status
+        other.check()
+    finally:
+        other.release()
+    assert trained(tmp_path / "two", bucket).status.startswith("done ")
+
+
+def test_a_later_start_of_the_same_job_ends_the_earlier_one(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = Owner("task-1", "later", "elsewhere", restarts=2)
+
+    def hook(_: int, kind: str, name: str) -> None:
+        if (kind, name) == ("write", "metrics/000000001-000000004.jsonl"):
+            Ownership(DirectoryStore(bucket), later, print).take()
+
+    # A renewal that the earlier one has begun would put its name over the later one's.
+    monkeypatch.setattr(owner_module, "RENEW_S", 1e6)
+    with monkeypatch.context() as patch:
+        through(patch, hook)
+        earlier = trained(
+            tmp_path / "one", bucket, "--checkpoint-every=4 steps", steps=100_000, processes=1
+        )
+    assert earlier.codes == [0], earlier.output
+    assert "is written to by job task-1 on elsewhere (attempt later) since" in earlier.output
+    assert whole_steps(bucket) == [], "its marker came too late"
+
+
+def test_the_interval_follows_what_an_upload_takes(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, free_running: None
+) -> None:
+    monkeypatch.setattr("train.interval.FIRST_S", 0.1)
+    done = trained(tmp_path / "one", bucket, "--checkpoint-every=auto:2s", steps=500)
+    assert done.codes == [0, 0], done.output
+    assert "and an interruption is expected every 2 s: the next ones are " in done.output
+    assert len(list((bucket / "metrics").iterdir())) >= 2
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB, as only a superuser can have one."""
+    place = tmp_path / "mounted"
+    place.mkdir()
+    try:
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)],
+            check=True, capture_output=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError) as error:
+        do_without("small disk", f"none can be mounted here: {error}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True, timeout=10)
+
+
+@pytest.mark.real
+def test_a_store_that_is_really_full(tmp_path: Path, mounted: Path) -> None:
+    (mounted / "taken").write_bytes(bytes(48 << 10))
+    failed = trained(tmp_path / "one", mounted / "run", processes=1)
+    assert failed.codes == [1], failed.output
+    assert "no space left there; make room or raise the quota" in failed.status
+    (mounted / "taken").unlink()
+    again = trained(tmp_path / "one", mounted / "run", processes=1)
+    assert again.status.startswith("done "), again.output
+
+
+@pytest.mark.real
+def test_a_store_that_is_really_read_only(tmp_path: Path, mounted: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True, timeout=10)
+    failed = trained(tmp_path / "one", mounted / "run", processes=1)
+    assert failed.codes == [1], failed.output
+    assert "cannot be used: it is read-only; mount it for writing" in failed.status
+
+
+@pytest.mark.parametrize("reason", ["preempted: the cloud says so", "signal"])
+def test_a_machine_that_is_taken_back_stops_even_if_the_store_takes_nothing(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    stop = tmp_path / "one" / "stop"
+
+    def hook(_: int, kind: str, name: str) -> None:
+        if kind == "put" and "step-000000002/" not in name:
+            stop.write_text(f"{reason}\n")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    through(monkeypatch, hook)
+    stopped = trained(tmp_path / "one", bucket, steps=100_000)
+    assert stopped.codes == [0, 0], stopped.output
+    word, _, step, told = stopped.status.split(maxsplit=3)
+    assert (word, told) == ("stopped", f"{reason}\n")
+    assert remote(stopped.directory, int(step)).is_dir()
+    assert (
+        f"the checkpoint of step {step} is only on this machine: {bucket}: no space left there; make "
+        "room or raise the quota; the job goes on from the newest one in the store (step 2)\n"
+    ) in stopped.output
+    assert (bucket / "status").read_text() == stopped.status
+    assert not (bucket / "owner.json").exists()
+
+
+def test_a_machine_that_is_taken_back_stops_even_if_its_own_disk_is_full(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, stop = checkpoint.write, tmp_path / "one" / "stop"
+
+    def write(directory: Path, step: int, *rest: object) -> None:
+        if step > 2:
+            stop.write_text("preempted: x\n")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(directory, step, *rest)  # type: ignore[arg-type]
+
+    def replace(path: Path, content: bytes) -> None:
+        if stop.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace_file(path, content)
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(status, "replace_file", replace)
+    stopped = trained(tmp_path / "one", bucket, steps=100_000)
+    assert stopped.codes == [0, 0], stopped.output
+    assert stopped.status.startswith("stopped ")
+    assert stopped.status.endswith(" preempted: x\n")
+    assert "(no space left on the device)" in stopped.output
+    assert "the job goes on from the newest one in the store (step 2)\n" in stopped.output
+    assert "the weights: " not in stopped.output
+
+
+def test_a_user_who_stops_waits_for_the_store(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on this machine alone dies with it."""
+    monkeypatch.setattr(saver, "_LAST_PAUSES_S", (0.0, 0.05, 0.1, 0.1, 0.1))
+    monkeypatch.setattr(saver, "_URGENT_PAUSES_S", (0.0,))
+    stop, tried = tmp_path / "one" / "stop", list[str]()
+
+    def hook(_: int, kind: str, name: str) -> None:
+        if kind == "put" and name.endswith("/model.pt") and "step-000000002/" not in name:
+            stop.touch()
+            tried.append(name)
+            if tried.count(name) < 4:
+                raise OSError(errno.EIO, "Input/output error")
+
+    through(monkeypatch, hook)
+    stopped = trained(tmp_path / "one", bucket, steps=100_000)
+    assert stopped.codes == [0, 0], stopped.output
+    step = stopped.status.split()[2]
+    assert stopped.output.count("trying again for 0.35 s before this ends") == 1
+    assert f"checkpoints are in the store again, newest step {step}\n" in stopped.output
+    assert whole_steps(bucket)[-1] == int(step)
+
+
+def test_the_same_fault_is_not_told_for_every_checkpoint(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through(monkeypatch, full_for("step-00000000"))
+    done = trained(tmp_path / "one", bucket, steps=10)
+    assert done.codes == [0, 0], done.output
+    assert done.output.count("is only on this machine") == 1
+    assert "checkpoints are in the store again, newest step 10\n" in done.output
+    assert whole_steps(bucket) == [10]
+
+
+def test_a_store_that_hangs_costs_no_checkpoint_here_and_is_used_again(
+    tmp_path: Path, bucket: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "LIMIT_S", 0.3)
+    monkeypatch.setattr(saver, "_LAST_PAUSES_S", (0.0, *[0.2] * 50))
+    directory = tmp_path / "one"
+
+    def hook(_: int, kind: str, name: str) -> None:
+        if (kind, name) == ("put", "step-000000002/model.pt"):
+            deadline = time.monotonic() + 60
+            while not remote(directory, 8).is_dir():
+                assert time.monotonic() < deadline, "the training waits for the store"
+                time.sleep(0.02)
+
+    through(monkeypatch, hook)
+    done = trained(directory, bucket)
+    assert done.codes == [0, 0], done.output
+    silent = rf"{re.escape(str(bucket))} does not answer: a call has not come back for \d+ s \("
+    assert re.search(silent, done.output)
+    assert "training goes on with checkpoints on this machine only" in done.output
+    assert "checkpoints are in the store again, newest step 8\n" in done.output
+    assert whole_steps(bucket)[-1] == 8
+    assert_same_bits(done.tensors(), undisturbed.tensors())
+
+
+def test_a_store_that_hangs_keeps_no_machine_that_is_taken_back(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver, "SETTLE_S", 0.5)
+    monkeypatch.setattr(patience, "_LAST_CALL_S", 0.2)
+    stop = tmp_path / "one" / "stop"
+
+    def hook(_: int, kind: str, name: str) -> None:
+        if kind == "put" and "step-000000004/" not in name:
+            stop.write_text("preempted: x\n")
+            threading.Event().wait()
+
+    # Not waited for before the next one is due.
+    monkeypatch.setattr(Saver, "due", lambda self, step: not self._writer.busy and step % 4 == 0)
+    through(monkeypatch, hook)
+    began = time.monotonic()
+    stopped = trained(tmp_path / "one", bucket, "--checkpoint-every=4 steps", steps=1_000_000)
+    assert stopped.codes == [0, 0], stopped.output
+    assert stopped.status.endswith(" preempted: x\n")
+    assert time.monotonic() - began < 45
+    assert remote(stopped.directory, int(stopped.status.split()[2])).is_dir()
+    assert "does not answer" in stopped.output

@@ -1,0 +1,432 @@
+"""The heart beats whatever the disk and the store do, and knows where the main thread stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.ports import free_port
+from train import heartbeats, stacks
+from train.heart import Heart, _Moves
+from train.heartbeats import Beat, Heard, Hearing, read_beats
+from train.mail import Mail
+from train.stacks import Stand, Watch
+
+ENV = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+
+
+class Steps:
+    step = 7
+
+
+def until(done: Callable[[], object], within: float = 10.0) -> None:
+    deadline = time.monotonic() + within
+    while not done():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+def beats(directory: Path) -> list[Beat]:
+    return sorted(read_beats(directory), key=lambda beat: beat.rank)
+
+
+def frames_of(source: str, path: str, call: str = "f") -> list[stacks.Frame]:
+    """The frames, innermost first, of code that claims to come from this file."""
+    found: list[stacks.Frame] = []
+
+    def take() -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+
+    space: dict[str, Any] = {"take": take}
+    exec(compile(source, path, "exec"), space)
+    space[call]()
+    return found
+
+
+OURS = str(Path(stacks.__file__).parent)
+
+
+def test_it_says_who_and_where_it_is_and_leaves_nothing_after_a_good_end(tmp_path: Path) -> None:
+    heart = Heart(tmp_path, ENV, "desk", every=0.05)
+    heart.start()
+    heart.meet("w", None)
+    heart.follow(Steps())
+    until(lambda: beats(tmp_path) and beats(tmp_path)[0].step == 7)
+    (beat,) = beats(tmp_path)
+    assert (beat.rank, beat.world_size, beat.host, beat.pid) == (0, 2, "desk", os.getpid())
+    assert (beat.world, beat.machine) == ("w", heartbeats.machine())
+    assert any("test_heart.py:" in line for line in beat.stack), beat.stack
+    before = beat.monotonic
+    until(lambda: beats(tmp_path)[0].monotonic > before)
+    heart.stop()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_place_that_takes_no_file_costs_heartbeats_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / heartbeats.NAME).write_text("in the way")
+    heart = Heart(tmp_path, ENV, every=0.02)
+    heart.start()
+    first = heart.beat.monotonic
+    until(lambda: heart.beat.monotonic > first)
+    heart.fail(RuntimeError("why"), waited=True)
+    assert heart.beat.ended == "RuntimeError: why"
+    heart.stop()
+
+
+def test_a_file_server_that_hangs_holds_up_neither_the_loop_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, reached = threading.Event(), threading.Event()
+
+    def write(path: Path, value: Any) -> None:
+        reached.set()
+        hangs.wait(20)
+
+    monkeypatch.setattr(heartbeats, "write", write)
+    heart = Heart(tmp_path, ENV, every=0.02)
+    heart.start()
+    assert reached.wait(10)
+    began = time.monotonic()
+    heart.follow(Steps())
+    heart.meet("w", None)
+    assert time.monotonic() - began < 1
+    heart.fail(RuntimeError("why"), waited=True)
+    assert time.monotonic() - began < 6
+    hangs.set()
+
+
+def test_the_end_of_a_process_stays_on_file_with_its_line(tmp_path: Path) -> None:
+    heart = Heart(tmp_path, ENV, every=0.05)
+    heart.start()
+    heart.meet("w", None)
+    try:
+        exec(compile("def f():\n\n    return 1 / 0\nf()", "/home/me/mine.py", "exec"), {})
+    except ZeroDivisionError as error:
+        heart.fail(error, waited=False)
+    (beat,) = beats(tmp_path)
+    assert beat.ended == "ZeroDivisionError: division by zero"
+    assert beat.where == "/home/me/mine.py:3 in f"
+    assert not beat.waited
+
+
+def test_where_it_stood_is_kept_once_the_training_has_ended(tmp_path: Path) -> None:
+    heart = Heart(tmp_path, ENV, every=0.02)
+    heart.start()
+    heart.hold()
+    stood, at = heart.beat.stack, heart.beat.monotonic
+    until(lambda: heart.beat.monotonic > at)
+    assert heart.beat.stack == stood
+    heart.stop()
+
+
+def test_what_a_step_takes_is_learned_after_the_first_that_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("train.heart.time.monotonic", lambda: clock[0])
+    moves, mine = _Moves(), Beat(0, 0, 2, "a", 1, "machine")
+    standing = Stand("forward", "", (), False, 0.0)
+    usual = []
+    # Resumed at step 100; its first step compiles for 30 s.
+    for clock[0], step in ((0.0, 100), (30.0, 101), (32.0, 103), (34.0, 103), (36.0, 105)):
+        mine = moves.take(mine, standing, step)
+        usual.append(round(mine.usual, 3))
+    assert usual == [0.0, 0.0, 1.0, 1.0, 1.2]
+    assert moves.take(mine, standing, 50).usual == mine.usual  # anew, in another world
+    clock[0] = 90.0
+    assert moves.take(mine, standing, 51).usual == mine.usual
+
+
+def test_only_the_first_of_a_host_explains(tmp_path: Path) -> None:
+    gone = Beat(
+        rank=1, local_rank=1, world_size=2, host="desk", pid=2**22 + 1, world="w",
+        machine=heartbeats.machine(), born=time.time(), time=time.time(),
+        monotonic=time.monotonic(), step=120, phase="backward", where="my_model.py:88 in forward",
+    )  # fmt: skip
+    (tmp_path / heartbeats.NAME).mkdir()
+    heart = Heart(tmp_path, ENV, "desk", every=0.02)
+    heart.start()
+    heart.meet("w", None)
+    heartbeats.write(heartbeats.rank_file(tmp_path, 1), gone.as_json())
+    until(lambda: any(beat.world == "w" and beat.rank == 0 for beat in beats(tmp_path)))
+    heart.fail(RuntimeError("Connection closed by peer"), waited=True)
+    (line,) = heart.explain(patience_s=0.0)
+    assert line.startswith(f"rank 1 on desk (process {2**22 + 1}) is gone without a word")
+    assert line.endswith("it last stood at step 121, backward, my_model.py:88 in forward")
+    assert heart.explain(patience_s=0.0) == []
+    assert heartbeats.read_said(tmp_path, "w") == {"desk": [line]}
+
+
+def test_a_rank_by_itself_explains_nothing(tmp_path: Path) -> None:
+    heart = Heart(tmp_path, {"WORLD_SIZE": "1"}, every=0.02)
+    heart.meet("w", None)
+    assert heart.explain() == []
+
+
+def test_hosts_hear_of_each_other_through_the_store_and_notice_silence(tmp_path: Path) -> None:
+    port = free_port()
+    stores = [
+        dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=20), False)
+        for rank in range(2)
+    ]
+    hearts = []
+    for rank, name in enumerate(("a", "b")):
+        place = tmp_path / name
+        place.mkdir()
+        env = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+        hearts.append(Heart(place, env, name, every=0.05))
+    for heart, store in zip(hearts, stores, strict=True):
+        heart.start()
+        heart.meet("w", store)
+
+    def heard() -> list[Heard]:
+        hearings = heartbeats.read_hearings(tmp_path / "a")
+        return [each for each in hearings[0].heard if each.beat.host == "b"] if hearings else []
+
+    until(heard)
+    assert heard()[0].beat.rank == 1
+    hearts[1]._quiet()  # as if it were frozen
+    mail = hearts[0]._mail
+    assert mail is not None
+    mail.fresh(1.0)  # its last beat has arrived
+    until(lambda: [each for each in mail.heard().heard if each.beat.rank == 1 and each.age > 2.0])
+    mail.fresh(0.5)
+    (frozen,) = (each for each in mail.heard().heard if each.beat.rank == 1)
+    assert frozen.age > 2.0, "asking again makes it no younger"
+    for heart in hearts:
+        heart.stop()
+
+
+def test_what_is_heard_is_put_on_file_while_it_is_news(tmp_path: Path) -> None:
+    store: Any = None
+    mail = Mail(store, tmp_path, Beat(0, 0, 2, "h", 1, "m"))
+    assert mail.is_due()
+    assert not mail.is_due()
+    mail._rounds += 1
+    assert mail.is_due()
+    assert not mail.is_due()
+    mail._written_at -= mail.every  # the store is silent: that is told too
+    assert mail.is_due()
+
+
+@pytest.mark.parametrize(
+    ("function", "module", "phase", "waits"),
+    [
+        ("_forward", "loop", "forward", False),
+        ("_backward", "loop", "backward", True),
+        ("answer", "control", stacks.EXCHANGE, True),
+        ("_set_up", "session", "building model and data", False),
+        ("train_step", "loop", "data", False),
+    ],
+)
+def test_the_phase_is_read_off_the_stack(
+    function: str, module: str, phase: str, waits: bool
+) -> None:
+    frame = frames_of(f"def {function}():\n    take()", f"{OURS}/{module}.py", function)
+    stand = Watch().read(frame, busy=0.0)
+    assert (stand.phase, stand.waits) == (phase, waits)
+    assert stand.where.endswith(f"train/{module}.py:2 in {function}")
+
+
+def test_who_computes_backwards_does_not_wait() -> None:
+    frame = frames_of("def _backward():\n    take()", f"{OURS}/loop.py", "_backward")
+    assert not Watch().read(frame, busy=0.9).waits
+
+
+def test_the_users_line_is_shown_and_not_what_it_calls() -> None:
+    source = (
+        "import json\ndef f():\n    json.loads('1', object_hook=None, parse_int=lambda x: take())"
+    )
+    frame = frames_of(source, "/home/me/mine.py")
+    stand = Watch().read(frame, busy=0.0)
+    assert stand.where == "/home/me/mine.py:3 in <lambda>"
+    names = stacks._kind("/home/me/mine.py"), stacks._kind(json.__file__)
+    assert names == ("user", "library")
+
+
+def test_a_backward_of_the_users_in_a_thread_of_torchs_is_found() -> None:
+    ours = frames_of("def _backward():\n    take()", f"{OURS}/loop.py", "_backward")
+    theirs = frames_of("def f():\n    take()", "/home/me/mine.py")
+    stand = Watch().read(ours, lambda: [theirs], busy=0.0)
+    assert (stand.phase, stand.where, stand.waits) == ("backward", "/home/me/mine.py:2 in f", False)
+
+
+def test_a_thread_that_runs_on_is_looked_at_without_harm() -> None:
+    """Following f_back of another thread's live frames has crashed CPython 3.11."""
+    going, watches = threading.Event(), []
+
+    def generator(depth: int) -> Any:
+        if depth:
+            yield from generator(depth - 1)
+        yield sum(x for x in range(50))
+
+    def run() -> None:
+        watches.append(Watch())
+        while not going.is_set():
+            list(generator(20))
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    until(lambda: watches)
+    try:
+        seen = set()
+        for _ in range(300):
+            seen.add(watches[0].look().stack)
+            time.sleep(0.0001)  # so that it does run on
+    finally:
+        going.set()
+        runner.join()
+    assert len(seen) > 1
+    assert all(any("test_heart.py" in line for line in stack) for stack in seen), seen
+
+
+# A thread that is not Python's gets its state, without the GIL, when it first calls into Python:
+# gloo's do at the first collective.
+NATIVE_THREADS = """
+import ctypes, sys, threading
+from train import stacks
+
+libc = ctypes.CDLL(None)
+frames = []
+
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+def in_a_native_thread(_):
+    frames.append(stacks._foreign())
+
+def threads(count):
+    for _ in range(count):
+        thread = ctypes.c_ulong()
+        assert libc.pthread_create(ctypes.byref(thread), None, in_a_native_thread, None) == 0
+        assert libc.pthread_join(thread, None) == 0
+
+sys.setswitchinterval(0.00005)
+threads(1)
+print(any("in_a_native_thread" in frame for thread in frames.pop() for frame in thread))
+in_a_native_thread = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _: None)
+watch = stacks.Watch()
+made = threading.Thread(target=threads, args=(COUNT,))
+made.start()
+while made.is_alive():
+    watch.look()
+    stacks._foreign()
+print("looked on")
+"""
+
+
+def test_threads_that_a_library_makes_meanwhile_do_no_harm() -> None:
+    """faulthandler has crashed CPython 3.11 on them: a training died of SIGSEGV as it began."""
+    code = NATIVE_THREADS.replace("COUNT", "1000")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    listed = not (3, 11) <= sys.version_info < (3, 11, 9)
+    assert done.stdout == f"{listed}\nlooked on\n"
+
+
+HOSTILE: list[Any] = [
+    b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"rank": true}', b'{"rank": 1e400}',
+    b'{"rank": 0, "world_size": 999999999}', b'{"heard": [{"beat": []}]}',
+    b'{"heard": [{"beat": ' + b"[" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", HOSTILE)
+def test_files_that_make_no_sense_are_passed_over(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / heartbeats.NAME).mkdir()
+    for name in ("rank-00000.json", "seen-by-b.json"):
+        (tmp_path / heartbeats.NAME / name).write_bytes(content)
+    assert heartbeats.gather(tmp_path) == ([], None)
+
+
+@pytest.mark.parametrize("name", ["time", "born", "step", "pid"])
+@pytest.mark.parametrize("number", [10**400, -(10**400), 10**15])
+def test_a_beat_of_numbers_that_make_no_sense_is_none(name: str, number: int) -> None:
+    said = {**Beat(0, 0, 1, "h", 1, "m").as_json(), name: number}
+    with pytest.raises(ValueError, match="no such number"):
+        Beat.from_json(said)
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"time": 1' + b"0" * 400 + b"}", b"\xff"])
+def test_mail_that_makes_no_sense_stops_nobody(tmp_path: Path, text: bytes) -> None:
+    store: Any = None
+    mail = Mail(store, tmp_path, Beat(0, 0, 2, "h", 1, "m"))
+    good = json.dumps(Beat(1, 0, 2, "b", 1, "m").as_json()).encode()
+    mail._ask = lambda: [(0, text), (1, good)]  # type: ignore[method-assign]
+    mail._listen()
+    assert [each.beat.rank for each in mail.heard().heard] == [1]
+
+
+def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
+    place = tmp_path / heartbeats.NAME
+    place.mkdir()
+    ours = [
+        "rank-00001.json",
+        "seen-by-b.json",
+        "said-b-w.txt",
+        ".rank-00001.json.7",
+        ".seen-by-b.7",
+    ]
+    theirs = [".bashrc", ".nfs0001", "notes", "rank-00000.json"]
+    for name in ours + theirs:
+        (place / name).touch()
+    heartbeats.clear(tmp_path, but_below=1)
+    assert sorted(os.listdir(place)) == sorted(theirs)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / heartbeats.NAME).symlink_to(place)
+    heartbeats.clear(tmp_path / "run")
+    assert sorted(os.listdir(place)) == sorted(theirs)
+
+
+def test_texts_of_strangers_lose_their_control_characters(tmp_path: Path) -> None:
+    beat = Beat(0, 0, 1, "h\x1b[2J\u202e", 1, "m", where="a\nb\ud800", stack=("x\r",))
+    back = Beat.from_json(json.loads(json.dumps(beat.as_json())))
+    assert (back.host, back.where, back.stack) == (
+        "h\\x1b[2J\\x202e",
+        "a\\x0ab\\xd800",
+        ("x\\x0d",),
+    )
+
+
+def test_of_the_same_beat_the_longest_silence_counts_and_of_two_the_later(tmp_path: Path) -> None:
+    beat = Beat(0, 0, 1, "h", 1, "m", world="w", monotonic=5.0)
+    later = Beat(0, 0, 1, "h", 1, "m", world="w", monotonic=6.0)
+    assert heartbeats.newest_world([Heard(beat, 1.0), Heard(beat, 9.0)]) == [Heard(beat, 9.0)]
+    assert heartbeats.newest_world([Heard(later, 3.0), Heard(beat, 1.0)]) == [Heard(later, 3.0)]
+
+
+def test_what_an_earlier_world_left_is_nobodys(tmp_path: Path) -> None:
+    old = Beat(1, 1, 2, "h", 1, "m", world="old", born=100.0)
+    new = Beat(0, 0, 2, "h", 2, "m", world="new", born=500.0)
+    coming = Beat(1, 1, 2, "h", 3, "m", born=499.0)
+    assert heartbeats.newest_world([Heard(old, 1.0), Heard(new, 1.0)]) == [Heard(new, 1.0)]
+    assert len(heartbeats.newest_world([Heard(new, 1.0), Heard(coming, 1.0)])) == 2
+
+
+def test_a_hearing_survives_its_file(tmp_path: Path) -> None:
+    (tmp_path / heartbeats.NAME).mkdir()
+    beat = Beat(0, 0, 1, "h", 1, "m", stack=("a", "b"))
+    hearing = Hearing("../h", "m", 1.0, 2.0, 3.0, 4.0, (Heard(beat, 5.0),))
+    heartbeats.write_hearing(tmp_path, hearing)
+    assert os.listdir(tmp_path / heartbeats.NAME) == ["seen-by-.._h.json"]
+    assert heartbeats.read_hearings(tmp_path) == [hearing]
+
+
+def test_buckets_are_written_to_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert heartbeats.pace(tmp_path, 1.0) == 1.0
+    mounts = f"/dev/x / ext4 rw 0 0\nbucket {tmp_path} fuse.rclone rw 0 0\n"
+    monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: mounts)
+    assert heartbeats.pace(tmp_path / "ckpt", 1.0) == 30.0

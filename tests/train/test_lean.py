@@ -1,0 +1,67 @@
+"""Training does not import torch's compiler, and whoever wants it still gets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP = """
+import sys, torch
+from train.lean import without_compiler
+model = torch.nn.Linear(2, 2)
+with without_compiler():
+    optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
+model(torch.ones(1, 2)).sum().backward()
+with without_compiler(optimizer):
+    optimizer.step()
+optimizer.zero_grad()
+state = optimizer.state_dict()
+optimizer.load_state_dict(state)
+"""
+
+
+def python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_steps_of_torchs_optimizers_do_without_it(optimizer: str) -> None:
+    code = STEP.format(optimizer=optimizer) + "print('torch._dynamo' in sys.modules)"
+    assert python(code) == "False"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import torch._dynamo.config as c; print(bool(c.optimize_ddp))",
+        "print(bool(torch._dynamo.config.optimize_ddp))",
+        "f = torch.compile(lambda x: x + 1, backend='eager'); print(f(torch.ones(1)).item() == 2)",
+        "with without_compiler():\n  print(bool(torch._dynamo.config.optimize_ddp))",
+    ],
+)
+def test_it_is_there_for_whoever_asks(use: str) -> None:
+    after = "\nimport torch._dynamo.utils; print(torch._dynamo is sys.modules['torch._dynamo'])"
+    assert python(STEP.format(optimizer="AdamW") + use + after) == "True\nTrue"
+
+
+def test_an_optimizer_of_the_users_meets_torch_as_it_is() -> None:
+    code = """
+class Own(torch.optim.SGD):
+    def step(self, closure=None):
+        import torch._dynamo.config
+        return super().step(closure)
+own = Own(model.parameters(), lr=0.1)
+model(torch.ones(1, 2)).sum().backward()
+with without_compiler(own):
+    own.step()
+print('torch._dynamo.config' in sys.modules)
+"""
+    assert python(STEP.format(optimizer="AdamW") + code) == "True"

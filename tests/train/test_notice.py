@@ -1,0 +1,502 @@
+"""The watch for a cloud's notice that it takes the machine back, against services that speak as theirs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.metadata import AZURE_WHEN, FAULTS, WHEN, Metadata, azure_event, metadata
+from train import notice
+from train.notices import Cloud, Notice, clouds
+from train.notices.service import AbsentError, Service, ServiceError
+from train.status import Status, write_status
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 30.0
+NAMES = tuple(clouds())
+NOWHERE = "http://127.0.0.1:9"  # discard: nobody listens
+WORDS = {
+    "aws": f"aws takes this machine back at {WHEN}",
+    "gcp": "gcp takes this machine back 30 s after TIME",
+    "azure": f"azure takes this machine back at {AZURE_WHEN}",
+}
+
+
+def words(said: Notice | str | None) -> str:
+    """What it says; the time at which gcp was asked is not known beforehand."""
+    text = said if isinstance(said, str) else "" if said is None else said.words
+    return re.sub(r"(30 s after|announced by) 20\S+Z", r"\1 TIME", text)
+
+
+@pytest.fixture(params=NAMES)
+def server(request: pytest.FixtureRequest) -> Iterator[Metadata]:
+    with metadata(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def aws() -> Iterator[Metadata]:
+    with metadata("aws") as running:
+        yield running
+
+
+@pytest.fixture
+def gcp() -> Iterator[Metadata]:
+    with metadata("gcp") as running:
+        yield running
+
+
+@pytest.fixture
+def azure() -> Iterator[Metadata]:
+    with metadata("azure") as running:
+        yield running
+
+
+def client(server: Metadata, every: float = 1.0) -> Cloud:
+    return clouds()[server.cloud](server.base, every)
+
+
+def test_every_cloud_says_nothing_until_it_takes_the_machine_back(server: Metadata) -> None:
+    cloud = client(server)
+    cloud.probe()
+    assert [cloud.look(), cloud.look()] == [None, None]
+    server.preempt()
+    said = cloud.look()
+    assert said is not None
+    assert (words(said), said.binding) == (WORDS[server.cloud], True)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_service_that_fails_gives_no_notice_and_is_heard_again_afterwards(
+    server: Metadata, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.notices.azure._PATIENCE_S", 1.0)
+    monkeypatch.setattr("train.notices.gcp._SLACK_S", 0.2)
+    cloud = client(server)
+    cloud.probe()
+    assert cloud.look() is None
+    server.preempt()
+    server.fault = fault
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(ServiceError):
+            cloud.look()
+        assert time.monotonic() - began < 4
+    server.fault = ""
+    assert words(cloud.look()) == WORDS[server.cloud]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_no_metadata_service_is_not_taken_for_one(server: Metadata, fault: str) -> None:
+    server.fault = fault
+    with pytest.raises(ServiceError):
+        client(server).probe()
+
+
+def test_one_cloud_is_not_taken_for_another(server: Metadata) -> None:
+    for name in set(NAMES) - {server.cloud}:
+        with pytest.raises(AbsentError):
+            clouds()[name](server.base, 1.0).probe()
+
+
+def test_what_does_not_say_that_it_is_google_is_not_believed(gcp: Metadata) -> None:
+    gcp.fault = "stranger"
+    cloud = client(gcp)
+    with pytest.raises(AbsentError):
+        cloud.probe()
+    with pytest.raises(ServiceError):
+        cloud.look()
+
+
+def test_an_expired_token_is_renewed(aws: Metadata) -> None:
+    cloud = client(aws)
+    cloud.probe()
+    assert cloud.look() is None
+    aws.tokens.clear()
+    assert cloud.look() is None
+    assert aws.asked.count("/latest/api/token") == 2
+    aws.tokens.clear()
+    aws.preempt()
+    assert words(cloud.look()) == WORDS["aws"]
+
+
+@pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
+def test_every_action_of_aws_ends_the_work_here(aws: Metadata, action: str) -> None:
+    aws.action = {"action": action, "time": WHEN}
+    assert words(client(aws).look()) == WORDS["aws"]
+
+
+@pytest.mark.parametrize("said", [{"action": "reboot", "time": WHEN}, {"time": WHEN}, {}])
+def test_an_action_that_aws_does_not_have_is_no_notice(aws: Metadata, said: dict[str, str]) -> None:
+    aws.action = said
+    with pytest.raises(ServiceError):
+        client(aws).look()
+
+
+def test_a_time_that_is_none_is_not_passed_on(aws: Metadata) -> None:
+    aws.action = {"action": "terminate", "time": "\x1b[31msoon"}
+    assert words(client(aws).look()) == "aws takes this machine back at an unknown time"
+
+
+def test_a_rebalance_recommendation_is_only_advice(aws: Metadata) -> None:
+    aws.rebalance = WHEN
+    said = client(aws).look()
+    text = f"aws may soon take this machine back (its word of {WHEN})"
+    assert said == Notice(text, binding=False)
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ("NONE", ""),
+        ("MIGRATE_ON_HOST_MAINTENANCE", ""),
+        (
+            "TERMINATE_ON_HOST_MAINTENANCE",
+            "gcp takes this machine back for maintenance, announced by TIME",
+        ),
+    ],
+)
+def test_only_a_maintenance_that_ends_the_machine_is_a_notice(
+    gcp: Metadata, event: str, said: str
+) -> None:
+    gcp.maintenance = event
+    assert words(client(gcp).look()) == said
+
+
+def test_gcp_is_heard_at_once_whatever_the_period(gcp: Metadata) -> None:
+    cloud = client(gcp, every=25.0)
+    assert cloud.look() is None
+    waiting = threading.Timer(0.5, gcp.preempt)
+    waiting.start()
+    began = time.monotonic()
+    assert words(cloud.look()) == WORDS["gcp"]
+    assert time.monotonic() - began < 5, "not a period later"
+    waiting.join()
+
+
+def test_gcp_without_news_answers_after_the_period(gcp: Metadata) -> None:
+    cloud = client(gcp, every=1.0)
+    began = time.monotonic()
+    assert [cloud.look(), cloud.look()] == [None, None]
+    assert 0.9 < time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([azure_event("Preempt", "trainer_2"), azure_event("Preempt", "trainer_30")], ""),
+        ([azure_event("Reboot"), azure_event("Freeze"), azure_event("Terminate")], ""),
+        ([azure_event("Preempt", "other", "TRAINER_3")], WORDS["azure"]),
+        ([azure_event(EventStatus="Started", NotBefore="")], "azure takes this machine back now"),
+        (["Preempt", None, {"EventType": "Preempt"}, {"Resources": "trainer_3"}], ""),
+    ],
+    ids=["of others", "of other kinds", "of several", "begun", "misshapen"],
+)
+def test_only_a_preempt_event_that_names_this_machine_is_a_notice(
+    azure: Metadata, events: list[Any], said: str
+) -> None:
+    azure.events = events
+    assert words(client(azure).look()) == said
+
+
+def test_proxies_are_not_asked(server: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, NOWHERE)
+    server.preempt()
+    assert words(client(server).look()) == WORDS[server.cloud]
+
+
+def test_who_is_here_is_found_at_once_and_all_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, asks = Service.ask, list[str]()
+
+    def counted(self: Service, path: str, *args: Any, **more: Any) -> Any:
+        asks.append(path)
+        return ask(self, path, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Service, "ask", counted)
+        places = {f"DDPGEN_METADATA_{name.upper()}": NOWHERE for name in NAMES}
+        assert notice.find(NAMES, places, 5) == []
+    assert len(asks) == len(NAMES), "where nobody listens, nobody is asked again"
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(metadata(name)) for name in NAMES}
+        running["aws"].fault = running["azure"].fault = "hang"
+        env = {f"DDPGEN_METADATA_{name.upper()}": each.base for name, each in running.items()}
+        began = time.monotonic()
+        assert [cloud.name for cloud in notice.find(NAMES, env, 5)] == ["gcp"]
+        assert time.monotonic() - began < 6, "together, not one after the other"
+
+
+def test_a_service_that_is_slow_once_is_asked_again(
+    server: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.fault = "500"
+    asked = Service.ask
+
+    def recovers(self: Service, *args: Any, **more: Any) -> Any:
+        try:
+            return asked(self, *args, **more)
+        finally:
+            server.fault = ""
+
+    monkeypatch.setattr(Service, "ask", recovers)
+    env = {f"DDPGEN_METADATA_{server.cloud.upper()}": server.base}
+    assert [cloud.name for cloud in notice.find([server.cloud], env, 5)] == [server.cloud]
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+@contextmanager
+def watching(stop_file: Path, *options: str, **services: str) -> Iterator[subprocess.Popen[str]]:
+    """The command as a child of this process, which passes for the launch script."""
+    places = {f"DDPGEN_METADATA_{n.upper()}": services.get(n, NOWHERE) for n in NAMES}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "train", "notice", f"--stop-file={stop_file}", "--every=0.2s",
+         *(options or [f"--pid={os.getpid()}"])],
+        cwd=ROOT, env=os.environ | places, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(TIMEOUT_S)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code and what it said."""
+    said = process.communicate(timeout=TIMEOUT_S)[1]
+    return process.returncode, words(said)
+
+
+def but_for_trouble(said: str) -> str:
+    """What it said, without that an answer came too late: on a busy machine one may."""
+    return "".join(line for line in said.splitlines(True) if not line.endswith("; asking on\n"))
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    assert select.select([process.stderr], [], [], TIMEOUT_S)[0], "it says nothing"
+    return process.stderr.readline()
+
+
+def test_a_notice_becomes_a_stop_file(server: Metadata, tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
+    with watching(stop, **{server.cloud: server.base}) as process:
+        while not any("scheduledevents" in p or "inst" in p for p in server.asked):
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert not stop.exists()
+        server.preempt()
+        line = f"preempted: {WORDS[server.cloud]}"
+        said = f"ddpgen: {line}; asking for a clean stop after the current step\n"
+        code, heard = end(process)
+        assert (code, but_for_trouble(heard)) == (0, said)
+    assert words(stop.read_text()) == f"{line}\n"
+    assert os.listdir(tmp_path) == ["stop"]
+
+
+def test_where_no_cloud_is_it_ends_quietly(tmp_path: Path) -> None:
+    with watching(tmp_path / "stop") as process:
+        assert end(process) == (
+            0,
+            "ddpgen: no aws or gcp or azure here that would tell of a preemption: not watching for one\n",
+        )
+    assert not (tmp_path / "stop").exists()
+
+
+def test_what_the_user_has_asked_for_stays(aws: Metadata, tmp_path: Path) -> None:
+    (tmp_path / "stop").write_text("user: enough\n")
+    aws.preempt()
+    with watching(tmp_path / "stop", aws=aws.base) as process:
+        code, said = end(process)
+    assert (code, (tmp_path / "stop").read_text()) == (0, "user: enough\n")
+    assert but_for_trouble(said) == (
+        f"ddpgen: preempted: {WORDS['aws']}; a stop was asked for already (user: enough)\n"
+    )
+
+
+def test_a_service_that_goes_away_is_told_once_and_watched_on(
+    server: Metadata, tmp_path: Path
+) -> None:
+    with watching(tmp_path / "stop", **{server.cloud: server.base}) as process:
+        while len(server.asked) < 4:
+            assert process.poll() is None
+            time.sleep(0.01)
+        server.fault = "500"
+        assert next_line(process) == (
+            f"ddpgen: {server.cloud} does not say whether it takes this machine back "
+            "(HTTP status 500); asking on\n"
+        )
+        failed = len(server.asked)
+        while len(server.asked) < failed + 5:
+            assert process.poll() is None
+            time.sleep(0.01)
+        server.preempt()
+        assert not (tmp_path / "stop").exists()
+        server.fault = ""
+        code, said = end(process)
+    assert (code, said.count("asking on")) == (0, 0), "it is said once"
+    assert words((tmp_path / "stop").read_text()) == f"preempted: {WORDS[server.cloud]}\n"
+
+
+def test_it_tells_its_advice_once_and_goes_on(aws: Metadata, tmp_path: Path) -> None:
+    aws.rebalance = WHEN
+    with watching(tmp_path / "stop", aws=aws.base) as process:
+        assert next_line(process) == (
+            f"ddpgen: aws may soon take this machine back (its word of {WHEN})\n"
+        )
+        seen = len(aws.asked)
+        while len(aws.asked) < seen + 6:
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert not (tmp_path / "stop").exists()
+        aws.preempt()
+        code, said = end(process)
+    assert (code, said.count("may soon")) == (0, 0)
+    assert (tmp_path / "stop").exists()
+
+
+def test_a_directory_that_is_not_there_yet_is_waited_for(aws: Metadata, tmp_path: Path) -> None:
+    stop = tmp_path / "job" / "stop"
+    aws.preempt()
+    with watching(stop, aws=aws.base) as process:
+        assert "cannot create" in next_line(process)
+        stop.parent.mkdir()
+        assert end(process)[0] == 0
+    assert stop.read_text() == f"preempted: {WORDS['aws']}\n"
+
+
+def test_it_ends_with_the_launch_script(aws: Metadata, tmp_path: Path) -> None:
+    script = subprocess.Popen(["sleep", "60"])
+    try:
+        with watching(tmp_path / "stop", f"--pid={script.pid}", aws=aws.base) as process:
+            while len(aws.asked) < 5:
+                assert process.poll() is None
+                time.sleep(0.01)
+            script.kill()
+            script.wait(TIMEOUT_S)
+            code, said = end(process)
+            assert (code, but_for_trouble(said)) == (0, "")
+    finally:
+        script.kill()
+        script.wait(TIMEOUT_S)
+
+
+def test_it_dies_with_its_parent(aws: Metadata, tmp_path: Path) -> None:
+    aws.fault = "hang"
+    text = 'python=$1; shift; "$python" -m train notice "$@" --pid=$$ & echo $!; wait'
+    env = os.environ | {f"DDPGEN_METADATA_{n.upper()}": NOWHERE for n in NAMES}
+    script = subprocess.Popen(
+        ["bash", "-c", text, "bash", sys.executable, f"--stop-file={tmp_path / 'stop'}"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=env | {"DDPGEN_METADATA_AWS": aws.base},
+    )  # fmt: skip
+    assert script.stdout is not None
+    assert script.stderr is not None
+    watcher = os.pidfd_open(int(script.stdout.readline()))
+    try:
+        # In the middle of its first question, for whose answer it would wait longer.
+        while not aws.asked:
+            assert script.poll() is None
+            time.sleep(0.01)
+        script.send_signal(signal.SIGKILL)
+        script.wait(TIMEOUT_S)
+        assert select.select([watcher], [], [], TIMEOUT_S)[0], "it outlives the script"
+        assert script.stderr.read() == "", "it ends when it has found that no cloud is here"
+    finally:
+        os.close(watcher)
+        script.stdout.close()
+        script.stderr.close()
+
+
+def test_without_hard_links_the_file_comes_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert notice._ask(tmp_path / "stop", "preempted: x")
+    assert (tmp_path / "stop").read_text() == "preempted: x\n"
+    assert notice._ask(tmp_path / "stop", "preempted: y")
+    assert (tmp_path / "stop").read_text() == "preempted: x\n"
+    assert "asked for already (preempted: x)" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["stop"]
+
+
+def test_a_full_disk_leaves_no_file_without_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Path, *args: Any, **more: Any) -> None:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert not notice._ask(tmp_path / "stop", "preempted: x")
+    assert os.listdir(tmp_path) == []
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_hook_waits_until_all_of_the_job_on_this_machine_has_ended(tmp_path: Path) -> None:
+    node = tmp_path / "nodes" / "a"
+    node.mkdir(parents=True)
+    for place in (tmp_path, node):
+        write_status(place, Status("running", "x", 4))
+    with watching(tmp_path / "stop", "--now", "--wait=30s") as process:
+        said = next_line(process)
+        assert "asking for a clean stop" in said
+        text = (tmp_path / "stop").read_text()
+        assert text == "preempted: kubernetes takes this machine back\n"
+        write_status(tmp_path, Status("stopped", "x", 5))
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        write_status(node, Status("stopped", "x", 5))
+        assert end(process) == (0, "")
+
+
+def test_a_hook_does_not_wait_for_ever(tmp_path: Path) -> None:
+    write_status(tmp_path, Status("running", "x", 4))
+    began = time.monotonic()
+    with watching(tmp_path / "stop", "--now", "--wait=1s") as process:
+        code, said = end(process)
+    assert code == 1
+    assert "the job still runs after 1 s" in said
+    assert time.monotonic() - began < 10
+
+
+def test_a_hook_without_a_job_has_nothing_to_do(tmp_path: Path) -> None:
+    with watching(tmp_path / "none" / "stop", "--now") as process:
+        code, said = end(process)
+    assert (code, said) == (0, f"ddpgen: nothing to stop: {tmp_path / 'none'} is not there\n")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--every=5s"], "--pid is missing"),
+        (["--pid=4194400"], "--pid=4194400: there is no such process"),
+        (["--pid=1", "--only=aws,gpc"], "'gpc' is none of aws, gcp, azure"),
+        (["--pid=1", "--every=soon"], "not a duration"),
+    ],
+)
+def test_wrong_arguments_are_refused(tmp_path: Path, options: list[str], said: str) -> None:
+    with watching(tmp_path / "stop", *options) as process:
+        code, output = end(process)
+    assert (code, said in output) == (2, True), output

@@ -1,0 +1,105 @@
+"""The processes of one host end together, whoever ends first and however."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.real.jobs import children
+
+PATIENCE_S = 20
+
+
+def spawn(script: str, *more: str, procs: int = 2) -> subprocess.Popen[str]:
+    ranks = [f"--procs={procs}", "--first-rank=1", "--world-size=4", *more]
+    return subprocess.Popen(
+        [sys.executable, "-m", "train", "spawn", *ranks, "--", "bash", "-c", script],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_each_process_gets_the_variables_torchrun_would_set() -> None:
+    names = "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK"
+    process = spawn(f'echo {names} "$0"; ! read -r', "--node-rank=1")
+    out, _ = process.communicate(timeout=PATIENCE_S)
+    assert sorted(out.splitlines()) == ["1 4 0 2 1 bash", "2 4 1 2 1 bash"]
+    assert process.returncode == 0
+
+
+def test_when_one_fails_the_others_are_ended_and_it_is_named() -> None:
+    process = spawn('[ "$RANK" = 1 ] || exit 7; exec sleep 600')
+    _, error = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    (line,) = error.splitlines()
+    assert line.startswith("ddpgen: rank 2 (process ")
+    assert line.endswith(") ended with code 7; ending the others")
+
+
+def test_a_signal_is_passed_on_and_who_ends_well_ends_it_well() -> None:
+    process = spawn('trap "echo ending; exit 0" TERM; echo ready; while :; do sleep 0.1; done')
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=PATIENCE_S)
+    assert (out, process.returncode) == ("ending\n" * 2, 0)
+
+
+def test_who_does_not_listen_is_killed_after_the_grace() -> None:
+    code = (
+        "import sys; from train import spawn; spawn.GRACE_S = 0.3;"
+        "sys.exit(spawn.spawn(['bash', '-c', 'trap : TERM; echo ready; while :; do sleep 0.1; done'],"
+        "spawn.Ranks(0, 1, 1, 0)))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="parent-death signals are Linux's")
+def test_its_processes_die_with_it() -> None:
+    process = spawn("echo ready; exec sleep 600")
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    handles = [os.pidfd_open(pid) for pid in children(process.pid)]
+    process.kill()
+    for handle in handles:
+        assert select.select([handle], [], [], PATIENCE_S)[0]
+        os.close(handle)
+    process.communicate(timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        (["--procs=3"], "these ranks do not fit into the world"),
+        (["--procs=0"], "these ranks do not fit into the world"),
+        (["--procs=1", "--first-rank=-1"], "these ranks do not fit into the world"),
+    ],
+)
+def test_ranks_beyond_the_world_are_a_wrong_argument(
+    ranks: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from train.__main__ import main
+
+    with pytest.raises(SystemExit) as caught:
+        main(["spawn", "--first-rank=2", "--world-size=4", *ranks, "--", "true"])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_command_that_is_not_there_is_named() -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "train", "spawn", "--procs=1", "--first-rank=0", "--world-size=1",
+         "--", "no-such-program"],
+        capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert process.returncode == 1
+    assert "cannot start 'no-such-program': No such file or directory" in process.stderr

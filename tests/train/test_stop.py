@@ -1,0 +1,115 @@
+"""Why a job is to stop: what a stop file says, and what all ranks make of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from train import stop
+from train.stop import StopRequest, foremost, reason_in
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    kept = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for signum, handler in kept.items():
+        signal.signal(signum, handler)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "user"),
+        (b"\n", "user"),
+        (b"  \t \npreempted: on the second line", "user"),
+        (
+            b"preempted: aws takes this machine back\nmore\n",
+            "preempted: aws takes this machine back",
+        ),
+        (b"slurm 4711 0 USR1\n", "slurm 4711 0 USR1"),
+        (b"user:   out of\tbudget \r\n", "user: out of budget"),
+        (b"\x1b[31mred\x00\x07 \xff\n", "[31mred \ufffd"),
+        (b"x" * 5000, "x" * 200),
+        (b"x" * (2 << 20), "user"),
+    ],
+    ids=["empty", "a line end", "blank", "preempted", "slurm", "blanks", "control", "long", "huge"],
+)
+def test_the_first_line_is_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "stop").write_bytes(content)
+    assert reason_in(tmp_path / "stop") == reason
+
+
+def test_a_file_that_cannot_be_read_is_the_users(tmp_path: Path) -> None:
+    (tmp_path / "stop").mkdir()
+    assert reason_in(tmp_path / "stop") == "user"
+    os.mkfifo(tmp_path / "pipe")
+    assert reason_in(tmp_path / "pipe") == "user", "nobody writes into it, and nobody waits"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "reason"),
+    [
+        (["", ""], ""),
+        (["", "user: a", "user: b"], "user: a"),
+        (["user", "", "preempted: gcp", "preempted: aws"], "preempted: gcp"),
+        (["signal", "signal"], "signal"),
+        (["signal", "user"], "user"),
+        (["signal: TERM", "preempted: gcp"], "preempted: gcp"),
+        (["slurm 4711 0 TERM", "signal"], "slurm 4711 0 TERM"),
+    ],
+)
+def test_of_several_reasons_one_is_the_jobs(reasons: list[str], reason: str) -> None:
+    assert foremost(reasons) == reason
+
+
+def test_a_file_says_more_than_a_signal(tmp_path: Path, handlers: None) -> None:
+    asked = StopRequest(tmp_path / "stop")
+    assert asked.reason == ""
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert asked.reason == "signal"
+    asked.close()
+    (tmp_path / "stop").write_text("preempted: gcp\n")
+    again = StopRequest(tmp_path / "stop")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert (again.by_file, again.reason) == (True, "preempted: gcp")
+
+
+def test_the_words_are_kept_when_the_file_goes(tmp_path: Path, handlers: None) -> None:
+    others = set(threading.enumerate())
+    asked = StopRequest(tmp_path / "stop")
+    # It ends as soon as it has seen the file.
+    (watcher,) = (t for t in set(threading.enumerate()) - others if t.name == "stop")
+    (tmp_path / "draft").write_text("preempted: gcp\n")
+    (tmp_path / "draft").rename(tmp_path / "stop")
+    watcher.join(10)
+    (tmp_path / "stop").unlink()
+    assert asked.reason == "preempted: gcp"
+
+
+def test_words_that_come_after_the_file_are_read_all_the_same(
+    tmp_path: Path, handlers: None
+) -> None:
+    (tmp_path / "stop").touch()
+    asked = StopRequest(tmp_path / "stop")
+    assert (asked.by_file, asked.reason) == (True, "user")
+    (tmp_path / "stop").write_text("user: enough\n")
+    assert asked.reason == "user: enough"
+
+
+def test_the_reason_is_there_when_the_flag_is_seen(
+    tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    (tmp_path / "stop").touch()
+    asked = StopRequest(tmp_path / "none")
+    asked.by_file = False
+    monkeypatch.setattr(stop, "_first_line", lambda path: seen.append(asked.by_file) or "why")
+    asked._found()
+    asked.close()
+    assert (seen, asked.by_file, asked.reason) == ([False], True, "why")

@@ -1,0 +1,66 @@
+"""What ends one process for good is heard by all, whatever they wait for."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from tests.ports import free_port
+from train.verdict import Verdict
+
+
+def stores(count: int) -> list[dist.TCPStore]:
+    port = free_port()
+    return [
+        dist.TCPStore("127.0.0.1", port, count, rank == 0, timedelta(seconds=20), False)
+        for rank in range(count)
+    ]
+
+
+class Ear:
+    """What a process has heard."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.heard = threading.Event()
+
+    def __call__(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.heard.set()
+
+
+def test_all_others_hear_the_first_reason_with_the_host_it_came_from() -> None:
+    ears = [Ear() for _ in range(4)]
+    verdicts = [Verdict(f"host{rank}", rank, ear) for rank, ear in enumerate(ears)]
+    met = stores(4)  # kept: the first one serves the others
+    for verdict, store in zip(verdicts, met, strict=True):
+        verdict.listen(store, 4)
+    assert verdicts[2].tell("no\n space") == ("host2: no space", True)
+    assert verdicts[3].tell("no  peer") == ("host2: no space", False)
+    for rank in (0, 1):
+        assert ears[rank].heard.wait(10)
+        assert ears[rank].reasons == ["host2: no space"]
+    assert not ears[2].reasons
+    # All have read it, so the process with the store need not wait for anybody.
+    verdicts[0].linger()
+
+
+def test_after_a_good_end_nobody_listens_any_more() -> None:
+    ear = Ear()
+    first, second = Verdict("a", 0, ear), Verdict("b", 1, lambda reason: None)
+    met = stores(2)
+    for verdict, store in zip((first, second), met, strict=True):
+        verdict.listen(store, 2)
+    first.close()
+    first.harken()
+    second.tell("too late")
+    assert not ear.heard.wait(1)
+
+
+def test_before_the_world_has_met_there_is_nobody_to_tell() -> None:
+    verdict = Verdict("a", 0, Ear())
+    assert verdict.tell("why") == ("a: why", True)
+    verdict.linger()
+    verdict.harken()

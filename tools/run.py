@@ -1,0 +1,39 @@
+"""`python tools/run.py SCRIPT`: run a bundle's local.sh as `make run` does.
+
+A job that was asked to stop and did is no error of make, so its exit code 75 becomes 0 here. The job
+is asked to stop however this process is ended, and waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from train import leash
+from train.errors import EXIT_STOPPED
+
+
+def main(script: str) -> int:
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # until there is a job: end here, with no traceback
+    leash.die_with_parent(signal.SIGTERM)
+    job = subprocess.Popen([sys.executable, "-m", "train", "leash", "--", "bash", script])
+    # A terminal's Ctrl-C and hang-up reach the job by themselves; make's SIGTERM comes here alone.
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: job.terminate())
+    code = job.wait()
+    if code == EXIT_STOPPED:
+        print("ddpgen: `make run` goes on from there")
+        return os.EX_OK
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,390 @@
+"""Who holds a training up: from heartbeats to sentences.
+
+Owns the judgement: which rank is gone, stopped, silent, behind or at a standstill, and who waits for
+it. Pure: it is given the beats with their ages, and what this machine knows of its own processes.
+Knows nothing of files, stores or sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from train.heartbeats import Beat, Heard
+from train.stacks import BACKWARD, DATA, EXCHANGE, FORWARD, TRAINING
+
+# A heartbeat may be late: a loaded machine, a long call into native code, two looks in between.
+SILENT_S = 6.0
+# One older than so many usual ones says how the rank was, not how it is.
+_FRESH = 2.5
+# A step may take this many times what it usually takes, and at least so many seconds.
+_LONGER = 10.0
+STANDING_S = 10.0
+# What comes before and after the steps (a download, an evaluation) takes its time.
+LONG_PHASE_S = 300.0
+# Hosts start their processes, and import torch, at different speeds.
+COMING_S = 30.0
+GOES_ON, WAITS, STANDS, LATE, SILENT, STOPPED, GONE, ENDED, UNKNOWN, TO_COME = (
+    "goes on", "waits", "stands", "late", "silent", "stopped", "gone", "ended", "unknown", "to come",
+)  # fmt: skip
+_LOST = (SILENT, STOPPED, GONE, ENDED)
+_STATES = {"T": STOPPED, "t": STOPPED, "Z": GONE, "X": GONE, "": GONE}
+_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A rank and how it is. `state`: of its process, where this machine can see it (proc(5); "" for
+    one that is gone), else None. `beat` is None where it was never heard of."""
+
+    rank: int
+    condition: str
+    beat: Beat | None = None
+    age: float = 0.0
+    state: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`rank 3 on b`."""
+        return f"rank {self.rank}" + (f" on {self.beat.host}" if self.beat else "")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`sentences`: cause and remedy; `wrong`: whether anything is. `blamed`: the ranks it is about."""
+
+    patients: tuple[Patient, ...]
+    sentences: tuple[str, ...]
+    wrong: bool
+    blamed: tuple[int, ...] = ()
+
+
+def examine(
+    heard: Sequence[Heard],
+    states: Mapping[int, str],
+    deaf: bool = False,
+    late: float = 0.0,
+    homes: Mapping[int, str] | None = None,
+) -> Diagnosis:
+    """Judge a world by what was heard of it.
+
+    `states`: of the processes of ranks on this machine. `deaf`: this host hears nothing of the others
+    any more, so that their silence says nothing. `late`: seconds by which what is heard may be behind.
+    `homes`: on which host a rank that was never heard of should be.
+    """
+    if not heard:
+        return Diagnosis((), (), False)
+    size = max(each.beat.world_size for each in heard)
+    known = {each.beat.rank: each for each in heard}
+    age = max(each.beat.time - each.beat.born + each.age for each in heard)
+    unheard = UNKNOWN if deaf else TO_COME if age < COMING_S + late else SILENT
+    front = max(heard, key=lambda each: (each.beat.step, -_since(each)))
+    patients = tuple(
+        _patient(rank, known.get(rank), front, states.get(rank), deaf, late, unheard)
+        for rank in range(size)
+    )
+    lost = [p for p in patients if p.condition in _LOST]
+    culprits = [p for p in lost if not (p.beat and p.beat.waited)]
+    if culprits:
+        patients = tuple(_waiting(p) for p in patients)
+        sentences = _about_lost(culprits, patients, homes or {})
+        return Diagnosis(patients, tuple(sentences), True, tuple(p.rank for p in culprits))
+    if lost:
+        return _all_waited(patients, lost)
+    return _standing(patients)
+
+
+def _since(heard: Heard) -> float:
+    """Seconds since this rank completed its last step, at least."""
+    beat = heard.beat
+    between = 0.0 if beat.phase in TRAINING else beat.in_phase
+    return heard.age + max(beat.in_step, between)
+
+
+def _patient(
+    rank: int,
+    heard: Heard | None,
+    front: Heard,
+    state: str | None,
+    deaf: bool,
+    late: float,
+    unheard: str,
+) -> Patient:
+    if heard is None:
+        return Patient(rank, unheard)
+    # All take part in every step: when the front completed its last one, this rank still lived.
+    moved = front.beat.step > heard.beat.step + 1
+    silence = min(heard.age, _since(front)) if moved else heard.age
+    condition = _condition(heard, silence, state, deaf, late)
+    return Patient(rank, condition, heard.beat, heard.age, state)
+
+
+def _condition(heard: Heard, silence: float, state: str | None, deaf: bool, late: float) -> str:
+    """`silence`: seconds since the last sign of life, which others may have given."""
+    beat = heard.beat
+    if beat.ended:
+        return ENDED
+    if state is not None and state in _STATES:
+        return _STATES[state]
+    if silence > max(SILENT_S, 4 * beat.every) + late:
+        return UNKNOWN if deaf and state is None else SILENT
+    if heard.age > max(_FRESH * beat.every, beat.every + late / 2):
+        return LATE
+    if not _stands(beat):
+        return GOES_ON
+    if silence < heard.age:
+        return LATE  # the others have left that step since
+    return WAITS if beat.waits else STANDS
+
+
+def _waiting(patient: Patient) -> Patient:
+    """Where one is lost, the others need not have waited for long to wait for it."""
+    beat = patient.beat
+    waits = patient.condition == GOES_ON and beat is not None and beat.waits and beat.step >= 0
+    return replace(patient, condition=WAITS) if waits else patient
+
+
+def _stands(beat: Beat) -> bool:
+    if beat.phase in TRAINING:
+        return beat.in_step > max(STANDING_S, _LONGER * beat.usual)
+    return beat.in_phase > LONG_PHASE_S and beat.step >= 0
+
+
+def _about_lost(
+    culprits: Sequence[Patient], patients: Sequence[Patient], homes: Mapping[int, str]
+) -> list[str]:
+    hosts = _silent_hosts(culprits, patients)
+    among = {p.rank for members in hosts for p in members}
+    sentences = [_silent_host(silent) for silent in hosts]
+    unheard = [p for p in culprits if p.beat is None]
+    alone = [p for p in culprits if p.beat is not None and p.rank not in among]
+    for patient in alone[:_NAMED]:
+        beat = _beat(patient)
+        how = _how(patient, beat, any(_waited_for(p, patient) for p in patients))
+        sentences.append(f"{patient.name} (process {beat.pid}) {how}; it last stood {stood(beat)}")
+    if len(alone) > _NAMED:
+        sentences.append(f"and {len(alone) - _NAMED} more: {ranks(_numbers(alone))}")
+    if unheard:
+        at = sorted({homes[p.rank] for p in unheard if p.rank in homes})
+        where = f" (on {', '.join(at[:_NAMED])})" if at else ""
+        sentences.append(
+            f"{ranks([p.rank for p in unheard])}{where}: no heartbeat was ever seen here; look at the "
+            "output of its host"
+        )
+    waiting = [p for p in patients if p.condition == WAITS]
+    if waiting:
+        sentences.append(_who_waits(waiting))
+    return sentences
+
+
+def _silent_hosts(culprits: Sequence[Patient], patients: Sequence[Patient]) -> list[list[Patient]]:
+    """The hosts elsewhere all of whose ranks, several, are silent: one thing has happened to them."""
+    blamed = set(_numbers(culprits))
+    of_host: dict[str, list[Patient]] = {}
+    for patient in patients:
+        if patient.beat is not None:
+            of_host.setdefault(patient.beat.host, []).append(patient)
+    return [
+        members
+        for members in of_host.values()
+        if len(members) > 1
+        and all(p.rank in blamed and p.condition == SILENT and p.state is None for p in members)
+    ]
+
+
+def _silent_host(members: Sequence[Patient]) -> str:
+    last = [f"rank {p.rank} last stood {stood(_beat(p))}" for p in members[:_NAMED]]
+    return (
+        f"{ranks(_numbers(members))} on {_beat(members[0]).host} have not been heard of for "
+        f"{duration(max(p.age for p in members))}: the host or its network is gone, or it is frozen "
+        f"there; {'; '.join(last)}"
+    )
+
+
+def _how(patient: Patient, beat: Beat, waited: bool) -> str:
+    ago = duration(patient.age)
+    if patient.condition == ENDED:
+        return f"has ended: {beat.ended}"
+    if patient.condition == STOPPED:
+        return f"is stopped, by SIGSTOP, Ctrl-Z or a debugger; kill -CONT {beat.pid} has it go on"
+    if patient.condition == GONE and waited:
+        return (
+            f"is gone by now (last heartbeat {ago} ago), and the others had waited for it in vain"
+        )
+    if patient.condition == GONE:
+        return (
+            f"is gone without a word (last heartbeat {ago} ago): killed (out of memory? see dmesg "
+            "there), or crashed in native code"
+        )
+    if patient.state == "D":
+        return f"has been silent for {ago} in state D: it waits for a disk or a driver"
+    if patient.state is not None:
+        return (
+            f"has been silent for {ago} although it runs: native code keeps Python's interpreter "
+            "lock, or the machine is overloaded"
+        )
+    return (
+        f"has not been heard of for {ago}: its host or its network is gone, or it is frozen there"
+    )
+
+
+def _waited_for(other: Patient, lost: Patient) -> bool:
+    """Whether the other one ended long after the lost one was silent, by waiting in vain."""
+    return other.beat is not None and other.beat.waited and lost.age - other.age > SILENT_S
+
+
+def _all_waited(patients: Sequence[Patient], lost: Sequence[Patient]) -> Diagnosis:
+    """Everybody who ended had waited for somebody; perhaps the one is still there."""
+    left = [p for p in patients if p.condition in (STANDS, GOES_ON) and p.beat is not None]
+    behind = [p for p in left if p.beat is not None and not p.beat.waits]
+    if behind:
+        sentences = [f"{p.name} stands {_standing_at(p)}" for p in behind[:_NAMED]]
+        numbers = set(_numbers(behind))
+        waited = [p for p in patients if p.beat is not None and p.rank not in numbers]
+        sentences.append(_who_waits(waited, "waited"))
+        return Diagnosis(patients=tuple(patients), sentences=tuple(sentences), wrong=True,
+                         blamed=tuple(p.rank for p in behind))  # fmt: skip
+    unknown = [p for p in patients if p.condition == UNKNOWN]
+    if unknown:
+        return _unheard(patients, unknown)
+    late = [p for p in patients if p.condition == LATE]
+    if late:
+        return Diagnosis(tuple(patients), tuple(_late(late)), True, _numbers(late))
+    slowest = _behind([p for p in patients if p.beat is not None])
+    if slowest:
+        return Diagnosis(tuple(patients), (_lagging(slowest),), True, _numbers(slowest))
+    sentence = f"{ranks([p.rank for p in lost])} waited for each other in vain: look at the network"
+    return Diagnosis(tuple(patients), (sentence,), True)
+
+
+def _standing(patients: Sequence[Patient]) -> Diagnosis:
+    """All live. Does one of them keep the others waiting?"""
+    present = [p for p in patients if p.beat is not None]
+    unknown = [p for p in patients if p.condition == UNKNOWN]
+    if unknown:
+        return _unheard(patients, unknown)
+    standing = [p for p in present if p.condition == STANDS]
+    if standing:
+        patients = tuple(_waiting(p) for p in patients)
+        present = [p for p in patients if p.beat is not None]
+    waiting = [p for p in present if p.condition == WAITS]
+    late = [p for p in present if p.condition == LATE]
+    if standing:
+        first = min(_position(p) for p in standing)
+        behind = [p for p in standing if _position(p) == first]
+        sentences = [f"{p.name} stands {_standing_at(p)}" for p in behind[:_NAMED]]
+        if len(behind) > _NAMED:
+            sentences.append(f"and so do {len(behind) - _NAMED} more: {ranks(_numbers(behind))}")
+        if waiting:
+            sentences.append(_who_waits(waiting))
+        return Diagnosis(tuple(patients), (*sentences, *_late(late)), True, _numbers(behind))
+    if waiting and len(waiting) == len(present):
+        behind = _behind(waiting)
+        sentence = (
+            _lagging(behind)
+            if behind
+            else (f"all ranks wait for each other {stood(_beat(waiting[0]))}: look at the network")
+        )
+        return Diagnosis(tuple(patients), (sentence,), True, _numbers(behind))
+    said = (*_late(late), *([_who_waits(waiting)] if waiting else ()))
+    nobody_goes_on = len(waiting) + len(late) == len(present)
+    return Diagnosis(tuple(patients), said, bool(waiting) and nobody_goes_on)
+
+
+def _unheard(patients: Sequence[Patient], unknown: Sequence[Patient]) -> Diagnosis:
+    sentence = f"{ranks(_numbers(unknown))}: nothing can be heard of from this host"
+    return Diagnosis(tuple(patients), (sentence,), True, _numbers(unknown))
+
+
+def _late(late: Sequence[Patient]) -> list[str]:
+    said = [
+        f"{p.name} was last heard of {duration(p.age)} ago, {stood(_beat(p))}: how it is now is not "
+        "known yet"
+        for p in late[:_NAMED]
+    ]
+    if len(late) > _NAMED:
+        said.append(f"nor is it of {len(late) - _NAMED} more: {ranks(_numbers(late))}")
+    return said
+
+
+def _behind(waiting: Sequence[Patient]) -> list[Patient]:
+    """Those who wait in an earlier step than others: what these have sent has not reached them."""
+    steps = {_beat(p).step for p in waiting}
+    return [p for p in waiting if _beat(p).step == min(steps)] if len(steps) > 1 else []
+
+
+def _lagging(behind: Sequence[Patient]) -> str:
+    return (
+        f"{ranks(_numbers(behind))} still waits {stood(_beat(behind[0]))}, which the others have "
+        "left behind: what they sent has not arrived; look at the network between them"
+    )
+
+
+def _position(patient: Patient) -> tuple[int, int]:
+    beat = _beat(patient)
+    order = [DATA, FORWARD, BACKWARD, EXCHANGE]
+    return beat.step, order.index(beat.phase) if beat.phase in order else len(order)
+
+
+def _standing_at(patient: Patient) -> str:
+    beat = _beat(patient)
+    seconds = beat.in_step if beat.phase in TRAINING else beat.in_phase
+    says = f"{stood(beat)} for {duration(seconds + patient.age)}"
+    if beat.busy >= 0.0:
+        says += f", with {min(1.0, beat.busy):.0%} of a processor"
+    return says
+
+
+def _who_waits(waiting: Sequence[Patient], verb: str = "wait") -> str:
+    """`ranks 0-2 wait in step 121, the exchange at its end`, for each place where some do."""
+    places: dict[str, list[int]] = {}
+    for patient in waiting:
+        beat = _beat(patient)
+        place = (
+            f"in {beat.phase or 'their own code'}"
+            if beat.step < 0
+            else (f"in step {beat.step + 1}, {beat.phase or 'starting'}")
+        )
+        places.setdefault(place, []).append(patient.rank)
+    said = [
+        f"{ranks(found)} {verb if verb != 'wait' or len(found) > 1 else 'waits'} {place}"
+        for place, found in sorted(places.items(), key=lambda each: each[1][0])
+    ]
+    return "; ".join(said[:_NAMED])
+
+
+def stood(beat: Beat) -> str:
+    """`at step 121, backward, my_model.py:88 in forward`."""
+    parts = [f"at step {beat.step + 1}"] if beat.step >= 0 else []
+    parts += [part for part in (beat.phase, beat.where) if part]
+    return ", ".join(parts) or "nobody knows where"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-2, 5`."""
+    spans: list[list[int]] = []
+    for n in sorted(numbers):
+        if spans and spans[-1][1] == n - 1:
+            spans[-1][1] = n
+        else:
+            spans.append([n, n])
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in spans[:8]]
+    if len(spans) > 8:
+        texts.append("…")
+    return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(texts)}"
+
+
+def duration(seconds: float) -> str:
+    """`4 s`, `3 min`, `2 h`, for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _beat(patient: Patient) -> Beat:
+    assert patient.beat is not None
+    return patient.beat
+
+
+def _numbers(patients: Sequence[Patient]) -> tuple[int, ...]:
+    return tuple(p.rank for p in patients)

@@ -1,0 +1,155 @@
+"""The heartbeats of all hosts, by way of the store in which the processes met.
+
+Owns a connection of its own and the thread that uses it: a store that does not answer blocks nobody
+else. Knows nothing of what a beat says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from train.heartbeats import Beat, Heard, Hearing
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+# How often a host asks for the others' beats, and how much that may move at the store, all together.
+_LISTEN_S = 2.0
+_BYTES_A_SECOND = 2e6
+_BEAT_BYTES = 900
+_SLOWEST_S = 60.0
+
+
+class Mail:
+    """The beats of all hosts, through the store: every rank puts its own there; the first process
+    of each host reads the others' and keeps them where this host's doctor finds them."""
+
+    def __init__(self, store: Store, directory: Path, own: Beat) -> None:
+        self._store, self._directory, self._own = store, directory, own
+        size = own.world_size
+        hosts = max(1.0, size / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        self.every = min(_SLOWEST_S, max(_LISTEN_S, hosts * size * _BEAT_BYTES / _BYTES_A_SECOND))
+        self._latest: Beat | None = None
+        self._at: dict[int, tuple[float, float]] = {}
+        self._beats: dict[int, Beat] = {}
+        self._answered = time.monotonic()
+        self._wake = threading.Condition()
+        self._rounds, self._hurry, self._closed = 0, False, False
+        self._written, self._written_at = 0, 0.0
+
+    def start(self) -> None:
+        """Begin to write and, in the first process of a host, to read."""
+        threading.Thread(target=self._run, name="heartbeats", daemon=True).start()
+
+    def send(self, beat: Beat) -> None:
+        """Have this beat put into the store; never waits."""
+        with self._wake:
+            self._latest = beat
+            self._wake.notify_all()
+
+    def is_due(self) -> bool:
+        """Whether it is time to put on file what was heard: while it is news. Asked once for each time."""
+        now, rounds = time.monotonic(), self._rounds
+        if rounds == self._written and now - self._written_at < self.every:
+            return False
+        self._written, self._written_at = rounds, now
+        return True
+
+    def heard(self) -> Hearing:
+        """What is known of the others now."""
+        now = time.monotonic()
+        with self._wake:
+            beats = [Heard(b, now - self._at[r][1]) for r, b in sorted(self._beats.items())]
+            deaf = now - self._answered
+        own = self._own
+        return Hearing(
+            own.host, own.machine, time.time(), now, self.every, round(deaf, 1), tuple(beats)
+        )
+
+    def fresh(self, patience_s: float) -> None:
+        """Ask again and again for `patience_s`: whose beat does not change meanwhile is silent."""
+        deadline = time.monotonic() + patience_s
+        with self._wake:
+            while not self._closed and time.monotonic() < deadline:
+                before, self._hurry = self._rounds, True
+                self._wake.notify_all()
+                self._wake.wait_for(
+                    lambda before=before: self._rounds > before or self._closed,  # type: ignore[misc]
+                    deadline - time.monotonic(),
+                )
+                self._wake.wait_for(lambda: self._closed, min(1.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """No more of it."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+
+    def _run(self) -> None:
+        listened = 0.0
+        try:
+            while True:
+                with self._wake:
+                    self._wake.wait_for(lambda: self._latest or self._hurry or self._closed)
+                    if self._closed:
+                        return
+                    beat, self._latest = self._latest, None
+                    hurry, self._hurry = self._hurry, False
+                if beat is not None:
+                    self._put(beat)
+                reads = self._own.local_rank == 0 and time.monotonic() - listened >= self.every
+                if hurry or reads:
+                    listened = time.monotonic()
+                    self._listen()
+        except RuntimeError:
+            return  # the store is gone; how long it has been silent is known
+
+    def _put(self, beat: Beat) -> None:
+        self._store.set(self._key(beat.rank), json.dumps(beat.as_json()))
+        with self._wake:
+            self._answered = time.monotonic()
+
+    def _listen(self) -> None:
+        for rank, text in self._ask():
+            with contextlib.suppress(ValueError, RecursionError):
+                self._take(rank, Beat.from_json(json.loads(text)))
+        with self._wake:
+            self._answered = time.monotonic()
+            self._rounds += 1
+            self._wake.notify_all()
+
+    def _ask(self) -> list[tuple[int, bytes]]:
+        # Asked for what nobody has put there yet, a store waits.
+        known = [r for r in range(self._own.world_size) if r in self._beats]
+        new = [r for r in range(self._own.world_size) if r not in self._beats]
+        known += [rank for rank in new if self._store.check([self._key(rank)])]
+        if not known:
+            return []
+        texts: Sequence[Any] = self._store.multi_get([self._key(rank) for rank in known])
+        return list(zip(known, texts, strict=True))
+
+    def _take(self, rank: int, beat: Beat) -> None:
+        """A beat's age counts from when it first came here, so that no two clocks are compared.
+
+        Of the first of a rank that is not known: only there its own clock has to do.
+        """
+        with self._wake:
+            held, now = self._at.get(rank), time.monotonic()
+            if held is None:
+                self._at[rank] = (
+                    beat.monotonic,
+                    now - min(max(0.0, time.time() - beat.time), 3600.0),
+                )
+            elif held[0] != beat.monotonic:
+                self._at[rank] = beat.monotonic, now
+            self._beats[rank] = beat
+
+    def _key(self, rank: int) -> str:
+        return f"heart/{self._own.world}/{rank}"

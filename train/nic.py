@@ -1,0 +1,323 @@
+"""This host's network interfaces, and the one by which it reaches another host.
+
+Owns the interfaces and addresses of this host, the resolution of names, the choice of the interface
+to pin, and the two looks at a port: is it free here, does it answer there. Standard library only:
+it runs before torch is imported. Knows nothing of ranks or checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from train.errors import TrainError
+from train.ifaddrs import getifaddrs
+
+_UP = 0x1  # IFF_UP, the same on Linux and macOS
+_RUNNING = 0x40  # IFF_RUNNING: up, and with a carrier
+_CONNECT_S = 3.0
+_RETRY_S = 0.25
+_SAY_EVERY_S = 10.0
+
+
+class NetworkError(TrainError):
+    """This host cannot take part over its network as it is.
+
+    The message is `cause; remedy`. `code`: which finding of the preflight it is, "" for none.
+    """
+
+    def __init__(self, cause: str, remedy: str = "", code: str = "") -> None:
+        super().__init__(f"{cause}; {remedy}" if remedy else cause)
+        self.cause, self.remedy, self.code = cause, remedy, code
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One network interface and its IPv4 addresses, the primary one first.
+
+    `prefixes`: how many bits of each address name its network, where that is known.
+    """
+
+    name: str
+    up: bool
+    carrier: bool
+    addresses: tuple[str, ...]
+    prefixes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.up:
+            return f"{self.name} (down)"
+        return f"{self.name} ({', '.join(self.addresses) or 'no IPv4 address'})"
+
+    def prefix(self, address: str) -> int:
+        """The length of the network part of `address`; 32 where it is not known."""
+        return dict(zip(self.addresses, self.prefixes, strict=False)).get(address, 32)
+
+
+def choose(head: str, nic: str = "", is_head: bool = False, peer: str = "") -> tuple[str, str]:
+    """Interface and IPv4 address by which this host takes part. Raises NetworkError.
+
+    The interface is `nic` where one is given. Else, on the head, the one that carries the address
+    by which the others call it, or, where none does (an address that is translated on the way, or
+    Debian's 127.0.1.1), the one by which it reaches `peer`; on the other hosts the one by which
+    they reach the head.
+    """
+    known = interfaces()
+    if nic:
+        return _given(nic, known, (peer or head) if is_head else head)
+    towards = resolve(head)
+    if is_head:
+        carrier = carrying(towards, known)
+        if carrier is not None and not is_loopback(towards):
+            return carrier.name, towards
+        if peer:
+            towards = resolve(peer)
+    source = source_towards(towards)
+    carrier = carrying(source, known)
+    if carrier is None:
+        raise NetworkError(
+            f"{socket.gethostname()} reaches {towards} from {source}, an address that none of its "
+            f"interfaces carries ({listed(known)})",
+            "name the interface with nic: in the spec",
+            "NIC004",
+        )
+    return carrier.name, source
+
+
+def _given(nic: str, known: list[Interface], towards: str) -> tuple[str, str]:
+    here = socket.gethostname()
+    found = next((i for i in known if i.name == nic), None)
+    if found is None:
+        raise NetworkError(
+            f"{here} has no interface {nic!r}; it has {listed(known)}",
+            f"set nic: in the spec to {_leading(towards, known)}, or leave it out to have it found",
+            "NIC001",
+        )
+    another = _another(found, known)
+    check_usable(found, known)
+    if is_loopback(found.addresses[0]) and towards and not is_loopback(resolve(towards)):
+        raise NetworkError(
+            f"the interface {nic} of {here} leads back to {here} itself",
+            another,
+            "NIC005",
+        )
+    # One interface may carry several addresses: take the one that the route to the others uses.
+    with contextlib.suppress(NetworkError):
+        source = source_towards(resolve(towards)) if towards else ""
+        if source in found.addresses:
+            return nic, source
+    return nic, found.addresses[0]
+
+
+def check_usable(nic: Interface, known: list[Interface]) -> None:
+    """Raise NetworkError when `nic` is down, or has no address or carrier."""
+    name, here, another = nic.name, socket.gethostname(), _another(nic, known)
+    if not nic.up:
+        raise NetworkError(
+            f"the interface {name} of {here} is down",
+            f"ip link set {name} up, or {another}",
+            "NIC002",
+        )
+    if not nic.addresses:
+        raise NetworkError(
+            f"the interface {name} of {here} has no IPv4 address",
+            f"give it one, or {another}",
+            "NIC004",
+        )
+    if not nic.carrier:
+        raise NetworkError(
+            f"the interface {name} of {here} is up and has no carrier",
+            f"look after its cable, or {another}",
+            "NIC003",
+        )
+
+
+def _another(than: Interface, known: list[Interface]) -> str:
+    """What to write in the spec instead, in words."""
+    usable = [i for i in known if i.carrier and i.addresses and not is_loopback(i.addresses[0])]
+    others = [each for each in usable if each != than]
+    if not others:
+        return "leave nic: out of the spec to have it found"
+    return f"set nic: in the spec to another ({listed(others)}), or leave it out to have it found"
+
+
+def _leading(towards: str, known: list[Interface]) -> str:
+    """Which of them the route to `towards` takes, in words."""
+    with contextlib.suppress(NetworkError):
+        found = carrying(source_towards(resolve(towards)), known) if towards else None
+        if found is not None:
+            return f"{found.name}, which leads to {towards}"
+    return "one of these"
+
+
+def doubts(own: str, address: str, towards: str) -> Iterator[str]:
+    """What is odd and may yet be meant: told beforehand, as torch's own message will not say it.
+
+    `own`: how the others reach this host; `address`: what it takes part by; `towards`: the head, or
+    on the head another host.
+    """
+    here, known = socket.gethostname(), interfaces()
+    with contextlib.suppress(NetworkError):
+        spelt = resolve(own)
+        if carrying(spelt, known) is None:
+            yield (
+                f"{spelt}, the address of this host in the spec, is none of {here}'s "
+                f"({listed(known)}); is this the right host, or is the address translated on the way?"
+            )
+    with contextlib.suppress(NetworkError):
+        source = source_towards(resolve(towards)) if towards else address
+        by, taken = carrying(source, known), carrying(address, known)
+        if source != address and by is not None and taken is not None and by.name != taken.name:
+            yield (
+                f"{here} reaches {towards} by {by.name}, and takes part by {taken.name} ({address}); "
+                "if the hosts do not find each other, leave nic: out of the spec"
+            )
+
+
+def carrying(address: str, known: list[Interface]) -> Interface | None:
+    """The interface that has `address`, if one has it."""
+    exact = next((i for i in known if address in i.addresses), None)
+    if exact is None and is_loopback(address):  # all of 127.0.0.0/8 is there without being listed
+        return next((i for i in known if any(map(is_loopback, i.addresses))), None)
+    return exact
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IPv4 address means the host itself, whichever that is."""
+    return ipaddress.ip_address(address).is_loopback
+
+
+def listed(known: list[Interface]) -> str:
+    """Interfaces with their addresses, in words."""
+    return ", ".join(map(str, known)) or "none at all"
+
+
+def resolve(host: str) -> str:
+    """The IPv4 address of a host name, or the address itself. Raises NetworkError."""
+    try:
+        found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, socket.gaierror) else "that is no host name"
+        raise NetworkError(
+            f"{socket.gethostname()} cannot resolve {host!r}: {why}",
+            "set address: of that host in the spec to an IPv4 address, or add it to /etc/hosts here",
+            "NAME001",
+        ) from None
+    return str(found[0][4][0])
+
+
+def source_towards(address: str) -> str:
+    """This host's address on the route to `address`; nothing is sent. Raises NetworkError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+        except OSError as error:
+            raise NetworkError(
+                f"{socket.gethostname()} has no route to {address}: {error.strerror}",
+                "bring up the network (or VPN) there, or correct the address of the other host in the spec",
+                "HOST004",
+            ) from None
+        return str(probe.getsockname()[0])
+
+
+def check_port_free(address: str, port: int) -> None:
+    """Raise NetworkError when the head could not listen on `port`, on all addresses as torch does."""
+    families = [(socket.AF_INET, ""), (socket.AF_INET, address)]
+    if socket.has_dualstack_ipv6():
+        families.insert(0, (socket.AF_INET6, ""))
+    for family, at in families:
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            try:
+                listener.bind((at, port))
+                listener.listen()
+            except OSError as error:
+                if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
+                    continue  # IPv6 is switched off here
+                raise NetworkError(_port_trouble(address, port, error)) from None
+
+
+def _port_trouble(address: str, port: int, error: OSError) -> str:
+    here = f"{socket.gethostname()} ({address})"
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} of {here} is taken by another program (ss -ltnp 'sport = :{port}' shows "
+            "which); end it, or set another rendezvous.port in the spec"
+        )
+    remedy = "set another rendezvous.port in the spec"
+    return f"{here} cannot listen on port {port}: {error.strerror}; {remedy}"
+
+
+def await_port(host: str, port: int, timeout_s: float, say: Callable[[str], None]) -> None:
+    """Return when `host` takes connections on `port`; `say` is told at once and every 10 s.
+
+    Raises NetworkError after `timeout_s` seconds, with what stood in the way last.
+    """
+    began = time.monotonic()
+    spoke: float | None = None
+    while True:
+        passed = time.monotonic() - began
+        why = _connect(host, port, max(0.1, min(_CONNECT_S, timeout_s - passed)))
+        passed = time.monotonic() - began
+        if not why:
+            return
+        if passed >= timeout_s:
+            raise NetworkError(
+                f"{socket.gethostname()} got no answer from the head {host} on port {port} within "
+                f"{timeout_s:g} s: {why}; is its script running there, is {host} its address as "
+                "seen from here, and does no firewall stand between?"
+            )
+        if spoke is None:
+            spoke = passed
+            # That nobody listens yet is what waiting is for: no reason to give.
+            say(f"{host} port {port}, {timeout_s:g} s at most")
+        elif passed - spoke >= _SAY_EVERY_S:
+            spoke = passed
+            say(f"{passed:.0f} of {timeout_s:g} s; {why}")
+        time.sleep(max(0.0, min(_RETRY_S, timeout_s - passed)))  # a closed port sends no event
+
+
+def _connect(host: str, port: int, timeout_s: float) -> str:
+    """Why `port` of `host` cannot be reached now; empty when it can."""
+    try:
+        address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    except (socket.gaierror, UnicodeError):
+        return f"{host!r} cannot be resolved here"
+    where = f"{host} port {port}" if host == address else f"{host} ({address}) port {port}"
+    try:
+        socket.create_connection((str(address), port), timeout=timeout_s).close()
+    except TimeoutError:
+        return f"{where}: no answer"
+    except OSError as error:
+        return f"{where}: {error.strerror or error}"
+    return ""
+
+
+def interfaces() -> list[Interface]:
+    """This host's interfaces. Raises NetworkError where they cannot be listed."""
+    found: dict[str, tuple[int, dict[str, int]]] = {}
+    try:
+        entries = getifaddrs()
+    except OSError as error:
+        raise NetworkError(
+            f"the interfaces of {socket.gethostname()} cannot be listed: {error.strerror}",
+            "allow getifaddrs(3), which asks by a netlink socket",
+            "NIC001",
+        ) from None
+    for name, flags, address, mask in entries:
+        addresses = found.setdefault(name, (flags, {}))[1]
+        if address:
+            addresses.setdefault(address, int.from_bytes(mask, "big").bit_count() or 32)
+    return [
+        Interface(
+            name, bool(flags & _UP), bool(flags & _RUNNING), tuple(known), tuple(known.values())
+        )
+        for name, (flags, known) in found.items()
+    ]

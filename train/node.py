@@ -1,0 +1,63 @@
+"""This host among the hosts of a job: its own directory below the checkpoints.
+
+Owns the node directory `<checkpoint dir>/nodes/<host>`: what the host's script reads there
+(`status`), and which launch the host belongs to (`launch`). The checkpoint directory may lie on one
+disk that all hosts share, or on one of each host's own; a node directory is one host's in both
+cases. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from train.lock import FencedOffError, read_lock
+from train.status import Status, read_status, replace_file, write_status
+
+
+@dataclass(frozen=True)
+class Node:
+    """`attempt`: what this host's script was given when it claimed the node directory. `given`: the
+    launch id that the script was started with, if any."""
+
+    name: str
+    directory: Path
+    attempt: str
+    given: str
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> Node | None:
+        """As the host script says; None where the job has no other hosts."""
+        directory, attempt = env.get("DDPGEN_NODE_DIR"), env.get("DDPGEN_ATTEMPT")
+        if not directory or not attempt:
+            return None
+        path = Path(directory).absolute()
+        return cls(env.get("DDPGEN_NODE") or path.name, path, attempt, env.get("DDPGEN_LAUNCH", ""))
+
+    def launch(self) -> str:
+        """The launch this host has taken part in since its script started, else the one given."""
+        try:
+            attempt, launch = (self.directory / "launch").read_text("utf-8", "replace").split()
+        except (OSError, ValueError):
+            return self.given
+        return launch if attempt == self.attempt else self.given
+
+    def remember(self, launch: str) -> None:
+        """Put the launch on file. Raises OSError."""
+        replace_file(self.directory / "launch", f"{self.attempt} {launch}\n".encode())
+
+    def check(self) -> None:
+        """Raise FencedOffError when this host's script was started anew since."""
+        holder = read_lock(self.directory)
+        if holder is None or holder.attempt != self.attempt:
+            raise FencedOffError(
+                f"attempt {self.attempt} no longer holds {self.directory}; it stops writing and ends"
+            )
+
+    def write(self, word: str, step: int | None = None, reason: str = "") -> None:
+        """Put the status on file; without a step, the one before stays. Raises OSError, FencedOffError."""
+        self.check()
+        if step is None:
+            step = (read_status(self.directory) or Status(word, self.attempt, 0)).step
+        write_status(self.directory, Status(word, self.attempt, step, reason))

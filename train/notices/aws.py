@@ -1,0 +1,69 @@
+"""Amazon EC2: the interruption notice of a spot instance, two minutes before it is taken.
+
+Owns IMDSv2 with its tokens, `spot/instance-action` and the rebalance recommendation, as in the EC2
+User Guide ("Spot Instance interruption notices", "Use IMDSv2"). The older version without tokens is not
+asked. A container behind a bridge is one network hop further away: there the token needs an instance
+with a PUT response hop limit of 2.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from train.notices import Notice
+from train.notices.service import NOT_FOUND, OK, UNAUTHORIZED, Answer, Service, ServiceError
+
+_TOKEN = "/latest/api/token"
+_DATA = "/latest/meta-data"
+_LIFE_S = 21600  # of a token: the longest there is
+_ACTIONS = ("terminate", "stop", "hibernate")
+
+
+class Aws:
+    """The instance metadata service of EC2."""
+
+    name = "aws"
+
+    def __init__(self, base: str, every: float) -> None:
+        self._service = Service(base)
+        self._token = ""
+
+    def probe(self) -> None:
+        self._token = self._new_token()
+
+    def look(self) -> Notice | None:
+        answer = self._get(f"{_DATA}/spot/instance-action")
+        if answer.status != NOT_FOUND:
+            return _interruption(answer.expect_ok().mapping())
+        answer = self._get(f"{_DATA}/events/recommendations/rebalance")
+        if answer.status != OK:
+            return None  # as nobody obeys it, nobody misses it
+        at = _time(answer.mapping().get("noticeTime"))
+        return Notice(f"aws may soon take this machine back (its word of {at})", binding=False)
+
+    def _get(self, path: str) -> Answer:
+        self._token = self._token or self._new_token()
+        answer = self._service.ask(path, {"X-aws-ec2-metadata-token": self._token})
+        if answer.status == UNAUTHORIZED:  # the token has expired
+            self._token = self._new_token()
+            answer = self._service.ask(path, {"X-aws-ec2-metadata-token": self._token})
+        return answer
+
+    def _new_token(self) -> str:
+        life = {"X-aws-ec2-metadata-token-ttl-seconds": str(_LIFE_S)}
+        token = self._service.ask(_TOKEN, life, method="PUT").expect_ok().text
+        if not re.fullmatch(r"[!-~]{1,4096}", token):  # it goes into a header
+            raise ServiceError("an answer that is no token")
+        return token
+
+
+def _interruption(said: dict[str, Any]) -> Notice:
+    if said.get("action") not in _ACTIONS:
+        raise ServiceError("an answer that makes no sense")
+    return Notice(f"aws takes this machine back at {_time(said.get('time'))}")
+
+
+def _time(text: object) -> str:
+    form = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"
+    return text if isinstance(text, str) and re.fullmatch(form, text) else "an unknown time"

@@ -1,0 +1,64 @@
+"""Google Compute Engine: a Spot VM is told 30 seconds before it is stopped.
+
+Owns `instance/preempted` and `instance/maintenance-event`, as in "Create and use Spot VMs" and "About VM
+metadata". A maintenance that moves the machine while it runs is no notice; one that ends it is (machines
+with GPUs cannot be moved).
+"""
+
+from __future__ import annotations
+
+import time
+
+from train.notices import Notice
+from train.notices.service import AbsentError, Answer, Service, ServiceError
+
+_FLAVOR = {"Metadata-Flavor": "Google"}
+_INSTANCE = "/computeMetadata/v1/instance"
+_SLACK_S = 3.0
+
+
+class Gcp:
+    """The metadata server of Compute Engine."""
+
+    name = "gcp"
+
+    def __init__(self, base: str, every: float) -> None:
+        self._service = Service(base)
+        self._wait_s = max(1, int(every))
+        self._etag = ""
+
+    def probe(self) -> None:
+        if not self._get("id", within=1.0).text.isdecimal():
+            raise ServiceError("an answer that makes no sense")
+
+    def look(self) -> Notice | None:
+        preempted = self._preempted()
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        if preempted == "TRUE":
+            return Notice(f"gcp takes this machine back 30 s after {now}")
+        if preempted != "FALSE":
+            raise ServiceError("an answer that makes no sense")
+        if self._get("maintenance-event", within=1.0).text == "TERMINATE_ON_HOST_MAINTENANCE":
+            return Notice(f"gcp takes this machine back for maintenance, announced by {now}")
+        return None
+
+    def _preempted(self) -> str:
+        """Waits for a change from the second time on: of 30 seconds none is lost to the period."""
+        path, within = "preempted", 1.0
+        if self._etag:
+            path += f"?wait_for_change=true&timeout_sec={self._wait_s}&last_etag={self._etag}"
+            within = self._wait_s + _SLACK_S
+        self._etag = ""  # after a fault the next look does not wait
+        answer = self._get(path, within)
+        etag = {key.lower(): value for key, value in answer.headers.items()}.get("etag", "")
+        self._etag = etag if etag.isalnum() and etag.isascii() else ""
+        return answer.text
+
+    def _get(self, path: str, within: float) -> Answer:
+        answer = self._service.ask(f"{_INSTANCE}/{path}", _FLAVOR, within=within).expect_ok()
+        flavors = [
+            value for key, value in answer.headers.items() if key.lower() == "metadata-flavor"
+        ]
+        if flavors != ["Google"]:
+            raise AbsentError("an answer that is not Google's")
+        return answer

@@ -1,0 +1,110 @@
+"""One request to a metadata service: answered soon, or an error.
+
+Owns the HTTP of it and its bound in time. No proxy is asked, whatever the environment says, and no
+redirection followed: the service is this machine's own. Knows no cloud.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+OK, UNAUTHORIZED, NOT_FOUND = 200, 401, 404
+_SERVER_ERROR = 500
+# Request timeout, gone for a while (Azure, during an update), too many requests.
+_LATER = (408, 410, 429)
+_MOST_BYTES = 1 << 18
+
+
+class ServiceError(Exception):
+    """No answer, or none that makes sense: nothing is known now, and it may be asked again."""
+
+
+class AbsentError(ServiceError):
+    """What is asked for is not served here."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back, whatever its status. `text`: without the white space around it."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    def expect_ok(self) -> Answer:
+        """Raises AbsentError on a status that says that this is not served, else ServiceError."""
+        if self.status == OK:
+            return self
+        passes = self.status >= _SERVER_ERROR or self.status in _LATER
+        kind = ServiceError if passes else AbsentError
+        raise kind(f"HTTP status {self.status}")
+
+    def mapping(self) -> dict[str, Any]:
+        """The JSON object in it. Raises ServiceError when it is none."""
+        try:
+            value = json.loads(self.text)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise ServiceError("an answer that makes no sense")
+        return value
+
+
+class Service:
+    """The metadata service below a URL such as `http://169.254.169.254`."""
+
+    def __init__(self, base: str) -> None:
+        parts = urlsplit(base)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+
+    def ask(
+        self,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        method: str = "GET",
+        within: float = 1.0,
+    ) -> Answer:
+        """Within `within` seconds for the connection, and as much again for all of the answer.
+
+        Raises AbsentError when nobody listens there, ServiceError for anything else that is no answer.
+        """
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=within)
+        try:
+            connection.connect()
+        except TimeoutError:
+            raise ServiceError(f"no connection within {within:g} s") from None
+        except OSError as error:
+            raise AbsentError(f"no connection: {error.strerror or error}") from None
+        # The timeout of a socket is that of each single wait: one byte now and then would go on for ever.
+        is_cut = threading.Event()
+        cut = threading.Timer(within, _cut, [connection.sock, is_cut])
+        cut.daemon = True
+        cut.start()
+        try:
+            connection.request(method, path, headers=dict(headers or {}))
+            answer = connection.getresponse()
+            text = answer.read(_MOST_BYTES).decode("utf-8", "replace").strip()
+            if answer.length or is_cut.is_set():
+                raise TimeoutError("half an answer")
+            return Answer(answer.status, dict(answer.headers.items()), text)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ServiceError(
+                f"no answer within {within:g} s, or none in HTTP ({error!r})"
+            ) from None
+        finally:
+            cut.cancel()
+            connection.close()
+
+
+def _cut(sock: socket.socket, is_cut: threading.Event) -> None:
+    is_cut.set()  # first: the end of what was cut off looks like any other
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,320 @@
+"""python -m train preflight: look at this host, check in with the others, say what is wrong.
+
+Owns the options, what is printed, preflight.json and the exit code: 0 go on, 2 a wrong argument, 69
+something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from train import leash, lock
+from train.config import seconds
+from train.errors import EXIT_UNAVAILABLE, start_command
+from train.layout import node_directory
+from train.metrics import say
+from train.preflight import checks, compare, table
+from train.preflight.asked import Asked
+from train.preflight.directory import TOKEN
+from train.preflight.finding import CODES, ERROR, WARNING, Finding, ordered
+from train.preflight.outcome import Outcome
+from train.preflight.report import Link, Report
+from train.scheduler import VARIABLE
+
+FILE = "preflight.json"
+_VERSION = 1
+_LOOK_S = 2.0
+_EARLY_S = 3.0
+_ENDLESS = 10_000
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the check; the exit code."""
+    if sys.stderr is None:  # closed by whoever started this
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
+    options = _parser().parse_args(argv)
+    asked = _asked(options)
+    # A shell has its background jobs ignore SIGINT; this one is to end at once.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
+    leash.die_with_parent(signal.SIGTERM)
+    _await_earlier(asked)
+    early = _Early()
+    try:
+        outcome = _meet(asked, early)
+    finally:
+        early.cancel()
+    findings = _judged(asked, outcome.findings)
+    failed = any(finding.is_error for finding in findings)
+    kept = _kept_in_time(asked, outcome, findings, failed)
+    # Driven, all hosts speak on one terminal: the head tells what concerns all.
+    brief = options.driven and not asked.is_head and any(f.host != asked.me for f in findings)
+    shown = [f for f in findings if f.host == asked.me] if brief else findings
+    if fresh := [f for f in shown if f not in early.shown]:
+        _show(fresh, kept)
+    if failed:
+        _say_failed(findings)
+        return EXIT_UNAVAILABLE
+    ignored = [f for f in findings if f.code in asked.ignore]
+    _say_passed(asked, outcome, options.only, f", {len(ignored)} ignored" if ignored else "")
+    return 0
+
+
+def _await_earlier(asked: Asked) -> None:
+    """Workers whose launch script was killed are about to end: they are no fault of this launch."""
+    places = (asked.checkpoint_dir, node_directory(asked.checkpoint_dir, asked.me))
+    ending: list[Path] = []
+
+    def look() -> None:
+        with contextlib.suppress(OSError):
+            for place in places:
+                holder = lock.read_lock(place)
+                if holder is None or lock.is_same_job(holder, asked.scheduler):
+                    continue
+                if lock.is_ending(holder):
+                    ending.append(place)
+
+    # A file server may not answer, or complain; that is found out, and said, by the checks.
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(_LOOK_S)
+    while ending:
+        lock.await_last_words(ending.pop())
+
+
+class _Early:
+    """What this host found by itself, told to whoever waits at its terminal for the others."""
+
+    def __init__(self) -> None:
+        self.shown: Sequence[Finding] = ()
+        self._timer: threading.Timer | None = None
+
+    def have(self, findings: Sequence[Finding]) -> None:
+        """These are known; they are shown unless the verdict comes soon."""
+        if findings:
+            self._timer = threading.Timer(_EARLY_S, self._show, [findings])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def cancel(self) -> None:
+        """The verdict is there."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _show(self, findings: Sequence[Finding]) -> None:
+        self.shown = findings
+        _show(findings, None)
+
+
+def _meet(asked: Asked, early: _Early) -> Outcome:
+    def examine() -> Report:
+        report = checks.examine(asked)
+        report = replace(report, findings=_judged(asked, report.findings))
+        early.have(report.findings)
+        return report
+
+    def judge(reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
+        return _judged(asked, compare.judge(asked, reports, links))
+
+    if not asked.alone:
+        from train.preflight import exchange  # slower to import, and one machine needs none
+
+        return exchange.meet(asked, examine, judge, say)
+    began = time.monotonic()
+    report = examine()
+    took = time.monotonic() - began
+    return Outcome(ordered(report.findings), [report], [], took, secrets.token_hex(8))
+
+
+def _judged(asked: Asked, findings: Sequence[Finding]) -> list[Finding]:
+    """What the spec ignores is still told, as a warning."""
+    return [
+        replace(finding, severity=WARNING)
+        if finding.code in asked.ignore and finding.severity == ERROR
+        else finding
+        for finding in findings
+    ]
+
+
+def _show(findings: Sequence[Finding], kept: Path | None) -> None:
+    text = table.render(findings, _width(sys.stderr), _coloured(sys.stderr), kept)
+    # The terminal may be gone by now; that is no reason to fail otherwise than we do.
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _width(stream: TextIO) -> int:
+    """Columns of the terminal. What goes to a file or a driver keeps its lines: they are searched."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _ENDLESS
+    except (OSError, ValueError):
+        return _ENDLESS
+
+
+def _coloured(stream: TextIO) -> bool:
+    # https://no-color.org
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not plain
+
+
+def _say_failed(findings: Sequence[Finding]) -> None:
+    errors = [f"{f.code} on {table.visible(f.host)}" for f in findings if f.is_error]
+    more = f" and {len(errors) - 3} more" if len(errors) > 3 else ""
+    say(f"preflight: {', '.join(errors[:3])}{more}; nothing was started")
+
+
+def _say_passed(asked: Asked, outcome: Outcome, only: bool, ignored: str) -> None:
+    if asked.alone:
+        if only:
+            say(f"preflight: this machine can start the job ({outcome.seconds:.2f} s{ignored})")
+    elif outcome.joined:
+        say("preflight: this host is fine; joining the run under way")
+    elif asked.is_head:
+        count = len(outcome.reports)
+        say(f"preflight: {count} hosts can start the job ({outcome.seconds:.2f} s{ignored})")
+    elif only:
+        say("preflight: the head says that all hosts can start the job")
+
+
+def _kept_in_time(
+    asked: Asked, outcome: Outcome, findings: Sequence[Finding], failed: bool
+) -> Path | None:
+    """Where preflight.json lies; None where it does not, or where a file server does not answer."""
+    # A live job's own record stays; that this one was refused is no news of that one.
+    if any(f.code in ("DIR004", "DIR006") and f.host == asked.me for f in findings):
+        return None
+    done: list[Path | None] = []
+
+    def keep() -> None:
+        done.append(_keep(asked, outcome, findings, failed))
+        if asked.is_head and not failed:
+            with contextlib.suppress(OSError):  # every host has read it
+                (asked.checkpoint_dir / TOKEN).unlink(missing_ok=True)
+
+    keeping = threading.Thread(target=keep, daemon=True)
+    keeping.start()
+    keeping.join(_LOOK_S)
+    return done[0] if done else None
+
+
+def _keep(asked: Asked, outcome: Outcome, findings: Sequence[Finding], failed: bool) -> Path | None:
+    """Write preflight.json; where it lies, or None where it cannot be written."""
+    kept = asked.checkpoint_dir / FILE
+    content = {
+        "version": _VERSION,
+        "job": asked.job,
+        "launch": outcome.launch,
+        "host": asked.me,
+        "head": asked.head,
+        "port": asked.port,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seconds": round(outcome.seconds, 3),
+        "ok": not failed,
+        "findings": [finding.as_json() for finding in findings],
+        "hosts": [report.as_json() for report in outcome.reports],
+        "links": [link.as_json() for link in outcome.links],
+    }
+    made = kept.with_name(f".{FILE}.{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        made.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        made.replace(kept)
+    except OSError:
+        # Why the directory cannot be written to is a finding by itself.
+        with contextlib.suppress(OSError):
+            made.unlink()
+        return None
+    return kept
+
+
+def _asked(options: argparse.Namespace) -> Asked:
+    addresses = dict(options.roster)
+    least, nodes = options.nodes
+    return Asked(
+        job=options.job,
+        me=options.me,
+        checkpoint_dir=options.checkpoint_dir.absolute(),
+        node_rank=options.node_rank,
+        nodes=nodes,
+        least=least,
+        world_size=options.world_size,
+        procs=options.procs,
+        head=options.head,
+        port=options.port,
+        is_head=options.node_rank == 0,
+        addresses=addresses,
+        nic=options.nic,
+        backend=options.backend,
+        gpus=options.gpus,
+        same_bits=options.same_bits,
+        shared=None if options.shared is None else options.shared == "true",
+        patience_s=options.timeout,
+        ignore=frozenset(options.ignore),
+        scheduler=os.environ.get(VARIABLE, ""),
+        script=start_command(among_hosts=True),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m train preflight", allow_abbrev=False)
+    add = parser.add_argument
+    add("--job", required=True)
+    add("--checkpoint-dir", type=Path, required=True)
+    add("--me", default=socket.gethostname(), help="this host's name among the hosts of the job")
+    add("--head", default="", help="name or IPv4 address; left out: a job on one machine")
+    add("--port", type=int, default=0)
+    add("--node-rank", type=int, default=0, help="the head has 0")
+    add("--nodes", type=_nodes, default=(1, 1), help="how many hosts: 3, or 2:4 for an elastic job")
+    add("--world-size", type=int, default=1)
+    add("--procs", type=int, default=1, help="processes on this host")
+    add("--roster", type=_roster, default=(), help="lines of NAME [ADDRESS], by node rank")
+    add("--nic", default="", help="the interface; default: by the route")
+    add("--backend", default="gloo")
+    add("--gpus", type=int, default=0, help="how many the processes of this host use")
+    add("--same-bits", action="store_true", help="the result is to be the same to the bit")
+    add(
+        "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"
+    )
+    add("--timeout", type=seconds, default=120.0, help="how long a host is waited for")
+    add("--ignore", type=_codes, default=(), help="codes that are warnings, comma between")
+    add("--driven", action="store_true", help="all hosts speak on one terminal")
+    add(
+        "--only", action="store_true", help="nothing will be started after it: say that all is well"
+    )
+    return parser
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    least, most = int(low), int(high or low)
+    if not 1 <= least <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of hosts")
+    return least, most
+
+
+def _roster(text: str) -> tuple[tuple[str, str], ...]:
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    if any(len(words) > 2 for words in lines):
+        raise argparse.ArgumentTypeError("a line does not hold NAME or NAME ADDRESS")
+    return tuple((words[0], words[1] if len(words) > 1 else "") for words in lines)
+
+
+def _codes(text: str) -> tuple[str, ...]:
+    codes = tuple(re.split(r"[,\s]+", text.strip()))
+    unknown = [code for code in codes if code not in CODES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"there is no code {unknown[0]!r}")
+    return codes

@@ -1,0 +1,209 @@
+"""What only all reports together tell: who differs from the others, and who shares what he must not.
+
+Of several hosts the minority is blamed, and of two the one that is not the head. The ways between the
+hosts are judged in ways.py. Pure: knows no socket, no file, no clock.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from train.preflight import ways
+from train.preflight.asked import Asked
+from train.preflight.finding import NOTE, Finding, ordered
+from train.preflight.report import Link, Report
+from train.preflight.words import listed
+
+Values = Mapping[str, str]  # what each host has, by host, the head first
+
+
+def judge(asked: Asked, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
+    """The faults that no host can see by itself, one finding each.
+
+    Neither the order of the reports nor that of the links matters. Raises nothing, whatever a host
+    says of itself.
+    """
+    hosts = sorted(reports, key=lambda report: (report.node_rank, report.host))
+    shared = list(_one_address(hosts))
+    one_address = frozenset(host.host for host in hosts if _is_among(host, shared))
+    apart = [link for link in links if not {link.host, link.peer} <= one_address]
+    found = (
+        *_versions(asked, hosts),
+        *_bundle(asked, hosts),
+        *_processors(asked, hosts),
+        *_head_name(asked, hosts),
+        *_addresses(shared),
+        *_directory(asked, hosts),
+        *ways.judge(hosts, apart),
+    )
+    return ordered(found)
+
+
+def _versions(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
+    # 2.13.0+cpu beside 2.13.0+cu126 is how a host with a GPU and one without work together.
+    yield from _differing(
+        "VER001",
+        _facts(hosts, "torch", lambda version: version.partition("+")[0]),
+        "torch {}",
+        "install one torch on all of them, or name with python: (also per host) one that they share",
+    )
+    yield from _pythons(hosts)
+    if asked.backend == "nccl" or asked.gpus:
+        yield from _differing(
+            "VER003",
+            _facts(hosts, "cuda"),
+            "a torch built for CUDA {}",
+            "install the same build of torch on all of them",
+        )
+    if asked.backend == "nccl":
+        yield from _differing(
+            "VER004",
+            _facts(hosts, "nccl"),
+            "NCCL {}",
+            "install the same build of torch (it brings NCCL) on all of them, or set backend: gloo",
+        )
+
+
+def _pythons(hosts: Sequence[Report]) -> Iterator[Finding]:
+    remedy = "name one Python for all of them with python: (also per host) in the spec"
+    whole = _facts(hosts, "python")
+    series = _facts(hosts, "python", lambda version: ".".join(version.split(".")[:2]))
+    # 3.11.7 beside 3.11.9 is what two updates make of one system: worth a word, no worry.
+    if len(set(series.values())) > 1:
+        yield from _differing("VER002", whole, "Python {}", remedy)
+    else:
+        yield from _differing("VER002", whole, "Python {}", remedy, NOTE)
+
+
+def _bundle(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
+    again = f"send it again (ddpgen launch, or {asked.script}), or copy it whole to all of them"
+    code = _facts(hosts, "code", lambda digest: digest[:12])
+    spec = _facts(hosts, "spec", lambda digest: digest[:12])
+    yield from _differing("VER005", code, "code {}", f"the bundles differ: {again}")
+    yield from _differing(
+        "VER006", spec, "spec {}", f"their bundles were rendered from different specs: {again}"
+    )
+
+
+def _processors(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
+    if asked.same_bits:
+        yield from _differing(
+            "VER007",
+            _facts(hosts, "isa"),
+            "processors for {}",
+            "nothing, if the last bits do not matter; else take hosts of one kind, or lower all to "
+            "what they have in common with ATEN_CPU_CAPABILITY in env:",
+        )
+
+
+def _facts(
+    hosts: Sequence[Report], name: str, what: Callable[[str], str] = lambda value: value
+) -> Values:
+    """A fact of each host that has it; what could not be had differs from nothing."""
+    return {host.host: what(host.facts[name]) for host in hosts if host.facts.get(name)}
+
+
+def _differing(
+    code: str, values: Values, what: str, remedy: str, severity: str = ""
+) -> Iterator[Finding]:
+    """One finding where the hosts do not all have the same, about the first of the minority."""
+    kinds = _kinds(values)
+    if len(kinds) < 2:
+        return
+    said = [
+        f"{listed(names)} {'has' if len(names) == 1 else 'have'} {what.format(value)}"
+        for value, names in kinds
+    ]
+    first = kinds[0][1][0]
+    yield Finding(code, first, _shortened(said), remedy, severity)
+
+
+def _kinds(values: Values) -> list[tuple[str, list[str]]]:
+    """Each value with its hosts: what most have comes last, and of equally many what the head has."""
+    counts = Counter(values.values())
+    order = {value: rank for rank, value in enumerate(dict.fromkeys(values.values()))}
+    kinds = sorted(counts, key=lambda value: (counts[value], -order[value]))
+    return [(kind, [host for host, value in values.items() if value == kind]) for kind in kinds]
+
+
+def _shortened(parts: Sequence[str]) -> str:
+    """Of very many kinds the rarest few and the most common one."""
+    if len(parts) > 6:
+        parts = [*parts[:5], f"{len(parts) - 6} other kinds", parts[-1]]
+    return "; ".join(parts)
+
+
+def _head_name(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
+    # That a host calls itself 127.0.1.1 (Debian's way) is not this fault; NAME002 and NAME003 know.
+    resolved = {
+        host.host: host.resolved
+        for host in hosts
+        if host.resolved and host.head == asked.head and not _is_loopback(host.resolved)
+    }
+    kinds = _kinds(resolved)
+    if len(kinds) < 2:
+        return
+    said = [f"{address} on {listed(names)}" for address, names in kinds]
+    yield Finding(
+        "NAME005",
+        kinds[0][1][0],
+        f"the head's name {asked.head} is {_shortened(said)}",
+        "set address: of the head in the spec to its IPv4 address, or give the name one meaning in "
+        "DNS or in every /etc/hosts",
+    )
+
+
+def _one_address(hosts: Sequence[Report]) -> Iterator[Sequence[Report]]:
+    """The hosts that share an address although they are different machines, address by address."""
+    by_address: dict[str, list[Report]] = {}
+    for host in hosts:
+        if host.address and host.facts.get("machine") and not _is_loopback(host.address):
+            by_address.setdefault(host.address, []).append(host)
+    for together in by_address.values():
+        if len({host.facts["machine"] for host in together}) > 1:
+            yield together
+
+
+def _is_among(host: Report, groups: Sequence[Sequence[Report]]) -> bool:
+    return any(host in group for group in groups)
+
+
+def _addresses(shared: Sequence[Sequence[Report]]) -> Iterator[Finding]:
+    for together in shared:
+        names = listed([host.host for host in together])
+        by = listed(list(dict.fromkeys(host.nic for host in together if host.nic)))
+        yield Finding(
+            "NIC009",
+            together[-1].host,
+            f"{names} are different machines, and take part with one address, {together[0].address}"
+            + (f" (by {by})" if by else ""),
+            "set nic: of each host to the interface that leads to the others (never docker0 or the NAT "
+            "of a virtual machine), or give each an address of its own",
+        )
+
+
+def _directory(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
+    if not asked.shared:
+        return
+    seen = _facts(hosts, "filesystem")
+    kinds = _kinds(seen)
+    if len(kinds) < 2:
+        return
+    alone = [name for name in seen if name not in kinds[-1][1]]
+    see = "does not see" if len(alone) == 1 else "do not see"
+    yield Finding(
+        "DIR005",
+        alone[0],
+        f"{listed(alone)} {see} in {asked.checkpoint_dir} what {listed(kinds[-1][1])} put there",
+        "mount the shared file system there on every host, or let checkpoint.dir point to where it is"
+        + ("" if asked.scheduler else ", or leave checkpoint.shared out of the spec"),
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,360 @@
+"""Where guests check in: the head's conversations with them.
+
+Owns who is let in, who is turned away and why, and who is at fault when a guest leaves or falls
+silent. When the gathering is over and what the verdict is, head.py decides. The messages are listed
+in exchange.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from train.nic import is_loopback
+from train.preflight import blame, links
+from train.preflight.asked import Asked
+from train.preflight.finding import WARNING, Finding
+from train.preflight.own import (
+    SILENT_S,
+    VERSION,
+    Hello,
+    Waiting,
+    beat_s,
+    is_bad,
+    new_instance,
+    printable,
+    slack_s,
+)
+from train.preflight.report import Link, Report, number
+from train.preflight.roll import Member, Roll
+from train.preflight.verdict import Verdict
+from train.preflight.wire import Conn, Message, WireError, encode, is_own
+
+GATHER, PROBE, TELL, OVER = range(4)
+_HELLO_S = 4.0
+_CLOCK = 1e12  # seconds, more than any clock shows
+_TOLD = 32  # hosts that take no part
+_RETURN_S = 2.0  # for a guest whose connection broke
+
+
+class Desk:
+    """What the head knows of a launch, and how it hears of it. `phase`: GATHER, PROBE, TELL, OVER;
+    `listens`: at the very port that the others try; `met`: what calling a missing host met, by rank;
+    `unheard`: whose acknowledgement is awaited; `turned`: who is told the verdict but takes no part;
+    `open`: all conversations; `lost`: hosts that left or fell silent; `changed`: set when there is something to decide."""
+
+    def __init__(self, asked: Asked, say: Callable[[str], None]) -> None:
+        self.asked, self.say = asked, say
+        self.elastic = asked.least < asked.nodes
+        self.token = secrets.token_hex(8)
+        self.hello = Hello.of(asked, new_instance(), 0)
+        self.roll = Roll(asked)
+        self.turns = links.Turns()
+        self.phase = GATHER
+        self.listens = True
+        self.resolved = ""
+        self.met: dict[int, str] = {}
+        self.unheard: set[Conn] = set()
+        self.turned: set[Conn] = set()
+        self.open: set[Conn] = set()
+        self.lost: set[str] = set()
+        self.changed = asyncio.Event()
+        self.failed_at: float | None = None
+        self._faults: list[Finding] = []
+        self._cut: dict[str, list[str]] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._waiting = Waiting(say)
+
+    def fail(self, *faults: Finding) -> None:
+        """The launch will not go on."""
+        self._faults += faults
+        self.failed_at = self.failed_at or time.monotonic()
+        self.changed.set()
+
+    def faults(self) -> list[Finding]:
+        """What went wrong while the hosts met; of one firewall all its victims in one finding."""
+        cut = [blame.filtered(self.asked, sorted(hosts), way) for way, hosts in self._cut.items()]
+        clocks = [
+            blame.clocks(self.asked.me, member.name, member.ahead_s)
+            for member in self.roll.in_order()
+            if abs(member.ahead_s) > blame.CLOCK_S
+        ]
+        return [*self._faults, *cut, *clocks]
+
+    # --- conversations ----------------------------------------------------------------------------
+
+    async def answer(self, conn: Conn) -> None:
+        """Somebody has connected. Raises WireError when they are gone, or no preflight."""
+        conn.send("door", **self.hello.as_json())
+        first = await conn.receive(_HELLO_S + slack_s(self.asked.nodes))
+        if first["kind"] == "probe":
+            await links.serve(conn, self.token, first, self.turns)
+        elif first["kind"] == "hello":
+            await self.converse(conn, first)
+        elif first["kind"] == "cannot":
+            self._hear_of_no_python(first)
+
+    def _hear_of_no_python(self, message: Message) -> None:
+        """Bash's words, from a host that has nothing better to check in with."""
+        host = str(message.get("host"))
+        if message.get("job") != self.asked.job or host not in self.asked.addresses:
+            return
+        finding = blame.no_python(blame.at(host, self.asked.addresses[host]), host)
+        if self.elastic:
+            self._say_once(host, "", finding)
+        else:
+            self.fail(finding)
+
+    async def converse(self, conn: Conn, first: Message) -> None:
+        """Hear a guest out, from its hello on. Raises WireError when it is gone."""
+        try:
+            hello = Hello.from_json(first)
+        except ValueError:
+            raise WireError("foreign") from None
+        self.open.add(conn)
+        try:
+            self._admit(conn, hello)
+            while True:
+                message = await conn.receive()
+                if message.get("token") == self.token:
+                    self._take(conn, message)
+        except (KeyError, ValueError, TypeError):
+            raise WireError("foreign") from None
+        finally:
+            self._left(conn)
+
+    def _admit(self, conn: Conn, hello: Hello) -> None:
+        name = self.roll.name(conn, hello)
+        here = blame.at(self.asked.me, self.asked.own_address)
+        if hello.job != self.asked.job:
+            port = self.asked.port
+            finding = blame.other_job(name, hello.job, here, self.asked.job, port)
+            self._refuse(conn, finding)
+            self._say_once(hello.host, hello.job, finding)
+        elif self.phase != GATHER:
+            self._late(conn, hello, name)
+        elif fault := self._wrong(conn, hello, name, here):
+            self._turn_away(conn, fault)
+        elif (old := self.roll.members.get(hello.rank)) and self._is_rival(old, hello):
+            # Its old process may be gone without a word: the next heartbeat tells.
+            self.roll.rivals[hello.rank] = (conn, hello)
+        else:
+            self._greet(conn, hello)
+
+    def _say_once(self, host: str, job: str, finding: Finding) -> None:
+        """About a host that takes no part; anybody may pretend to be any number of them."""
+        if (host, job) not in self._told and len(self._told) < _TOLD:
+            self._told.add((host, job))
+            self.say(f"preflight: {printable(finding.cause)}")
+
+    def _late(self, conn: Conn, hello: Hello, name: str) -> None:
+        old = self.roll.members.get(hello.rank)
+        if self.phase == PROBE and old and self._is_rival(old, hello):
+            self._turn_away(conn, self._same_rank(old.hello, old.address, hello, conn.address))
+        else:
+            conn.send("late")
+
+    def _is_rival(self, old: Member, hello: Hello) -> bool:
+        return old.conn is not None and old.hello.instance != hello.instance
+
+    def _wrong(self, conn: Conn, hello: Hello, name: str, here: str) -> Finding | None:
+        """What keeps a guest of this job from taking part."""
+        asked = self.asked
+        if hello.preflight != VERSION:
+            return blame.another_bundle(asked, name)
+        if (hello.nodes, hello.world_size) != (asked.nodes, asked.world_size):
+            ours = f"{asked.nodes} hosts and {asked.world_size} processes"
+            theirs = f"{hello.nodes} hosts and {hello.world_size} processes"
+            return blame.disagree(asked, name, theirs, here, ours)
+        if not 0 <= hello.rank < asked.nodes:
+            return blame.bad_rank(asked, name, hello.rank)
+        if hello.rank == asked.node_rank:
+            return self._same_rank(self.hello, asked.own_address, hello, conn.address)
+        if (rival := self.roll.rivals.get(hello.rank)) and rival[1].instance != hello.instance:
+            return self._same_rank(rival[1], rival[0].address, hello, conn.address)
+        return self._misled(conn, hello, name, here)
+
+    def _same_rank(self, one: Hello, address: str, other: Hello, its_address: str) -> Finding:
+        """Two names tell them apart; of one name only where each came from does."""
+        if one.host != other.host:
+            address = self.asked.addresses.get(one.host) or address
+            its_address = self.asked.addresses.get(other.host) or its_address
+        first, second = blame.at(one.host, address), blame.at(other.host, its_address)
+        return blame.same_rank(self.asked, other.rank, first, second)
+
+    def _misled(self, conn: Conn, hello: Hello, name: str, here: str) -> Finding | None:
+        """What kept a guest from finding the head, which had to call it."""
+        if not hello.way:
+            return None
+        if hello.head != self.asked.head:
+            return blame.disagree(self.asked, name, f"the head {hello.head}", here, self.asked.head)
+        by_name = hello.to and hello.to != hello.head and not self._leads_to_itself(hello, conn)
+        if by_name and hello.to != self.resolved and not is_own(hello.to):
+            there = self.roll.at_address(hello.to)
+            return blame.no_such_head(self.asked, hello.host, hello.head, hello.to, there)
+        return None
+
+    def _leads_to_itself(self, hello: Hello, conn: Conn) -> bool:
+        if not hello.to or hello.to == self.asked.head:  # an address leads everybody to one place
+            return False
+        return is_loopback(hello.to) or hello.to == conn.address
+
+    def _greet(self, conn: Conn, hello: Hello) -> None:
+        member = self.roll.enter(conn, hello)
+        conn.send("greet", token=self.token, every=beat_s(self.asked.nodes))
+        met = hello.way in ("timeout", "refused", "unreachable")
+        # A host that the name leads to itself has been nowhere else; its own checks say so.
+        if met and self.listens and not self._leads_to_itself(hello, conn):
+            self._cut_off(member)
+        self.changed.set()
+
+    def _cut_off(self, member: Member) -> None:
+        way = "timeout" if member.hello.way == "timeout" else "refused"
+        if self.elastic:
+            assert member.conn is not None
+            self._turn_away(member.conn, blame.filtered(self.asked, [member.name], way))
+            return
+        self._cut.setdefault(way, [])
+        if member.name not in self._cut[way]:
+            self._cut[way].append(member.name)
+        self.fail()
+
+    def _take(self, conn: Conn, message: Message) -> None:
+        """Note what a guest says. Raises KeyError, ValueError or TypeError for nonsense."""
+        member = self.roll.at(conn)
+        if member is None:
+            return
+        member.heard = time.monotonic()
+        if rival := self.roll.rivals.pop(member.hello.rank, None):
+            conn2, hello2 = rival
+            fault = self._same_rank(member.hello, member.address, hello2, conn2.address)
+            self._turn_away(conn2, fault)
+        kind = message["kind"]
+        if kind == "here":
+            member.note_clock(number(message["clock"], -_CLOCK, _CLOCK))
+        elif kind == "still":
+            member.doing = str(message.get("doing", ""))[:100]
+        elif kind == "report":
+            self._reported(member, Report.from_json(message.get("report")))
+        elif kind == "links":
+            self.roll.has_linked(
+                member, [Link.from_json(each) for each in message.get("links", ())]
+            )
+            self.changed.set()
+        elif kind == "ack":
+            self.unheard.discard(conn)
+            self.changed.set()
+
+    def _reported(self, member: Member, report: Report) -> None:
+        self.roll.report(member, report)
+        if is_bad(self.asked, report):
+            if self.elastic and member.conn is not None:
+                self._turn_away(member.conn, *report.findings)
+            else:
+                self.fail()
+        self.changed.set()
+
+    # --- those who do not take part ---------------------------------------------------------------
+
+    def _refuse(self, conn: Conn, *findings: Finding) -> None:
+        conn.send("verdict", **Verdict(False, findings).as_json())
+
+    def _turn_away(self, conn: Conn, *faults: Finding) -> None:
+        """This guest cannot take part; where all are needed, nobody does."""
+        if self.elastic:
+            self._without(*faults)
+            self._refuse(conn, *faults)
+            if member := self.roll.at(conn):
+                self.roll.forget(member)
+            return
+        self.turned.add(conn)
+        self.fail(*faults)
+
+    def _without(self, *faults: Finding) -> None:
+        self._faults += [replace(fault, severity=WARNING) for fault in faults if fault.is_error]
+        self.changed.set()
+
+    def _left(self, conn: Conn) -> None:
+        self.open.discard(conn)
+        self.turned.discard(conn)
+        owed = conn in self.unheard
+        self.unheard.discard(conn)
+        self.changed.set()
+        for rank, (other, _) in list(self.roll.rivals.items()):
+            if other is conn:
+                del self.roll.rivals[rank]
+        member = self.roll.at(conn)
+        if member is None:
+            return
+        self.roll.hang_up(member)
+        if rival := self.roll.rivals.pop(member.hello.rank, None):
+            self._greet(*rival)
+        elif self.phase == TELL and owed:
+            self.lose_left(member)  # the others wait to go on: there is no coming back
+        else:
+            asyncio.get_running_loop().call_later(_RETURN_S, self._gone, member)
+
+    def _gone(self, member: Member) -> None:
+        """A guest has left, and did not come back. What it reported before may say why."""
+        if member.conn is not None or self.roll.members.get(member.hello.rank) is not member:
+            return
+        if member.report is None or not is_bad(self.asked, member.report):
+            self.lose_left(member)
+
+    def _lose(self, member: Member, fault: Finding) -> None:
+        if self.phase == OVER:
+            return
+        self.lost.add(member.hello.host)
+        self.roll.pending.discard(member.hello.rank)
+        if member.conn is not None:
+            self.unheard.discard(member.conn)
+        rival = self.roll.rivals.pop(member.hello.rank, None)
+        self.roll.hang_up(member)
+        if rival:
+            self._greet(*rival)
+        elif self.elastic:
+            self.roll.drop(member)
+            self._without(fault)
+        else:
+            self.fail(fault)
+
+    # --- heartbeats -------------------------------------------------------------------------------
+
+    async def beat(self) -> None:
+        """Keep telling all that the head is there, and find out who no longer is."""
+        every, last = beat_s(self.asked.nodes), time.monotonic()
+        while True:
+            await asyncio.sleep(every)
+            now = time.monotonic()
+            if now - last > every + 0.5:  # this process stood still: that is nobody's silence
+                for member in self.roll.connected():
+                    member.heard = now
+            last = now
+            text = self._waits_for()
+            line = encode("wait", text=text)
+            for conn in [*self.turned, *(conn for conn, _ in self.roll.rivals.values())]:
+                conn.write(line)
+            for member in self.roll.connected():
+                if now - member.heard > SILENT_S * every:
+                    self.lose_silent(member, SILENT_S * every)
+                elif member.conn is not None:
+                    member.conn.write(line)
+            self._waiting.tell(text)
+            self.changed.set()
+
+    def lose_left(self, member: Member) -> None:
+        """HOST003."""
+        self._lose(member, blame.left(self.asked, member.name, member.doing))
+
+    def lose_silent(self, member: Member, silent_s: float) -> None:
+        """HOST002."""
+        self._lose(member, blame.hangs(member.name, member.doing, silent_s))
+
+    def _waits_for(self) -> str:
+        if self.phase != GATHER or self.roll.is_full:
+            return ""
+        missing = {rank: self.met.get(rank) for rank in self.roll.missing()}
+        return blame.waits_for(self.asked, missing)

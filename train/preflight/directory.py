@@ -1,0 +1,229 @@
+"""The checkpoint directory as this host sees it, before anybody takes it.
+
+Owns the trial of writing there, the look at who holds it, and the token by which hosts find out
+whether they share it. Leaves nothing there but the directory itself and that token; takes no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from train import lock
+from train.layout import node_directory
+from train.preflight.asked import Asked
+from train.preflight.finding import NOTE, Finding
+
+TOKEN = ".preflight-token"
+_TRIAL = 1 << 20  # bytes written
+_LEAST = 16 << 20  # bytes that have to be free
+# As long as a live holder on another host may take to show itself, a bit more than its beat.
+_WATCH_S = lock.HEARTBEAT_S + 0.2
+_TOKEN_S = 1.0  # how long another host may take from making the token to having it written
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# A file server that is gone, or a mount whose program has died.
+_SILENT = (
+    errno.ENOTCONN, errno.ESTALE, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.EIO,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lock found in `directory`; `alive` is None where it could not be told in time."""
+
+    directory: Path
+    holder: lock.Holder
+    alive: bool | None
+    ending: bool = False
+    ours: bool = False  # of a launch that this host belongs to as well
+    later: bool = False  # of a later start of the scheduler's job that this is a start of
+
+
+@dataclass(frozen=True)
+class Directory:
+    """What was seen. `making`, `writing`: why it failed. `free`: bytes, None where nobody counts."""
+
+    making: OSError | None = None
+    writing: OSError | None = None
+    free: int | None = None
+    held: tuple[Held, ...] = ()
+    token: str = ""
+
+
+def look(asked: Asked) -> Directory:
+    """Make the directory, try to write there, see who holds it. May hang where a file server does."""
+    where = asked.checkpoint_dir.absolute()
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return Directory(making=error)
+    try:
+        _write(where)
+        free = _free(where)
+        held = tuple(_held(where, asked))
+        token = _token(where) if asked.shared and not asked.alone else ""
+    except OSError as error:
+        return Directory(writing=error, free=_free(where))
+    return Directory(free=free, held=held, token=token)
+
+
+def _write(where: Path) -> None:
+    trial = where / f".preflight-{socket.gethostname()}-{os.urandom(8).hex()}"
+    descriptor = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb", buffering=0) as file:
+            left = memoryview(os.urandom(4096) * (_TRIAL // 4096))  # zeros may be stored as nothing
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+    finally:
+        with contextlib.suppress(OSError):
+            trial.unlink()
+
+
+def _free(where: Path) -> int | None:
+    """Bytes that this user may still write; None on a mount that does not count them."""
+    try:
+        found = os.statvfs(where)
+    except OSError:
+        return None
+    if found.f_files and not found.f_favail:
+        return 0  # no file can be made any more, whatever their size
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+
+def _held(where: Path, asked: Asked) -> Iterator[Held]:
+    node = node_directory(where, asked.me)
+    deadline = time.monotonic() + _WATCH_S
+    for directory in (where, node):
+        holder = lock.read_lock(directory)
+        if holder is None:
+            continue
+        if lock.is_same_job(holder, asked.scheduler):
+            if lock.is_replaced(holder, asked.scheduler):
+                yield Held(directory, holder, alive=True, later=True)
+            continue  # an earlier start is fenced off, alive or not
+        ours = directory == where and bool(asked.head) and _is_our_launch(holder, node, asked)
+        if ours and not lock.is_here(holder):
+            continue  # what became of it is for that host to say
+        found = lock.look(directory, max(0.0, deadline - time.monotonic()))
+        if found is not None:
+            yield Held(directory, *found, lock.is_ending(found[0]), ours)
+
+
+def _is_our_launch(holder: lock.Holder, node: Path, asked: Asked) -> bool:
+    """Whether a launch that holds the whole directory may be the one that this host goes back to."""
+    if holder.job != asked.job:
+        return False
+    if asked.least < asked.nodes:
+        return True  # hosts come and go
+    try:
+        return holder.attempt in (node / "launch").read_text("utf-8", "replace").split()
+    except OSError:
+        return not lock.is_here(holder)
+
+
+def _token(where: Path) -> str:
+    """What is the same for all who see this directory: whoever comes first makes it."""
+    path = where / TOKEN
+    with contextlib.suppress(FileExistsError), open(path, "x", encoding="ascii") as file:
+        file.write(os.urandom(16).hex())
+    deadline = time.monotonic() + _TOKEN_S
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            if token := path.read_text("ascii", "replace"):
+                return token
+        if time.monotonic() > deadline:
+            return ""
+        time.sleep(0.02)  # another host has made it and is about to write
+
+
+# --- what is wrong with it ------------------------------------------------------------------------
+
+
+def directory_can_be_made(asked: Asked, seen: Directory | None) -> Iterator[Finding]:
+    """DIR001."""
+    if seen is not None and seen.making is not None:
+        yield from _failed(asked, seen.making, "DIR001", "cannot be made")
+
+
+def directory_can_be_written(asked: Asked, seen: Directory | None) -> Iterator[Finding]:
+    """DIR002."""
+    if seen is not None and seen.writing is not None:
+        yield from _failed(asked, seen.writing, "DIR002", "cannot be written to")
+
+
+def _failed(asked: Asked, error: OSError, code: str, what: str) -> Iterator[Finding]:
+    where = asked.checkpoint_dir
+    why = error.strerror or str(error)
+    remedy = f"make it writable for this user on {asked.me}, or set checkpoint.dir to another place"
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        why = f"{_in_the_way(where)} is no directory"
+        remedy = "move that away, or set checkpoint.dir to another place"
+    elif error.errno == errno.EROFS:
+        remedy = f"mount it for writing on {asked.me}, or set checkpoint.dir to another place"
+    elif error.errno in _FULL:
+        code, remedy = "DIR003", "free some space there, or set checkpoint.dir to another place"
+    elif error.errno in _SILENT:
+        code, remedy = "DIR006", f"mount it anew on {asked.me} and look after its file server"
+    yield Finding(
+        code, asked.me, f"the checkpoint directory {where} of {asked.me} {what}: {why}", remedy
+    )
+
+
+def _in_the_way(where: Path) -> Path:
+    """The part of the path that is there and is no directory."""
+    parts = (where, *where.parents)
+    return next((p for p in parts if os.path.lexists(p) and not os.path.isdir(p)), where)
+
+
+def directory_has_room(asked: Asked, seen: Directory | None) -> Iterator[Finding]:
+    """DIR003, where a write still went through."""
+    if seen is None or seen.writing is not None or seen.free is None or seen.free >= _LEAST:
+        return
+    yield Finding(
+        "DIR003",
+        asked.me,
+        f"the checkpoint directory {asked.checkpoint_dir} of {asked.me} has room for only "
+        f"{seen.free / (1 << 20):.1f} MiB",
+        "free some space there, or set checkpoint.dir to another place",
+    )
+
+
+def directory_is_not_held(asked: Asked, seen: Directory | None) -> Iterator[Finding]:
+    """DIR004; a note where it is too early to tell, as the launch itself will look again."""
+    for held in seen.held if seen is not None else ():
+        if held.alive is False or held.ours:
+            continue
+        holder = held.holder
+        if held.later:
+            told = lock.later_start(held.directory, holder, asked.scheduler)
+            yield Finding("DIR004", asked.me, *told)
+        elif held.ending or held.alive is None:
+            doubt = "its last processes are ending" if held.ending else "it may still be alive"
+            cause = f"{held.directory} was {lock.who_holds(holder, 'held by')}; {doubt}"
+            remedy = "nothing: the launch waits until that is certain"
+            yield Finding("DIR004", asked.me, cause, remedy, NOTE)
+        else:
+            cause = f"{held.directory} is {lock.who_holds(holder)}"
+            remedy = lock.how_to_end(held.directory, holder)
+            yield Finding("DIR004", asked.me, cause, remedy)
+
+
+def directory_answers(asked: Asked, seen: Directory | None) -> Iterator[Finding]:
+    """DIR006."""
+    if seen is None:
+        yield Finding(
+            "DIR006",
+            asked.me,
+            f"the checkpoint directory {asked.checkpoint_dir} of {asked.me} does not answer",
+            "look after its file server and the network to it (`mount` shows which), or set "
+            "checkpoint.dir to another place",
+        )

@@ -1,0 +1,175 @@
+"""What has to be the same on all hosts, or is told of each: versions, code, processor.
+
+Owns where each fact is read, without importing torch. Compares nothing: that is compare.py's part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PROC = Path("/proc")
+_LEVELS = ("default", "avx2", "avx512")
+# What ATen asks of an x86 processor before it takes the kernels of a level.
+_NEEDS = {
+    "avx512": {"avx512vl", "avx512bw", "avx512dq", "fma"},
+    "avx2": {"avx2", "fma"},
+}
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The torch that this interpreter would import. `cuda`, `hip`, `nccl`: versions, "" without."""
+
+    version: str
+    cuda: str = ""
+    hip: str = ""
+    nccl: str = ""
+
+
+def gather(torch: Torch | None, bundle: Path, proc: Path = _PROC) -> dict[str, str]:
+    """Every fact that can be had; `bundle` is where train/ and code/ lie."""
+    listing = _listing(bundle)
+    found = {
+        "hostname": socket.gethostname(),
+        "machine": machine(proc),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "isa": isa(proc, os.environ),
+        "code": code(bundle, listing),
+        "spec": spec(listing),
+    }
+    if torch is not None:
+        found |= {"torch": torch.version, "cuda": torch.cuda, "nccl": torch.nccl}
+    return {name: value for name, value in found.items() if value}
+
+
+def torch() -> Torch | None:
+    """None where torch is missing, or where only a directory is left of it."""
+    with contextlib.suppress(ImportError, ValueError):
+        found = importlib.util.find_spec("torch")
+        if found is not None and found.origin is not None:
+            package = Path(found.origin).parent
+            return _torch_in(package, _text(package / "version.py"))
+    return None
+
+
+def _torch_in(package: Path, text: str) -> Torch:
+    stated = r"^(__version__|cuda|hip)\b[^=\n]*= *['\"]([^'\"]+)['\"]"
+    said = dict(re.findall(stated, text, re.MULTILINE))
+    version = said.get("__version__") or _installed("torch")
+    cuda = said.get("cuda", "")
+    # A wheel of another maker may only say it in the version: 2.6.0+cu124.
+    local = re.search(r"\+cu(\d+)(\d)$", version)
+    if not cuda and local:
+        cuda = f"{local[1]}.{local[2]}"
+    wheels = sorted(package.parent.glob("nvidia_nccl_cu*-*.dist-info"))
+    nccl = wheels[-1].name.removesuffix(".dist-info").partition("-")[2] if wheels else ""
+    return Torch(version, cuda, said.get("hip", ""), nccl)
+
+
+def _installed(package: str) -> str:
+    from importlib import metadata  # slow to import, and hardly ever needed
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def machine(proc: Path = _PROC) -> str:
+    """Names this boot of this machine, and its network namespace: where an address is one's own."""
+    try:
+        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat(proc / 'self/ns/net').st_ino}"
+    except OSError:
+        return ""
+
+
+def isa(proc: Path, environment: Mapping[str, str]) -> str:
+    """The kernels that torch will take: avx512, avx2 or default; elsewhere the architecture."""
+    architecture = os.uname().machine
+    flags = _flags(proc) if architecture in ("x86_64", "i686") else set()
+    if not flags:
+        return architecture
+    able = next((level for level, needs in _NEEDS.items() if needs <= flags), "default")
+    wanted = environment.get("ATEN_CPU_CAPABILITY", able)
+    return min(able, wanted, key=_LEVELS.index) if wanted in _LEVELS else able
+
+
+def _flags(proc: Path) -> set[str]:
+    # The first processor's will do; with hundreds of them the file takes long to make.
+    with (
+        contextlib.suppress(OSError),
+        open(proc / "cpuinfo", encoding="utf-8", buffering=4096) as f,
+    ):
+        for line in f:
+            if line.startswith("flags"):
+                return set(line.partition(":")[2].split())
+    return set()
+
+
+def code(bundle: Path, listing: Mapping[str, Any]) -> str:
+    """A digest of the program: the files of train/ and code/ that the bundle lists, as they are now.
+
+    What a run writes beside them (code/ is its working directory) does not count; in a checkout,
+    which has no list, all files below train/ and code/ do.
+    """
+    files = listing.get("files")
+    named = [str(name) for name in files] if isinstance(files, dict) else list(_below(bundle))
+    digest = hashlib.sha256()
+    for name in sorted(name for name in named if name.startswith(("train/", "code/"))):
+        digest.update(f"{name}\0{_digest(bundle / name)}\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest() if named else ""
+
+
+def _below(bundle: Path) -> Iterator[str]:
+    for top in ("train", "code"):
+        for root, directories, names in os.walk(bundle / top):
+            directories[:] = [name for name in directories if name != "__pycache__"]
+            yield from (Path(root, name).relative_to(bundle).as_posix() for name in names)
+
+
+def _digest(path: Path) -> str:
+    """Of one file; what cannot be read has none."""
+    if not path.is_file():  # a pipe would be waited for
+        return "missing"
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except OSError as error:
+        return f"unreadable: {error.errno}"
+    return digest.hexdigest()
+
+
+def spec(listing: Mapping[str, Any]) -> str:
+    """A digest of the job as it was rendered; "" where it did not come in a bundle."""
+    job = listing.get("spec")
+    text = json.dumps(job, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest() if job else ""
+
+
+def _listing(bundle: Path) -> Mapping[str, Any]:
+    try:
+        listing = json.loads(_text(bundle / "bundle.json"))
+    except (ValueError, RecursionError):
+        return {}
+    return listing if isinstance(listing, dict) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""

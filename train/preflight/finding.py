@@ -1,0 +1,125 @@
+"""A named fault: its stable code, the host it is about, the cause and the remedy.
+
+Owns the list of codes, which docs/troubleshooting.md explains one by one. Plain values; prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+ERROR, WARNING, NOTE = "error", "warning", "note"
+SEVERITIES = (ERROR, WARNING, NOTE)
+
+
+class Code(NamedTuple):
+    """What a code stands for, in a few words, and how bad it is unless a finding says otherwise."""
+
+    title: str
+    severity: str
+
+
+CODES: Mapping[str, Code] = {
+    "NIC001": Code("the interface does not exist", ERROR),
+    "NIC002": Code("the interface is down", ERROR),
+    "NIC003": Code("the interface has no carrier", ERROR),
+    "NIC004": Code("the interface has no IPv4 address", ERROR),
+    "NIC005": Code("the interface leads back to the host itself", ERROR),
+    "NIC006": Code("a bridge, where another interface leads to the head", WARNING),
+    "NIC007": Code("Wi-Fi or a VPN, where a wired interface leads to the head", WARNING),
+    "NIC008": Code("the chosen interfaces are on networks that do not reach each other", ERROR),
+    "NIC009": Code("two hosts take part with one address", ERROR),
+    "NIC010": Code("the host's address in the spec is none of its own", WARNING),
+    "NIC011": Code("another interface than the chosen one leads to the head", WARNING),
+    "NAME001": Code("the head's name does not resolve", ERROR),
+    "NAME002": Code("the head resolves its own name to loopback", WARNING),
+    "NAME003": Code("the head's name leads a host to itself", ERROR),
+    "NAME004": Code("the head's name leads to another host", ERROR),
+    "NAME005": Code("the head's name resolves differently on two hosts", WARNING),
+    "PORT001": Code("the port is taken on the head", ERROR),
+    "PORT002": Code("an earlier run still holds the port on the head", ERROR),
+    "PORT003": Code("a firewall drops what goes to the port", ERROR),
+    "PORT004": Code("a firewall rejects what goes to the port", ERROR),
+    "PORT005": Code("a firewall stands between the hosts' other ports", ERROR),
+    "PORT006": Code("another program answers at the head's port", ERROR),
+    "PORT007": Code("the head may not listen on the port", ERROR),
+    "HOST001": Code("a host has not arrived", ERROR),
+    "HOST002": Code("a host stopped answering in the middle of the check", ERROR),
+    "HOST003": Code("a host left before the verdict", ERROR),
+    "HOST004": Code("no route to the head", ERROR),
+    "RANK001": Code("two hosts have one node rank", ERROR),
+    "RANK002": Code("a node rank is out of range", ERROR),
+    "RANK003": Code("the hosts disagree on who takes part", ERROR),
+    "RANK004": Code("a host of another job", ERROR),
+    "VER001": Code("torch differs between the hosts", ERROR),
+    "VER002": Code("Python differs between the hosts", WARNING),
+    "VER003": Code("torch was built for different CUDA versions", WARNING),
+    "VER004": Code("NCCL differs between the hosts", ERROR),
+    "VER005": Code("the code of the bundle differs between the hosts", ERROR),
+    "VER006": Code("the spec differs between the hosts", ERROR),
+    "VER007": Code("the processors differ, and with them the bits", WARNING),
+    "GPU001": Code("fewer GPUs than processes", ERROR),
+    "GPU002": Code("a GPU is in use by another program", WARNING),
+    "GPU003": Code("an earlier run still holds a GPU", ERROR),
+    "GPU004": Code("the GPU driver is too old for this torch", ERROR),
+    "GPU005": Code("no CUDA where nccl was asked for", ERROR),
+    "GPU006": Code("the GPU driver does not answer", ERROR),
+    "DIR001": Code("the checkpoint directory does not exist and cannot be made", ERROR),
+    "DIR002": Code("the checkpoint directory cannot be written to", ERROR),
+    "DIR003": Code("there is no room for checkpoints", ERROR),
+    "DIR004": Code("the checkpoint directory is held by a live job", ERROR),
+    "DIR005": Code("the checkpoint directory is not shared", ERROR),
+    "DIR006": Code("the checkpoint directory does not answer", ERROR),
+    "LINK001": Code("large packets get lost between two hosts", ERROR),
+    "LINK002": Code("a slow link between two hosts", WARNING),
+    "LINK003": Code("a link that is much slower one way", WARNING),
+    "LINK004": Code("two hosts do not reach each other", ERROR),
+    "CLK001": Code("the clocks are more than 5 s apart", WARNING),
+    "LIM001": Code("too few open files are allowed", ERROR),
+    "LIM002": Code("too little memory may be locked", WARNING),
+    "LIM003": Code("/dev/shm is small", WARNING),
+    "PY001": Code("the Python of the spec is missing", ERROR),
+    "PY002": Code("torch is missing", ERROR),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault. `cause` is one sentence without its period and names the host where it helps;
+    `remedy` is what to do, in the imperative. `severity` overrides the code's."""
+
+    code: str
+    host: str
+    cause: str
+    remedy: str
+    severity: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.severity:
+            object.__setattr__(self, "severity", CODES[self.code].severity)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the launch must not go on."""
+        return self.severity == ERROR
+
+    def as_json(self) -> dict[str, str]:
+        """The finding for preflight.json and for the wire."""
+        return dict(vars(self))
+
+
+def from_json(value: Any) -> Finding:
+    """What as_json() made. Raises ValueError for anything else."""
+    names = ("code", "host", "cause", "remedy", "severity")
+    if not isinstance(value, dict) or not all(isinstance(value.get(n), str) for n in names):
+        raise ValueError(f"no finding: {value!r}")
+    if value["code"] not in CODES or value["severity"] not in SEVERITIES:
+        raise ValueError(f"no finding: {value!r}")
+    return Finding(*(value[name] for name in names))
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Without repetitions, the worst first, then by host and code."""
+    unique = dict.fromkeys(findings)
+    return sorted(unique, key=lambda f: (SEVERITIES.index(f.severity), f.host, f.code))

@@ -1,0 +1,263 @@
+"""The NVIDIA GPUs of this host, as nvidia-smi tells of them, and what the job wants of them.
+
+Owns the questions to nvidia-smi, which may hang with its driver, and the judgement of its answers.
+Touches no GPU: that would cost seconds and memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
+
+from train.preflight import ports
+from train.preflight.asked import Asked
+from train.preflight.facts import Torch
+from train.preflight.finding import Finding
+
+LIMIT_S = 5.0
+
+_CARDS = "--query-gpu=index,uuid,name,driver_version"
+_USERS = "--query-compute-apps=gpu_uuid,pid,used_memory,process_name"
+_FORM = "--format=csv,noheader,nounits"
+# The oldest driver that runs a CUDA of this major version at all, as NVIDIA documents it for
+# minor version compatibility (CUDA compatibility guide).
+_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+# Where one of these is, there is a driver, although its nvidia-smi is not on PATH (WSL, Jetson).
+_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU as the driver knows it."""
+
+    index: str
+    uuid: str
+    name: str
+
+
+@dataclass(frozen=True)
+class User:
+    """A process that computes on the GPU `uuid`; `memory` in MiB as a text, "" where not told."""
+
+    uuid: str
+    pid: int
+    memory: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What was seen. `silent`: nvidia-smi gave no answer in time; `failed`: what it said instead of
+    one; `missing`: there is neither it nor a driver; `unknown`: there is a driver, and no nvidia-smi."""
+
+    cards: Sequence[Card] = ()
+    users: Sequence[User] = ()
+    driver: str = ""
+    silent: bool = False
+    failed: str = ""
+    missing: bool = False
+    unknown: bool = False
+
+
+def wanted(asked: Asked, torch: Torch | None) -> bool:
+    """Whether GPUs matter. With torch for AMD's, nvidia-smi has nothing to say."""
+    return (asked.gpus > 0 or asked.backend == "nccl") and not (torch and torch.hip)
+
+
+def ask(limit_s: float = LIMIT_S) -> Callable[[], Gpus]:
+    """Put the questions to nvidia-smi; the value returned waits for the answers."""
+    try:
+        asked = [_start(_CARDS), _start(_USERS)]
+    except OSError:
+        there = any(os.path.exists(device) for device in _DEVICES)
+        return lambda: Gpus(unknown=there, missing=not there)
+    deadline = time.monotonic() + limit_s
+    return lambda: _answer(*[_collect(process, deadline) for process in asked])
+
+
+def _start(query: str) -> Popen[str]:
+    return Popen(
+        ["nvidia-smi", query, _FORM], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
+        text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
+
+
+def _collect(process: Popen[str], deadline: float) -> tuple[int | None, str]:
+    """Exit status and output; None where there was none in time."""
+    try:
+        output, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+    except TimeoutExpired:
+        # Hardly waited for: while the driver hangs, not even this ends it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(TimeoutExpired):
+            process.wait(0.1)
+        return None, ""
+    finally:
+        if process.stdout is not None:
+            process.stdout.close()
+    return process.returncode, output.strip()
+
+
+def _answer(cards: tuple[int | None, str], users: tuple[int | None, str]) -> Gpus:
+    status, said = cards
+    if status is None:
+        return Gpus(silent=True)
+    if "No devices were found" in said:
+        return Gpus()
+    if status != 0:
+        lines = said.splitlines()
+        return Gpus(failed=lines[0] if lines else f"exit status {status}")
+    rows = [row for row in _rows(said) if len(row) == 4]
+    driver = rows[0][3] if rows else ""
+    # Who uses them is told where it can be had; without that answer the job can start all the same.
+    taken = [row for row in _rows(users[1]) if len(row) == 4] if users[0] == 0 else []
+    return Gpus(
+        [Card(*row[:3]) for row in rows],
+        [
+            User(uuid, int(pid), memory if memory.isdigit() else "", name)
+            for uuid, pid, memory, name in taken
+            if pid.isdigit()
+        ],
+        driver,
+    )
+
+
+def _rows(output: str) -> Iterator[list[str]]:
+    for line in output.splitlines():
+        yield [word.strip() for word in line.split(",", 3)]
+
+
+def visible(cards: Sequence[Card], environment: Mapping[str, str]) -> list[Card]:
+    """Those that CUDA would show to a process with this environment, in its order."""
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return list(cards)
+    found = []
+    for word in filter(None, listed.replace(" ", "").split(",")):
+        card = next((c for c in cards if _is(c, word)), None)
+        if card is None and not word.startswith("MIG-"):
+            break  # CUDA ignores whatever comes after one that is not there
+        found.append(card or Card(word, word, "MIG"))
+    return found
+
+
+def _is(card: Card, word: str) -> bool:
+    return card.index == word or (word.startswith("GPU-") and card.uuid.startswith(word))
+
+
+# --- what is wrong with them ----------------------------------------------------------------------
+
+
+def cuda_is_there(asked: Asked, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+    """GPU005, where nccl was asked for: without CUDA there is none."""
+    if asked.backend != "nccl":
+        return
+    if torch is not None and not torch.cuda:
+        yield Finding(
+            "GPU005",
+            asked.me,
+            f"torch {torch.version} of {asked.me} is built without CUDA, and nccl needs it",
+            "install a torch with CUDA there, or set backend: gloo and leave gpus_per_node out of the spec",
+        )
+    elif seen.missing:
+        yield Finding(
+            "GPU005",
+            asked.me,
+            f"{asked.me} has no NVIDIA driver (nvidia-smi is not on PATH either), and nccl needs one",
+            "install the driver there, or set backend: gloo and leave gpus_per_node out of the spec",
+        )
+
+
+def driver_answers(asked: Asked, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+    """GPU006."""
+    if seen.silent or seen.failed:
+        what = f"failed: {seen.failed}" if seen.failed else f"gave no answer in {LIMIT_S:g} s"
+        yield Finding(
+            "GPU006",
+            asked.me,
+            f"nvidia-smi on {asked.me} {what}",
+            "run nvidia-smi there by hand: if it is only slow, switch persistence mode on "
+            "(nvidia-smi -pm 1); if it hangs or fails, load the driver anew or reboot",
+        )
+
+
+def gpus_are_enough(asked: Asked, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+    """GPU001."""
+    if seen.silent or seen.failed or seen.unknown or (asked.backend == "nccl" and seen.missing):
+        return
+    if asked.backend == "nccl" and torch is not None and not torch.cuda:
+        return
+    shown = visible(seen.cards, os.environ)
+    blind = torch is not None and not torch.cuda
+    if len(shown) >= asked.procs and not blind:
+        return
+    have = f"{asked.me} has {len(seen.cards) or 'no'} GPU{'s' * (len(seen.cards) != 1)}"
+    if blind and torch is not None:
+        have = f"torch {torch.version} of {asked.me} is built without CUDA and sees no GPU"
+    elif len(shown) != len(seen.cards):
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        have += f", of which CUDA_VISIBLE_DEVICES={listed!r} shows {len(shown) or 'none'}"
+    count = f"{asked.procs} process{'es' * (asked.procs != 1)}"
+    remedy = "start fewer processes on this host, or let each of them see a GPU"
+    if blind:
+        remedy = "install a torch with CUDA there, or ask for no GPUs in the spec"
+    yield Finding("GPU001", asked.me, f"{have}, and {count} want one each", remedy)
+
+
+def gpus_are_free(asked: Asked, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+    """GPU002, and GPU003 for an earlier run of this job."""
+    cards = {c.uuid: c for c in visible(seen.cards, os.environ)[: asked.procs]}
+    for user in seen.users:
+        if user.uuid not in cards:
+            continue
+        card, found = cards[user.uuid], _process(user)
+        who = str(found) if found else f"process {user.pid} ({user.name})"
+        memory = f" with {user.memory} MiB" if user.memory else ""
+        gpu = f"GPU {card.index} ({card.name}) of {asked.me}"
+        if found is not None and found.is_earlier_run_of(asked.job):
+            cause = f"{gpu} is still held by an earlier run: {who}{memory}"
+            yield Finding("GPU003", asked.me, cause, f"end it with `kill {user.pid}` there")
+        else:
+            cause = f"{gpu} is in use by {who}{memory}"
+            remedy = "wait for it or end it, or choose other GPUs with CUDA_VISIBLE_DEVICES"
+            yield Finding("GPU002", asked.me, cause, remedy)
+
+
+def _process(user: User) -> ports.Holder | None:
+    """The process, if it is one of this host: a container sees its own under the same numbers."""
+    found = ports.process(user.pid)
+    program = os.path.basename(user.name.partition(" ")[0])
+    return found if found is not None and program and program in found.command else None
+
+
+def driver_is_new_enough(asked: Asked, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+    """GPU004."""
+    if torch is None or not torch.cuda or not seen.driver or _has_own_driver_library():
+        return
+    oldest = _DRIVERS.get(int(torch.cuda.partition(".")[0]), "")
+    if oldest and _version(seen.driver) < _version(oldest):
+        yield Finding(
+            "GPU004",
+            asked.me,
+            f"the NVIDIA driver {seen.driver} of {asked.me} is too old for torch {torch.version}, "
+            f"whose CUDA {torch.cuda} takes {oldest} or newer",
+            f"update the driver there to {oldest} or newer, or install a torch for an older CUDA",
+        )
+
+
+def _has_own_driver_library() -> bool:
+    """Whether NVIDIA's forward compatibility package lets an old driver run a newer CUDA."""
+    places = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return any(Path(p, "libcuda.so.1").exists() for p in places if "compat" in p)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text))

@@ -1,0 +1,110 @@
+"""What the system allows a process of this host: open files, locked memory, shared memory.
+
+Owns the three looks and the least that a job needs. Changes no limit.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from train.preflight.asked import Asked
+from train.preflight.finding import ERROR, WARNING, Finding
+
+# Of each process: its libraries, files, pipes and data workers, and for each of the others the
+# sockets of gloo's full mesh and of the stores.
+_FILES, _FILES_EACH = 192, 4
+_BARELY = 48  # what a process has open before its sockets
+_SHARED = 64 << 20  # bytes: what a container gets that asks for nothing
+_INFINIBAND = "/sys/class/infiniband"
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`files`: soft and hard, `locked`: bytes, `shared`: bytes of /dev/shm. None is no limit, or
+    for `shared` that this system has no such place."""
+
+    files: tuple[int | None, int | None] = (None, None)
+    locked: int | None = None
+    shared: int | None = None
+    infiniband: bool = False
+
+
+def look() -> Limits:
+    """The limits of this very process, which its children inherit."""
+    soft, hard = map(_limit, resource.getrlimit(resource.RLIMIT_NOFILE))
+    locked = _limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+    return Limits((soft, hard), locked, _shared(), _has_entries(_INFINIBAND))
+
+
+def _limit(value: int) -> int | None:
+    return None if value == resource.RLIM_INFINITY else value
+
+
+def _shared() -> int | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return found.f_blocks * found.f_frsize
+
+
+def _has_entries(directory: str) -> bool:
+    try:
+        return bool(os.listdir(directory))
+    except OSError:
+        return False
+
+
+def files_are_enough(asked: Asked, seen: Limits) -> Iterator[Finding]:
+    """LIM001. The soft limit counts: torch does not raise it."""
+    soft, hard = seen.files
+    need = _FILES + _FILES_EACH * asked.world_size
+    if soft is None or soft >= need:
+        return
+    remedy = f"put `ulimit -n {need}` into the shell that starts the job there"
+    if hard is not None and hard < need:
+        remedy = (
+            f"raise the limit there to {need} or more (`nofile` in /etc/security/limits.conf, or "
+            "LimitNOFILE= of the service that starts the job), and log in anew"
+        )
+    yield Finding(
+        "LIM001",
+        asked.me,
+        f"a process on {asked.me} may open {soft} files, and each of {asked.world_size} processes "
+        f"needs about {need}",
+        remedy,
+        ERROR if soft < _BARELY + _FILES_EACH * asked.world_size else WARNING,
+    )
+
+
+def memory_may_be_locked(asked: Asked, seen: Limits) -> Iterator[Finding]:
+    """LIM002: RDMA pins its buffers."""
+    if asked.backend == "nccl" and seen.infiniband and seen.locked is not None:
+        yield Finding(
+            "LIM002",
+            asked.me,
+            f"a process on {asked.me} may lock only {seen.locked // 1024} KiB of memory, and nccl "
+            "over InfiniBand locks its buffers",
+            "set `memlock` to unlimited there (/etc/security/limits.conf, LimitMEMLOCK=infinity of the "
+            "service that starts the job, or --ulimit memlock=-1 of the container)",
+        )
+
+
+def shared_memory_is_enough(asked: Asked, seen: Limits) -> Iterator[Finding]:
+    """LIM003."""
+    if seen.shared is None or seen.shared > _SHARED:
+        return
+    has = f"has {seen.shared // _MIB} MiB" if seen.shared else "is missing"
+    yield Finding(
+        "LIM003",
+        asked.me,
+        f"/dev/shm of {asked.me} {has}; data workers and nccl pass their data through it",
+        "give the container more (--shm-size=1g, or --ipc=host), or mount a larger tmpfs there",
+    )

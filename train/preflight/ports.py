@@ -1,0 +1,130 @@
+"""Who holds a TCP port of this host, and why the head may not listen on it.
+
+Owns the way from a port to a process in /proc, and the judgement whether that is an earlier run of
+ours. Ends nothing: the remedy says how. Where there is no /proc (macOS), nobody is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from train.preflight.asked import Asked
+from train.preflight.finding import Finding
+
+_PROC = Path("/proc")
+_SHOWN = 100  # characters of a command line
+_OURS = re.compile(r"(^| )-m ?(train|torch\.distributed\.run)( |$)|(^|[ /])torchrun( |$)")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process: its command line, the job it says it belongs to ("" where it does not), and whether
+    it was started by a launch script of ours, or by torchrun under this very user."""
+
+    pid: int
+    command: str
+    job: str = ""
+    ours: bool = False
+
+    def __str__(self) -> str:
+        short = self.command if len(self.command) <= _SHOWN else self.command[: _SHOWN - 1] + "…"
+        return f"process {self.pid} ({short})" if short else f"process {self.pid}"
+
+    def is_earlier_run_of(self, job: str) -> bool:
+        """Whether it is ours, and not of another job that has every right to be there."""
+        return self.ours and self.job in ("", job)
+
+
+def holder(port: int, proc: Path = _PROC) -> Holder | None:
+    """Who listens on `port` here, or has a connection by it; None when nobody can be seen."""
+    wanted = set(_sockets(port, proc))
+    if not wanted:
+        return None
+    for pid in _pids(proc):
+        if wanted & set(_open_sockets(proc / str(pid))):
+            return process(pid, proc)
+    return None
+
+
+def process(pid: int, proc: Path = _PROC) -> Holder | None:
+    """What can be seen of a process; None when it is gone."""
+    entry = proc / str(pid)
+    try:
+        words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        mine = entry.stat().st_uid == os.getuid()
+    except OSError:
+        return None
+    command = " ".join(os.fsdecode(word) for word in words)
+    command = "".join(c if c.isprintable() else "?" for c in command)
+    environment = _environment(entry)
+    started = "DDPGEN_JOB" in environment or "DDPGEN_ATTEMPT" in environment
+    ours = started or (mine and _OURS.search(command) is not None)
+    return Holder(pid, command, environment.get("DDPGEN_JOB", ""), ours)
+
+
+def listen_finding(asked: Asked, error: OSError, proc: Path = _PROC) -> Finding:
+    """Why the head could not listen on its port: PORT001, PORT002 or PORT007."""
+    port, here = asked.port, asked.me
+    another = "set another rendezvous.port in the spec"
+    if error.errno != errno.EADDRINUSE:
+        why = error.strerror or str(error)
+        below = " (below 1024 that takes special rights)" if port < 1024 else ""
+        return Finding(
+            "PORT007", here, f"{here} may not listen on port {port}{below}: {why}", another
+        )
+    found = holder(port, proc)
+    if found is None:
+        cause = f"port {port} of {here} is taken by a program that this user may not see"
+        tool = f"ss -ltnp 'sport = :{port}'" if proc.exists() else f"lsof -nP -iTCP:{port}"
+        show = f"`sudo {tool}` there shows which"
+        return Finding("PORT001", here, cause, f"end it ({show}), or {another}")
+    if found.is_earlier_run_of(asked.job):
+        cause = f"port {port} of {here} is still held by an earlier run: {found}"
+        return Finding(
+            "PORT002", here, cause, f"end it with `kill {found.pid}` there, or {another}"
+        )
+    by = f"job {found.job} of ddpgen, {found}" if found.job else str(found)
+    cause = f"port {port} of {here} is taken by {by}"
+    return Finding("PORT001", here, cause, f"end it (`kill {found.pid}` there), or {another}")
+
+
+def _sockets(port: int, proc: Path) -> Iterator[str]:
+    """The inode of every TCP socket bound to `port` here (proc_pid_net(5))."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(proc / "net" / table, encoding="ascii") as lines:
+            next(lines, None)
+            for line in lines:
+                words = line.split()
+                if int(words[1].rpartition(":")[2], 16) == port and words[9] != "0":
+                    yield words[9]
+
+
+def _pids(proc: Path) -> list[int]:
+    """All processes, the longest-lived first, so that a parent comes before its children."""
+    with contextlib.suppress(OSError):
+        return sorted(int(name) for name in os.listdir(proc) if name.isdigit())
+    return []
+
+
+def _open_sockets(entry: Path) -> Iterator[str]:
+    # A process may end, or be another user's.
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(entry / "fd"):
+            with contextlib.suppress(OSError):
+                target = os.readlink(entry / "fd" / fd)
+                if target.startswith("socket:["):
+                    yield target[len("socket:[") : -1]
+
+
+def _environment(entry: Path) -> Mapping[str, str]:
+    try:
+        pairs = (entry / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return dict(os.fsdecode(pair).split("=", 1) for pair in pairs if b"=" in pair)

@@ -1,0 +1,150 @@
+"""A guest's way to the head: where it knocks, and what is made of who answers.
+
+Owns the attempts at the head's port (and at those after it, where the head listens when its own is
+taken), and what they met. What is said once the head is found, guest.py knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from train.preflight import blame
+from train.preflight.asked import Asked
+from train.preflight.finding import Finding
+from train.preflight.own import MET_PATIENCE_S, VERSION, Hello, fallbacks, slack_s
+from train.preflight.wire import Conn, WireError, dial, is_store, resolve
+
+CONNECT_S = 1.5  # a second SYN goes out after 1 s
+_FALLBACK_S = 0.5
+_FALLBACK_EVERY_S = 1.0
+_PROGRAM = ("silent", "foreign", "broken")
+
+
+class Search:
+    """Attempts at the head. `trouble`: what the last one met (a word of WireError, "store" for a run
+    under way, "other" for another host of the job, "job" for the head of another one; "" before the
+    first); `address`: where they go; `fault`: what answered there, if that is a fault by itself."""
+
+    def __init__(self, asked: Asked, hello: Hello) -> None:
+        self._asked, self._hello = asked, hello
+        self.trouble, self.address = "", ""
+        self.fault: Finding | None = None
+        self._since = time.monotonic()
+        self._told = False
+        self._fallback_at = 0.0
+
+    async def knock(self) -> Conn | None:
+        """One attempt: a connection to the head of this job, or None."""
+        try:
+            self.address = await resolve(self._asked.head)
+            conn = await self._at_port()
+            met = "other"
+        except WireError as error:
+            conn, met = None, error.trouble
+        if conn is None and met in ("refused", "silent", "foreign", "broken", "store", "job"):
+            conn = await self._at_fallbacks()
+        met = "" if conn else met
+        if _kind(met) != _kind(self.trouble):
+            self._since = time.monotonic()
+        self.trouble = met
+        return conn
+
+    async def knock_again(self) -> Conn | None:
+        """Two attempts at the head's port, for a head that is known to listen."""
+        for pause in (0.5, 0.0):
+            if conn := await self.knock():
+                return conn
+            await asyncio.sleep(pause)
+        return None
+
+    @property
+    def is_program(self) -> bool:
+        """Whether something answers that is no preflight of this job, and no run under way."""
+        return self.trouble in _PROGRAM
+
+    @property
+    def met_for_s(self) -> float:
+        """For how many seconds it has been like that."""
+        return time.monotonic() - self._since
+
+    async def _at_port(self) -> Conn | None:
+        """Raises WireError."""
+        patience = MET_PATIENCE_S + slack_s(self._asked.nodes)
+        conn = await dial(self.address, self._asked.port, CONNECT_S)
+        try:
+            there = Hello.from_json(await conn.receive(patience))
+            if self._is_head(there):
+                return conn
+        except (WireError, ValueError) as error:
+            conn.abort()
+            if await is_store(self.address, self._asked.port):
+                raise WireError("store") from None
+            raise error if isinstance(error, WireError) else WireError("foreign") from None
+        self._make_of(there, conn)
+        return None
+
+    def _is_head(self, there: Hello) -> bool:
+        same = there.job == self._asked.job and there.preflight == VERSION
+        return same and there.role == "head"
+
+    def _make_of(self, there: Hello, conn: Conn) -> None:
+        """Somebody's preflight, but not that of this job's head. Raises WireError for other jobs."""
+        asked, met = self._asked, blame.at(there.host, self.address)
+        if there.job != asked.job:
+            if there.role == "head":
+                self.fault = blame.other_job(asked.me, asked.job, met, there.job, asked.port)
+                if not self._told:  # so that it is said there as well
+                    conn.send("hello", **self._hello.as_json())
+                self._told = True
+            conn.close()
+            raise WireError("job" if there.role == "head" else "foreign")
+        conn.close()
+        if there.instance == self._hello.instance:
+            raise WireError(
+                "refused"
+            )  # this very process: what to make of it the host's checks know
+        if there.preflight != VERSION:
+            self.fault = blame.another_bundle(asked, met)
+        elif there.head != asked.head:
+            theirs, ours = f"the head {there.head}", f"the head {asked.head}"
+            self.fault = blame.disagree(asked, met, theirs, asked.me, ours)
+        else:
+            self.fault = blame.wrong_host(asked, self.address, met)
+
+    async def _at_fallbacks(self) -> Conn | None:
+        """The head listens there when its port is taken; who else does is of no interest."""
+        if time.monotonic() < self._fallback_at:
+            return None
+        self._fallback_at = time.monotonic() + _FALLBACK_EVERY_S
+        found = await asyncio.gather(*map(self._fallback, fallbacks(self._asked.port)))
+        return _first(conn for conn in found if conn)
+
+    async def _fallback(self, port: int) -> Conn | None:
+        try:
+            conn = await dial(self.address, port, _FALLBACK_S)
+        except WireError:
+            return None
+        try:
+            if self._is_head(Hello.from_json(await conn.receive(_FALLBACK_S))):
+                return conn
+        except (WireError, ValueError):
+            pass
+        conn.abort()
+        return None
+
+
+def _first(conns: Iterable[Conn]) -> Conn | None:
+    """One of them; the others are closed."""
+    chosen = None
+    for conn in conns:
+        if chosen is None:
+            chosen = conn
+        else:
+            conn.close()
+    return chosen
+
+
+def _kind(trouble: str) -> str:
+    return "program" if trouble in _PROGRAM else trouble

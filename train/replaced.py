@@ -1,0 +1,101 @@
+"""The end of a process whose job the scheduler has started anew, here or elsewhere.
+
+Owns the look at who holds the checkpoint directory, about once a second in every process, and the
+orderly end without a trace: a scheduler that has lost a host starts the job on others, while its
+processes there go on, and nobody tells them. Where no scheduler started the job, nothing is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from train import heartbeats
+from train.ending import exit_at_once
+from train.lock import FencedOffError, is_replaced, read_lock
+from train.metrics import say
+from train.node import Node
+from train.scheduler import VARIABLE, Scheduled
+
+LOOK_S = 1.0
+# All processes of a large job look at one file of one file server.
+_LOOKS_A_SECOND = 256
+
+
+class Replacement:
+    """Whether a later start of the scheduler's job has taken over."""
+
+    def __init__(self, directory: Path, env: Mapping[str, str], node: Node | None) -> None:
+        """`env`: torchrun's variables, and which start this is."""
+        self._directory, self._node = directory, node
+        self._scheduler = env.get(VARIABLE, "")
+        self._mine = Scheduled.parse(self._scheduler)
+        self._rank = int(env.get("RANK", "0"))
+        self._speaks = env.get("LOCAL_RANK", "0") == "0"
+        self._has_agent = "TORCHELASTIC_RUN_ID" in env
+        self._size = int(env.get("WORLD_SIZE", "1"))
+        self._why = ""
+        self._ending = threading.Lock()
+        # What is to be undone before this process ends.
+        self.before_end: Callable[[], None] = lambda: None
+
+    def watch(self) -> None:
+        """From now on end this process as soon as it is replaced, whatever its main thread does."""
+        if self._mine is not None:
+            threading.Thread(target=self._watch, name="replaced", daemon=True).start()
+
+    def has_come(self) -> bool:
+        """Look now. From then on this process must not write to the directory."""
+        if self._mine is None or self._why:
+            return bool(self._why)
+        try:
+            holder = read_lock(self._directory)
+        except OSError:
+            return False  # a file server that is away for a moment
+        if holder is None or not is_replaced(holder, self._scheduler):
+            return False
+        later = Scheduled.parse(holder.scheduler)
+        assert later is not None
+        self._why = (
+            f"a later start of {self._mine.name} has taken over (restart {later.restarts}, on "
+            f"{heartbeats.plain(str(holder.host), 80)}); this one (restart {self._mine.restarts}) stops "
+            "writing and ends"
+        )
+        return True
+
+    def end_if_come(self) -> None:
+        """Look now, and do not return where it has come. Exits 0: no torchrun starts it again."""
+        if not self.has_come():
+            return
+        self._ending.acquire()  # for good: the first thread that gets here ends all of them
+        self.before_end()
+        if self._speaks:
+            say(self._why, self._rank)
+            self._tell_script()
+            self._end_agent()
+        exit_at_once(0)
+
+    def _tell_script(self) -> None:
+        """Unless this host takes part in the later start too: then its status is that one's."""
+        if self._node is not None:
+            with contextlib.suppress(FencedOffError, OSError):
+                self._node.write("failed", reason=self._why)
+
+    def _end_agent(self) -> None:
+        """Else it would wait for five minutes for the agents of other hosts, which may be gone. The
+        other processes of this host ask the kernel to end with it."""
+        agent = os.getppid()
+        if self._has_agent and agent > 1:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(agent, signal.SIGKILL)
+
+    def _watch(self) -> None:
+        every = max(LOOK_S, self._size / _LOOKS_A_SECOND)
+        every = heartbeats.pace(self._directory, every)
+        never = threading.Event()
+        while not never.wait(every):
+            self.end_if_come()

@@ -1,0 +1,174 @@
+"""A checkpoint directory's heartbeats, as they look from this host now.
+
+Owns the joining of what is on file, what this process has heard itself, and what the system says of
+the processes of this machine; and the hosts' names and addresses, what the preflight said, and who
+holds the lock. Judges nothing itself.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from train import heartbeats, lock, processes
+from train.diagnosis import Diagnosis, examine
+from train.heartbeats import Heard, Hearing
+from train.scheduler import Scheduled
+from train.status import read_file
+
+MOST_BYTES = 64 << 20
+# What is empty takes many times its bytes, and its time.
+_MOST_VALUES = 4_000_000
+_MOST_PROCS = 1024
+_MOST_FINDINGS = 1000
+_DEAD = ("", "Z", "X")
+
+
+def diagnose(directory: Path, hearing: Hearing | None = None) -> Diagnosis:
+    """Judge the world whose heartbeats are in this checkpoint directory, as seen from here now.
+
+    `hearing`: what this process has heard itself, where that is younger than what is on file.
+    """
+    heard, on_file = heartbeats.gather(directory)
+    if hearing is not None:
+        heard = heartbeats.newest_world([*heard, *hearing.heard])
+    hearing = hearing or on_file
+    here = processes.machine()
+    states = {
+        each.beat.rank: processes.process_state(each.beat.pid, each.beat.started)
+        for each in heard
+        if each.beat.machine == here
+    }
+    late = 2 * hearing.every if hearing is not None else 0.0
+    return examine(heard, states, _is_deaf(hearing, heard), late, homes(directory))
+
+
+def _is_deaf(hearing: Hearing | None, heard: Sequence[Heard]) -> bool:
+    """Whether this host hears nothing any more, of anybody elsewhere."""
+    if hearing is None:
+        return False
+    patience = 3 * hearing.every + 6.0
+    if time.monotonic() - hearing.monotonic > patience and hearing.machine == processes.machine():
+        return True
+    return hearing.deaf > patience
+
+
+def homes(directory: Path) -> dict[int, str]:
+    """On which host each rank should be, where the check before the launch left word of it."""
+    reports = _reports(directory)
+    found: list[str] = []
+    for report in sorted(reports, key=lambda each: each["node_rank"]):
+        found += [heartbeats.plain(report["host"], 80)] * report["procs"]
+        if len(found) >= heartbeats.MOST_RANKS:
+            break
+    return dict(enumerate(found[: heartbeats.MOST_RANKS]))
+
+
+def addresses(found: Diagnosis, own: str, directory: Path | None = None) -> dict[str, str]:
+    """The addresses of the other hosts by name, those of the blamed first."""
+    beats = [p.beat for p in found.patients if p.beat is not None]
+    blamed = set(found.blamed)
+    beats.sort(key=lambda beat: beat.rank not in blamed)
+    named = {beat.host: beat.address for beat in beats if beat.host != own}
+    for report in _reports(directory) if directory is not None else ():
+        if report["host"] != own and not named.get(report["host"]):
+            named[heartbeats.plain(report["host"], 80)] = report["address"]
+    return {name: at for name, at in named.items() if _is_address(at)}
+
+
+def _is_address(text: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET, text)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What the check before the last launch said. `findings`: code, host, cause and remedy of each."""
+
+    ok: bool
+    findings: tuple[dict[str, str], ...]
+
+
+def preflight(directory: Path) -> Preflight | None:
+    """The preflight of the last launch, None where there is no word of it."""
+    value = _preflight(directory)
+    if type(value.get("ok")) is not bool:
+        return None
+    names = ("code", "host", "cause", "remedy")
+    found = _records(value.get("findings"), dict.fromkeys(names, str))
+    return Preflight(
+        value["ok"],
+        tuple(
+            {name: heartbeats.plain(each[name], 1000) for name in names}
+            for each in found[:_MOST_FINDINGS]
+        ),
+    )
+
+
+def _reports(directory: Path) -> list[dict[str, Any]]:
+    """What each host reported before the launch, as far as it makes sense."""
+    kinds = {"host": str, "address": str, "node_rank": int, "procs": int}
+    found = _records(_preflight(directory).get("hosts"), kinds)
+    most = heartbeats.MOST_RANKS
+    return [r for r in found if 0 <= r["node_rank"] < most and 0 < r["procs"] <= _MOST_PROCS]
+
+
+def _preflight(directory: Path) -> dict[str, Any]:
+    try:
+        text = read_file(directory / "preflight.json", MOST_BYTES)
+        value = json.loads(text) if text.count(b",") < _MOST_VALUES else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _records(value: Any, kinds: dict[str, type[Any]]) -> list[dict[str, Any]]:
+    """Those of a list that have all of these."""
+    return [
+        each
+        for each in (value if isinstance(value, list) else ())
+        if isinstance(each, dict) and all(type(each.get(k)) is kind for k, kind in kinds.items())
+    ]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Who holds a directory. `lives`: None where it is another host's, and cannot be seen here;
+    `scheduled`: which scheduler's job it is, if any."""
+
+    host: str
+    pid: int
+    lives: bool | None
+    scheduled: Scheduled | None = None
+
+
+def launch(held: Path) -> Launch | None:
+    """Who holds a checkpoint directory, or a host's part of it; None where the lock does not say."""
+    try:
+        read_file(held / "lock")  # no pipe, and no end of bytes
+        holder = lock.read_lock(held)
+    except (OSError, OverflowError, RecursionError):
+        return None
+    if holder is None or not isinstance(holder.host, str):
+        return None
+    known = [p for p in (holder.launcher, holder.writer) if p is not None and _is_process(p)]
+    if not known:
+        return None
+    host = heartbeats.plain(holder.host, 80)
+    scheduled = Scheduled.parse(holder.scheduler)
+    if not lock.is_here(holder):
+        return Launch(host, known[0][0], None, scheduled)
+    alive = [pid for pid, began in known if processes.process_state(pid, began) not in _DEAD]
+    return Launch(host, (alive or known[0])[0], bool(alive), scheduled)
+
+
+def _is_process(value: Sequence[Any]) -> bool:
+    return len(value) == 2 and all(type(n) is int for n in value) and 0 < value[0] < 1 << 31

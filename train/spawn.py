@@ -1,0 +1,127 @@
+"""`python -m train spawn`: the processes of one host without torchrun.
+
+Owns their environment (RANK, WORLD_SIZE, …), and that they end together: when one fails, when this
+process is told to end, when it is killed. Knows nothing of what they do, and imports no torch.
+There are no restarts here: who started the hosts starts them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from train.errors import EXIT_FAILED
+from train.leash import die_with_parent
+from train.metrics import say
+
+# As torchrun's: long enough to write down what is under way.
+GRACE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of one host: `procs` of them from `first` on, in a world of `world_size`."""
+
+    first: int
+    procs: int
+    world_size: int
+    node_rank: int
+
+    def environment(self, local_rank: int) -> dict[str, str]:
+        """What torchrun would set."""
+        return {
+            "RANK": str(self.first + local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(self.procs),
+            "GROUP_RANK": str(self.node_rank),
+        }
+
+
+def spawn(command: Sequence[str], ranks: Ranks) -> int:
+    """Run `command` once for each of `ranks`. 0 when all of them end with 0, else 1."""
+    children = _Children()
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda signum, _: children.end(signum))
+    signal.signal(signal.SIGALRM, children.kill)
+    try:
+        for local_rank in range(ranks.procs):
+            children.start(command, ranks.first + local_rank, ranks.environment(local_rank))
+    except OSError as error:
+        say(f"cannot start {command[0]!r}: {error.strerror}")
+        children.kill()
+    return children.reap()
+
+
+class _Children:
+    """The live processes, and what befalls them together."""
+
+    def __init__(self) -> None:
+        self._alive: dict[int, int] = {}  # process id to rank
+        # Kept, because a Popen that is dropped has its process waited for behind our back.
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._failed = False
+        self._ending: int | None = None
+
+    def start(self, command: Sequence[str], rank: int, environment: dict[str, str]) -> None:
+        env = {**os.environ, **environment}
+        # Left behind by a torchrun around this, it would make rank 0 look for a store of an agent.
+        env.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+        child = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=lambda: die_with_parent(signal.SIGKILL),  # noqa: PLW1509 - no threads
+        )
+        self._started.append(child)
+        self._alive[child.pid] = rank
+        if self._ending is not None:  # told to end while it was being started
+            self._send(self._ending)
+
+    def reap(self) -> int:
+        """Wait for all of them. One that fails ends the others."""
+        if not self._alive:
+            return EXIT_FAILED
+        while self._alive:
+            # Not Popen.wait, which waits for one of them: the first to end may be any.
+            pid, status = os.wait()
+            rank = self._alive.pop(pid, -1)
+            code = os.waitstatus_to_exitcode(status)
+            if code == 0 or rank < 0:
+                continue
+            if not self._failed and self._ending is None:
+                say(f"rank {rank} (process {pid}) {_in_words(code)}; ending the others")
+            self._failed = True
+            self.end(signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return EXIT_FAILED if self._failed else 0
+
+    def end(self, signum: int) -> None:
+        """Pass `signum` on; who is still there after the grace is killed. Again: passed on again."""
+        if self._ending is None:
+            signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+        self._ending = signum
+        self._send(signum)
+
+    def kill(self, signum: int = 0, frame: FrameType | None = None) -> None:
+        self._failed = True
+        self._send(signal.SIGKILL)
+
+    def _send(self, signum: int) -> None:
+        for pid in list(self._alive):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+
+def _in_words(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,333 @@
+"""Whose a store is: one live job at a time, and within a job its latest start.
+
+Owns `owner.json` (who writes to the store, renewed while that lives) and `stop` (the user's request,
+made in the store because the machine cannot be reached). What counts is whether the owner's object
+changes while it is watched, never the clocks of two machines. A store that does not answer for a
+while ends nothing: the training goes on, and it is looked at again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from train.errors import TrainError
+from train.lock import FencedOffError
+from train.metrics import say
+from train.store.patience import Answering, patiently
+from train.store.places import Store, StoreError, why
+
+OWNER, STOP, MANIFEST = "owner.json", "stop", "manifest.json"
+LOOK_S = 10.0
+RENEW_S = 30.0
+# An owner that was not renewed for so long is gone: twice missed, and what a slow store takes.
+SILENCE_S = 75.0
+_WATCH_S = 5.0
+# Mounts remember a file's size for a while: one that never changes is read whole.
+_SIZE = 2048
+# On a plain disk it may be looked at while it is being written.
+_LOOKS, _LOOKS_APART_S = 3, 0.05
+_MOST_WORDS = 200
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A start of a job. `job`: the same for all starts that a scheduler makes of it. `restarts`:
+    which of them, as that scheduler counts. `turn`: which owner of the store. `home`: machine and
+    checkpoint directory, which hold one live start at most. `beat`: changes with every renewal."""
+
+    job: str
+    attempt: str
+    host: str
+    restarts: int = 0
+    home: str = ""
+    turn: int = 0
+    token: str = ""
+    beat: int = 0
+    time: float = 0.0
+
+    def is_same_job(self, other: Owner) -> bool:
+        """Whether the other is an earlier or later start of this job, or of what was here before."""
+        return (
+            self.job == other.job
+            or self.attempt == other.attempt
+            or (self.home != "" and self.home == other.home)
+        )
+
+    def is_later(self, other: Owner) -> bool:
+        """Of two starts of one job: whether this one is the one that goes on."""
+        mine, theirs = (
+            (o.restarts if self.job == other.job else 0, o.turn, o.token) for o in (self, other)
+        )
+        return mine > theirs
+
+
+def read_owner(store: Store) -> Owner | None:
+    """Who owns the store; None for nobody, or for something that names nobody. Raises OSError."""
+    for _ in range(_LOOKS):
+        try:
+            content = store.read(OWNER)
+        except FileNotFoundError:
+            return None
+        owner = _parse(content)
+        if owner is not None:
+            return owner
+        time.sleep(_LOOKS_APART_S)
+    return None
+
+
+def _parse(content: bytes) -> Owner | None:
+    try:
+        found: dict[str, Any] = json.loads(content)
+        owner = Owner(
+            **{
+                name: type(default)(found[name])
+                for name, default in asdict(Owner("", "", "")).items()
+            }
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return owner
+
+
+class Ownership:
+    """This start's hold of the store, from `take` to `close`."""
+
+    def __init__(self, store: Store, me: Owner, on_stop: Callable[[str], None]) -> None:
+        """`on_stop(words)` is called, by a thread, when the user has asked for a stop there; again
+        and again while it raises OSError."""
+        # One that hangs in a look for `stop` must still renew, and the other way round.
+        self._store, self._stops = Answering(store), Answering(store)
+        self._on_stop = on_stop
+        self._me = replace(me, token=secrets.token_hex(6))
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="store owner", daemon=True)
+        self._renewing = threading.Lock()
+        self._telling = threading.Lock()
+        self._silent: set[str] = set()
+        self._words: str | None = None
+        self._manifest: bytes | None = None
+        self.lost: FencedOffError | None = None
+
+    @property
+    def turn(self) -> int:
+        """Which owner of the store this one is; 0 before it is one."""
+        return self._me.turn
+
+    def take(self, turn: int | None = None) -> Owner | None:
+        """Own the store from now on. Returns who had it before, if anybody is on record.
+
+        `turn`: which owner this start was already, where only its processes were started anew.
+        Raises TrainError when another job is alive in it, FencedOffError when a later start of this
+        one has it, OSError when the store cannot be used.
+        """
+        name = self._store.name
+        before: Owner | None = patiently(name, lambda: read_owner(self._store))
+        if before is not None:
+            self._check_may_take(before, turn, SILENCE_S)
+        self._me = replace(self._me, turn=before.turn + 1 if before is not None else 1)
+        patiently(name, self._renew)
+        # Two may have got here at once: the last write won.
+        patiently(name, self.check)
+        self._store.limit()
+        self._thread.start()
+        return before
+
+    def look_for_stop(self, words: str | None = None) -> None:
+        """Notice a `stop` from now on. `words`: of one that was found and not passed on yet."""
+        self._words = words
+        self._stops.limit()
+        threading.Thread(target=self._look, name="store stop", daemon=True).start()
+
+    def wrote_manifest(self, content: bytes) -> None:
+        """What tells a store that is this start's still, where nobody is on record as its owner."""
+        self._manifest = content
+
+    def hurry(self, seconds: float) -> None:
+        """The machine is about to go."""
+        self._store.hurry(seconds)
+
+    def check(self) -> None:
+        """Raise FencedOffError when the store is another's by now, OSError when it cannot be asked."""
+        if self.lost is not None:
+            raise self.lost
+        found = read_owner(self._store)
+        if found is None:
+            self._check_is_mine_still()
+            return
+        if found.token == self._me.token:
+            return
+        if self._me.is_same_job(found) and self._me.is_later(found):
+            return  # the earlier start has renewed once more: it will see this one's next renewal
+        self.lost = FencedOffError(
+            f"{self._store.name} is written to by {_name(found)} since; this one stops writing and "
+            "ends"
+        )
+        raise self.lost
+
+    def _check_is_mine_still(self) -> None:
+        """Nobody is on record: was that deleted, or has a later start come and ended meanwhile?"""
+        if self._manifest is None:
+            return
+        try:
+            manifest = self._store.read(MANIFEST)
+        except FileNotFoundError:
+            raise StoreError(
+                f"{OWNER} and {MANIFEST} are gone: it was emptied, or another place is mounted there "
+                "now; mount the bucket again, or start the job anew"
+            ) from None
+        if manifest != self._manifest and _whole(manifest):
+            self.lost = FencedOffError(
+                f"a later start has written to {self._store.name} and ended; this one stops writing "
+                "and ends"
+            )
+            raise self.lost
+
+    def may_speak(self) -> bool:
+        """Whether the store is in nobody else's hands, so that a failure may be told there. Raises
+        OSError."""
+        if self.lost is not None:
+            return False
+        found = read_owner(self._store)
+        if found is None or found.token == self._me.token:
+            return True
+        return not self._thread.ident and self._me.is_same_job(found)  # it was never taken
+
+    def close(self) -> None:
+        """The end of this process; the job may go on in another."""
+        self._ended.set()
+
+    def release(self) -> None:
+        """The end of the job, as far as this start is concerned. Raises OSError."""
+        self.close()
+        with self._renewing:
+            found = read_owner(self._store)
+            if found is not None and found.token == self._me.token:
+                self._store.delete(OWNER)
+
+    def asked_to_stop(self) -> str | None:
+        """The first words of the user's `stop`, None without one. Raises OSError."""
+        content = b""
+        for _ in range(_LOOKS):
+            try:
+                content = self._stops.read(STOP)
+            except FileNotFoundError:
+                return None
+            if content:
+                break
+            time.sleep(_LOOKS_APART_S)  # on a disk it may be there a moment before its words
+        lines = content.decode("utf-8", "replace").splitlines()
+        printable = "".join(c for c in (lines[0] if lines else "") if c.isprintable())
+        return " ".join(printable.split())[:_MOST_WORDS]
+
+    def forget_stop(self) -> None:
+        """It was meant for a job before this one. Raises OSError."""
+        self._stops.delete(STOP)
+
+    def _check_may_take(self, holder: Owner, turn: int | None, patience_s: float) -> None:
+        if self._me.is_same_job(holder):
+            mine, theirs = self._me.restarts, holder.restarts
+            came_since = turn is not None and holder.home != self._me.home and holder.turn > turn
+            if holder.job == self._me.job and (theirs > mine or (theirs == mine and came_since)):
+                raise FencedOffError(
+                    f"a later start of this job, on {holder.host}, writes to {self._store.name}; this "
+                    "one ends"
+                )
+            return
+        say(
+            f"{self._store.name} was written to by {_name(holder)}; looking for up to {patience_s:g} s "
+            "whether that is still alive"
+        )
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            self._ended.wait(min(_WATCH_S, max(0.0, deadline - time.monotonic())))
+            try:
+                now = read_owner(self._store)
+                if now is None and not self._store.list(OWNER):
+                    return
+            except PermissionError:
+                raise
+            except OSError:
+                continue  # no sign of life, and none of an end
+            if now is not None and now != holder:
+                raise TrainError(
+                    f"{self._store.name} belongs to {_name(now)}, which is running; stop that one "
+                    "first, or give this job a place of its own (another name or prefix)"
+                )
+
+    def _renew(self) -> None:
+        with self._renewing:
+            if self._ended.is_set():
+                return
+            self._me = replace(self._me, beat=self._me.beat + 1, time=round(time.time(), 3))
+            text = json.dumps(asdict(self._me), indent=1)
+            self._store.write(OWNER, text.encode().ljust(_SIZE - 1) + b"\n")
+
+    def _keep(self) -> None:
+        """Renew the record, so that others see that this one lives."""
+        renewed = time.monotonic()
+        while not self._ended.wait(LOOK_S):
+            if time.monotonic() - renewed < RENEW_S - LOOK_S / 2:
+                continue
+            try:
+                self.check()
+                self._renew()
+                renewed = time.monotonic()
+                self._answers("owner", "")
+            except FencedOffError:
+                return
+            except OSError as error:
+                self._answers("owner", why(error))
+
+    def _look(self) -> None:
+        while self.lost is None and not self._ended.wait(LOOK_S):
+            try:
+                if self._words is None:
+                    self._words = self.asked_to_stop()
+                self._answers("stop", "")
+            except OSError as error:
+                self._answers("stop", why(error))
+                continue
+            if self._words is None:
+                continue
+            try:
+                self._on_stop(self._words)
+            except OSError:
+                continue
+            return
+
+    def _answers(self, whom: str, problem: str) -> None:
+        """Say once that the store does not answer, and once that it does again."""
+        with self._telling:
+            was_silent = bool(self._silent)
+            (self._silent.add if problem else self._silent.discard)(whom)
+            if problem and not was_silent:
+                say(
+                    f"{self._store.name} does not answer ({problem}); training goes on, a stop asked "
+                    "for there is not seen meanwhile"
+                )
+            elif was_silent and not self._silent:
+                say(f"{self._store.name} answers again")
+
+
+def _name(owner: Owner) -> str:
+    job = owner.job.removesuffix(f" {owner.attempt}")
+    attempt, job, host = (_plain(text) for text in (owner.attempt, job, owner.host))
+    return f"job {job} on {host} (attempt {attempt})"
+
+
+def _plain(text: str) -> str:
+    return "".join(c for c in text if c.isprintable())[:80]
+
+
+def _whole(content: bytes) -> bool:
+    try:
+        json.loads(content)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,340 @@
+"""Where a store is: a directory (a mounted bucket, another disk), or a URL.
+
+Owns the few operations that a store needs and the words for what goes wrong with them. Knows
+nothing of checkpoints. Relies on whole objects alone: written once from their start to their end,
+no append, no random write, no rename, no link, no lock; a directory is there because something is
+in it. close() may be what uploads, so its errors count, and the size is looked at afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+_CHUNK = 8 << 20
+# fsspec's file systems that can list by a prefix without walking through everything else.
+_LISTS_BY_PREFIX = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
+_S3: dict[str, Any] = {
+    # A silent network would otherwise be waited for, for minutes a try.
+    "connect_timeout": 10,
+    "read_timeout": 60,
+    # Some servers give a wrong one for what was uploaded in parts; the sha256 in the marker counts.
+    "response_checksum_validation": "when_required",
+}
+
+
+class StoreError(OSError):
+    """A store that cannot be used. The message says why, and what to do."""
+
+
+class Store(Protocol):
+    """Named objects. Names are relative, with `/` between their parts. All of it raises OSError,
+    FileNotFoundError for an object that is not there."""
+
+    name: str
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """The names that begin with `prefix`, at most two parts deep, each with its size in bytes."""
+
+    def size(self, name: str) -> int:
+        """In bytes."""
+
+    def read(self, name: str) -> bytes:
+        """A small object."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small object, or replace it."""
+
+    def put(self, name: str, source: Path) -> None:
+        """Upload a file; there, and of the right size, on return."""
+
+    def get(self, name: str, target: Path) -> None:
+        """Download into a file."""
+
+    def delete(self, name: str) -> None:
+        """No error where it is gone already."""
+
+
+def open_store(place: str) -> Store:
+    """The store at `place`: a path, or a URL such as s3://bucket/prefix. Raises StoreError."""
+    scheme, separator, _ = place.partition("://")
+    if separator:
+        return UrlStore(place, scheme)
+    path = Path(place).expanduser().absolute()
+    parent = path.parent
+    if not parent.is_dir() and not any(_is_mount(above) for above in path.parents):
+        # To make it would put everything on this machine's own disk, to be lost with it.
+        raise StoreError(f"there is no directory {parent}; is the bucket mounted there?")
+    return DirectoryStore(path)
+
+
+def _is_mount(path: Path) -> bool:
+    return str(path) != path.anchor and os.path.ismount(path)
+
+
+class DirectoryStore:
+    """A directory, usually of a mounted bucket."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self.name = root, str(root)
+        self._mount = _mount_of(root)
+
+    def _check_mounted(self) -> None:
+        """Below a mount that is gone lies a directory of this machine's own disk: none of the store."""
+        if self._mount is not None and not os.path.ismount(self._mount):
+            raise StoreError(f"the mount at {self._mount} is gone; mount the bucket again")
+
+    def list(self, prefix: str) -> dict[str, int]:
+        self._check_mounted()
+        return {
+            name: size for name, size in _walk(self._root, "", prefix) if name.startswith(prefix)
+        }
+
+    def size(self, name: str) -> int:
+        self._check_mounted()
+        return (self._root / name).stat().st_size
+
+    def read(self, name: str) -> bytes:
+        self._check_mounted()
+        return (self._root / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        self._write(name, len(content), lambda file: _write_all(file, content))
+
+    def put(self, name: str, source: Path) -> None:
+        with open(source, "rb") as content:
+            size = os.fstat(content.fileno()).st_size
+            self._write(name, size, lambda file: _copy(content, file))
+
+    def get(self, name: str, target: Path) -> None:
+        self._check_mounted()
+        with open(self._root / name, "rb") as content, open(target, "wb") as file:
+            _copy(content, file)
+
+    def delete(self, name: str) -> None:
+        self._check_mounted()
+        path = self._root / name
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        self._tidy(path.parent)
+
+    def _tidy(self, place: Path) -> None:
+        """On a bucket it went with the last object in it; on a disk it would be left behind."""
+        if place != self._root:
+            with contextlib.suppress(OSError):
+                place.rmdir()
+
+    def _write(self, name: str, size: int, fill: Callable[[BinaryIO], None]) -> None:
+        self._check_mounted()
+        path = self._root / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: what the mount refuses is told by the write that it refuses.
+            with open(path, "wb", buffering=0) as file:
+                fill(file)
+                with contextlib.suppress(OSError):  # some mounts know no fsync; close() is theirs
+                    os.fsync(file.fileno())
+            there = path.stat().st_size
+            if there != size:
+                raise StoreError(f"{path} has {there} bytes after {size} were written")
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            self._tidy(path.parent)
+            raise
+
+
+def _mount_of(root: Path) -> Path | None:
+    """The mount that `root` is below, other than the root of this machine."""
+    resolved = root.resolve()
+    return next((place for place in (resolved, *resolved.parents) if _is_mount(place)), None)
+
+
+def _walk(root: Path, above: str, prefix: str) -> Iterator[tuple[str, int]]:
+    try:
+        entries = list(os.scandir(root / above))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        name = above + entry.name
+        with contextlib.suppress(FileNotFoundError):  # deleted while this was looking
+            if not entry.is_dir():
+                yield name, entry.stat().st_size
+            elif not above and (f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/")):
+                yield from _walk(root, f"{name}/", prefix)
+
+
+def _write_all(file: BinaryIO, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        written = file.write(view[:_CHUNK])
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        view = view[written:]
+
+
+def _copy(source: BinaryIO, target: BinaryIO) -> None:
+    while chunk := source.read(_CHUNK):
+        _write_all(target, chunk)
+
+
+class UrlStore:
+    """What fsspec reaches: s3://, gs://, az:// and the rest, each by a package of its own."""
+
+    def __init__(self, url: str, scheme: str) -> None:
+        self.name = url.rstrip("/")
+        try:
+            import fsspec  # type: ignore[import-untyped,unused-ignore]
+        except ImportError:
+            raise StoreError(
+                f"{url} needs fsspec, which is not installed; pip install {_package(scheme)}"
+            ) from None
+        options: dict[str, Any] = {"auto_mkdir": True} if scheme in ("file", "local") else {}
+        if scheme in ("s3", "s3a") and "config_kwargs" not in fsspec.config.conf.get("s3", {}):
+            options["config_kwargs"] = _s3_options()
+        try:
+            self._fs = fsspec.filesystem(
+                scheme, skip_instance_cache=True, use_listings_cache=False, **options
+            )
+        except ImportError as error:
+            raise StoreError(
+                f"{scheme}:// needs a package that is not here ({error}); pip install {_package(scheme)}"
+            ) from None
+        except ValueError:
+            raise StoreError(
+                f"{scheme}:// is none of the stores that fsspec knows; for R2 and others that speak "
+                "S3, use s3:// with AWS_ENDPOINT_URL set, or mount the bucket and give its directory"
+            ) from None
+        self._root = str(self._fs._strip_protocol(url)).rstrip("/")
+        self._by_prefix = scheme in _LISTS_BY_PREFIX
+        # There a directory does not go with the last object in it.
+        self._has_directories = scheme in ("file", "local")
+
+    def list(self, prefix: str) -> dict[str, int]:
+        with _translated():
+            self._fs.invalidate_cache()
+            by = {"prefix": prefix} if self._by_prefix else {}
+            try:
+                found = self._fs.find(self._root, detail=True, **by)
+            except FileNotFoundError:
+                return {}  # nothing there yet; a bucket that is missing is told by the first write
+        names = {self._relative(path): int(info["size"] or 0) for path, info in found.items()}
+        return {name: size for name, size in names.items() if name and name.startswith(prefix)}
+
+    def size(self, name: str) -> int:
+        with _translated():
+            self._fs.invalidate_cache()
+            return int(self._fs.info(self._path(name))["size"] or 0)
+
+    def read(self, name: str) -> bytes:
+        with _translated():
+            self._fs.invalidate_cache()
+            return bytes(self._fs.cat_file(self._path(name)))
+
+    def write(self, name: str, content: bytes) -> None:
+        with _translated():
+            self._fs.pipe_file(self._path(name), content)
+        self._check(name, len(content))
+
+    def put(self, name: str, source: Path) -> None:
+        with _translated():
+            self._fs.put_file(str(source), self._path(name))
+        self._check(name, source.stat().st_size)
+
+    def get(self, name: str, target: Path) -> None:
+        with _translated():
+            self._fs.get_file(self._path(name), str(target))
+
+    def delete(self, name: str) -> None:
+        with _translated(), contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(name))
+        if self._has_directories and "/" in name:
+            with contextlib.suppress(OSError):
+                self._fs.rmdir(self._path(name).rpartition("/")[0])
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _relative(self, path: str) -> str:
+        root = f"{self._root}/"
+        return path[len(root) :] if path.startswith(root) else ""
+
+    def _check(self, name: str, size: int) -> None:
+        there = self.size(name)
+        if there != size:
+            self.delete(name)
+            raise StoreError(f"{self.name}/{name} has {there} bytes after {size} were written")
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Every package below fsspec has exceptions of its own; here they become OSErrors."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - each package has its own
+        said = " ".join(str(error).split())[:300]
+        name = type(error).__name__
+        if "Credential" in name or "Credential" in said:
+            raise StoreError(
+                f"no credentials ({said}); give them by the environment or the cloud's own "
+                "configuration file"
+            ) from None
+        raise StoreError(f"{name}: {said}") from None
+
+
+def _s3_options() -> dict[str, Any]:
+    try:
+        from botocore.config import Config  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        return {}  # without s3fs, which is told next
+    return {name: value for name, value in _S3.items() if name in Config.OPTION_DEFAULTS}
+
+
+def _package(scheme: str) -> str:
+    packages = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
+    packages |= dict.fromkeys(("abfs", "abfss", "az", "adl"), "adlfs")
+    return packages.get(scheme, "fsspec")
+
+
+_REASONS = {
+    errno.ENOSPC: "no space left there; make room or raise the quota",
+    errno.EDQUOT: "the quota is used up; make room or raise it",
+    errno.EROFS: "it is read-only; mount it for writing",
+    errno.EACCES: "no permission; whoever runs this has to list, read, write and delete there",
+    errno.EPERM: "no permission; whoever runs this has to list, read, write and delete there",
+    errno.ENOTCONN: "the mount is gone; mount the bucket again",
+    errno.ESTALE: "the mount is gone; mount the bucket again",
+    errno.EIO: "the mount answers with an error; its own log says which",
+    errno.ENOENT: "it is not there; create the bucket, or correct its name",
+}
+
+
+def why(error: OSError) -> str:
+    """What is wrong with a store, and what to do about it, in one line."""
+    if isinstance(error, StoreError):
+        return str(error)
+    said = " ".join(str(error.strerror or error).split())
+    number = error.errno
+    if number is None:  # by fsspec, whose exceptions carry words only
+        kinds = {PermissionError: errno.EACCES, FileNotFoundError: errno.ENOENT}
+        number = kinds.get(type(error))
+        reason = _REASONS.get(number or 0)
+        return f"{reason} ({said})" if reason else said
+    return _REASONS.get(number, said)
+
+
+def is_on_disk_of(store: Store, directory: Path) -> bool:
+    """Whether the store is nothing but another directory on the disk of `directory`."""
+    if not isinstance(store, DirectoryStore):
+        return store.name.startswith(("file:", "local:", "memory:"))
+    with contextlib.suppress(OSError):
+        place = Path(store.name)
+        there = place if place.exists() else place.parent
+        return there.stat().st_dev == directory.stat().st_dev
+    return False

@@ -1,0 +1,107 @@
+"""One host's failure is every host's, with its reason.
+
+Owns the telling: through the store in which the processes met, since that is there before any
+process group is and outlives a collective that will never end. Every process listens on a
+connection of its own. Knows nothing of what can fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+LOOK_S = 0.25
+# How long the process in which the store lives waits, at its end, for the others to have read it.
+LINGER_S = 5.0
+# How long a process that loses a peer waits for the peer's last word.
+HARKEN_S = 1.5
+_REASON, _READ = "verdict/reason", "verdict/read"
+
+
+class Verdict:
+    """What ended the job for good, as soon as any process knows.
+
+    `on_heard(reason)` is called once, by a thread of its own, when another process has told it: it
+    is to write that down and end this process, whatever the main thread waits for.
+    """
+
+    def __init__(self, host: str, rank: int, on_heard: Callable[[str], None]) -> None:
+        self._host, self._rank, self._on_heard = host, rank, on_heard
+        self._store: Store | None = None
+        self._world_size = 1
+        self._use = threading.Lock()
+        self._closed = threading.Event()
+        self._deaf = threading.Event()
+        self._deaf.set()
+        # What is to be brought to its end before this process ends at another's word.
+        self.before_end: Callable[[], None] = lambda: None
+
+    def listen(self, store: Store, world_size: int) -> None:
+        """Begin to listen: the processes have met in `store`."""
+        self._store, self._world_size = store.clone(), world_size  # type: ignore[attr-defined]
+        self._deaf.clear()
+        threading.Thread(target=self._listen, name="verdict", daemon=True).start()
+
+    def tell(self, why: str) -> tuple[str, bool]:
+        """Tell all processes. Returns the reason that stands, and whether it is this process' own."""
+        word = f"{self._rank} {self._host}: {' '.join(why.split())}"
+        self._closed.set()
+        if self._store is None or not self._use.acquire(timeout=LINGER_S):
+            return _reason(word), True
+        try:
+            stands = self._store.compare_set(_REASON, "", word).decode()
+            self._store.add(_READ, 1)
+            return _reason(stands), stands == word
+        except RuntimeError:
+            # The store is gone, and with it everybody who could have read it there.
+            return _reason(word), True
+        finally:
+            self._use.release()
+
+    def harken(self) -> None:
+        """After the loss of a peer: does not return if that one has left word."""
+        self._deaf.wait(HARKEN_S)
+
+    def linger(self) -> None:
+        """At the end of the process in which the store may live: let the others read it."""
+        if self._store is None or self._rank != 0:
+            return
+        deadline = time.monotonic() + LINGER_S
+        with contextlib.suppress(RuntimeError):
+            while self._store.add(_READ, 0) < self._world_size and time.monotonic() < deadline:
+                time.sleep(0.05)  # the store has no event for a count
+
+    def close(self) -> None:
+        """The job has ended well everywhere: what happens to the store no longer matters."""
+        self._closed.set()
+
+    def _listen(self) -> None:
+        try:
+            while not self._closed.wait(LOOK_S):
+                reason = self._look()
+                if reason:
+                    self._on_heard(reason)
+                    return
+        except RuntimeError:
+            return  # the store is gone; who is in a collective with its host finds out by itself
+        finally:
+            self._deaf.set()
+
+    def _look(self) -> str:
+        assert self._store is not None
+        with self._use:
+            if self._closed.is_set() or not self._store.check([_REASON]):
+                return ""
+            self._store.add(_READ, 1)
+            return _reason(self._store.get(_REASON).decode())
+
+
+def _reason(word: str) -> str:
+    """Without the rank in front."""
+    return word.partition(" ")[2]
