@@ -109,6 +109,13 @@ class Child(asyncio.SubprocessProtocol):
         """Wait for the end; the exit code, negative for a signal."""
         return await asyncio.shield(self._ended)
 
+    async def ended_within(self, seconds: float | None) -> int | None:
+        """The same, but None when it has not come in time."""
+        # Before Python 3.12 wait_for forgets a cancellation that comes in the same moment as the end:
+        # https://github.com/python/cpython/issues/86296
+        await asyncio.wait([self._ended], timeout=seconds)
+        return self._ended.result() if self._ended.done() else None
+
     async def kill(self) -> None:
         """End the program and what it started, with a moment to tidy up."""
         for number, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
@@ -140,9 +147,7 @@ async def run(
     try:
         child.say(said)
         child.close_input()
-        code = await asyncio.wait_for(child.ended(), within)
-    except asyncio.TimeoutError:
-        return Outcome(None, bytes(heard))
+        code = await child.ended_within(within)
     finally:
         await child.kill()
     return Outcome(code, bytes(heard))

@@ -96,9 +96,7 @@ async def _shown(argv: Sequence[str], directory: str) -> child.Outcome:
     running = await child.Child.start(argv, hear, directory)
     try:
         running.close_input()
-        code = await asyncio.wait_for(running.ended(), _LAUNCH_S)
-    except asyncio.TimeoutError:
-        return child.Outcome(None, bytes(heard))
+        code = await running.ended_within(_LAUNCH_S)
     finally:
         await running.kill()
     return child.Outcome(code, bytes(heard))

@@ -31,7 +31,17 @@ from train.preflight.own import (
 from train.preflight.report import Link, Report, number
 from train.preflight.search import Search
 from train.preflight.verdict import Verdict
-from train.preflight.wire import Conn, Door, Message, WireError, background, bind, is_own, resolve
+from train.preflight.wire import (
+    Conn,
+    Door,
+    Message,
+    WireError,
+    background,
+    bind,
+    is_own,
+    resolve,
+    within,
+)
 
 _AGAIN_S = 0.25
 _SOON_S = 0.05  # at first: hosts that are started together come within a moment
@@ -159,7 +169,7 @@ class Guest:
             self._waiting.tell(self._waits_for())
             with contextlib.suppress(asyncio.TimeoutError):
                 young = time.monotonic() < self._began + 1
-                await asyncio.wait_for(self._called.wait(), _SOON_S if young else _AGAIN_S)
+                await within(self._called.wait(), _SOON_S if young else _AGAIN_S)
 
     def _waits_for(self) -> str:
         asked, met = self._asked, self._search

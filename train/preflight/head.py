@@ -20,7 +20,7 @@ from train.preflight.outcome import Outcome
 from train.preflight.own import SILENT_S, examined, fallbacks, is_bad, slack_s
 from train.preflight.report import Link, Report
 from train.preflight.verdict import Verdict
-from train.preflight.wire import Door, background, bind, encode
+from train.preflight.wire import Door, background, bind, encode, within
 
 _OTHERS_S = 1.0  # after a first error, for what else is wrong
 _LATE_S = 3.0  # after the start: hosts that are started together come so much apart
@@ -141,7 +141,7 @@ class Head:
 
     async def _until_changed(self, patience_s: float) -> None:
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._desk.changed.wait(), max(0.001, patience_s))
+            await within(self._desk.changed.wait(), max(0.001, patience_s))
         self._desk.changed.clear()
 
     async def _until_none(self, left: Collection[object], patience_s: float) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from train.preflight.report import PORT, Link, number
-from train.preflight.wire import SEGMENT, Conn, Message, WireError, dial, is_own
+from train.preflight.wire import SEGMENT, Conn, Message, WireError, dial, is_own, within
 
 BUDGET_S = 4.0  # what two tries take at worst, and room for a machine that is busy
 ALL_PAIRS = 16  # hosts; with more, each probes about log2(n) others
@@ -64,7 +64,7 @@ class _Prober:
         if not self._asked:
             self._all_answered.set()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._all_answered.wait(), _NEAR_S)
+            await within(self._all_answered.wait(), _NEAR_S)
 
 
 @dataclass
@@ -121,7 +121,7 @@ async def _try(peer: Peer, me: _Prober, seen: _Seen) -> None:
                 seen.trouble = ""
                 if peer.host < me.host:
                     with contextlib.suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(me.turns.of(peer.host).wait(), _TURN_S)
+                        await within(me.turns.of(peer.host).wait(), _TURN_S)
                 async with me.outlet:
                     seen.rate = await _rate(conn)
                 return

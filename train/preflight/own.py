@@ -16,7 +16,7 @@ from train.preflight import blame
 from train.preflight.asked import Asked
 from train.preflight.report import COUNT, PORT, Report, number
 from train.preflight.table import visible
-from train.preflight.wire import Message, background
+from train.preflight.wire import Message, background, within
 
 VERSION = 1  # of the exchange
 _FALLBACKS = 3
@@ -158,7 +158,7 @@ def new_instance() -> str:
 async def examined(asked: Asked, examine: Callable[[], Report]) -> Report:
     """The report of this host; one that says so, if its own checks do not end."""
     try:
-        return await asyncio.wait_for(background(examine), _EXAMINED_S)
+        return await within(background(examine), _EXAMINED_S)
     except asyncio.TimeoutError:
         finding = blame.hangs(asked.me, "its own checks", _EXAMINED_S)
         counts = (asked.node_rank, asked.nodes, asked.world_size, asked.procs)

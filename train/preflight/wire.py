@@ -76,7 +76,7 @@ class Conn:
         while True:
             span, began = min(_SLICE_S, patience_s - quiet), time.monotonic()
             try:
-                return await asyncio.wait_for(self._message(), span)
+                return await within(self._message(), span)
             except asyncio.TimeoutError:
                 quiet += span if time.monotonic() - began < span + 0.5 else 0.0
                 if quiet >= patience_s - 0.01:
@@ -99,7 +99,7 @@ class Conn:
     async def read(self, most: int, patience_s: float) -> bytes:
         """Some bytes, at most so many. Raises WireError: silent, broken."""
         try:
-            data = await asyncio.wait_for(self._reader.read(most), patience_s)
+            data = await within(self._reader.read(most), patience_s)
         except asyncio.TimeoutError:
             raise WireError("silent") from None
         except OSError:
@@ -134,7 +134,7 @@ async def dial(
         if source:
             sock.bind((source, 0))
         loop = asyncio.get_running_loop()
-        await asyncio.wait_for(loop.sock_connect(sock, (address, port)), timeout_s)
+        await within(loop.sock_connect(sock, (address, port)), timeout_s)
         # On one machine a port of the system's own range can end up connected to itself.
         if sock.getsockname() == sock.getpeername():
             raise WireError("refused")
@@ -230,7 +230,7 @@ async def resolve(name: str, timeout_s: float = 3.0) -> str:
         socket.inet_pton(socket.AF_INET, name)
     except (OSError, ValueError):
         try:
-            return await asyncio.wait_for(background(look_up), timeout_s)
+            return await within(background(look_up), timeout_s)
         except (OSError, UnicodeError, asyncio.TimeoutError):
             raise WireError("unresolved") from None
     return name
@@ -264,6 +264,25 @@ async def is_store(address: str, port: int, timeout_s: float = 1.0) -> bool:
     finally:
         conn.abort()
     return answer == nonce
+
+
+async def within(work: Awaitable[T], patience_s: float) -> T:
+    """What comes of it. Raises asyncio.TimeoutError when it does not end in time: then it is cancelled.
+
+    Before Python 3.12 asyncio.wait_for forgets a cancellation that comes when the work is just done,
+    and who cancelled would wait for ever: https://github.com/python/cpython/issues/86296.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=patience_s)
+    finally:
+        if task.cancel():
+            await asyncio.wait([task])  # what it held, the next one may want
+        if not task.cancelled():
+            task.exception()  # where the caller is cancelled nobody else asks for it
+    if task.cancelled():
+        raise asyncio.TimeoutError
+    return task.result()
 
 
 def background(work: Callable[[], T]) -> asyncio.Future[T]:

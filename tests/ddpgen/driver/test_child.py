@@ -1,0 +1,36 @@
+"""A program that was started: how its end is heard of."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ddpgen.driver.child import Child
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_cancellation_is_heard_as_the_program_ends(turns: int) -> None:
+    async def main() -> None:
+        child = await Child.start(["true"], lambda _: None)
+        task = asyncio.create_task(child.ended_within(60))
+        await child.ended()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        heard = task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() is not heard
+
+    asyncio.run(main())
+
+
+def test_an_end_that_does_not_come_in_time_is_waited_for_again() -> None:
+    async def main() -> None:
+        child = await Child.start(["cat"], lambda _: None)
+        assert await child.ended_within(0.01) is None
+        child.close_input()
+        assert await child.ended_within(60) == 0
+        assert await child.ended_within(None) == 0
+
+    asyncio.run(main())
