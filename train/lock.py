@@ -391,9 +391,10 @@ def _pulse(directory: Path, holder: Holder, patience_s: float) -> bool | None:
                 return True
             if now - first > _silence(holder):
                 return False
-            if time.monotonic() >= deadline:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 return None
-            time.sleep(0.5)  # a file on a network mount has no event to wait for
+            time.sleep(min(0.5, left))  # a file on a network mount has no event to wait for
         return False
     finally:
         probe.unlink(missing_ok=True)

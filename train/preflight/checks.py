@@ -27,7 +27,7 @@ from train.preflight.limits import Limits
 from train.preflight.network import Network
 from train.preflight.report import Report
 
-LIMIT_S = 5.5  # for all looks together
+LIMIT_S = directory.WATCH_S + 0.3  # for all looks together
 NAMES_S = 5.0
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine(asked: Asked) -> Report:
-    """Look at this host and judge it, within 6 s; what hangs is a finding of its own."""
+    """Look at this host and judge it, within some 6 s; what hangs is a finding of its own."""
     seen = look(asked)
     findings = tuple(finding for check in CHECKS for finding in check(asked, seen))
     return Report(

@@ -280,7 +280,6 @@ class Desk:
     def _left(self, conn: Conn) -> None:
         self.open.discard(conn)
         self.turned.discard(conn)
-        owed = conn in self.unheard
         self.unheard.discard(conn)
         self.changed.set()
         for rank, (other, _) in list(self.roll.rivals.items()):
@@ -292,8 +291,8 @@ class Desk:
         self.roll.hang_up(member)
         if rival := self.roll.rivals.pop(member.hello.rank, None):
             self._greet(*rival)
-        elif self.phase == TELL and owed:
-            self.lose_left(member)  # the others wait to go on: there is no coming back
+        elif self.phase == TELL:
+            self.lose_left(member)  # the others are about to go on: there is no coming back
         else:
             asyncio.get_running_loop().call_later(_RETURN_S, self._gone, member)
 

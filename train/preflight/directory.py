@@ -23,8 +23,8 @@ from train.preflight.finding import NOTE, Finding
 TOKEN = ".preflight-token"
 _TRIAL = 1 << 20  # bytes written
 _LEAST = 16 << 20  # bytes that have to be free
-# As long as a live holder on another host may take to show itself, a bit more than its beat.
-_WATCH_S = lock.HEARTBEAT_S + 0.2
+# As long as a live holder on another host may take to show itself, and the trial of writing before that.
+WATCH_S = lock.HEARTBEAT_S + 0.5
 _TOKEN_S = 1.0  # how long another host may take from making the token to having it written
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -59,7 +59,7 @@ class Directory:
 
 def look(asked: Asked) -> Directory:
     """Make the directory, try to write there, see who holds it. May hang where a file server does."""
-    where = asked.checkpoint_dir.absolute()
+    where, deadline = asked.checkpoint_dir.absolute(), time.monotonic() + WATCH_S
     try:
         where.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -67,7 +67,7 @@ def look(asked: Asked) -> Directory:
     try:
         _write(where)
         free = _free(where)
-        held = tuple(_held(where, asked))
+        held = tuple(_held(where, asked, deadline))
         token = _token(where) if asked.shared and not asked.alone else ""
     except OSError as error:
         return Directory(writing=error, free=_free(where))
@@ -99,9 +99,8 @@ def _free(where: Path) -> int | None:
     return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
-def _held(where: Path, asked: Asked) -> Iterator[Held]:
+def _held(where: Path, asked: Asked, deadline: float) -> Iterator[Held]:
     node = node_directory(where, asked.me)
-    deadline = time.monotonic() + _WATCH_S
     for directory in (where, node):
         holder = lock.read_lock(directory)
         if holder is None:

@@ -22,6 +22,7 @@ from train.preflight.facts import Torch
 from train.preflight.finding import Finding
 
 LIMIT_S = 5.0
+_LAST_S = 0.5  # for an answer that lies there, and only nobody had time to read it
 
 _CARDS = "--query-gpu=index,uuid,name,driver_version"
 _USERS = "--query-compute-apps=gpu_uuid,pid,used_memory,process_name"
@@ -92,7 +93,7 @@ def _start(query: str) -> Popen[str]:
 def _collect(process: Popen[str], deadline: float) -> tuple[int | None, str]:
     """Exit status and output; None where there was none in time."""
     try:
-        output, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        output, _ = process.communicate(timeout=max(_LAST_S, deadline - time.monotonic()))
     except TimeoutExpired:
         # Hardly waited for: while the driver hangs, not even this ends it.
         with contextlib.suppress(ProcessLookupError):

@@ -17,16 +17,19 @@ from train.preflight.calls import Calls
 from train.preflight.desk import OVER, PROBE, TELL, Desk
 from train.preflight.finding import Finding, ordered
 from train.preflight.outcome import Outcome
-from train.preflight.own import SILENT_S, examined, fallbacks, is_bad, slack_s
+from train.preflight.own import EXAMINED_S, SILENT_S, examined, fallbacks, is_bad, slack_s
 from train.preflight.report import Link, Report
 from train.preflight.verdict import Verdict
 from train.preflight.wire import Door, background, bind, encode, within
 
 _OTHERS_S = 1.0  # after a first error, for what else is wrong
-_LATE_S = 3.0  # after the start: hosts that are started together come so much apart
+_PROVES_S = 2.5  # … and for a host that was called, and tries its own way once more
+_LATE_S = 4.0  # after the start: hosts that are started together come so much apart
+_ASTRAY_S = 2.0  # … and so much more where the head listens at another port than they try first
 _SETTLE_S = 3.0  # an elastic job begins so long after its last host came
 _ACKNOWLEDGE_S = 2.0
 _CLOSE_S = 1.0
+_LOOK_S = 3.0  # for who has the port
 
 Judge = Callable[[Sequence[Report], Sequence[Link]], list[Finding]]
 
@@ -82,10 +85,19 @@ class Head:
         except (OSError, OverflowError) as error:
             refused = error if isinstance(error, OSError) else OSError(0, str(error))
             desk.listens = False
-            desk.fail(await background(lambda: ports.listen_finding(self._asked, refused)))
+            desk.fail(await self._blamed(refused))
             for other in fallbacks(port):
                 with contextlib.suppress(OSError, OverflowError):
                     await self._door.open(bind(other))
+
+    async def _blamed(self, refused: OSError) -> Finding:
+        """Who has the port. Nobody else is heard meanwhile, and a process may not let itself be read."""
+        try:
+            return await within(
+                background(lambda: ports.listen_finding(self._asked, refused)), _LOOK_S
+            )
+        except asyncio.TimeoutError:
+            return ports.listen_finding(self._asked, refused, proc=None)
 
     async def _look(self, examine: Callable[[], Report]) -> None:
         report = self._report = await examined(self._asked, examine)
@@ -106,9 +118,10 @@ class Head:
             now = time.monotonic()
             if self._is_ready(now):
                 return self._desk.failed_at is None
-            if now >= end:
+            last = end + (EXAMINED_S if self._has_those_it_needs() else 0.0)
+            if now >= last:
                 return self._give_up()
-            await self._until_changed(min(end, self._next_look(now)) - now)
+            await self._until_changed(min(last, self._next_look(now)) - now)
 
     def _is_ready(self, now: float) -> bool:
         roll, failed_at = self._desk.roll, self._desk.failed_at
@@ -119,9 +132,19 @@ class Head:
         settled = now >= roll.last_arrival + _SETTLE_S and not roll.pending
         return self._desk.elastic and settled and roll.ready() >= self._asked.least
 
+    def _has_those_it_needs(self) -> bool:
+        """Whether the only thing missing is what some of the hosts find at home."""
+        roll = self._desk.roll
+        came = len(roll.members) + 1
+        return bool(roll.pending) and came >= self._asked.least
+
     def _last_chance(self, failed_at: float) -> float:
-        until = failed_at + _OTHERS_S
-        return until if self._desk.roll.is_full else max(until, self._began + _LATE_S)
+        desk = self._desk
+        if desk.roll.is_full:
+            return failed_at + _OTHERS_S
+        proving = any(desk.met.get(rank) == "" for rank in desk.roll.missing())
+        late = self._began + _LATE_S + (0.0 if desk.listens else _ASTRAY_S)
+        return max(failed_at + (_PROVES_S if proving else _OTHERS_S), late)
 
     def _next_look(self, now: float) -> float:
         failed_at = self._desk.failed_at
@@ -135,8 +158,14 @@ class Head:
         desk = self._desk
         if desk.elastic and not desk.roll.pending and desk.roll.ready() >= self._asked.least:
             return desk.failed_at is None
-        for rank in desk.roll.missing():
-            desk.fail(blame.absent(self._asked, rank, desk.met.get(rank)))
+        if len(desk.roll.members) + 1 < self._asked.least:
+            for rank in desk.roll.missing():
+                desk.fail(blame.absent(self._asked, rank, desk.met.get(rank)))
+            return False
+        for rank in sorted(desk.roll.pending):
+            member = desk.roll.members.get(rank)
+            name = member.name if member else blame.at(self._asked.me, self._asked.own_address)
+            desk.fail(blame.hangs(name, "its own checks", EXAMINED_S))
         return False
 
     async def _until_changed(self, patience_s: float) -> None:

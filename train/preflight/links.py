@@ -17,10 +17,11 @@ from typing import Any
 from train.preflight.report import PORT, Link, number
 from train.preflight.wire import SEGMENT, Conn, Message, WireError, dial, is_own, within
 
-BUDGET_S = 4.0  # what two tries take at worst, and room for a machine that is busy
+BUDGET_S = 5.0  # more than what two tries take at worst: a machine may be busy
 ALL_PAIRS = 16  # hosts; with more, each probes about log2(n) others
 _CONNECT_S = 1.1  # so that a lost SYN is sent a second time
 _ANSWER_S = 1.0
+_SLICE_S = 1.0
 _STALL_S = 0.6
 _LARGE = 16 * 1024
 _BURST = 256 * 1024
@@ -104,7 +105,11 @@ async def probe(
     seen = {peer: _Seen() for peer in peers}
     tasks = [asyncio.create_task(_try(peer, me, seen[peer])) for peer in seen]
     if tasks:
-        _, late = await asyncio.wait(tasks, timeout=BUDGET_S)
+        late, left = set(tasks), BUDGET_S
+        while late and left > 0:
+            began = time.monotonic()
+            _, late = await asyncio.wait(late, timeout=min(_SLICE_S, left))
+            left -= min(_SLICE_S, time.monotonic() - began)  # standing still does not count
         for task in late:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -112,7 +117,8 @@ async def probe(
 
 
 async def _try(peer: Peer, me: _Prober, seen: _Seen) -> None:
-    for _ in range(2):
+    tries = 0
+    while tries < 2:
         try:
             async with _opened(peer, me, 0) as conn:
                 seen.rtt_s = await _round_trip(conn)
@@ -129,7 +135,10 @@ async def _try(peer: Peer, me: _Prober, seen: _Seen) -> None:
             # Once large packets have passed, whatever comes later is no matter of the network.
             if not seen.trouble:
                 return
-            seen.trouble = "timeout" if error.trouble == "silent" else error.trouble
+            # Its system has answered, and it will: as long as there is time, it is only busy.
+            tries += error.trouble != "silent"
+            if seen.trouble != "large":  # that was proven; one that says nothing may just be busy
+                seen.trouble = "timeout" if error.trouble == "silent" else error.trouble
 
 
 @contextlib.asynccontextmanager

@@ -21,9 +21,9 @@ from train.preflight.wire import Message, background, within
 VERSION = 1  # of the exchange
 _FALLBACKS = 3
 _RIGHTS = 1024  # below it, listening takes special rights
-SILENT_S = 4.0
+SILENT_S = 5.0  # who stands still for four is only busy
 MET_PATIENCE_S = 1.0  # for the first word of whoever answers
-_EXAMINED_S = 12.0
+EXAMINED_S = 12.0
 _FIRST_WORD_S, _NEXT_WORD_S = 5.0, 10.0
 _UNSAID = 32  # lines
 _LAST_WORDS_S = 1.0
@@ -158,9 +158,9 @@ def new_instance() -> str:
 async def examined(asked: Asked, examine: Callable[[], Report]) -> Report:
     """The report of this host; one that says so, if its own checks do not end."""
     try:
-        return await within(background(examine), _EXAMINED_S)
+        return await within(background(examine), EXAMINED_S)
     except asyncio.TimeoutError:
-        finding = blame.hangs(asked.me, "its own checks", _EXAMINED_S)
+        finding = blame.hangs(asked.me, "its own checks", EXAMINED_S)
         counts = (asked.node_rank, asked.nodes, asked.world_size, asked.procs)
         return Report(asked.me, *counts, asked.head, findings=(finding,))
 

@@ -68,8 +68,9 @@ def process(pid: int, proc: Path = _PROC) -> Holder | None:
     return Holder(pid, command, environment.get("DDPGEN_JOB", ""), ours)
 
 
-def listen_finding(asked: Asked, error: OSError, proc: Path = _PROC) -> Finding:
-    """Why the head could not listen on its port: PORT001, PORT002 or PORT007."""
+def listen_finding(asked: Asked, error: OSError, proc: Path | None = _PROC) -> Finding:
+    """Why the head could not listen on its port: PORT001, PORT002 or PORT007; with `proc` None without
+    a look at who has it."""
     port, here = asked.port, asked.me
     another = "set another rendezvous.port in the spec"
     if error.errno != errno.EADDRINUSE:
@@ -78,10 +79,12 @@ def listen_finding(asked: Asked, error: OSError, proc: Path = _PROC) -> Finding:
         return Finding(
             "PORT007", here, f"{here} may not listen on port {port}{below}: {why}", another
         )
-    found = holder(port, proc)
+    found = holder(port, proc) if proc else None
     if found is None:
-        cause = f"port {port} of {here} is taken by a program that this user may not see"
-        tool = f"ss -ltnp 'sport = :{port}'" if proc.exists() else f"lsof -nP -iTCP:{port}"
+        cause = f"port {port} of {here} is taken by a program that this user cannot see"
+        tool = (
+            f"ss -ltnp 'sport = :{port}'" if (proc or _PROC).exists() else f"lsof -nP -iTCP:{port}"
+        )
         show = f"`sudo {tool}` there shows which"
         return Finding("PORT001", here, cause, f"end it ({show}), or {another}")
     if found.is_earlier_run_of(asked.job):

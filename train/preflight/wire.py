@@ -45,10 +45,21 @@ def encode(kind: str, **content: Any) -> bytes:
     return line
 
 
+class _Reader(asyncio.StreamReader):
+    """What came before the connection broke is read first; asyncio's own reader would drop it, and
+    with it a verdict that lies there when this process was busy and the other has hung up."""
+
+    broken = False
+
+    def set_exception(self, exc: BaseException) -> None:
+        self.broken = True
+        self.feed_eof()
+
+
 class Conn:
     """A connection to another host's preflight, or to whatever else turns out to be there."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._closed = asyncio.Event()
         peer = writer.get_extra_info("peername")
@@ -87,9 +98,8 @@ class Conn:
             line = await self._reader.readuntil(b"\n")
             message = json.loads(line)
         except asyncio.IncompleteReadError as error:
-            raise WireError("foreign" if error.partial else "broken") from None
-        except OSError:
-            raise WireError("broken") from None
+            half = error.partial and not self._reader.broken
+            raise WireError("foreign" if half else "broken") from None
         except (asyncio.LimitOverrunError, ValueError, RecursionError):
             raise WireError("foreign") from None
         if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
@@ -102,8 +112,6 @@ class Conn:
             data = await within(self._reader.read(most), patience_s)
         except asyncio.TimeoutError:
             raise WireError("silent") from None
-        except OSError:
-            raise WireError("broken") from None
         if not data:
             raise WireError("broken")
         return data
@@ -138,7 +146,10 @@ async def dial(
         # On one machine a port of the system's own range can end up connected to itself.
         if sock.getsockname() == sock.getpeername():
             raise WireError("refused")
-        return Conn(*await asyncio.open_connection(sock=sock, limit=LINE))
+        reader = _Reader(LINE)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
+        return Conn(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
     except (OSError, asyncio.TimeoutError) as error:
         sock.close()
         raise WireError(_trouble(error)) from None
@@ -190,11 +201,16 @@ class Door:
         """Listen there too; its port."""
         port: int = sock.getsockname()[1]
         backlog = max(128, self._most)
-        server = await asyncio.start_server(self._enter, sock=sock, limit=LINE, backlog=backlog)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._new_protocol, sock=sock, backlog=backlog)
         self._servers.append(server)
         return port
 
-    def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _new_protocol(self) -> asyncio.StreamReaderProtocol:
+        reader = _Reader(LINE)
+        return asyncio.StreamReaderProtocol(reader, lambda _, writer: self._enter(reader, writer))
+
+    def _enter(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         conn = Conn(reader, writer)
         if len(self._conns) < self._most:
             self._conns[conn] = asyncio.create_task(self._converse(conn))

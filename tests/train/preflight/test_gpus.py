@@ -240,6 +240,14 @@ def test_a_driver_that_is_not_loaded_is_told_in_its_own_words(smi: Fake) -> None
     assert "failed: exit status 4" in finding.cause
 
 
+def test_an_answer_that_nobody_had_time_to_read_counts(
+    smi: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi()
+    monkeypatch.setattr(gpus, "_LAST_S", 30.0)
+    assert not gpus.ask(limit_s=0.0)().silent
+
+
 def test_a_driver_that_hangs_is_a_finding_in_time(
     smi: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +256,7 @@ def test_a_driver_that_hangs_is_a_finding_in_time(
     monkeypatch.setattr(gpus.ask, "__defaults__", (0.3,))
     began = time.monotonic()
     (finding,) = found()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
     assert finding.code == "GPU006"
     assert "gave no answer" in finding.cause
     assert "persistence mode" in finding.remedy

@@ -72,7 +72,7 @@ def test_a_peer_that_refuses() -> None:
     assert made == [Link("a", "b", "refused")]
 
 
-def test_a_peer_that_takes_connections_and_says_nothing_is_tried_twice_and_not_for_long() -> None:
+def test_a_peer_that_takes_connections_and_says_nothing_is_tried_again_and_not_for_long() -> None:
     came: list[Conn] = []
 
     async def answer(conn: Conn) -> None:
@@ -81,8 +81,33 @@ def test_a_peer_that_takes_connections_and_says_nothing_is_tried_twice_and_not_f
 
     began = time.monotonic()
     assert _probed(answer) == [Link("a", "b", "timeout")]
-    assert len(came) == 2
-    assert time.monotonic() - began < 3.5
+    assert len(came) >= 2
+    assert time.monotonic() - began < links.BUDGET_S + 20
+
+
+def test_a_peer_that_stands_still_for_seconds_is_only_busy() -> None:
+    """Its system takes the connections meanwhile."""
+    came: list[Conn] = []
+
+    async def answer(conn: Conn) -> None:
+        came.append(conn)
+        if len(came) < 4:
+            await conn.receive(30)
+        conn.send("door")
+        await serve(conn, TOKEN, await conn.receive(5))
+
+    assert [link.trouble for link in _probed(answer)] == [""]
+
+
+def test_standing_still_oneself_says_nothing_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "BUDGET_S", 2.0)
+
+    async def run(port: int) -> list[Link]:
+        asyncio.get_running_loop().call_soon(time.sleep, 2.5)
+        return await probe("a", "", [Peer("b", "127.0.0.1", port)], TOKEN)
+
+    with _served() as port:
+        assert [link.trouble for link in asyncio.run(run(port))] == [""]
 
 
 def test_a_peer_that_leaves_in_between_is_asked_again() -> None:
@@ -97,11 +122,16 @@ def test_a_peer_that_leaves_in_between_is_asked_again() -> None:
     assert [link.trouble for link in _probed(answer)] == [""]
 
 
-@pytest.mark.parametrize(("small_pass", "trouble"), [(True, "large"), (False, "timeout")])
+@pytest.mark.parametrize(
+    ("small_pass", "trouble"),
+    # What was proven once stays so: the second time the peer may have been busy.
+    [([True, True], "large"), ([False, False], "timeout"), ([True, False], "large")],
+)
 def test_large_packets_get_lost_only_where_small_ones_pass(
-    small_pass: bool, trouble: str, monkeypatch: pytest.MonkeyPatch
+    small_pass: list[bool], trouble: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that sees a burst only if it comes over a connection of small segments."""
+    monkeypatch.setattr(links, "BUDGET_S", 60.0)
     small: list[bool] = []
     dial = links.dial
 
@@ -117,14 +147,14 @@ def test_large_packets_get_lost_only_where_small_ones_pass(
         conn.send("ready")
         while (message := await conn.receive(5))["kind"] == "ping":
             conn.send("pong")
-        if small[-1] and small_pass:
+        if small[-1] and small_pass[small.count(True) - 1]:
             await links._count(conn, message["bytes"], links._waited())
-        await asyncio.sleep(5)
+        await asyncio.sleep(60)
 
     began = time.monotonic()
     assert [link.trouble for link in _probed(answer)] == [trouble]
     assert small == [False, True, False, True]
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -251,7 +281,9 @@ def _served() -> Iterator[int]:
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
-    ready.wait(5)
-    yield ports[0]
-    ending[0]()
-    thread.join(5)
+    assert ready.wait(30)
+    try:
+        yield ports[0]
+    finally:
+        ending[0]()
+        thread.join(30)

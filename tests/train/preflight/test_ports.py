@@ -102,7 +102,8 @@ def test_an_earlier_run_is_told_by_its_command(start: Start, tmp_path: Path, mod
 
 def test_who_has_only_a_connection_by_the_port_is_named_too(start: Start) -> None:
     port, process = start()
-    with socket.create_connection(("127.0.0.1", port)) as client:
+    # An address of its own, and so a port that nobody else uses.
+    with socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.1", 0)) as client:
         # That of the other end is somebody else's matter.
         found = ports.holder(port)
         assert found is not None
@@ -118,7 +119,14 @@ def test_a_free_port_has_no_holder_and_one_out_of_sight_is_said_to_be(start: Sta
     assert ports.holder(port) is None
     finding = ports.listen_finding(asked(port), taken())
     assert finding.code == "PORT001"
-    assert "a program that this user may not see" in finding.cause
+    assert "a program that this user cannot see" in finding.cause
+    assert f"sudo ss -ltnp 'sport = :{port}'" in finding.remedy
+
+
+def test_without_a_look_at_who_has_the_port_it_is_taken_all_the_same(start: Start) -> None:
+    port, _ = start()
+    finding = ports.listen_finding(asked(port), taken(), proc=None)
+    assert finding.code == "PORT001"
     assert f"sudo ss -ltnp 'sport = :{port}'" in finding.remedy
 
 

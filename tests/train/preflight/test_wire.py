@@ -1,4 +1,4 @@
-"""What the hosts of a launch speak through: a task that is told to end does so, whatever comes just then."""
+"""What the hosts of a launch speak through: nothing that was said is lost, and whoever is told to end does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from train.preflight.wire import Conn, Door, bind, dial, within
+from train.preflight.wire import Conn, Door, WireError, bind, dial, within
 
 # A word wakes whoever awaits it in steps: the socket, the reader, the task between. Each is one turn.
 TURNS = range(12)
@@ -119,5 +119,29 @@ def test_a_door_closes_while_somebody_speaks(turns: int) -> None:
         await turn(turns)
         await door.close()
         conn.abort()
+
+    finished(main)
+
+
+def test_what_was_said_before_the_connection_broke_is_read() -> None:
+    async def main() -> None:
+        async def answer(conn: Conn) -> None:
+            for text in ("one", "two"):
+                conn.send("wait", text=text)
+            conn.write(b'{"kind": "hal')
+            conn.close()
+
+        door = Door(answer, 4)
+        conn = await dial("127.0.0.1", await door.open(bind(0)), 10)
+        while (
+            not conn._writer.is_closing()
+        ):  # until the other's system has said that nobody listens
+            conn.send("still")
+            await asyncio.sleep(0.01)
+        await turn(3)
+        assert [(await conn.receive(10))["text"] for _ in range(2)] == ["one", "two"]
+        with pytest.raises(WireError, match="broken"):
+            await conn.receive(10)
+        await door.close()
 
     finished(main)
