@@ -21,7 +21,7 @@ PROC = Path("/proc")
 TEST_ID = "DDPGEN_TEST_ID"
 # What was killed a moment ago may still be dying when its test ends: a worker whose agent was killed
 # gets its own signal only then.
-GRACE_S = 3.0
+GRACE_S = 10.0
 # How long execve may leave a process without arguments and environment.
 EXEC_S = 0.1
 

@@ -460,13 +460,16 @@ def test_a_signal_during_the_claim_stops_quietly_before_the_launch(
     stage: Callable[..., Stage], tmp_path: Path, signum: signal.Signals
 ) -> None:
     slow = tmp_path / "slow python"
-    slow.write_text(f'#!/bin/bash\necho up >&2\nsleep 0.3\nexec "{sys.executable}" "$@"\n')
+    signalled = tmp_path / "signalled"
+    waits = f'until [ -e "{signalled}" ]; do sleep 0.05; done'
+    slow.write_text(f'#!/bin/bash\necho up >&2\n{waits}\nexec "{sys.executable}" "$@"\n')
     slow.chmod(0o755)
     ours = stage(GPT + f"python: {json.dumps(str(slow))}\n")
     process = ours.start("done")
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     os.killpg(process.pid, signum)  # as a terminal does
+    signalled.touch()
     output = process.communicate(timeout=TIMEOUT_S)[0]
     name = signum.name.removeprefix("SIG")
     assert output.splitlines() == [
@@ -614,8 +617,6 @@ def test_a_checkpoint_directory_that_cannot_take_a_stop_file_still_stops(
     ours = stage()
     process = ours.start("train")
     until_training(process)
-    (ours.checkpoints / "stop").mkdir()
-    (ours.checkpoints / "stop").rmdir()
     (ours.checkpoints / "stop").symlink_to("/no/such/directory/stop")
     process.terminate()
     output = process.communicate(timeout=TIMEOUT_S)[0]

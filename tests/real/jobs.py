@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,13 @@ class Job:
             if found and int(found[1]) >= step:
                 return
         raise AssertionError(f"ended before step {step}:\n{self.output}")
+
+    def until_committed(self, directory: Path, after: str = "") -> str:
+        """Wait for a checkpoint newer than the one called `after`; its name."""
+        while not (found := checkpoints(directory)) or found[-1].name <= after:
+            assert self.process.poll() is None, self.output
+            time.sleep(0.01)
+        return found[-1].name
 
     def end(self) -> int:
         """Read everything to come and return the exit code."""

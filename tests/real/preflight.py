@@ -25,6 +25,9 @@ LAUNCHERS = ("torchrun", "torchrun-static", "env")
 # What is promised: named so many seconds after the last host was started.
 WITHIN_S = 10.0
 PATIENCE_S = 45.0
+# rendezvous.timeout of a job that somebody waits in vain for: a host says so after 5 s, and may have begun
+# seconds after the others.
+IN_VAIN_S = 12
 REFUSED = 69
 SMALL_DISK = "/data"
 
@@ -52,6 +55,7 @@ def mend(rig: Rig) -> None:
         each.kill_all()
         each.clear_firewall()
         each.plug()
+        each.black_hole(None)
         each.empty(SMALL_DISK)
 
 
@@ -186,6 +190,10 @@ class Launch:
             for word in words:
                 assert word in self[name].text, f"{word!r}: {self.output}"
 
+    def joined(self, other: Launch) -> Launch:
+        """Both, as one."""
+        return Launch([*self.terminals.values(), *other.terminals.values()])
+
     @property
     def output(self) -> str:
         return "\n".join(
@@ -206,7 +214,7 @@ class Stage:
         """Render a job of these hosts and put it on the hosts `on` of the rig."""
         self._count += 1
         place = self._place / str(self._count)
-        times = {"timeout": more.pop("patience", "30s"), "launcher": self.launcher}
+        times = {"timeout": f"{more.pop('patience', 30)}s", "launcher": self.launcher}
         tier = {"rendezvous": {**times, "port": more.pop("port", 29500)}, **more.pop("tier", {})}
         spec = fleet.spec(hosts, tier=tier, **{"name": "job", **more})
         bundle = Bundle(self.rig, jobs.render(place, spec, target="hosts"), spec["name"])
@@ -245,6 +253,14 @@ class Bundle:
     def at(self, host: str, name: str) -> Path:
         """A file of the bundle on one host."""
         return self.rig[host].path(f"{self.directory}/{name}")
+
+    def await_head(self, port: int = 29500) -> None:
+        """Wait until the preflight of the head listens."""
+        table, deadline = f"/proc/{self.rig[NAMES[0]].pid}/net/tcp", time.monotonic() + PATIENCE_S
+        listens = re.compile(rf":{port:04X} 00000000:0000 0A ")
+        while not listens.search(Path(table).read_text()):
+            assert time.monotonic() < deadline, "the head does not listen"
+            time.sleep(0.02)
 
     def terminal(
         self, host: str, *arguments: str, script: str = "", before: str = "", **options: Any

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from tests.real.rig import processes
 pytestmark = pytest.mark.real
 TRAIN: dict[str, Any] = {**jobs.SLOW_GPT, "steps": 40}
 # Without it the 40 steps are over before anything can be done to the job.
-SLOW = {"SLOW": "0.02"}
+SLOW = {"SLOW": "0.035"}
 
 
 def rendered(place: Path, train: dict[str, Any] = TRAIN, **job: Any) -> Path:
@@ -120,9 +119,7 @@ def test_a_disk_that_fills_up_keeps_the_checkpoint_before_and_room_brings_the_ru
     filler = small_disk / "filler"
     job = jobs.Job(bundle, env=SLOW)
     job.until_step(5)
-    while not jobs.checkpoints(small_disk):  # it is written while the training goes on
-        assert job.process.poll() is None, job.output
-        time.sleep(0.01)
+    job.until_committed(small_disk)  # it is written while the training goes on
     with contextlib.suppress(OSError):  # the job writes meanwhile
         filler.write_bytes(b"x" * (32 << 20))
     os.truncate(filler, filler.stat().st_size - 20_000)

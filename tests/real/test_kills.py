@@ -164,9 +164,8 @@ def test_killed_and_relaunched_on_other_process_counts(
 def test_torchrun_restarts_crashed_workers_by_itself(
     tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
-    # Slow enough for a checkpoint to be on disk before the next kill: two crashes without one are the
-    # job's end.
-    slow = MODEL.replace("def loss(model, batch):", "def loss(model, batch):\n    time.sleep(0.03)")
+    # Slow enough for it not to be over before the last kill.
+    slow = MODEL.replace("def loss(model, batch):", "def loss(model, batch):\n    time.sleep(0.05)")
     bundle = jobs.render(
         tmp_path / "slow",
         jobs.spec(
@@ -178,9 +177,10 @@ def test_torchrun_restarts_crashed_workers_by_itself(
         {"model.py": slow},
     )
     job = jobs.Job(bundle)
-    dice = random.Random(1)
+    dice, newest = random.Random(1), ""
     for step in (9, 25, 41):
         job.until_step(step)
+        newest = job.until_committed(tmp_path / "ckpt", newest)  # two crashes without one end it
         kill("worker", job, dice)
         job.until("resuming at step")
     assert job.end() == 0, job.output

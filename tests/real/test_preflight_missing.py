@@ -54,18 +54,18 @@ def refused(launch: Launch, rig: Rig) -> None:
 
 
 def test_a_host_that_is_not_started_is_waited_for_by_name(stage: Stage) -> None:
-    launch = stage.job(patience="7s").start("tower", "desk")
+    launch = stage.job(patience=preflight.IN_VAIN_S).start("tower", "desk")
     launch.waits_for("laptop", on=OTHERS)
     launch.ends()
     for name in OTHERS:
         shown = launch[name].findings()
         assert [(one.code, one.host) for one in shown] == [("HOST001", "laptop")], launch.output
-        assert shown[0].at - launch.began < 7 + preflight.within_s()
+        assert shown[0].at - launch.began < preflight.IN_VAIN_S + preflight.within_s()
     assert stage.rig.strays(within=5) == []
 
 
 def test_a_host_that_is_switched_off(stage: Stage) -> None:
-    job = stage.job(patience="7s")
+    job = stage.job(patience=preflight.IN_VAIN_S)
     stage.rig["laptop"].power_off()
     launch = job.start("tower", "desk")
     launch.waits_for("laptop", on=OTHERS)
@@ -85,7 +85,7 @@ def test_a_host_that_comes_late_is_waited_for(stage: Stage) -> None:
 
 
 def test_a_head_that_is_not_started(stage: Stage) -> None:
-    launch = stage.job(patience="7s").start("laptop", "tower")
+    launch = stage.job(patience=preflight.IN_VAIN_S).start("laptop", "tower")
     launch.waits_for("desk", on=["laptop", "tower"])
     refused(launch, stage.rig)
     for name in ("laptop", "tower"):

@@ -104,6 +104,7 @@ def test_every_process_signalled_at_once_brings_it_back(cluster: Slurm, alone: P
     # srun ends the tasks by KILL then: what is lost is what stands behind the newest checkpoint.
     job = Batch(cluster, batch.spec("full", PAUSE, nodes=2))
     job.until_step(batch.EVERY + 1)
+    job.until(lambda: bool(jobs.checkpoints(job.directory)))
     cluster.run(["scancel", "--signal=TERM", "--full", job.id], check=True)
     assert_done_with_the_bits_of_one_machine(job, alone, starts=2)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real import batch
+from tests.real import batch, jobs
 from tests.real.batch import Batch, assert_done_with_the_bits_of_one_machine
 from tests.real.conftest import NewSlurm
 from tests.real.rig import Machine, processes
@@ -59,6 +59,7 @@ def limited(whole: Slurm, alone: Path) -> list[Batch]:
 def test_signals_a_requeue_and_kills_one_after_the_other(cluster: Slurm, alone: Path) -> None:
     job = Batch(cluster, batch.spec("struck", PAUSE, starts=4, nodes=2), "--exclude=node[10-11]")
     job.until_step(batch.EVERY + 1)
+    job.until(lambda: bool(jobs.checkpoints(job.directory)))
     kill(workers(second(job))[-1])
     job.until(lambda: "resuming at step" in job.log)  # in place: torchrun does that
     job.until_step(batch.EVERY + 3)

@@ -78,9 +78,11 @@ def test_a_second_job_for_the_same_directory_is_refused_with_the_number_of_the_f
     # Between two starts too, when the first one is in the queue again.
     cluster.run(["scontrol", "requeue", first.id], check=True)
     cluster.until(first.id, "PENDING")
+    cluster.run(["scontrol", "hold", first.id], check=True)
     third = first.submit()
     assert cluster.ended(third) == ("FAILED", "69:0")
     assert f"belongs to Slurm job {first.id}, which is PENDING" in cluster.log(third)
+    cluster.run(["scontrol", "release", first.id], check=True)
     batch.assert_done_with_the_bits_of_one_machine(first, alone, starts=2)
 
 

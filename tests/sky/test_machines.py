@@ -115,7 +115,7 @@ def test_an_object_called_stop_ends_it_for_good_and_a_new_task_goes_on(
     stopped_at = job.step()
     assert EVERY <= stopped_at < STEPS
     # SkyPilot does not start it again for 130; should it do so for another reason, it stays stopped.
-    runs = job.start()
+    runs = job.start(**SLOWER)
     assert ends(runs) == [130, 130], said(runs)
     # A request is looked for behind a step, so that there may be a step or two.
     assert stopped_at <= job.step() <= stopped_at + 2
@@ -131,7 +131,7 @@ OWN_LOOP = Path(__file__).parents[2] / "examples" / "code" / "own_loop" / "my_tr
 def test_a_loop_of_your_own_stops_for_the_object_and_the_next_task_goes_on(
     skypilot: SkyPilot, rig: Rig, tmp_path: Path
 ) -> None:
-    train = {"script": OWN_LOOP.name, "args": {"steps": 1500}}
+    train = {"script": OWN_LOOP.name, "args": {"steps": 1_000_000}}
     wanted = {**machines.spec("own-loop"), "train": train}
     job = Task(skypilot, rig, tmp_path, wanted, {OWN_LOOP.name: OWN_LOOP.read_text()})
     checkpoint = job.bucket / "checkpoint.pt"
@@ -146,15 +146,15 @@ def test_a_loop_of_your_own_stops_for_the_object_and_the_next_task_goes_on(
     assert ends(runs) == [130, 130], said(runs)
     assert said(runs).count(f"a stop was asked for in {machines.BUCKET}/own-loop") == 1
     stopped_at = torch.load(checkpoint, weights_only=True)["step"]
-    assert 0 < stopped_at < 1500
+    assert stopped_at > 0
     # A recovery stays stopped, a task launched by somebody does not.
     runs = job.start()
     assert ends(runs) == [130, 130], said(runs)
     assert (job.bucket / "stop").exists()
     job.another()
-    runs = job.start()
+    runs = job.start(DDPGEN_ARGS=f"--steps={stopped_at + 100}")
     assert ends(runs) == [0, 0], said(runs)
-    assert torch.load(checkpoint, weights_only=True)["step"] == 1500
+    assert torch.load(checkpoint, weights_only=True)["step"] == stopped_at + 100
     assert not [*job.bucket.glob("stop*")]
     assert rig.strays(within=5) == []
 

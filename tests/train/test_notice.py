@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -94,7 +95,7 @@ def test_a_service_that_fails_gives_no_notice_and_is_heard_again_afterwards(
         began = time.monotonic()
         with pytest.raises(ServiceError):
             cloud.look()
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 30
     server.fault = ""
     assert words(cloud.look()) == WORDS[server.cloud]
 
@@ -235,9 +236,18 @@ def test_who_is_here_is_found_at_once_and_all_at_a_time(monkeypatch: pytest.Monk
         running = {name: stack.enter_context(metadata(name)) for name in NAMES}
         running["aws"].fault = running["azure"].fault = "hang"
         env = {f"DDPGEN_METADATA_{name.upper()}": each.base for name, each in running.items()}
-        began = time.monotonic()
+        together = threading.Barrier(2, timeout=TIMEOUT_S)
+
+        def met(self: Service, *args: Any, **more: Any) -> Any:
+            if self._port not in (*began, urlsplit(running["gcp"].base).port):
+                began.append(self._port)
+                together.wait()
+            return ask(self, *args, **more)
+
+        began: list[int] = []
+        monkeypatch.setattr(Service, "ask", met)
         assert [cloud.name for cloud in notice.find(NAMES, env, 5)] == ["gcp"]
-        assert time.monotonic() - began < 6, "together, not one after the other"
+        assert len(began) == 2, "together, not one after the other"
 
 
 def test_a_service_that_is_slow_once_is_asked_again(
@@ -289,10 +299,14 @@ def but_for_trouble(said: str) -> str:
     return "".join(line for line in said.splitlines(True) if not line.endswith("; asking on\n"))
 
 
-def next_line(process: subprocess.Popen[str]) -> str:
+def next_line(process: subprocess.Popen[str], but_for: str = "; asking on\n") -> str:
+    """What it says next, but for a service that was slow to answer."""
     assert process.stderr is not None
-    assert select.select([process.stderr], [], [], TIMEOUT_S)[0], "it says nothing"
-    return process.stderr.readline()
+    while True:
+        assert select.select([process.stderr], [], [], TIMEOUT_S)[0], "it says nothing"
+        line = process.stderr.readline()
+        if not line.endswith(but_for):
+            return line
 
 
 def test_a_notice_becomes_a_stop_file(server: Metadata, tmp_path: Path) -> None:
@@ -339,9 +353,10 @@ def test_a_service_that_goes_away_is_told_once_and_watched_on(
             assert process.poll() is None
             time.sleep(0.01)
         server.fault = "500"
-        assert next_line(process) == (
+        assert re.fullmatch(
             f"ddpgen: {server.cloud} does not say whether it takes this machine back "
-            "(HTTP status 500); asking on\n"
+            r"\(.+\); asking on\n",
+            next_line(process, but_for="never"),
         )
         failed = len(server.asked)
         while len(server.asked) < failed + 5:

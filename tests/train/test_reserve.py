@@ -30,7 +30,8 @@ def holder() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture(scope="module")
 def ports() -> range:
     """Ports that nobody uses, one run of them a process of the test run."""
-    begin = 21000 + 50 * (os.getpid() % 40)  # from 23000 on are those of tests.ports
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    begin = 21000 + 50 * (process % 40)  # from 23000 on are those of tests.ports
     return range(begin, begin + 50)
 
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(bundle / "hosts"))
 from driver.command import main
 from driver.pace import Pace
 pace = Pace(
-    beat=0.1, check=float(os.environ["CHECK_S"]), alone=0.5, kill=2, linger=5, retry=0.2, again=3
+    beat=0.1, check=float(os.environ["CHECK_S"]), alone=0.5, kill=60, linger=60, retry=0.2, again=3
 )
 sys.exit(main(sys.argv[2:], str(bundle), pace))
 """

@@ -68,13 +68,14 @@ def login(home: Path, command: list[str]) -> int:
     """Run the command by the login shell."""
     assert command == ["bash -s"], command
     env = {"HOME": str(home), "PATH": os.environ["PATH"], "FAKE": "1"}
-    shell = subprocess.Popen(["bash", "-c", command[0]], cwd=home, env=env, start_new_session=True)
-    with open(home / ".sessions", "a") as sessions:
-        sessions.write(f"{os.getpid()} {shell.pid}\n")
     # TERM ends ssh, not what it started.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(255))
     # The network is gone: ssh says so, and nobody tells the host.
     signal.signal(signal.SIGUSR2, cut)
+    # Before the first word: whoever hears that looks here.
+    write = 'echo "$0 $$" >>.sessions; exec bash -c "$1"'
+    words = ["bash", "-c", write, str(os.getpid()), command[0]]
+    shell = subprocess.Popen(words, cwd=home, env=env, start_new_session=True)
     code = shell.wait()
     return code if code >= 0 else 255
 

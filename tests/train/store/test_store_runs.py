@@ -256,11 +256,11 @@ def test_the_others_wait_for_a_slow_store_longer_than_for_a_peer(
 ) -> None:
     def hook(_: int, kind: str, name: str) -> None:
         if name.endswith("step-000000004/model.pt"):
-            time.sleep(4.0)
+            time.sleep(8.0)
 
     through(monkeypatch, hook)
     for place, steps in (("one", 4), ("two", 8)):
-        done = trained(tmp_path / place, bucket, "--collective-timeout=2s", steps=steps)
+        done = trained(tmp_path / place, bucket, "--collective-timeout=5s", steps=steps)
         assert done.codes == [0, 0], done.output
     assert "resuming at step 4 of 8" in done.output
     assert_same_bits(done.tensors(), undisturbed.tensors())
