@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 # How long the peers wait for the last checkpoint: slow disks are common, endless ones are not.
 LAST_SAVE_S = 3600.0
-# And for the checkpoint that rank 0 brings from a store, which may be large and far away.
+# And for one that rank 0 brings from a store, or there, which may be large and far away.
 STORE_S = 6 * 3600.0
 
 
@@ -257,7 +257,7 @@ class Observer:
         if outcome is Outcome.LEFT:
             self._part(state, why)
             return
-        hosts.agree(self._job.world, "last checkpoint", why, LAST_SAVE_S)
+        hosts.agree(self._job.world, "last checkpoint", why, self._last_save_s)
         # After the checkpoint: a fault in an evaluation must not cost the training.
         if outcome is Outcome.DONE:
             self.evaluate(state.step)
@@ -267,9 +267,13 @@ class Observer:
             self._host.end(outcome.value, state.step, reason)
         self._stop.close()
 
+    @property
+    def _last_save_s(self) -> float:
+        return STORE_S if self._job.config.checkpoint_store else LAST_SAVE_S
+
     def _part(self, state: State, why: str) -> None:
         """Meet again as another world: no last word, and a checkpoint only if it can be had."""
-        self._job.world.from_rank_0("last checkpoint", why, LAST_SAVE_S)
+        self._job.world.from_rank_0("last checkpoint", why, self._last_save_s)
         if self._books is not None:
             if why:
                 self._books.say(f"{why}; going on from the one before")

@@ -47,7 +47,10 @@ class Conductor:
         """From nothing to the last table; the exit code."""
         loop = asyncio.get_running_loop()
         for name in ("INT", "TERM", "HUP"):
-            loop.add_signal_handler(getattr(signal, f"SIG{name}"), self._on_signal, name)
+            number = getattr(signal, f"SIG{name}")
+            if name == "HUP" and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: it is to live on when the terminal closes
+            loop.add_signal_handler(number, self._on_signal, name)
         loop.add_signal_handler(signal.SIGTSTP, self._on_pause)
         try:
             ready = await self._prepare_first()
@@ -248,6 +251,9 @@ class Conductor:
         looked = await self._muster.prepare_enough(
             plan.elastic[0] if plan.elastic else len(plan.hosts)
         )
+        if self._muster.wanted.is_set():
+            self._say("not started again: a stop was asked for")
+            return set()
         if not looked:
             return set()
         if plan.elastic:

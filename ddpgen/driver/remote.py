@@ -173,7 +173,7 @@ runs() {
     args=$(ps -p "$pid" -o args= 2>/dev/null)
   fi
   case $args in
-    *"$script"*) echo yes ;;
+    *"${script##*/}"*) echo yes ;; # by hand it may have been started from beside it
     *) echo no ;;
   esac
 }

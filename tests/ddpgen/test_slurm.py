@@ -230,6 +230,28 @@ def test_a_stop_file_is_made_once_and_never_in_place_of_the_users(
         assert os.listdir(place) == ["stop"]
 
 
+def test_checkpoints_that_were_set_aside_are_none(
+    script: Callable[..., str], tmp_path: Path
+) -> None:
+    found = re.search(r"(?ms)^newest_step\(\) \{.*?^\}$", script())
+    assert found is not None
+
+    def newest() -> str:
+        words = f'{found[0]}\ncheckpoint_dir=$1\nnewest=$(newest_step)\necho "$newest"'
+        done = subprocess.run(
+            ["bash", "-euc", words, "-", str(tmp_path)], capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.strip()
+
+    assert newest() == "0"
+    for name in ("step-000000008", "step-000000040.corrupt", "step-000000050.corrupt-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "checkpoint.json").touch()
+    (tmp_path / "step-000000060").mkdir()  # one that is being removed
+    assert newest() == "8"
+
+
 def test_containers_get_the_bundle_the_checkpoints_and_what_is_mounted(
     script: Callable[..., str],
 ) -> None:

@@ -120,6 +120,7 @@ ask_to_stop() {
   if [ -z "$launching" ]; then
     stop_requests=1
     say "$1: stopping before the training begins"
+    [ -z "$torchrun" ] || kill -TERM "$torchrun" 2>/dev/null || true # the preflight waits for somebody
     return 0
   fi
   # A closing terminal may send HUP twice; only a second Ctrl-C or TERM means "now".
@@ -142,7 +143,7 @@ trap 'ask_to_stop HUP' HUP
 # --- what you added to the command ------------------------------------------------------------
 # Looked at once, here: a wrong option would otherwise be met by every process at every restart.
 if [ $# -gt 0 ]; then
-  options=$("$python" -m train check \
+  options=$(trap '' INT TERM HUP && "$python" -m train check \
     --workload=gpt \
   --steps=400 \
   --global-batch-size=16 \

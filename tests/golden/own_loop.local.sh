@@ -120,6 +120,7 @@ ask_to_stop() {
   if [ -z "$launching" ]; then
     stop_requests=1
     say "$1: stopping before the training begins"
+    [ -z "$torchrun" ] || kill -TERM "$torchrun" 2>/dev/null || true # the preflight waits for somebody
     return 0
   fi
   # A closing terminal may send HUP twice; only a second Ctrl-C or TERM means "now".

@@ -86,7 +86,7 @@ export DDPGEN_SCHEDULER="sky $task $(($(date +%s) - 1600000000))"
 export DDPGEN_LAUNCH="$launch"
 export DDPGEN_SCRIPT='sky jobs launch sky.yaml'
 read -r -d '' -a added <<<"${DDPGEN_ARGS:-}" || true
-set -- "${added[@]}" "$@"
+set -- ${added[@]+"${added[@]}"} "$@" # empty is unbound before bash 4.4
 if [ "${1:-}" = --preflight ]; then
   preflight_only=1
   shift
@@ -163,7 +163,7 @@ fi
 # --- what you added to the command ------------------------------------------------------------
 # Looked at once, here: a wrong option would otherwise be met by every process at every restart.
 if [ $# -gt 0 ]; then
-  options=$("$python" -m train check \
+  options=$(trap '' INT TERM HUP && "$python" -m train check \
     --workload=gpt \
   --steps=20000 \
   --global-batch-size=512 \
@@ -248,10 +248,10 @@ export DDPGEN_NODE_DIR="$checkpoint_dir/nodes/$me"
 # head it is also tried here whether the port is free.
 nic=''
 if [ "$is_head" = true ]; then
-  found=$("$python" -m train where --is-head --head="$head_address" --port="$port" \
+  found=$(trap '' INT TERM HUP && "$python" -m train where --is-head --head="$head_address" --port="$port" \
     ${nic:+"--nic=$nic"} ${peer:+"--peer=$peer"}) || exit $?
 else
-  found=$("$python" -m train where --head="$head_address" --port="$port" \
+  found=$(trap '' INT TERM HUP && "$python" -m train where --head="$head_address" --port="$port" \
     ${nic:+"--nic=$nic"}) || exit $?
 fi
 nic=${found% *}

@@ -192,7 +192,7 @@ ask_to_stop() {
   if [ -z "$launching" ]; then
     stop_requests=1
     say "$1: stopping before the training begins"
-    [ -z "$torchrun" ] || kill -TERM "$torchrun" 2>/dev/null || true # it waits for the head
+    [ -z "$torchrun" ] || kill -TERM "$torchrun" 2>/dev/null || true # the preflight waits for somebody
     return 0
   fi
   # A closing terminal may send HUP twice; only a second Ctrl-C or TERM means "now".
@@ -231,7 +231,7 @@ fi
 # --- what you added to the command ------------------------------------------------------------
 # Looked at once, here: a wrong option would otherwise be met by every process at every restart.
 if [ $# -gt 0 ]; then
-  options=$("$python" -m train check \
+  options=$(trap '' INT TERM HUP && "$python" -m train check \
     --workload=toy \
   --steps=200 \
   --global-batch-size=96 \
@@ -304,10 +304,10 @@ export DDPGEN_NODE_DIR="$checkpoint_dir/nodes/$me"
 # head it is also tried here whether the port is free.
 nic=enp1s0
 if [ "$is_head" = true ]; then
-  found=$("$python" -m train where --is-head --head="$head_address" --port="$port" \
+  found=$(trap '' INT TERM HUP && "$python" -m train where --is-head --head="$head_address" --port="$port" \
     ${nic:+"--nic=$nic"} ${peer:+"--peer=$peer"}) || exit $?
 else
-  found=$("$python" -m train where --head="$head_address" --port="$port" \
+  found=$(trap '' INT TERM HUP && "$python" -m train where --head="$head_address" --port="$port" \
     ${nic:+"--nic=$nic"}) || exit $?
 fi
 nic=${found% *}

@@ -71,6 +71,8 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_UNAVAILABLE
     ignored = [f for f in findings if f.code in asked.ignore]
     _say_passed(asked, outcome, options.only, f", {len(ignored)} ignored" if ignored else "")
+    if not options.only:
+        _await_silence(asked)
     return 0
 
 
@@ -94,6 +96,14 @@ def _await_earlier(asked: Asked) -> None:
     looking.join(_LOOK_S)
     while ending:
         lock.await_last_words(ending.pop())
+
+
+def _await_silence(asked: Asked) -> None:
+    """Of a job elsewhere, in the directory that the launch script claims next; here Ctrl-C is heard."""
+    node = node_directory(asked.checkpoint_dir, asked.me)
+    for place in (asked.checkpoint_dir, node) if asked.alone else (node,):
+        with contextlib.suppress(OSError):
+            lock.await_silence(place, asked.scheduler)
 
 
 class _Early:

@@ -199,7 +199,10 @@ class Mirror:
             self.owner.check()
             if self._segments is not None:
                 self._segments.close()
-            self._store.write("status", (self._directory / "status").read_bytes())
+            status = (self._directory / "status").read_bytes()
+            self._store.write("status", status)
+            if status.startswith(b"done "):
+                self.owner.forget_stop()  # it came too late to be obeyed, and is not the next job's
         except FencedOffError as error:
             say(str(error))
         except OSError as error:

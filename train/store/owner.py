@@ -28,6 +28,8 @@ RENEW_S = 30.0
 # An owner that was not renewed for so long is gone: twice missed, and what a slow store takes.
 SILENCE_S = 75.0
 _WATCH_S = 5.0
+# And so many times as long it is waited for a store that does not answer whether there is one.
+_AWAY = 4
 # Mounts remember a file's size for a while: one that never changes is read whole.
 _SIZE = 2048
 # On a plain disk it may be looked at while it is being written.
@@ -244,6 +246,7 @@ class Ownership:
             "whether that is still alive"
         )
         deadline = time.monotonic() + patience_s
+        last = deadline + _AWAY * patience_s
         while time.monotonic() < deadline:
             self._ended.wait(min(_WATCH_S, max(0.0, deadline - time.monotonic())))
             try:
@@ -253,7 +256,9 @@ class Ownership:
             except PermissionError:
                 raise
             except OSError:
-                continue  # no sign of life, and none of an end
+                # No sign of life, and none of an end: it is the store that is silent.
+                deadline = min(last, time.monotonic() + patience_s)
+                continue
             if now is not None and now != holder:
                 raise TrainError(
                     f"{self._store.name} belongs to {_name(now)}, which is running; stop that one "

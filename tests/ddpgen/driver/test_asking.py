@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,11 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     (lock.parent / "status").write_text("running 1f3a 8000\n")
     row = re.compile(r"desk  (yes|no) +(.*?)  +none +none\n")
     assert row.findall(ours.play("--status")[1]) == [("yes", "running")]
+    (ours.homes / "desk.sh").write_text("read -r _\n")
+    words = ["bash", "desk.sh"]  # as one starts it by hand, from beside it
+    with subprocess.Popen(words, cwd=ours.homes, stdin=subprocess.PIPE) as by_hand:
+        lock.write_text(json.dumps({"launcher": [by_hand.pid, 1]}, indent=1))
+        assert row.findall(ours.play("--status")[1]) == [("yes", "running")]
     lock.write_text(json.dumps({"launcher": [os.getpid(), 1]}, indent=1))
     assert row.findall(ours.play("--status")[1]) == [("no", "running when it was killed")]
     process.send_signal(signal.SIGINT)

@@ -359,6 +359,22 @@ def test_a_closed_terminal_asks_for_a_clean_stop_and_kills_nobody(stage: Make) -
     assert "HUP: asking all hosts for a clean stop" in summary.read_text()
 
 
+def test_what_was_started_by_nohup_lives_on_when_the_terminal_closes(stage: Make) -> None:
+    ours = stage("desk")
+    ours.part("desk", "listen")
+    process = ours.start(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    until(process, "desk | training")
+    process.send_signal(signal.SIGHUP)
+    status = Path(f"/proc/{process.pid}/status")
+    pending = re.compile(r"^ShdPnd:\s+(\w+)$", re.MULTILINE)
+    # Of two that are pending the later one is handled first.
+    wait_for(lambda: not int(pending.findall(status.read_text())[0], 16))
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 75
+    assert output.startswith("ddpgen: INT: asking all hosts for a clean stop")
+
+
 def test_a_reader_that_stops_reading_ends_nothing(stage: Make) -> None:
     ours = stage()
     ours.part("desk", "loud")
@@ -538,6 +554,23 @@ def test_when_the_head_is_lost_the_rest_starts_anew_with_another(stage: Make) ->
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=TIMEOUT_S)[0]
     assert process.returncode == 75, output
+
+
+def test_ctrl_c_before_the_rest_starts_anew_starts_nothing(stage: Make) -> None:
+    ours = elastic(stage)
+    assert "retry=0.2" in QUICK
+    command = [sys.executable, "-c", QUICK.replace("retry=0.2", "retry=0.2, remind=1")]
+    process = ours.start(command=[*command, str(ours.bundle)])
+    until(process, "desk | training", "lap  | training", "vm   | training")
+    ours.door("desk", "silent")
+    ours.cut("desk")
+    until(process, "starting again, 1 of 3", "still waiting for desk (")  # the others are ready
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 1, output  # what was done since the newest checkpoint is lost
+    assert "not started again: a stop was asked for" in output
+    assert "starting on" not in output
+    assert len(set((ours.home("lap") / "launches").read_text().split())) == 1
 
 
 def test_two_hosts_may_share_their_directory(stage: Make) -> None:

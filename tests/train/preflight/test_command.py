@@ -17,6 +17,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.project.tree import ROOT
+from train import lock
 from train.preflight.command import main
 from train.preflight.finding import Finding
 from train.preflight.outcome import Outcome
@@ -48,6 +49,24 @@ def test_nothing_wrong_is_not_talked_about(call: Call, tmp_path: Path) -> None:
     code, said = call("--only")
     assert code == 0
     assert said.startswith("ddpgen: preflight: this machine can start the job (")
+
+
+@pytest.mark.parametrize("only", [False, True])
+def test_a_holder_elsewhere_is_waited_out_before_the_script_claims(
+    call: Call, tmp_path: Path, monkeypatch: Any, only: bool
+) -> None:
+    where = tmp_path / "ckpt"
+    lock.claim(where, "other", os.getpid())
+    holder = json.loads((where / "lock").read_text())
+    (where / "lock").write_text(json.dumps({**holder, "boot": "elsewhere", "host": "gone"}))
+    monkeypatch.setattr(lock, "START_SILENCE_S", 2.0)
+    code, said = call(*["--only"] * only)
+    assert code == 0
+    assert ("was held by gone" in said and "whether that is still alive" in said) is not only
+    if not only:
+        found = lock.look(where, 0.0)
+        assert found is not None
+        assert found[1] is False
 
 
 def test_an_error_is_told_with_code_and_remedy_and_ends_with_69(call: Call, tmp_path: Path) -> None:

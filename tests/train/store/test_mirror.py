@@ -539,6 +539,19 @@ def test_the_last_words_are_in_the_store_and_make_room(tmp_path: Path, bucket: P
     assert not (bucket / "owner.json").exists()
 
 
+@pytest.mark.parametrize(("word", "stays"), [("done", False), ("stopped", True)])
+def test_a_stop_that_came_when_all_was_done_is_not_the_next_jobs(
+    tmp_path: Path, bucket: Path, word: str, stays: bool
+) -> None:
+    first = Machine(tmp_path / "one", bucket)
+    train_on(first, (2,))
+    (first.directory / "status").write_text(f"{word} a 2\n")
+    (bucket / "stop").write_text("enough\n")
+    first.mirror.close()
+    first.fence.close()
+    assert (bucket / "stop").exists() is stays
+
+
 def test_what_is_written_is_what_ddpgen_status_looks_for(tmp_path: Path, bucket: Path) -> None:
     """The generator and the training know the layout of a bucket each by itself."""
     at = follow.Address(f"file://{bucket}")

@@ -14,7 +14,7 @@ from train.errors import TrainError
 from train.lock import FencedOffError
 from train.store import owner as owner_module
 from train.store.owner import Owner, Ownership, read_owner
-from train.store.places import DirectoryStore
+from train.store.places import DirectoryStore, StoreError
 
 
 @pytest.fixture
@@ -90,6 +90,27 @@ def test_another_job_that_is_dead_is_watched_and_then_replaced(store: DirectoryS
     with pytest.raises(FencedOffError, match="job task-2 on host-b"):
         dead.check()
     other.close()
+
+
+def test_a_store_that_is_away_for_a_while_does_not_make_its_owner_a_dead_one(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = start(store)
+    alive.take()
+    beyond = time.monotonic() + 1.0
+
+    class Away(DirectoryStore):
+        def read(self, name: str) -> bytes:
+            if seen and time.monotonic() < beyond:
+                raise StoreError("it does not answer")
+            seen.append(name)
+            return super().read(name)
+
+    seen: list[str] = []
+    monkeypatch.setattr(owner_module, "_AWAY", 100)
+    with pytest.raises(TrainError, match="which is running"):
+        start(Away(Path(store.name)), "task-2", "b").take()
+    alive.release()
 
 
 def test_another_job_that_ends_while_it_is_watched_makes_room_at_once(
