@@ -12,6 +12,7 @@ import http.client
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,8 @@ class Cloud:
     def __init__(self, home: Path) -> None:
         self.home = environment.make_home(home)
         self.log = home / "log"
-        aws, self.port = (ports.free_port() for _ in range(2))
+        aws = ports.free_port()
+        self.port, self._queue = _server_port()
         self.variables = environment.variables(
             home,
             AWS_ENDPOINT_URL=f"http://127.0.0.1:{aws}",
@@ -67,6 +69,7 @@ class Cloud:
         server = [environment.PYTHON, "-m", "sky.server.server", "--host=127.0.0.1"]
         asked = {**self.variables, "IS_SKYPILOT_SERVER": "true"}
         with (
+            self._queue,
             self._running(moto, self.variables),
             self._running([*server, f"--port={self.port}"], asked),
         ):
@@ -118,6 +121,25 @@ class Cloud:
             return 0
         finally:
             connection.close()
+
+
+def _server_port() -> tuple[int, socket.socket]:
+    """A port for the server, and what holds another for its queue until the server has that.
+
+    The server works that one out from its own, among those of outgoing connections (mp_queue.py), and
+    does not start where anybody's connection happens to have it. A socket that is bound, and does not
+    listen, keeps it from those, and with SO_REUSEADDR not from the server.
+    """
+    while True:
+        port = ports.free_port()
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind(("", 50_000 + (port - 46_580 + 11) % 10_000))
+        except OSError:
+            held.close()
+            continue
+        return port, held
 
 
 def table(said: str) -> list[Chosen]:
