@@ -280,6 +280,16 @@ def test_a_host_script_refuses_what_would_give_two_hosts_one_rank(
     assert said in done.stderr
 
 
+def test_activation_lines_do_not_take_the_drivers_words(run: Run) -> None:
+    eats = "python:\n  activate: ['read -r word || true; echo ate:$word; exit 3']\n"
+    bundle = rendered(run, GPT + eats + PAIR.removeprefix(GPT))
+    done = subprocess.run(
+        ["bash", str(bundle / "hosts/laptop.sh"), "--driven"],
+        input="stop\n", capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (69, "ate:\n"), done.stderr
+
+
 def test_two_hundred_hosts_are_rendered_in_one_go(run: Run) -> None:
     names = ", ".join(f"n{i}" for i in range(200))
     text = GPT.replace("global_batch_size: 16", "global_batch_size: 1600")
