@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from tests.ddpgen.conftest import GPT, ROOT, Run
+from train import lock
 from train.__main__ import main as training
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="parent-death signal")
@@ -477,6 +478,42 @@ def test_a_signal_during_the_claim_stops_quietly_before_the_launch(
         f"ddpgen: stopped before the training began; to go on: bash {ours.bundle}/local.sh",
     ]
     assert process.returncode == 75
+    assert not (ours.checkpoints / "seen.json").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_added_words_are_looked_at_is_a_stop_as_well(
+    stage: Callable[..., Stage], tmp_path: Path, signum: signal.Signals
+) -> None:
+    slow, signalled = tmp_path / "python", tmp_path / "signalled"
+    waits = f'until [ -e "{signalled}" ]; do sleep 0.05; done'
+    slow.write_text(f'#!/bin/bash\necho up >&2\n{waits}\nexec "{sys.executable}" "$@"\n')
+    slow.chmod(0o755)
+    ours = stage(GPT + f"python: {json.dumps(str(slow))}\n")
+    process = ours.start("done", "--steps=3")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    os.killpg(process.pid, signum)
+    signalled.touch()
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 75, output
+    assert "stopped before the training began" in output
+    assert not (ours.checkpoints / "seen.json").exists()
+
+
+def test_waiting_for_a_holder_elsewhere_can_be_stopped(stage: Callable[..., Stage]) -> None:
+    ours = stage()
+    lock.claim(ours.checkpoints, "other", os.getpid())
+    holder = json.loads((ours.checkpoints / "lock").read_text())
+    holder |= {"boot": "elsewhere", "host": "gone"}
+    (ours.checkpoints / "lock").write_text(json.dumps(holder))
+    process = ours.start("done")
+    assert process.stdout is not None
+    while "whether that is still alive" not in process.stdout.readline():
+        assert process.poll() is None
+    process.terminate()  # the script alone, as `kill` does
+    output = process.communicate(timeout=TIMEOUT_S)[0]
+    assert process.returncode == 75, output
     assert not (ours.checkpoints / "seen.json").exists()
 
 

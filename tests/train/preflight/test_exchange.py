@@ -22,7 +22,7 @@ import pytest
 
 from tests.train.preflight.launches import WAIT_S, Launch, causes, codes
 from tests.train.preflight.stub_host import parse
-from train.preflight import calls
+from train.preflight import calls, ports
 from train.preflight.desk import Desk
 from train.preflight.exchange import Outcome, meet
 from train.preflight.guest import Guest
@@ -712,6 +712,28 @@ def test_a_port_that_is_taken_on_the_head_is_told_to_all(
             (finding,) = each.result(WAIT_S).findings
             assert finding.code in ("PORT001", "PORT002")
             assert finding.host == "a"
+
+
+def test_who_has_the_port_is_not_looked_for_without_end(
+    launch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, found = ports.listen_finding, threading.Event()
+
+    def hangs(asked: Any, error: OSError, proc: Path | None = Path("/proc")) -> Any:
+        if proc is not None:
+            found.wait(60)
+        return look(asked, error, proc)
+
+    monkeypatch.setattr(ports, "listen_finding", hangs)
+    monkeypatch.setattr("train.preflight.head._LOOK_S", 0.2)
+    here = launch(2)
+    began = time.monotonic()
+    with _program(here.port, b""):
+        (outcome,) = here.meet("a")
+    found.set()
+    assert codes(outcome) == ["PORT001"]
+    assert "that this user cannot see" in causes(outcome)[0]
+    assert time.monotonic() - began < 30
 
 
 def test_a_host_that_meets_another_host_at_the_heads_name(launch: Any) -> None:
