@@ -210,8 +210,10 @@ def test_a_session_does_not_carry_the_mark_of_a_test_and_a_command_does(rig: Rig
 
 
 def test_what_a_session_leaves_behind_is_a_stray_and_a_session_is_none(rig: Rig) -> None:
-    assert rig.strays(within=0) == []
-    ssh(rig, "desk", "sleep 601 >/dev/null 2>&1 </dev/null & sed -n '/sleep/q' </proc/$!/comm")
+    assert rig.strays(within=PATIENCE_S) == []
+    # The session ends when its child has become sleep: until then it bears the words of bash.
+    left = "sleep 601 >/dev/null 2>&1 </dev/null & until grep -qzx 601 /proc/$!/cmdline; do :; done"
+    ssh(rig, "desk", left)
     found = rig.strays(within=0)
     assert [(each.host, each.command.strip()) for each in found] == [("desk", "sleep 601")]
     rig["desk"].kill_all()
