@@ -501,6 +501,22 @@ def test_a_signal_while_the_added_words_are_looked_at_is_a_stop_as_well(
     assert not (ours.checkpoints / "seen.json").exists()
 
 
+@pytest.mark.parametrize("part", ["check", "claim"])
+def test_a_signal_that_ends_what_is_just_being_started_is_a_stop_as_well(
+    stage: Callable[..., Stage], tmp_path: Path, part: str
+) -> None:
+    python = tmp_path / "python"
+    # What has been forked and not yet told to ignore the signal dies of it.
+    dies = f'if [ "$3" = {part} ]; then kill -TERM 0; exit 143; fi'
+    python.write_text(f'#!/bin/bash\n{dies}\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    ours = stage(GPT + f"python: {json.dumps(str(python))}\n")
+    code, output = ours.play("done", "--steps=3")
+    assert code == 75, output
+    assert "stopped before the training began; to go on: " in output
+    assert not (ours.checkpoints / "seen.json").exists()
+
+
 def test_waiting_for_a_holder_elsewhere_can_be_stopped(stage: Callable[..., Stage]) -> None:
     ours = stage()
     lock.claim(ours.checkpoints, "other", os.getpid())

@@ -107,6 +107,10 @@ not_begun() {
   say "$me: stopped before the training began"
   exit 175
 }
+cut_short() { # A signal to all of the group may end a command that is just being started: it is a stop.
+  [ "$stop_requests" -eq 0 ] || not_begun
+  exit "$1"
+}
 # shellcheck disable=SC2329 # called by the trap below
 has_met() { # Whether the processes of this start have met the other machines'.
   met=''
@@ -168,7 +172,7 @@ if [ $# -gt 0 ]; then
   --steps=20000 \
   --global-batch-size=512 \
   --micro-batch-size=8 \
-    "$@") || exit $?
+    "$@") || cut_short $?
   if [ -n "$options" ]; then # --help was among them
     printf '%s\n' "$options"
     exit 0
@@ -236,7 +240,7 @@ fi
 attempt=$(
   trap '' INT TERM HUP
   "$python" -m train claim --checkpoint-dir="$checkpoint_dir" --pid=$$ --node="$me"
-) || exit $?
+) || cut_short $?
 export DDPGEN_ATTEMPT="$attempt"
 export DDPGEN_CHECKPOINT_DIR="$checkpoint_dir"
 export DDPGEN_LAUNCHER_PID=$$
@@ -249,10 +253,10 @@ export DDPGEN_NODE_DIR="$checkpoint_dir/nodes/$me"
 nic=''
 if [ "$is_head" = true ]; then
   found=$(trap '' INT TERM HUP && "$python" -m train where --is-head --head="$head_address" --port="$port" \
-    ${nic:+"--nic=$nic"} ${peer:+"--peer=$peer"}) || exit $?
+    ${nic:+"--nic=$nic"} ${peer:+"--peer=$peer"}) || cut_short $?
 else
   found=$(trap '' INT TERM HUP && "$python" -m train where --head="$head_address" --port="$port" \
-    ${nic:+"--nic=$nic"}) || exit $?
+    ${nic:+"--nic=$nic"}) || cut_short $?
 fi
 nic=${found% *}
 address=${found##* }

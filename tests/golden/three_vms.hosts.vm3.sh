@@ -169,6 +169,11 @@ not_begun() {
   exit 75
 }
 
+cut_short() { # A signal to all of the group may end a command that is just being started: it is a stop.
+  [ "$stop_requests" -eq 0 ] || not_begun
+  exit "$1"
+}
+
 # shellcheck disable=SC2329 # called by the traps below
 kill_job() {
   say "killing the job; the next start goes on from its newest checkpoint"
@@ -236,7 +241,7 @@ if [ $# -gt 0 ]; then
   --steps=200 \
   --global-batch-size=96 \
   --micro-batch-size=8 \
-    "$@") || exit $?
+    "$@") || cut_short $?
   if [ -n "$options" ]; then # --help was among them
     printf '%s\n' "$options"
     exit 0
@@ -292,7 +297,7 @@ fi
 attempt=$(
   trap '' INT TERM HUP
   "$python" -m train claim --checkpoint-dir="$checkpoint_dir" --pid=$$ --node="$me"
-) || exit $?
+) || cut_short $?
 export DDPGEN_ATTEMPT="$attempt"
 export DDPGEN_CHECKPOINT_DIR="$checkpoint_dir"
 export DDPGEN_LAUNCHER_PID=$$
@@ -305,10 +310,10 @@ export DDPGEN_NODE_DIR="$checkpoint_dir/nodes/$me"
 nic=enp1s0
 if [ "$is_head" = true ]; then
   found=$(trap '' INT TERM HUP && "$python" -m train where --is-head --head="$head_address" --port="$port" \
-    ${nic:+"--nic=$nic"} ${peer:+"--peer=$peer"}) || exit $?
+    ${nic:+"--nic=$nic"} ${peer:+"--peer=$peer"}) || cut_short $?
 else
   found=$(trap '' INT TERM HUP && "$python" -m train where --head="$head_address" --port="$port" \
-    ${nic:+"--nic=$nic"}) || exit $?
+    ${nic:+"--nic=$nic"}) || cut_short $?
 fi
 nic=${found% *}
 address=${found##* }

@@ -104,6 +104,11 @@ not_begun() {
   exit 75
 }
 
+cut_short() { # A signal to all of the group may end a command that is just being started: it is a stop.
+  [ "$stop_requests" -eq 0 ] || not_begun
+  exit "$1"
+}
+
 # shellcheck disable=SC2329 # called by the traps below
 kill_job() {
   say "killing the job; the next start goes on from its newest checkpoint"
@@ -148,7 +153,7 @@ if [ $# -gt 0 ]; then
   --steps=200 \
   --global-batch-size=64 \
   --micro-batch-size=8 \
-    "$@") || exit $?
+    "$@") || cut_short $?
   if [ -n "$options" ]; then # --help was among them
     printf '%s\n' "$options"
     exit 0
@@ -192,7 +197,7 @@ fi
 attempt=$(
   trap '' INT TERM HUP
   "$python" -m train claim --checkpoint-dir="$checkpoint_dir" --pid=$$
-) || exit $?
+) || cut_short $?
 export DDPGEN_ATTEMPT="$attempt"
 export DDPGEN_CHECKPOINT_DIR="$checkpoint_dir"
 export DDPGEN_LAUNCHER_PID=$$

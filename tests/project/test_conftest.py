@@ -72,9 +72,9 @@ def test_process_left_behind_fails_its_test_and_is_named_and_killed(tmp_path: Pa
         of_this_test = said.partition(f"ERROR at teardown of {name}")[2].partition("ERROR at")[0]
         assert line in of_this_test.split("short test summary")[0]
     running = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
-            running.append(path.read_bytes())
+            running.append((process / "cmdline").read_bytes())
     assert not [line for line in running if line in (b"sleep\x001001\0", b"sleep\x001002\0")]
 
 

@@ -28,6 +28,8 @@ from train.preflight.network import Network
 from train.preflight.report import Report
 
 LIMIT_S = directory.WATCH_S + 0.3  # for all looks together
+ALONE_S = 8.0  # where no other host waits for the verdict
+_LAST_S = 0.5  # this process, too, may have stood still
 NAMES_S = 5.0
 
 T = TypeVar("T")
@@ -123,7 +125,7 @@ def examine(asked: Asked) -> Report:
 
 def look(asked: Asked) -> Seen:
     """See all there is to see of this host, side by side."""
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + (ALONE_S if asked.alone else LIMIT_S)
     torch = facts.torch()
     answers = gpus.ask() if gpus.wanted(asked, torch) else None
     place = _Look(lambda: directory.look(asked))
@@ -171,7 +173,7 @@ class _Look(Generic[T]):
 
     def result(self, deadline: float) -> T | None:
         """What was seen; None when it is not there by `deadline`. Raises what the look raised."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._thread.join(max(_LAST_S, deadline - time.monotonic()))
         if self._error is not None:
             raise self._error
         return self._seen

@@ -38,6 +38,7 @@ from train.scheduler import VARIABLE
 FILE = "preflight.json"
 _VERSION = 1
 _LOOK_S = 2.0
+_KEEP_S = 5.0
 _EARLY_S = 3.0
 _ENDLESS = 10_000
 
@@ -217,7 +218,7 @@ def _kept_in_time(
 
     keeping = threading.Thread(target=keep, daemon=True)
     keeping.start()
-    keeping.join(_LOOK_S)
+    keeping.join(_KEEP_S)
     return done[0] if done else None
 
 

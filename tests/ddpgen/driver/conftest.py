@@ -30,7 +30,14 @@ sys.path.insert(0, str(bundle / "hosts"))
 from driver.command import main
 from driver.pace import Pace
 pace = Pace(
-    beat=0.1, check=float(os.environ["CHECK_S"]), alone=0.5, kill=60, linger=60, retry=0.2, again=3
+    beat=0.1,
+    check=float(os.environ["CHECK_S"]),
+    alone=0.5,
+    kill=60,
+    linger=60,
+    retry=0.2,
+    again=3,
+    flush=60,
 )
 sys.exit(main(sys.argv[2:], str(bundle), pace))
 """
@@ -84,7 +91,8 @@ class Stage:
 
     def environment(self) -> dict[str, str]:
         fake = shlex.join([sys.executable, "-SE", str(HERE / "fake_ssh.py")])
-        return os.environ | {"DDPGEN_SSH": fake, "FAKE_HOMES": str(self.homes), "CHECK_S": "20"}
+        check = {"CHECK_S": str(TIMEOUT_S)}
+        return os.environ | {"DDPGEN_SSH": fake, "FAKE_HOMES": str(self.homes)} | check
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         """The driver, in a session of its own as a terminal gives it."""
@@ -101,7 +109,7 @@ class Stage:
     def play(self, *words: str, **options: Any) -> tuple[int, str]:
         """Exit code and output of a whole run."""
         process = self.start(*words, **options)
-        output = process.communicate(timeout=TIMEOUT_S)[0]
+        output = rest(process)
         assert "Traceback" not in output, output
         return process.returncode, output
 
@@ -138,6 +146,14 @@ def until(process: subprocess.Popen[str], *texts: str) -> str:
     return heard
 
 
+def rest(process: subprocess.Popen[str]) -> str:
+    """What is said to the end; communicate() would miss what until() has read ahead."""
+    assert process.stdout is not None
+    said = process.stdout.read()
+    process.wait(TIMEOUT_S)
+    return said
+
+
 def _pids(path: Path) -> list[int]:
     return [int(pid) for pid in path.read_text().split()]
 
@@ -147,7 +163,7 @@ def _runs(pid: int) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return False
-    return stat.rpartition(b")")[2].split()[0] != b"Z"
+    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
 
 @pytest.fixture

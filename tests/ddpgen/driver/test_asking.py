@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ddpgen.driver.conftest import TIMEOUT_S, Stage, until
+from tests.ddpgen.driver.conftest import Stage, rest, until
 
 Make = Callable[..., Stage]
 
@@ -75,15 +75,18 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     (lock.parent / "status").write_text("running 1f3a 8000\n")
     row = re.compile(r"desk  (yes|no) +(.*?)  +none +none\n")
     assert row.findall(ours.play("--status")[1]) == [("yes", "running")]
-    (ours.homes / "desk.sh").write_text("read -r _\n")
+    (ours.homes / "desk.sh").write_text("echo up\nread -r _\n")
     words = ["bash", "desk.sh"]  # as one starts it by hand, from beside it
-    with subprocess.Popen(words, cwd=ours.homes, stdin=subprocess.PIPE) as by_hand:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=ours.homes, **pipes) as by_hand:
+        assert by_hand.stdout is not None
+        by_hand.stdout.readline()  # before, it may have no command line yet
         lock.write_text(json.dumps({"launcher": [by_hand.pid, 1]}, indent=1))
         assert row.findall(ours.play("--status")[1]) == [("yes", "running")]
     lock.write_text(json.dumps({"launcher": [os.getpid(), 1]}, indent=1))
     assert row.findall(ours.play("--status")[1]) == [("no", "running when it was killed")]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=TIMEOUT_S)
+    rest(process)
 
 
 def test_stop_leaves_the_stop_file_on_every_host(stage: Make) -> None:

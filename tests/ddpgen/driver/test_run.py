@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ddpgen.driver.conftest import QUICK, TIMEOUT_S, Stage, until
+from tests.ddpgen.driver.conftest import QUICK, TIMEOUT_S, Stage, rest, until
 
 Make = Callable[..., Stage]
 
@@ -181,7 +181,7 @@ def test_a_bundle_that_a_job_runs_from_is_not_replaced_under_it(stage: Make) -> 
     assert "desk: a job runs from ./ddpgen/pair there; wait for it, or stop it" in output
     assert first.poll() is None
     first.send_signal(signal.SIGINT)
-    assert "stopped" in first.communicate(timeout=TIMEOUT_S)[0]
+    assert "stopped" in rest(first)
     assert first.returncode == 75
 
 
@@ -241,7 +241,7 @@ def test_a_script_killed_on_its_host_and_a_cut_connection_are_losses(stage: Make
     process = ours.start()
     until(process, "vm   | training", "lap  | training", "desk | training")
     ours.cut("vm")
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert process.returncode == 1
     reason = "the connection was lost: client_loop: send disconnect: Broken pipe"
     assert table(output)["vm"] == ["lost", "255", reason]
@@ -257,7 +257,7 @@ def test_ctrl_c_stops_cleanly(stage: Make) -> None:
     process = ours.start()
     until(process, "desk | training", "lap  | training")
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert process.returncode == 75
     assert "INT: asking all hosts for a clean stop after the current step; Ctrl-C again" in output
     assert table(output)["lap"][:2] == ["stopped", "75"]
@@ -273,7 +273,7 @@ def test_hosts_that_all_stop_though_one_takes_its_time_are_a_clean_stop(stage: M
     process = ours.start()
     until(process, "desk | training", "lap  | training")
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert process.returncode == 75
     assert "the last lines of" not in output
     assert table(output)["desk"][:2] == table(output)["lap"][:2] == ["stopped", "75"]
@@ -301,7 +301,7 @@ def test_a_second_ctrl_c_kills_and_a_host_that_is_deaf_is_left(stage: Make) -> N
     process.send_signal(signal.SIGINT)
     until(process, "INT: asking")
     process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert process.returncode == 1
     assert "TERM: killing the job on all hosts" in output
     assert table(output)["lap"] == ["lost", "it did not answer any more"]
@@ -315,7 +315,7 @@ def test_a_third_ctrl_c_leaves_at_once(stage: Make) -> None:
     for said in ("asking", "killing", "leaving"):
         process.send_signal(signal.SIGINT)
         until(process, f"INT: {said}")
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert process.returncode == 1
     assert table(output)["desk"] == ["lost", "left to itself"]
 
@@ -326,7 +326,7 @@ def test_ctrl_c_before_the_start_starts_nothing(stage: Make) -> None:
     process = ours.start()
     until(process, "looking at 2 hosts")
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert (process.returncode, output) == (75, "ddpgen: stopped before anything was started\n")
     assert ours.started() == []
 
@@ -338,7 +338,7 @@ def test_the_hosts_notice_that_the_driver_was_killed(stage: Make) -> None:
     process = ours.start()
     until(process, "desk | training", "lap  | training")
     process.kill()
-    process.communicate(timeout=TIMEOUT_S)
+    rest(process)
     for host in ("desk", "lap"):
         wait_for(lambda host=host: "gone" in words(ours, host))
     wait_for(lambda: ours.alive() == [])
@@ -370,7 +370,7 @@ def test_what_was_started_by_nohup_lives_on_when_the_terminal_closes(stage: Make
     # Of two that are pending the later one is handled first.
     wait_for(lambda: not int(pending.findall(status.read_text())[0], 16))
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert process.returncode == 75
     assert output.startswith("ddpgen: INT: asking all hosts for a clean stop")
 
@@ -397,7 +397,7 @@ def test_a_reader_that_is_slow_costs_lines_on_the_screen_and_none_in_the_logs(st
                 and logs[0].read_bytes().endswith(b"the end")
             )
         )
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert process.returncode == 0
     assert "h | the end\n" in output or "lines were not shown" in output
 
@@ -518,7 +518,7 @@ def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(stage: Make) ->
     until(process, "vm is back", "vm   | training")
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert process.returncode == 75, output
     assert table(output)["vm"][:2] == ["stopped", "75"]
     assert len((ours.home("desk") / "launches").read_text().split()) == 1
@@ -532,7 +532,7 @@ def test_an_elastic_job_ends_when_fewer_than_it_needs_are_left(stage: Make) -> N
     for host in ("lap", "vm"):
         ours.door(host, "refused")
         ours.cut(host)
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert process.returncode == 1
     assert {table(output)[host][0] for host in ("lap", "vm")} <= {"lost", "unreachable"}
     assert ours.sessions("desk")
@@ -552,7 +552,7 @@ def test_when_the_head_is_lost_the_rest_starts_anew_with_another(stage: Make) ->
     until(process, "desk is back", "desk | training")
     assert b"--head=lap" in (ours.home("desk") / "arguments").read_bytes()
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert process.returncode == 75, output
 
 
@@ -566,7 +566,7 @@ def test_ctrl_c_before_the_rest_starts_anew_starts_nothing(stage: Make) -> None:
     ours.cut("desk")
     until(process, "starting again, 1 of 3", "still waiting for desk (")  # the others are ready
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=TIMEOUT_S)[0]
+    output = rest(process)
     assert process.returncode == 1, output  # what was done since the newest checkpoint is lost
     assert "not started again: a stop was asked for" in output
     assert "starting on" not in output

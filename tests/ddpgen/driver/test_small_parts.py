@@ -249,6 +249,14 @@ def test_what_may_start_again() -> None:
     assert not may_start_again([lost, killed], "torchrun", "b")
 
 
+def read_from(terminal: int, length: int) -> bytes:
+    """The kernel hands over what was written in pieces of its own."""
+    heard = b""
+    while len(heard) < length:
+        heard += os.read(terminal, 4096)
+    return heard
+
+
 def test_colours_on_a_terminal_and_only_there() -> None:
     main, side = pty.openpty()
     screen = Screen(["a", "longer"], {"TERM": "xterm"}, out=side, err=side)
@@ -256,14 +264,11 @@ def test_colours_on_a_terminal_and_only_there() -> None:
     screen.say("y")
     screen.close(5)
     wanted = b"\x1b[36ma      |\x1b[0m x\r\nddpgen: y\r\n"
-    heard = b""
-    while len(heard) < len(wanted):  # the kernel hands over what was written in pieces of its own
-        heard += os.read(main, 4096)
-    assert heard == wanted
+    assert read_from(main, len(wanted)) == wanted
     plain = Screen(["a"], {"TERM": "xterm", "NO_COLOR": "1"}, out=side, err=side)
     plain.lines("a", ["x"])
     plain.close(5)
-    assert os.read(main, 4096) == b"a | x\r\n"
+    assert read_from(main, 7) == b"a | x\r\n"
     os.close(main)
     os.close(side)
 

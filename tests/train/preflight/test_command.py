@@ -164,7 +164,7 @@ def test_a_file_server_that_does_not_answer_holds_up_no_word(
     call: Call, tmp_path: Path, monkeypatch: Any
 ) -> None:
     (tmp_path / "ckpt").mkdir()
-    monkeypatch.setattr("train.preflight.command._LOOK_S", 0.2)
+    monkeypatch.setattr("train.preflight.command._KEEP_S", 0.2)
     monkeypatch.setattr("train.preflight.command._keep", lambda *_: time.sleep(20))
     began = time.monotonic()
     code, said = call("--nic=nosuch0", "--head=127.0.0.1")
