@@ -142,7 +142,7 @@ class _Download:
         except (http.client.InvalidURL, ValueError) as error:
             raise _bad_url(self.url, str(error)) from None
         except (http.client.HTTPException, OSError) as error:
-            raise _TransferError(_in_words(error)) from None
+            raise self._ended_by(error) from None
 
     def _request(self) -> urllib.request.Request:
         headers = {"Accept-Encoding": "identity", "User-Agent": "ddpgen"}
@@ -171,7 +171,7 @@ class _Download:
             self._store(chunk)
             self.progress.at(self.file.tell(), size)
             if time.monotonic() > self.deadline:
-                raise _TransferError(f"not complete after {self.patience.total_s:g} s")
+                raise _TransferError(self._out_of_time())
         if size is not None and self.file.tell() != size:
             raise _TransferError(f"the connection ended after {self.file.tell()} of {size} bytes")
 
@@ -213,7 +213,16 @@ class _Download:
             ) from None
         if not isinstance(reason, OSError):
             raise _bad_url(self.url, str(reason)) from None
-        raise _TransferError(_in_words(reason)) from None
+        raise self._ended_by(reason) from None
+
+    def _ended_by(self, error: BaseException) -> _TransferError:
+        # The last wait is cut short by the deadline: it is no server's silence.
+        if isinstance(error, TimeoutError) and time.monotonic() >= self.deadline:
+            return _TransferError(self._out_of_time())
+        return _TransferError(_in_words(error))
+
+    def _out_of_time(self) -> str:
+        return f"not complete after {self.patience.total_s:g} s"
 
     def _hash(self) -> str:
         self.file.flush()

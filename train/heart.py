@@ -112,7 +112,8 @@ class Heart:
 
     def hold(self) -> None:
         """The training has ended, well or not: where it stood then is what counts from here on."""
-        self._held = True
+        with self._change:  # a look that is under way comes first
+            self._held = True
 
     def speak_before(self, patience_s: float, say: Callable[[str], None]) -> None:
         """Where torch ends a process that waited `patience_s` in vain: say why shortly before."""

@@ -268,17 +268,17 @@ def await_port(host: str, port: int, timeout_s: float, say: Callable[[str], None
         passed = time.monotonic() - began
         if not why:
             return
+        if spoke is None:
+            spoke = passed
+            # That nobody listens yet is what waiting is for: no reason to give.
+            say(f"{host} port {port}, {timeout_s:g} s at most")
         if passed >= timeout_s:
             raise NetworkError(
                 f"{socket.gethostname()} got no answer from the head {host} on port {port} within "
                 f"{timeout_s:g} s: {why}; is its script running there, is {host} its address as "
                 "seen from here, and does no firewall stand between?"
             )
-        if spoke is None:
-            spoke = passed
-            # That nobody listens yet is what waiting is for: no reason to give.
-            say(f"{host} port {port}, {timeout_s:g} s at most")
-        elif passed - spoke >= _SAY_EVERY_S:
+        if passed - spoke >= _SAY_EVERY_S:
             spoke = passed
             say(f"{passed:.0f} of {timeout_s:g} s; {why}")
         time.sleep(max(0.0, min(_RETRY_S, timeout_s - passed)))  # a closed port sends no event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TEST_ID
 
 # Stands for a host's script: says which signal came, and ends with the second word.
 SCRIPT = """
@@ -43,7 +44,8 @@ class Line:
         self.process = subprocess.Popen(
             ["bash", "-c", ("trap '' USR1\n" + SCRIPT.replace("trap 'said USR1; exit 0' USR1", "")
              if deaf else SCRIPT), "script", sys.executable, program],
-            cwd=place, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+            cwd=place,
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", TEST_ID: os.environ[TEST_ID]},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None

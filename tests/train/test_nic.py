@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_anywhere_on_the_head_is_named(
     at: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     family = socket.AF_INET6 if ":" in at else socket.AF_INET
-    with socket.create_server((at, 0), family=family, dualstack_ipv6=":" in at) as server:
+    with socket.create_server((at, free_port()), family=family, dualstack_ipv6=":" in at) as server:
         port = server.getsockname()[1]
         assert main(["where", "--head=127.0.0.1", f"--port={port}", "--is-head"]) == 69
     assert f"port {port} of" in capsys.readouterr().err

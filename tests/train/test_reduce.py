@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.train.world import in_world
 from train.config import parse
@@ -144,9 +145,10 @@ def test_a_layer_unused_in_some_micro_batches_gets_the_same_gradient_everywhere(
 @pytest.mark.parametrize("shares", [[1, 1], [1, 2]])
 def test_a_sum_that_lacks_a_rank_is_an_error(shares: list[int]) -> None:
     def body(world: World) -> str:
-        impatient = replace(world, collective_timeout=2.0)
         all_ranges = ranges(shares)
-        levels = join_levels(impatient, all_ranges)
+        levels = join_levels(world, all_ranges)
+        for level in levels:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2), level.group)
         reducer = TreeReducer(levels, plain_sum_is_the_tree(all_ranges), world.device)
         if world.rank == 1:
             return ""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.train.workloads.http_files import Site, answers, cut, drips, serving, stalls
 from train.errors import TrainError
 from train.fetch import Patience, fetch, file_sha256
@@ -154,12 +155,11 @@ def test_dripping_server_cannot_hold_a_job_beyond_the_total(server: Site, tmp_pa
     began = time.monotonic()
     with pytest.raises(TrainError, match=r"not complete after 0\.5 s"):
         fetch(f"{server.url}/file", str(tmp_path / "file"), SHA256, patience)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
-def test_nobody_listens(server: Site, tmp_path: Path) -> None:
-    with serving({}) as gone:
-        url = gone.url
+def test_nobody_listens(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(
         TrainError, match=r"Connection refused \(attempt 4 of 4\); check the network"
     ):
