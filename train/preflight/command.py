@@ -125,6 +125,7 @@ class _Early:
         """The verdict is there."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer.join(_LOOK_S)  # it may be in the middle of its words
 
     def _show(self, findings: Sequence[Finding]) -> None:
         self.shown = findings

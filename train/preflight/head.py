@@ -125,26 +125,29 @@ class Head:
 
     def _is_ready(self, now: float) -> bool:
         roll, failed_at = self._desk.roll, self._desk.failed_at
-        if roll.is_full and not roll.pending:
+        if roll.is_full and not roll.pending and (failed_at is not None or roll.is_steady):
             return True
         if failed_at is not None:
             return now >= self._last_chance(failed_at)
         settled = now >= roll.last_arrival + _SETTLE_S and not roll.pending
-        return self._desk.elastic and settled and roll.ready() >= self._asked.least
+        enough = self._desk.elastic and settled and roll.ready() >= self._asked.least
+        return enough and roll.is_steady
 
     def _has_those_it_needs(self) -> bool:
-        """Whether the only thing missing is what some of the hosts find at home."""
+        """Whether the only thing missing is what some of the hosts find at home, or their return."""
         roll = self._desk.roll
         came = len(roll.members) + 1
-        return bool(roll.pending) and came >= self._asked.least
+        return came >= self._asked.least and (bool(roll.pending) or not roll.is_steady)
 
     def _last_chance(self, failed_at: float) -> float:
         desk = self._desk
+        # Who has come since then is heard out, too; but somebody may come again and again.
+        arrived = min(max(failed_at, desk.roll.last_arrival), failed_at + _LATE_S) + _OTHERS_S
         if desk.roll.is_full:
-            return failed_at + _OTHERS_S
+            return arrived
         proving = any(desk.met.get(rank) == "" for rank in desk.roll.missing())
         late = self._began + _LATE_S + (0.0 if desk.listens else _ASTRAY_S)
-        return max(failed_at + (_PROVES_S if proving else _OTHERS_S), late)
+        return max(failed_at + (_PROVES_S if proving else _OTHERS_S), arrived, late)
 
     def _next_look(self, now: float) -> float:
         failed_at = self._desk.failed_at

@@ -23,6 +23,7 @@ _CONNECT_S = 1.1  # so that a lost SYN is sent a second time
 _ANSWER_S = 1.0
 _SLICE_S = 1.0
 _STALL_S = 0.6
+_PART_S = 0.2
 _LARGE = 16 * 1024
 _BURST = 256 * 1024
 _MOST = 1024 * 1024  # bytes that a peer may have counted in one go
@@ -182,12 +183,14 @@ async def _large(conn: Conn, peer: Peer, me: _Prober) -> None:
 
 
 async def _rate(conn: Conn) -> float:
-    """Bytes a second, the best of what 0.3 s allow: a busy machine only ever makes it look slower.
+    """Bytes a second, the best of what 0.3 s allow, and of two bursts at least: a busy machine only ever
+    makes it look slower.
 
     How long the two processes waited for a processor meanwhile is none of the link's time.
     """
-    best, until = 0.0, time.monotonic() + _LOOK_S
-    while best < _FAST and time.monotonic() < until:
+    best, bursts, until = 0.0, 0, time.monotonic() + _LOOK_S
+    while best < _FAST and (bursts < 2 or time.monotonic() < until):
+        bursts += 1
         began, waited = time.monotonic(), _waited()
         arrived, theirs = await _burst(conn, _BURST)
         taken = time.monotonic() - began
@@ -212,14 +215,17 @@ async def _burst(conn: Conn, size: int) -> tuple[int, float]:
     for how long it waited for a processor."""
     conn.send("burst", bytes=size)
     conn.write(bytes(size))
-    arrived, waited, until = 0, 0.0, time.monotonic() + _STALL_S
-    while arrived < size and (left := until - time.monotonic()) > 0:
+    arrived, waited, left = 0, 0.0, _STALL_S
+    while arrived < size and left > 0:
+        began, message = time.monotonic(), None
         try:
-            message = await conn.receive(left)
+            message = await conn.receive(min(_PART_S, left))
         except WireError as error:
             if error.trouble != "silent":
                 raise
-            break
+        left -= min(_PART_S, time.monotonic() - began)  # standing still does not count
+        if message is None:
+            continue
         counted = message.get("bytes")
         if type(counted) is not int or not 0 <= counted <= size:
             raise WireError("foreign")

@@ -64,6 +64,11 @@ class Roll:
         """Whether nobody is missing."""
         return len(self.members) + 1 >= self._asked.nodes
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether nobody who has come is away for a moment or has a rival: both are settled in seconds."""
+        return not self.rivals and all(m.conn is not None for m in self.members.values())
+
     def missing(self) -> Iterator[int]:
         """The node ranks that have not come."""
         here = self.members.keys() | {self._asked.node_rank}

@@ -141,7 +141,7 @@ def test_a_signal_ends_the_waiting_at_once(tmp_path: Path, signum: signal.Signal
         # as a shell's `&` does
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509
     )  # fmt: skip
-    killer = threading.Timer(20, process.kill)
+    killer = threading.Timer(60, process.kill)
     killer.start()
     assert process.stderr is not None
     assert "waiting for b" in process.stderr.readline()

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.ci import do_without
+from tests.ports import free_port
 from train.preflight import links
 from train.preflight.links import Peer, neighbours, probe, serve
 from train.preflight.report import Link
@@ -66,9 +67,7 @@ def test_a_peer_of_another_launch_is_no_peer() -> None:
 
 
 def test_a_peer_that_refuses() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    made = asyncio.run(probe("a", "", [Peer("b", "127.0.0.1", port)], TOKEN))
+    made = asyncio.run(probe("a", "", [Peer("b", "127.0.0.1", free_port())], TOKEN))
     assert made == [Link("a", "b", "refused")]
 
 
@@ -177,7 +176,7 @@ def test_a_slow_peer_is_measured_as_slow_unless_it_waited_for_its_processor(busy
 
     (link,) = _probed(answer)
     assert link.trouble == ""
-    assert link.rate > 1e6 if busy else 1e5 < link.rate < 4.2e5
+    assert link.rate > 2e6 if busy else 1e5 < link.rate < 2e6
 
 
 def test_this_threads_wait_for_a_processor_is_counted() -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from train.preflight import ports
 from train.preflight.asked import Asked
 
 LISTEN = """
 import socket, sys
-server = socket.create_server((sys.argv[1], 0), family=int(sys.argv[2]))
+server = socket.create_server((sys.argv[1], int(sys.argv[3])), family=int(sys.argv[2]))
 print(server.getsockname()[1], flush=True)
 sys.stdin.read()
 """
@@ -37,7 +38,7 @@ def start() -> Iterator[Start]:
     ) -> tuple[int, subprocess.Popen[str]]:
         family = socket.AF_INET6 if ":" in at else socket.AF_INET
         process = subprocess.Popen(
-            [sys.executable, *(words or ("-c", LISTEN)), at, str(int(family))],
+            [sys.executable, *(words or ("-c", LISTEN)), at, str(int(family)), str(free_port())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd,
             env={**os.environ, **env},
         )  # fmt: skip
@@ -114,8 +115,7 @@ def test_who_has_only_a_connection_by_the_port_is_named_too(start: Start) -> Non
 
 
 def test_a_free_port_has_no_holder_and_one_out_of_sight_is_said_to_be(start: Start) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     assert ports.holder(port) is None
     finding = ports.listen_finding(asked(port), taken())
     assert finding.code == "PORT001"
