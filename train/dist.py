@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from train import master_port
 from train.errors import TrainError
 from train.verdict import Verdict
 
@@ -197,8 +198,19 @@ def join(
 def _store(place: Place, timeout: timedelta) -> Store:
     if not place.launched:
         return HashStore()
-    store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
-    return store
+    held = master_port.take()
+    if held is None:
+        store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
+        return store
+    return TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        place.world_size,
+        is_master=True,
+        timeout=timeout,
+        multi_tenant=True,
+        master_listen_fd=held,
+    )
 
 
 def _common_backend(store: Store, place: Place, mine: str, patience: timedelta) -> str:

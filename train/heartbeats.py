@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -159,7 +160,8 @@ def write(path: Path, value: Any) -> None:
 
     Without fsync: after a crash of the whole machine nobody asks how the rank stood before it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Two threads of a process may write it: at its end, who is late does not hold up the last word.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         temporary.write_text(json.dumps(value), "utf-8")
         os.replace(temporary, path)

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from train import leash
+from train import leash, master_port
 from train.config import RunConfig, parse
 from train.ending import exit_at_once
 from train.errors import EXIT_FAILED, ToldError, TrainError
@@ -23,7 +23,7 @@ from train.metrics import say
 from train.node import Node
 from train.replaced import Replacement
 from train.status import Status, read_status, write_status
-from train.verdict import Verdict
+from train.verdict import LINGER_S, Verdict
 
 # What a survivor sees of a peer's death, and of one that is there and does not come.
 _LOST_A_PEER = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused")
@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         # torchrun is to ignore it under Slurm, and has passed that on: it could not end this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    master_port.hold(os.environ)
     config = parse(argv)
     rank = int(os.environ.get("RANK", "0"))
     directory = Path(config.checkpoint_dir).absolute()
@@ -107,7 +108,7 @@ def _among_hosts(
         return 0
     except ToldError as error:
         heart.fail(error, waited=True)
-        verdict.harken()
+        verdict.harken(LINGER_S)  # who has told it in the exchange leaves word next
         return _put_down(directory, node, str(error), rank)
     except TrainError as error:
         heart.fail(error, waited=False)

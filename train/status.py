@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +103,8 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write `content` so that a reader sees the old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Two threads of a process may write it: who hears a verdict, and who meets a fault itself.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with open(temporary, "wb") as file:
             file.write(content)

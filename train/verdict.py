@@ -21,6 +21,8 @@ LOOK_S = 0.25
 LINGER_S = 5.0
 # How long a process that loses a peer waits for the peer's last word.
 HARKEN_S = 1.5
+# How long that may take to be written down: a busy disk, a file server.
+_WRITE_S = 60.0
 _REASON, _READ = "verdict/reason", "verdict/read"
 
 
@@ -37,6 +39,7 @@ class Verdict:
         self._world_size = 1
         self._use = threading.Lock()
         self._closed = threading.Event()
+        self._heard = threading.Event()
         self._deaf = threading.Event()
         self._deaf.set()
         # What is to be brought to its end before this process ends at another's word.
@@ -64,9 +67,11 @@ class Verdict:
         finally:
             self._use.release()
 
-    def harken(self) -> None:
+    def harken(self, patience_s: float = HARKEN_S) -> None:
         """After the loss of a peer: does not return if that one has left word."""
-        self._deaf.wait(HARKEN_S)
+        self._deaf.wait(patience_s)
+        if self._heard.is_set():  # who has heard it writes it down, and then ends this process
+            self._deaf.wait(_WRITE_S)
 
     def linger(self) -> None:
         """At the end of the process in which the store may live: let the others read it."""
@@ -86,6 +91,7 @@ class Verdict:
             while not self._closed.wait(LOOK_S):
                 reason = self._look()
                 if reason:
+                    self._heard.set()
                     self._on_heard(reason)
                     return
         except RuntimeError:
