@@ -230,6 +230,27 @@ def test_a_stop_file_is_made_once_and_never_in_place_of_the_users(
         assert os.listdir(place) == ["stop"]
 
 
+@pytest.mark.parametrize(
+    ("preempted", "fate"),
+    [("13:05:08", "ended"), ("13:05:07", "ended"), ("13:05:06", "over"), (None, "over")],
+)
+def test_a_preemption_of_this_start_is_told_from_scancel_and_from_an_earlier_start(
+    script: Callable[..., str], preempted: str | None, fate: str
+) -> None:
+    found = re.search(r"(?ms)^fate\(\) \{.*?^\}$", script())
+    assert found is not None
+    at = f"2026-11-22T{preempted}" if preempted else "None"
+    shown = (
+        "JobId=7 JobState=COMPLETING Reason=None Restarts=0\n"
+        "   StartTime=2026-11-22T13:05:07 EndTime=2026-11-22T13:06:00\n"
+        f"   PreemptEligibleTime=2026-11-22T13:05:07 PreemptTime={at}\n"
+    )
+    stub = 'job=7 restart=0 term_at=1 answer=$1\nscontrol() { printf %s "$answer"; }'
+    words = f"{found[0]}\n{stub}\nfate"
+    done = subprocess.run(["bash", "-euc", words, "-", shown], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{fate}\n", "")
+
+
 def test_checkpoints_that_were_set_aside_are_none(
     script: Callable[..., str], tmp_path: Path
 ) -> None:
