@@ -23,7 +23,7 @@ TEST_ID = "DDPGEN_TEST_ID"
 # gets its own signal only then.
 GRACE_S = 10.0
 # How long execve may leave a process without arguments and environment.
-EXEC_S = 0.1
+EXEC_S = 1.0
 
 # CI asks every time the same; at a desk hypothesis goes on looking for new cases.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)

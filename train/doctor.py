@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from train import heartbeats, processes, sight, ways
-from train.diagnosis import GOES_ON, LATE, TO_COME, WAITS, Diagnosis, Patient, duration, ranks
+from train.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, Patient, duration, ranks
 from train.heartbeats import plain
 from train.layout import MARKER, step_directory, steps_on_disk
 from train.sight import Launch, Preflight
@@ -121,7 +120,7 @@ def _not_one_of_ours(directory: Path) -> str:
 
 def look(directory: Path) -> Page:
     """Find out everything. Takes some seconds where a heartbeat is late or the network is asked."""
-    found = _diagnose(directory)
+    found = sight.settled(directory, NEWS_S)
     places = _places(directory)
     statuses = dict(_statuses(places))
     beats = [p.beat for p in found.patients if p.beat is not None]
@@ -149,17 +148,6 @@ def look(directory: Path) -> Page:
         others, own.head if own else "", own.nic if own else "", own.address if own else ""
     )
     return replace(page, network=network)
-
-
-def _diagnose(directory: Path) -> Diagnosis:
-    """As soon as no heartbeat is late, as most are that come by way of another host."""
-    deadline = time.monotonic() + NEWS_S
-    while True:
-        found = sight.diagnose(directory)
-        late = any(p.condition == LATE for p in found.patients)
-        if found.wrong or not late or time.monotonic() >= deadline:
-            return found
-        time.sleep(0.3)  # what is waited for comes in a file
 
 
 def _newest_checkpoint(directory: Path) -> int | None:

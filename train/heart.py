@@ -22,7 +22,7 @@ from train import heartbeats, processes, ways
 from train.diagnosis import ENDED
 from train.heartbeats import Beat
 from train.mail import Mail
-from train.sight import addresses, diagnose
+from train.sight import addresses, diagnose, settled
 from train.stacks import TRAINING, Stand, Watch, innermost_user_line
 
 if TYPE_CHECKING:
@@ -217,7 +217,9 @@ class Heart:
     def _diagnose(self, patience_s: float) -> list[str]:
         if self._mail is not None:
             self._mail.fresh(patience_s)
-        found = diagnose(self._directory, self._mail.heard() if self._mail is not None else None)
+            found = diagnose(self._directory, self._mail.heard())
+        else:
+            found = settled(self._directory, patience_s)
         blamed = set(found.blamed)
         ends = {p.condition for p in found.patients if p.rank in blamed}
         if patience_s == 0.0 and ends <= {ENDED}:

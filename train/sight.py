@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from train import heartbeats, lock, processes
-from train.diagnosis import Diagnosis, examine
+from train.diagnosis import LATE, Diagnosis, examine
 from train.heartbeats import Heard, Hearing
 from train.scheduler import Scheduled
 from train.status import read_file
@@ -46,6 +46,18 @@ def diagnose(directory: Path, hearing: Hearing | None = None) -> Diagnosis:
     }
     late = 2 * hearing.every if hearing is not None else 0.0
     return examine(heard, states, _is_deaf(hearing, heard), late, homes(directory))
+
+
+def settled(directory: Path, patience_s: float, hearing: Hearing | None = None) -> Diagnosis:
+    """The same, once something is wrong or no heartbeat is late, as most are that come by way of another
+    host or a busy disk; or after so many seconds."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        found = diagnose(directory, hearing)
+        late = any(p.condition == LATE for p in found.patients)
+        if found.wrong or not late or time.monotonic() >= deadline:
+            return found
+        time.sleep(0.3)  # what is waited for comes in a file
 
 
 def _is_deaf(hearing: Hearing | None, heard: Sequence[Heard]) -> bool:

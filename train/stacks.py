@@ -62,8 +62,9 @@ _WAITS = {
 # A thread that computes uses its processor; one that waits in gloo does not.
 _IDLE = 0.05
 
-Frame = tuple[str, int, str]  # file, line, function
-_SAYS = attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name")
+# File, line, function, and its first line: a jump, the end of a loop say, may be of no line at all.
+Frame = tuple[str, int | None, str, int]
+_SAYS = attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name", "f_code.co_firstlineno")
 # By [], which gives functions of our own: what others set of theirs is not ours.
 _own_state, _frame_of = (
     ctypes.pythonapi[name] for name in ("PyThreadState_Get", "PyThreadState_GetFrame")
@@ -128,10 +129,10 @@ class Watch:
 
     def _lines(self, frames: Sequence[Frame]) -> Iterator[tuple[str, str, tuple[str, str]]]:
         """(kind, "file:line in function", (module, function)) of each frame, innermost first."""
-        for path, number, function in frames:
+        for path, number, function, first in frames:
             kind, name = self._file(path)
             module = os.path.splitext(os.path.basename(path))[0]
-            text = f"{name}:{number} in {function}"
+            text = f"{name}:{first if number is None else number} in {function}"
             yield kind, text, (module if kind == _OURS else f"{kind} {module}", function)
 
     def _file(self, path: str) -> tuple[str, str]:

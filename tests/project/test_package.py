@@ -54,7 +54,8 @@ def empty_environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> 
     prefix = tmp_path_factory.mktemp("empty") / "venv"
     venv.create(prefix, with_pip=True)
     pip = [prefix / "bin/python", "-m", "pip", "--disable-pip-version-check"]
-    run(*pip, "install", "--quiet", wheel, cwd=prefix, timeout=300)
+    patient = ["--retries=15", "--timeout=30"]  # an index may stumble
+    run(*pip, "install", "--quiet", *patient, wheel, cwd=prefix, timeout=300)
     run(*pip, "check", cwd=prefix)
     return prefix
 

@@ -46,10 +46,14 @@ def start(checkout: Path) -> subprocess.Popen[str]:
     )
 
 
+# An index may stumble more often than pip forgives by itself.
+PATIENT = {"PIP_RETRIES": "15", "PIP_TIMEOUT": "30"}
+
+
 def clean_environment() -> dict[str, str]:
     """Without what the outer make passes down, and with settings of a user that must not matter."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    return kept | {"PIP_USER": "1", "PYTHONPATH": "/nonexistent", "MAKEFLAGS": ""}
+    return kept | PATIENT | {"PIP_USER": "1", "PYTHONPATH": "/nonexistent", "MAKEFLAGS": ""}
 
 
 def set_up(checkout: Path) -> str:

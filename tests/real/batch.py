@@ -151,7 +151,7 @@ class Batch:
         ]
         found = [each for node in nodes for each in node.processes()]
         own = [each for each in found if mark in environment(each.pid)]
-        return [f"{each.host} {each.command}" for each in processes.outlasting(own, 5)]
+        return [f"{each.host} {each.command}" for each in processes.outlasting(own, 30)]
 
 
 def assert_done_with_the_bits_of_one_machine(

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.real import jobs
@@ -86,16 +86,25 @@ class Host(jobs.Job):
 
 def until_step(hosts: Sequence[Host], step: int) -> None:
     """Read on until one of the hosts, that of rank 0, has said that `step` steps are complete."""
+    _until(hosts, r"step +(\d+)/", lambda found: int(found[1]) >= step)
+
+
+def until_met(hosts: Sequence[Host]) -> None:
+    """Read on until all of these have met: an elastic run's first host may begin without the others."""
+    _until(hosts, rf".*\b{len(hosts)} processes on {len(hosts)} hosts", lambda found: True)
+
+
+def _until(hosts: Sequence[Host], pattern: str, is_it: Callable[[re.Match[str]], bool]) -> None:
     deadline = time.monotonic() + jobs.PATIENCE_S
     for host in itertools.cycle(hosts):
         with contextlib.suppress(queue.Empty):
             line = host._coming.get(timeout=0.02)
-            assert line is not None, f"ended before step {step}:\n{host.output}"
+            assert line is not None, f"ended before {pattern}:\n{host.output}"
             host.lines.append(line)
-            found = re.match(r"step +(\d+)/", line)
-            if found and int(found[1]) >= step:
+            found = re.match(pattern, line)
+            if found and is_it(found):
                 return
-        assert time.monotonic() < deadline, f"no step {step} in {jobs.PATIENCE_S} s"
+        assert time.monotonic() < deadline, f"no {pattern} in {jobs.PATIENCE_S} s"
 
 
 def c10d(port: int, procs: int, nodes: str, *, head: bool, restarts: int = 0) -> list[str]:

@@ -97,7 +97,7 @@ class SkyJob:
             [*DDPGEN, command, "job.yaml", *words],
             env={**self.sky.environment, "PYTHONPATH": str(jobs.ROOT)},
             cwd=self.at,
-            timeout=jobs.PATIENCE_S,
+            timeout=WITHIN_S,
         )
         assert done.returncode == 0, f"ddpgen {command}:\n{done.stdout}\n{done.stderr}"
         return done.stdout

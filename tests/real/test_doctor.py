@@ -92,7 +92,7 @@ def test_a_healthy_run_has_nothing_odd_and_leaves_no_heartbeat(tmp_path: Path) -
     job = started(tmp_path, {}, "60s")
     job.until_step(100)
     well = r"^All ranks beat and go on, at step \d+\.$"
-    said = wait_for(tmp_path / "ckpt", well, within=10, code=0)
+    said = wait_for(tmp_path / "ckpt", well, within=60, code=0)
     assert len(re.findall(r"goes on", said)) == 3
     page = json.loads(doctor(tmp_path / "ckpt", "--json").stdout)
     assert [each["beat"]["pid"] for each in page["ranks"]] == job.workers()
@@ -112,7 +112,7 @@ def test_a_stopped_worker_is_named_from_outside_and_by_the_job_before_it_ends(
     pid = job.workers()[1]
     os.kill(pid, signal.SIGSTOP)
     try:
-        said = wait_for(tmp_path / "ckpt", r"Rank 1 on \S+ \(process \d+\) is stopped", within=10)
+        said = wait_for(tmp_path / "ckpt", r"Rank 1 on \S+ \(process \d+\) is stopped", within=60)
         assert f"kill -CONT {pid}" in said
         assert re.search(rf"^1 .* {pid} \(T\) +stopped ", said, re.MULTILINE)
         named = job.until(
@@ -132,12 +132,12 @@ def test_a_stopped_worker_is_named_from_outside_and_by_the_job_before_it_ends(
 def test_a_worker_stuck_in_the_users_code_is_named_with_its_line(tmp_path: Path) -> None:
     line = next(n for n, text in enumerate(STUCK.splitlines(), 1) if "HERE" in text)
     train = {"workload": "mine.py:build", "args": {}, "micro_batch_size": 1, "global_batch_size": 3}
-    job = started(tmp_path, train, "16s", code={"mine.py": STUCK})
+    job = started(tmp_path, train, "26s", code={"mine.py": STUCK})
     job.until_step(30)
     stands = rf"Rank 1 on \S+ stands at step 40, forward, mine\.py:{line} in settle for \d+ s"
     # Both in one page: rank 1 may stand there before the others have come to wait for it.
     both = rf"(?s)\A(?=.*{stands})(?=.*^Ranks 0, 2 wait in step 40, )"
-    said = wait_for(tmp_path / "ckpt", both, within=25)
+    said = wait_for(tmp_path / "ckpt", both, within=60)
     assert f"  mine.py:{line} in settle" in said
     job.until(rf"rank [02]: rank 1 on \S+ stands at step 40, forward, mine\.py:{line} in settle")
     job.until(r"rank [02]: ranks 0, 2 waited in step 40")
@@ -179,10 +179,10 @@ def test_a_frozen_host_is_named_on_the_other_and_by_the_job(tmp_path: Path) -> N
     with Rig([Host("a"), Host("b")]) as rig:
         driver = fleet.Driver(rig, bundle)
         driver.until_step(30)
-        said = ask(rig, "All ranks beat and go on", within=15)
+        said = ask(rig, "All ranks beat and go on", within=60)
         assert said.returncode == 0, said.stdout
         rig["b"].freeze()
-        said = ask(rig, r"Ranks 2-3 on b have not been heard of for \d+ s", within=15)
+        said = ask(rig, r"Ranks 2-3 on b have not been heard of for \d+ s", within=60)
         assert said.returncode == 1
         assert re.search(r"; rank 3 last stood at step \d+, [a-z ]+, \S+:\d+ in ", said.stdout)
         assert re.search(r"^  ok +b \(192\.168\.7\.\d\) answers", said.stdout, re.MULTILINE)

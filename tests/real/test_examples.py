@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from sklearn.datasets import load_digits
 
 from tests.real import jobs
@@ -89,13 +90,14 @@ def test_mnist_fetches_its_data_and_learns_digits(tmp_path: Path) -> None:
 def test_an_own_loop_is_stopped_goes_on_and_ends(tmp_path: Path) -> None:
     bundle = rendered("own_loop", tmp_path)
     # More than the example's 400, most of which are over before the stop arrives.
-    first = jobs.Job(bundle, "--steps=2000", env=with_this_python())
+    first = jobs.Job(bundle, "--steps=1000000", env=with_this_python())
     first.until(r"step")
     first.process.send_signal(signal.SIGINT)
     assert first.end() == 75, first.output
     (directory,) = (tmp_path / "checkpoints").iterdir()
     assert (directory / "status").read_text().startswith("stopped ")
-    again = jobs.run(bundle, "--steps=2000", env=with_this_python())
+    stopped_at = torch.load(directory / "checkpoint.pt", weights_only=True)["step"]
+    again = jobs.run(bundle, f"--steps={stopped_at + 100}", env=with_this_python())
     assert again.process.returncode == 0, again.output
     assert (directory / "status").read_text().startswith("done ")
 

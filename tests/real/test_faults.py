@@ -42,8 +42,8 @@ def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("half")
     job = jobs.Job(rendered(place), env=SLOW)
     job.until_step(13)
-    for pid in job.workers():
-        os.kill(pid, signal.SIGKILL)
+    job.until_committed(place / "ckpt")  # it is written while the training goes on
+    processes.send(job.workers(), signal.SIGKILL)
     job.until("resuming at step")
     job.until_step(14)
     (place / "ckpt" / "stop").touch()

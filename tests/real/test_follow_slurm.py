@@ -101,7 +101,7 @@ class Desk:
             env=os.environ | {"PYTHONPATH": str(jobs.ROOT), "DDPGEN_SSH": ssh},
         )  # fmt: skip
 
-    def until(self, command: str, pattern: str, timeout: float = 60) -> Said:
+    def until(self, command: str, pattern: str, timeout: float = jobs.PATIENCE_S) -> Said:
         deadline = time.monotonic() + timeout
         while True:
             said = self.types(command)

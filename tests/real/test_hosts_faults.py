@@ -140,9 +140,13 @@ def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(tmp_path: Path)
         rig["node3"].power_off()
         driver.until("processes on 2 hosts")
         driver.until("resuming at step")
+        for stays in ("node1", "node2"):
+            rig[stays].delay(5)  # all would be over before node3 may claim its directory again
         rig["node3"].boot()
         driver.until("node3 is back")
         driver.until("processes on 3 hosts")
+        for stays in ("node1", "node2"):
+            rig[stays].delay(0)
         fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
 
 
@@ -164,7 +168,7 @@ def test_an_elastic_job_whose_head_is_lost_goes_on_with_another_head(
     jobs.assert_same_bits(
         jobs.final_tensors(fleet.fetched(rig, bundles[0])), fleet.local_tensors(bundles[1])
     )
-    assert rig.strays(within=5) == []
+    assert rig.strays(within=30) == []
 
 
 def test_a_disk_without_room_is_named_before_anything_starts(rig: Rig, tmp_path: Path) -> None:
@@ -183,7 +187,7 @@ def test_a_disk_that_fills_up_while_training_fails_by_name(rig: Rig, tmp_path: P
         NAMES,
         {"steps": 400},
         name="filling",
-        checkpoint={"dir": "/data/ckpt", "every": "10 steps"},
+        checkpoint={"dir": "/data/ckpt", "every": "10 steps", "keep": 100},
         tier={"rendezvous": {"launcher": "torchrun-static"}},
         restarts=0,
     )
@@ -203,7 +207,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_nothing_starts(
     assert driver.end() == 69, driver.output
     assert "nothing was started" in driver.output
     assert [line for line in driver.lines if line.startswith("ddpgen: tower: ")]
-    assert rig.strays(within=5) == []
+    assert rig.strays(within=30) == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Most have a checkpoint directory each here, as where no file system is shared.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import torch
 
 from tests.ports import free_port
 from tests.real import jobs
-from tests.real.nodes import TRAIN, Host, c10d, spawn, static, until_step
+from tests.real.nodes import TRAIN, Host, c10d, spawn, static, until_met, until_step
 from train.lock import claim, read_lock
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
@@ -75,10 +76,11 @@ def test_three_processes_on_a_fast_and_a_slow_host_give_the_bits_of_one(
     tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
 ) -> None:
     port = free_port()
-    fast = Host(
-        "fast", tmp_path / "a", c10d(port, 2, "2", head=True), ["--world-size=3", "--weight=3/2"]
-    )
-    slow = Host("slow", tmp_path / "b", c10d(port, 1, "2", head=False), ["--world-size=3"])
+    # The port that torchrun chooses for its workers may be another's by the time they listen there.
+    launch = functools.partial(c10d, port, nodes="2", restarts=3)
+    weight = ["--world-size=3", "--weight=3/2"]
+    fast = Host("fast", tmp_path / "a", launch(procs=2, head=True), weight)
+    slow = Host("slow", tmp_path / "b", launch(procs=1, head=False), ["--world-size=3"])
     with hosts(fast, slow):
         assert (fast.end(), slow.end()) == (0, 0), fast.output + slow.output
     assert (fast.status, slow.status) == ("done 12", "done 12")
@@ -141,7 +143,8 @@ def test_a_fault_of_one_host_is_told_by_both_whoever_has_it(
         assert [host.end() for host in pair] == [0, 0], "\n".join(h.output for h in pair)
     for host in pair:
         assert host.status.startswith(f"failed 0 {culprit}: {reason}"), host.output
-        assert "Traceback" not in host.output
+        # What torchrun's agent says where the other one, with the store, ended a moment before it.
+        assert "Traceback" not in host.output.partition("Error waiting on exit barrier")[0]
 
 
 def test_without_torchrun_the_bits_are_the_same(
@@ -197,6 +200,7 @@ def test_a_host_dies_and_comes_back_and_the_bits_are_those_of_one_process(
 
     stays, goes = start("stays", head=True), start("goes", head=False)
     with hosts(stays, goes):
+        until_met((stays, goes))
         until_step((stays, goes), 30)
         goes.power_off()
         goes.end()
@@ -224,6 +228,7 @@ def test_a_host_that_is_told_to_go_parts_from_the_others_at_a_step_they_agree_on
     ]
     stays, goes = pair
     with hosts(*pair):
+        until_met(pair)
         until_step(pair, 20)
         goes.process.terminate()
         goes.end()

@@ -96,6 +96,7 @@ def test_uneven_shares_and_worker_processes_for_the_data_change_nothing(tmp_path
     jobs.assert_same_bits(got, expected)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("reduction", ["tree", "allreduce"])
 def test_a_run_that_was_stopped_and_resumed_equals_the_undisturbed_one(
     tmp_path: Path, reduction: str
@@ -104,7 +105,7 @@ def test_a_run_that_was_stopped_and_resumed_equals_the_undisturbed_one(
     whole = trained(tmp_path / "whole", train, 3, jobs.SLOW)
     bundle = jobs.render(tmp_path / "halves", jobs.spec(train, procs_per_node=3), jobs.SLOW)
     directory = tmp_path / "halves" / "checkpoints" / "job"
-    first = jobs.Job(bundle, env={"SLOW": "0.03"})  # the stop file is looked for 4 times a second
+    first = jobs.Job(bundle, env={"SLOW": "0.15"})  # far from its end when the stop arrives
     first.until_step(7)
     (directory / "stop").touch()
     assert first.end() == 75, first.output

@@ -16,7 +16,7 @@ from tests.real.conftest import NewSky
 from tests.real.rig.sky import Sky, plain
 from tests.real.skyjob import EVERY, STEPS, WITHIN_S, SkyJob
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 PAUSE_S = 0.5
 # The optimizer is two mebibytes then, the weights one: on a slow wire there are seconds between the two.
 BIG = 12_000
@@ -85,7 +85,7 @@ def test_a_job_comes_back_from_all_that_takes_its_machines_and_stays_away_after_
     job.hurry()
     job.write(skyjob.spec("spot", PAUSE_S, mode="mount", hidden=BIG))
     job.types("render", "--target", "sky", "-o", "bundle")
-    done = sky.launch("sky.yaml", cwd=f"{job.at}/bundle", cluster="try", timeout=WITHIN_S)
+    done = sky.launch("sky.yaml", cwd=f"{job.at}/bundle", cluster="try", timeout=2 * WITHIN_S)
     said = plain(done.stdout)
     assert done.returncode == 0, said + done.stderr
     assert "4 processes on 2 hosts" in said

@@ -12,13 +12,13 @@ from tests.real.batch import Batch, assert_done_with_the_bits_of_one_machine
 from tests.real.conftest import NewSlurm
 from tests.real.rig.slurm import Slurm
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 PAUSE = 0.05
 
 
 @pytest.fixture(scope="module")
 def cluster(new_slurm: NewSlurm) -> Slurm:
-    return new_slurm(nodes=3, KillWait=12)
+    return new_slurm(nodes=3, KillWait=20)
 
 
 @pytest.fixture(scope="module")
@@ -127,5 +127,5 @@ def test_a_node_that_slurm_does_not_miss_yet_is_missed() -> None:
         job = Batch(patient, wanted)
         job.until_step(6)
         patient.node(job.nodes[1]).power_off()
-        patient.wait_log(job.id, "a node does not answer any more; back into the queue", 120)
+        patient.wait_log(job.id, "a node does not answer any more; back into the queue", 220)
         patient.when(job.id, lambda shown: shown["Restarts"] == "1")

@@ -45,7 +45,7 @@ def test_every_shape_gives_the_bits_of_one_machine(cluster: Slurm, alone: Path) 
         assert f"{nodes * procs} processes" in each.log
         assert jobs.rows(each.directory)[-1]["step"] == batch.STEPS
         jobs.assert_same_bits(jobs.final_tensors(each.directory), jobs.final_tensors(alone))
-    assert cluster.rig.strays(within=5) == []
+    assert cluster.rig.strays(within=30) == []
 
 
 def test_twenty_jobs_at_once_on_one_node_have_twenty_ports(cluster: Slurm) -> None:

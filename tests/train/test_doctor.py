@@ -340,7 +340,7 @@ def test_only_ranks_with_young_heartbeats_are_said_to_go_on(
         now = {"monotonic": time.monotonic(), "time": time.time()}
         heartbeats.write(file, {**said, **now})
 
-    monkeypatch.setattr("train.doctor.time.sleep", comes)
+    monkeypatch.setattr("train.sight.time.sleep", comes)
     assert "All ranks beat and go on, at step 121." in run(tmp_path, capsys)[1]
 
 

@@ -49,7 +49,8 @@ def frames_of(source: str, path: str, call: str = "f") -> list[stacks.Frame]:
     def take() -> None:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+            code = frame.f_code
+            found.append((code.co_filename, frame.f_lineno, code.co_name, code.co_firstlineno))
             frame = frame.f_back
 
     space: dict[str, Any] = {"take": take}
@@ -257,6 +258,10 @@ def test_the_users_line_is_shown_and_not_what_it_calls() -> None:
     assert stand.where == "/home/me/mine.py:3 in <lambda>"
     names = stacks._kind("/home/me/mine.py"), stacks._kind(json.__file__)
     assert names == ("user", "library")
+
+
+def test_a_jump_of_no_line_is_shown_by_its_functions_first() -> None:
+    assert Watch().read([("/home/me/mine.py", None, "f", 4)]).where == "/home/me/mine.py:4 in f"
 
 
 def test_a_backward_of_the_users_in_a_thread_of_torchs_is_found() -> None:

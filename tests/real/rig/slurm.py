@@ -70,6 +70,7 @@ LOGIN = "ctl"
 NICS = ("enp1s0", "eth7", "ens5f0np0", "eno1")
 CPUS, GPUS = 32, 4
 AGAIN_S = 0.1
+ANSWER_S = 30.0
 READY_S = 60.0
 # Debian's names for what brings them.
 PACKAGES = {
@@ -201,7 +202,15 @@ class Slurm(Upkeep):
         return done.stdout.split(";")[0].strip()
 
     def show(self, job: str) -> dict[str, str]:
-        done = self.run(["scontrol", "show", "job", "-o", job])
+        deadline = time.monotonic() + ANSWER_S
+        while True:
+            done = self.run(["scontrol", "show", "job", "-o", job])
+            # A busy controller may leave a question without an answer.
+            if not done.returncode or "Invalid job id" in done.stderr:
+                break
+            if time.monotonic() > deadline:
+                raise SlurmError(f"of job {job} Slurm says nothing: {done.stderr}")
+            time.sleep(AGAIN_S)
         # Of an array the first; a value may hold spaces.
         pairs = (word.partition("=") for word in WORD.split(done.stdout.partition("\n")[0].strip()))
         return {name: value for name, _, value in pairs if name}
@@ -351,7 +360,7 @@ def controller(*, accounting: bool) -> list[tuple[str, ...]]:
         started += [
             (*program("database"), "/var/lib/slurm/database"),
             ("slurmdbd",),
-            ("timeout", "30", "sh", "-c", WAIT_FOR_ACCOUNTING),
+            ("timeout", "50", "sh", "-c", WAIT_FOR_ACCOUNTING),
         ]
     return [*started, ("slurmctld",)]
 

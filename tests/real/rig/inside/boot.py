@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 SSHD_PID = "/run/sshd.pid"
-SSHD_PATIENCE_S = CABLE_PATIENCE_S = 20.0
+SSHD_PATIENCE_S = CABLE_PATIENCE_S = 60.0
 # What a machine's /dev has for everybody; an accelerator's devices come with it where there are any.
 DEVICES = (
     "null",

@@ -29,8 +29,9 @@ def constants(module: Any) -> None:
     """The nodes share the directory that SkyPilot makes ~ there; on a cloud each machine has its own."""
     module.RCLONE_MOUNT_CACHED_LOG_DIR = "/tmp/rclone_log"
     module.RCLONE_CACHE_DIR = "/tmp/rclone_cache"
-    # How often a job that is done looks whether all is uploaded.
-    module.RCLONE_CACHE_REFRESH_INTERVAL = 2
+    # How often a job that is done looks whether all is uploaded. The first machine that is through ends
+    # all others, as Slurm's srun has it: the head's last checkpoint is to be up by then.
+    module.RCLONE_CACHE_REFRESH_INTERVAL = 5
 
 
 def mounting(module: Any) -> None:
