@@ -120,6 +120,7 @@ SCRIPT_OWNS = frozenset(
         "decided_by",
         "draft",
         "driven",
+        "ended",
         "environment",
         "fated",
         "first_rank",
