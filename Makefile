@@ -32,8 +32,8 @@ sky: ## SkyPilot, in an environment of its own (.venv-sky); without it the tests
 	@tools/venv.sh sky
 
 test: lint types ## everything: format, lint, types, the whole test suite
-	@# Five at a time: most of the time is waiting for a fault to be noticed.
-	python -m pytest -n 5 --dist worksteal $(ARGS)
+	@# Four at a time: most of the time is waiting for a fault to be noticed.
+	python -m pytest -n 4 --dist worksteal $(ARGS)
 
 lint: venv ## formatting and lint, as CI judges them
 	ruff format --check .

@@ -198,19 +198,22 @@ def join(
 def _store(place: Place, timeout: timedelta) -> Store:
     if not place.launched:
         return HashStore()
-    held = master_port.take()
-    if held is None:
-        store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
-        return store
-    return TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        place.world_size,
-        is_master=True,
-        timeout=timeout,
-        multi_tenant=True,
-        master_listen_fd=held,
-    )
+    if (held := master_port.take()) is not None:
+        try:
+            return TCPStore(
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                place.world_size,
+                is_master=True,
+                timeout=timeout,
+                multi_tenant=True,
+                master_listen_fd=held,
+                use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+            )
+        except NotImplementedError:  # torch before 2.8: this store of its takes no socket over
+            os.close(held)
+    store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
+    return store
 
 
 def _common_backend(store: Store, place: Place, mine: str, patience: timedelta) -> str:

@@ -181,6 +181,9 @@ class Heart:
             self._speak_in_time()
             self._nudged.wait(self._every)
             self._nudged.clear()
+        if self.beat.ended:  # an older beat, late on its way, may have taken the last word's place
+            self._filed_at = 0.0
+            self._publish()
 
     def _look(self) -> None:
         step = self._steps.step if self._steps is not None else -1

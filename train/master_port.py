@@ -14,7 +14,7 @@ _held: list[socket.socket] = []
 
 
 def hold(env: Mapping[str, str]) -> None:
-    """Listen at MASTER_PORT, where this is rank 0 of workers whose port torchrun has just chosen.
+    """Have MASTER_PORT, where this is rank 0 of workers whose port torchrun has just chosen.
 
     Where the agent keeps a store there itself, or the port is the job's own (to which a host may come that
     asks who listens), there is nothing to hold. A port that is taken by now is for torch to tell.
@@ -23,19 +23,20 @@ def hold(env: Mapping[str, str]) -> None:
         return
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
+    both = socket.has_dualstack_ipv6()
+    made = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
+    # Bound, and not listening: who comes before torch does is refused, and tries again until its time is
+    # up. Let in, it would wait for torch's first word without an end.
     try:
-        port = int(env["MASTER_PORT"])
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        # All the others may be there before torch accepts the first.
-        made = socket.create_server(
-            ("", port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=both
-        )
+        if both:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind(("", int(env["MASTER_PORT"])))
     except (KeyError, ValueError, OSError, OverflowError):
+        made.close()
         return
     _held.append(made)
 
 
 def take() -> int | None:
-    """The descriptor of the listening socket, which is the caller's from now on; None without one."""
+    """The descriptor of the bound socket, which is the caller's from now on; None without one."""
     return _held.pop().detach() if _held else None

@@ -49,13 +49,14 @@ def diagnose(directory: Path, hearing: Hearing | None = None) -> Diagnosis:
 
 
 def settled(directory: Path, patience_s: float, hearing: Hearing | None = None) -> Diagnosis:
-    """The same, once something is wrong or no heartbeat is late, as most are that come by way of another
+    """The same, once it is certain what is wrong or no heartbeat is late, as most are that come by way of another
     host or a busy disk; or after so many seconds."""
     deadline = time.monotonic() + patience_s
     while True:
         found = diagnose(directory, hearing)
-        late = any(p.condition == LATE for p in found.patients)
-        if found.wrong or not late or time.monotonic() >= deadline:
+        late = {p.rank for p in found.patients if p.condition == LATE}
+        certain = found.wrong and not late.intersection(found.blamed)
+        if certain or not late or time.monotonic() >= deadline:
             return found
         time.sleep(0.3)  # what is waited for comes in a file
 

@@ -226,6 +226,7 @@ def innermost_user_line(trace: object) -> str:
     watch, found = Watch(), ""
     while trace is not None:
         frame, line = trace.tb_frame, trace.tb_lineno  # type: ignore[attr-defined]
+        line = frame.f_code.co_firstlineno if line is None else line
         kind, name = watch._file(frame.f_code.co_filename)
         text = f"{name}:{line} in {frame.f_code.co_name}"
         if kind == _USER or (kind == _OURS and not found):

@@ -251,6 +251,41 @@ def test_a_preemption_of_this_start_is_told_from_scancel_and_from_an_earlier_sta
     assert (done.stdout, done.stderr) == (f"{fate}\n", "")
 
 
+@pytest.mark.parametrize(
+    ("shown", "patience"),
+    [
+        ("KillWait = 30 sec", "22"),
+        ("KillWait = 17 sec", "9"),
+        ("KillWait = 12 sec", "6"),
+        ("", "22"),
+    ],
+)
+def test_there_is_time_for_the_last_act_before_slurm_kills(
+    script: Callable[..., str], shown: str, patience: str
+) -> None:
+    found = re.search(r"(?ms)^patience\(\) \{.*?^\}$", script())
+    assert found is not None
+    words = f'answer=$1\nscontrol() {{ echo "$answer"; }}\n{found[0]}\npatience'
+    done = subprocess.run(["bash", "-euc", words, "-", shown], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{patience}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("ended", "comes", "says"),
+    [("69", "", "gone 69"), ("69 143", "", "gone 69"), ("69 143", "TERM", "back 69"),
+     ("69 1", "TERM", "gone 69"), ("130", "TERM", "back 130")],
+)  # fmt: skip
+def test_what_a_signal_has_ended_is_no_fault_though_the_scripts_own_is_a_moment_behind(
+    script: Callable[..., str], ended: str, comes: str, says: str
+) -> None:
+    found = re.search(r"(?ms)^cannot\(\) \{.*?^\}$", script())
+    assert found is not None
+    stubs = f"asked=\nsleep() {{ asked={comes}; }}\ncome_back() {{ echo back $2; exit; }}\n"
+    words = f"{stubs}good_bye() {{ echo gone $1; exit; }}\n{found[0]}\ncannot {ended}"
+    done = subprocess.run(["bash", "-euc", words], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{says}\n", "")
+
+
 def test_checkpoints_that_were_set_aside_are_none(
     script: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -104,8 +104,10 @@ not_begun() {
   exit 75
 }
 
-cut_short() { # A signal to all of the group may end a command that is just being started: it is a stop.
-  [ "$stop_requests" -eq 0 ] || not_begun
+cut_short() { # CODE. A signal to all of the group may end a command that is just being started: it is a stop
+  # Who signals one process after the other may not have come to this one yet.
+  [ "$1" -lt 128 ] || [ "$stop_requests" -gt 0 ] || sleep 1 || true
+  [ "$1" -lt 128 ] || [ "$stop_requests" -eq 0 ] || not_begun
   exit "$1"
 }
 

@@ -5,7 +5,6 @@ Most have a checkpoint directory each here, as where no file system is shared.
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -76,11 +75,10 @@ def test_three_processes_on_a_fast_and_a_slow_host_give_the_bits_of_one(
     tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
 ) -> None:
     port = free_port()
-    # The port that torchrun chooses for its workers may be another's by the time they listen there.
-    launch = functools.partial(c10d, port, nodes="2", restarts=3)
-    weight = ["--world-size=3", "--weight=3/2"]
-    fast = Host("fast", tmp_path / "a", launch(procs=2, head=True), weight)
-    slow = Host("slow", tmp_path / "b", launch(procs=1, head=False), ["--world-size=3"])
+    fast = Host(
+        "fast", tmp_path / "a", c10d(port, 2, "2", head=True), ["--world-size=3", "--weight=3/2"]
+    )
+    slow = Host("slow", tmp_path / "b", c10d(port, 1, "2", head=False), ["--world-size=3"])
     with hosts(fast, slow):
         assert (fast.end(), slow.end()) == (0, 0), fast.output + slow.output
     assert (fast.status, slow.status) == ("done 12", "done 12")
@@ -143,8 +141,9 @@ def test_a_fault_of_one_host_is_told_by_both_whoever_has_it(
         assert [host.end() for host in pair] == [0, 0], "\n".join(h.output for h in pair)
     for host in pair:
         assert host.status.startswith(f"failed 0 {culprit}: {reason}"), host.output
-        # What torchrun's agent says where the other one, with the store, ended a moment before it.
-        assert "Traceback" not in host.output.partition("Error waiting on exit barrier")[0]
+        # torchrun's agent may say one, where the other one, with the store, ended a moment before it.
+        barrier = host.output.count("Error waiting on exit barrier")
+        assert host.output.count("Traceback") <= barrier, host.output
 
 
 def test_without_torchrun_the_bits_are_the_same(

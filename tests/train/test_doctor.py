@@ -303,6 +303,29 @@ def test_another_process_with_the_same_number_is_not_taken_for_the_rank(
     assert "is gone" in said
 
 
+def test_who_is_to_blame_and_only_late_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ends because it has lost another one looks while the other's beat may be on its way."""
+    living(tmp_path)
+    for rank, change in enumerate(({"ended": "RuntimeError: lost", "waited": True}, {})):
+        file = heartbeats.rank_file(tmp_path, rank)
+        late = {"monotonic": time.monotonic() - 30} if rank == 1 else {}
+        heartbeats.write(file, {**json.loads(file.read_text()), **change, **late})
+    assert sight.settled(tmp_path, 0.0).wrong
+    waited: list[float] = []
+
+    def comes(seconds: float) -> None:
+        waited.append(seconds)
+        file = heartbeats.rank_file(tmp_path, 1)
+        now = {"monotonic": time.monotonic(), "time": time.time()}
+        heartbeats.write(file, {**json.loads(file.read_text()), **now})
+
+    monkeypatch.setattr("train.sight.time.sleep", comes)
+    sight.settled(tmp_path, 20.0)
+    assert len(waited) == 1
+
+
 @pytest.mark.parametrize(
     ("word", "code", "says"),
     [

@@ -12,8 +12,10 @@ import pytest
 import torch.distributed as dist
 
 from tests.ports import free_port
-from train import master_port
+from train import master_port, run
 from train.dist import Place, _store
+
+ALONE = Place(0, 1, 0, 1, launched=True)
 
 
 @pytest.fixture
@@ -42,9 +44,9 @@ def is_free(port: str) -> bool:
 def test_it_is_nobody_elses_until_the_store_listens_there(env: dict[str, str]) -> None:
     master_port.hold(env)
     assert not is_free(env["MASTER_PORT"])
-    # Another rank may be there before torch is.
-    with socket.create_connection(("127.0.0.1", int(env["MASTER_PORT"])), timeout=10):
-        store = _store(Place(0, 1, 0, 1, True), timedelta(seconds=30))
+    with pytest.raises(ConnectionRefusedError):  # who is let in waits for torch without an end
+        socket.create_connection(("127.0.0.1", int(env["MASTER_PORT"])), timeout=10)
+    store = _store(ALONE, timedelta(seconds=30))
     other = dist.TCPStore(
         "127.0.0.1", int(env["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=30)
     )
@@ -75,4 +77,28 @@ def test_a_port_that_is_taken_by_now_is_for_torch_to_tell(env: dict[str, str]) -
         master_port.hold(env)
         assert master_port.take() is None
         with pytest.raises(RuntimeError, match=r"EADDRINUSE|address already in use"):
-            _store(Place(0, 1, 0, 1, True), timedelta(seconds=10))
+            _store(ALONE, timedelta(seconds=10))
+
+
+def test_a_torch_that_takes_no_socket_over_gets_the_port_back(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr("train.dist.TCPStore", refuse)
+    master_port.hold(env)
+    store = _store(ALONE, timedelta(seconds=30))
+    store.set("said", "heard")
+    assert store.get("said") == b"heard"
+
+
+def test_a_worker_has_it_before_anything_else(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(run, "parse", lambda _: seen.append(is_free(env["MASTER_PORT"])) or 1 / 0)
+    monkeypatch.setattr(run.leash, "die_with_parent", lambda _: None)
+    with pytest.raises(ZeroDivisionError):
+        run.main([])
+    assert seen == [False]

@@ -47,6 +47,27 @@ def test_all_others_hear_the_first_reason_with_the_host_it_came_from() -> None:
     verdicts[0].linger()
 
 
+def test_who_has_heard_a_reason_has_the_time_to_write_it_down() -> None:
+    heard, written = threading.Event(), threading.Event()
+
+    def write_down(_: str) -> None:
+        heard.set()
+        written.wait(30)
+
+    verdict = Verdict("a", 0, write_down)
+    store = stores(1)[0]
+    verdict.listen(store, 1)
+    store.set("verdict/reason", "1 b: no space")
+    assert heard.wait(10)
+    waiting = threading.Thread(target=verdict.harken, args=[0.05])
+    waiting.start()
+    waiting.join(1)
+    assert waiting.is_alive()  # the process does not end meanwhile
+    written.set()
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
 def test_after_a_good_end_nobody_listens_any_more() -> None:
     ear = Ear()
     first, second = Verdict("a", 0, ear), Verdict("b", 1, lambda reason: None)

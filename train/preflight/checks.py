@@ -28,8 +28,8 @@ from train.preflight.network import Network
 from train.preflight.report import Report
 
 LIMIT_S = directory.WATCH_S + 0.3  # for all looks together
-ALONE_S = 8.0  # where no other host waits for the verdict
-_LAST_S = 0.5  # this process, too, may have stood still
+ALONE_S = 6.5  # where no other host waits for the verdict
+_LAST_S = 0.3  # this process, too, may have stood still
 NAMES_S = 5.0
 
 T = TypeVar("T")

@@ -38,7 +38,7 @@ from train.scheduler import VARIABLE
 FILE = "preflight.json"
 _VERSION = 1
 _LOOK_S = 2.0
-_KEEP_S = 5.0
+_KEEP_S = 5.0  # where it is all that is still to be done
 _EARLY_S = 3.0
 _ENDLESS = 10_000
 
@@ -117,9 +117,10 @@ class _Early:
     def have(self, findings: Sequence[Finding]) -> None:
         """These are known; they are shown unless the verdict comes soon."""
         if findings:
-            self._timer = threading.Timer(_EARLY_S, self._show, [findings])
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(_EARLY_S, self._show, [findings])
+            timer.daemon = True
+            timer.start()
+            self._timer = timer  # not before: one that has not begun cannot be waited for
 
     def cancel(self) -> None:
         """The verdict is there."""
@@ -219,7 +220,7 @@ def _kept_in_time(
 
     keeping = threading.Thread(target=keep, daemon=True)
     keeping.start()
-    keeping.join(_KEEP_S)
+    keeping.join(_LOOK_S if failed else _KEEP_S)  # what is wrong is told after it
     return done[0] if done else None
 
 

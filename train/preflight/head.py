@@ -159,6 +159,8 @@ class Head:
     def _give_up(self) -> bool:
         """At the end of all patience."""
         desk = self._desk
+        for gone in [m for m in desk.roll.in_order() if m.conn is None]:
+            desk.lose_left(gone)
         if desk.elastic and not desk.roll.pending and desk.roll.ready() >= self._asked.least:
             return desk.failed_at is None
         if len(desk.roll.members) + 1 < self._asked.least:

@@ -186,6 +186,10 @@ def test_who_can_still_come_is_waited_for_a_little_longer(launch: Any) -> None:
     assert head._last_chance(later) == later + 1.0
     desk.met[1] = ""  # called, it tries its own way once more
     assert head._last_chance(later) == later + 2.5
+    desk.roll.last_arrival = later + 2.0  # who has just come is heard out
+    assert head._last_chance(later) == later + 3.0
+    desk.roll.last_arrival = later + 60.0  # but not whoever comes again and again
+    assert head._last_chance(later) == later + 5.0
 
 
 def test_what_is_ignored_does_not_end_the_launch(launch: Any) -> None:

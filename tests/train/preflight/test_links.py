@@ -156,6 +156,46 @@ def test_large_packets_get_lost_only_where_small_ones_pass(
     assert time.monotonic() - began < 30
 
 
+def test_a_peer_that_stands_still_during_a_burst_is_not_slow() -> None:
+    bursts: list[int] = []
+
+    async def answer(conn: Conn) -> None:
+        conn.send("door")
+        await conn.receive(5)
+        conn.send("ready")
+        while True:
+            message = await conn.receive(5)
+            if message["kind"] == "ping":
+                conn.send("pong")
+                continue
+            bursts.append(message["bytes"])
+            if bursts == [links._LARGE, links._BURST]:
+                await asyncio.sleep(0.4)
+            await links._count(conn, message["bytes"], links._waited())
+
+    (link,) = _probed(answer)
+    assert bursts[:3] == [links._LARGE, links._BURST, links._BURST]
+    assert link.trouble == ""
+    assert link.rate > 3e6
+
+
+def test_what_has_come_while_this_process_stood_still_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "_FAST", 0.0)  # no bursts but the one of large packets
+    write = Conn.write
+
+    def stand_still(conn: Conn, words: bytes) -> None:
+        write(conn, words)
+        if len(words) == links._LARGE:
+            asyncio.get_running_loop().call_later(0.05, time.sleep, 2 * links._STALL_S)
+
+    monkeypatch.setattr(Conn, "write", stand_still)
+    with _served() as port:
+        (link,) = asyncio.run(probe("a", "127.0.0.1", [Peer("b", "127.0.0.1", port)], TOKEN))
+    assert link.trouble == ""
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_slow_peer_is_measured_as_slow_unless_it_waited_for_its_processor(busy: bool) -> None:
     async def answer(conn: Conn) -> None:

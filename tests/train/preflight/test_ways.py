@@ -194,5 +194,5 @@ def test_a_thousand_hosts_are_judged_at_once() -> None:
     ]
     began = time.process_time()
     findings = judge(asked(), hosts, ways)
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 5
     assert len(findings) <= 13
