@@ -72,7 +72,8 @@ def test_signals_a_requeue_and_kills_one_after_the_other(cluster: Slurm, alone: 
     job.until_start(3)
     # Here the other node's torchrun loses its store and ends with 1, and which of the two comes first is open.
     kill(script(job.cluster.node(job.nodes[0])))
-    assert_done_with_the_bits_of_one_machine(job, alone, starts=5)
+    # A slurmd that is asked twice to end a start, as on a busy machine, may end the next one as well.
+    assert_done_with_the_bits_of_one_machine(job, alone, starts=range(5, 7))
 
 
 def test_a_higher_partition_takes_the_nodes_away(cluster: Slurm, alone: Path) -> None:
