@@ -115,6 +115,8 @@ class Switch:
         while True:
             lines = self._show().splitlines()
             waiting -= {port for port in waiting for line in lines if carries(port, line)}
+            # Of a host that has ended already the cable is gone; it says itself why it did.
+            waiting = {port for port in waiting if any(f" {port}@" in line for line in lines)}
             if not waiting:
                 return
             if time.monotonic() > deadline:
