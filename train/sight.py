@@ -48,12 +48,12 @@ def diagnose(directory: Path, hearing: Hearing | None = None) -> Diagnosis:
     return examine(heard, states, _is_deaf(hearing, heard), late, homes(directory))
 
 
-def settled(directory: Path, patience_s: float, hearing: Hearing | None = None) -> Diagnosis:
-    """The same, once it is certain what is wrong or no heartbeat is late, as most are that come by way of another
-    host or a busy disk; or after so many seconds."""
+def settled(directory: Path, patience_s: float) -> Diagnosis:
+    """The same, once it is certain what is wrong or no heartbeat is late, as most are that come by way
+    of another host or a busy disk; or after so many seconds."""
     deadline = time.monotonic() + patience_s
     while True:
-        found = diagnose(directory, hearing)
+        found = diagnose(directory)
         late = {p.rank for p in found.patients if p.condition == LATE}
         certain = found.wrong and not late.intersection(found.blamed)
         if certain or not late or time.monotonic() >= deadline:

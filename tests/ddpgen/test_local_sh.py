@@ -517,6 +517,20 @@ def test_a_signal_that_ends_what_is_just_being_started_is_a_stop_as_well(
     assert not (ours.checkpoints / "seen.json").exists()
 
 
+def test_what_was_wrong_before_the_signal_came_is_told_by_its_own_code(
+    stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/bash\nif [ "$3" = claim ]; then kill -TERM 0; exit 69; fi\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    ours = stage(GPT + f"python: {json.dumps(str(python))}\n")
+    code, output = ours.play("done")
+    assert code == 69, output
+
+
 def test_waiting_for_a_holder_elsewhere_can_be_stopped(stage: Callable[..., Stage]) -> None:
     ours = stage()
     lock.claim(ours.checkpoints, "other", os.getpid())

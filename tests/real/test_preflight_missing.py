@@ -60,7 +60,7 @@ def test_a_host_that_is_not_started_is_waited_for_by_name(stage: Stage) -> None:
     for name in OTHERS:
         shown = launch[name].findings()
         assert [(one.code, one.host) for one in shown] == [("HOST001", "laptop")], launch.output
-        assert shown[0].at - launch.began < preflight.IN_VAIN_S + preflight.within_s()
+        assert shown[0].at - launch.began < preflight.IN_VAIN_S + launch.within_s()
     assert stage.rig.strays(within=5) == []
 
 
@@ -139,7 +139,7 @@ def test_a_script_that_is_ended_before_the_verdict(stage: Stage) -> None:
     (script,) = [p for p in stage.rig["laptop"].processes() if "bash" in p.command]
     os.kill(script.pid, signal.SIGKILL)
     at = launch["desk"].until(r"HOST003 +laptop|waiting for .*laptop")
-    assert at - launch.began < 2 * preflight.within_s()
+    assert at - launch.began < 2 * launch.within_s()
     stage.rig["desk"].kill_all()
 
 
@@ -154,7 +154,7 @@ def test_one_hosts_script_on_two_hosts(stage: Stage) -> None:
     for terminal in launch.terminals.values():
         shown = [one for one in terminal.findings() if one.code == "RANK001"]
         assert len(shown) == 1, launch.output
-        assert shown[0].at - launch.began < preflight.within_s()
+        assert shown[0].at - launch.began < launch.within_s()
         assert "192.168.7.2" in shown[0].text, launch.output
         assert "192.168.7.3" in shown[0].text, launch.output
 
@@ -182,7 +182,7 @@ def test_a_host_of_another_job_is_told_and_does_no_harm(stage: Stage) -> None:
     launch = job.start("desk", "laptop", "tower")
     launch["tower"].end()
     at = launch["desk"].until("another")
-    assert at - launch.began < preflight.within_s()
+    assert at - launch.began < launch.within_s()
     assert "RANK004" in launch["tower"].text, launch.output
     for name in ("desk", "laptop"):
         assert launch[name].process.poll() is None, launch.output

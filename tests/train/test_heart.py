@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -125,6 +126,30 @@ def test_the_end_of_a_process_stays_on_file_with_its_line(tmp_path: Path) -> Non
     assert not beat.waited
 
 
+def test_a_beat_that_is_late_on_its_way_does_not_take_the_last_words_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.heart._LAST_WORD_S", 0.2)
+    stuck, go = threading.Event(), threading.Event()
+    real = os.replace
+
+    def late(source: Path, target: Path) -> None:
+        if threading.current_thread() is heart._thread and not stuck.is_set():
+            stuck.set()
+            go.wait(60)
+        real(source, target)
+
+    monkeypatch.setattr("train.heartbeats.os.replace", late)
+    heart = Heart(tmp_path, ENV, every=0.05)
+    heart.start()
+    assert stuck.wait(60)
+    heart.fail(RuntimeError("why"), waited=True)
+    assert beats(tmp_path)[0].ended == "RuntimeError: why"
+    go.set()
+    heart._thread.join(60)
+    assert beats(tmp_path)[0].ended == "RuntimeError: why"
+
+
 def test_where_it_stood_is_kept_once_the_training_has_ended(tmp_path: Path) -> None:
     heart = Heart(tmp_path, ENV, every=0.02)
     heart.start()
@@ -133,6 +158,17 @@ def test_where_it_stood_is_kept_once_the_training_has_ended(tmp_path: Path) -> N
     until(lambda: heart.beat.monotonic > at)
     assert heart.beat.stack == stood
     heart.stop()
+
+
+def test_a_look_that_is_under_way_comes_before_the_end_of_the_training(tmp_path: Path) -> None:
+    heart = Heart(tmp_path, ENV)
+    holding = threading.Thread(target=heart.hold)
+    with heart._change:
+        holding.start()
+        holding.join(0.2)
+        assert holding.is_alive()
+    holding.join(60)
+    assert not holding.is_alive()
 
 
 def test_what_a_step_takes_is_learned_after_the_first_that_is_seen(
@@ -171,6 +207,29 @@ def test_only_the_first_of_a_host_explains(tmp_path: Path) -> None:
     assert line.endswith("it last stood at step 121, backward, my_model.py:88 in forward")
     assert heart.explain(patience_s=0.0) == []
     assert heartbeats.read_said(tmp_path, "w") == {"desk": [line]}
+
+
+def test_who_is_only_late_is_waited_for_before_it_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heart = Heart(tmp_path, ENV, "desk", every=0.02)
+    heart.start()
+    heart.meet("w", None)
+    until(lambda: any(beat.world == "w" for beat in beats(tmp_path)))
+    heart.fail(RuntimeError("Connection closed by peer"), waited=True)
+    (mine,) = beats(tmp_path)
+    late = replace(mine, rank=1, ended="", waited=False, every=10.0, monotonic=mine.monotonic - 30)
+    heartbeats.write(heartbeats.rank_file(tmp_path, 1), late.as_json())
+    waited: list[float] = []
+
+    def comes(seconds: float) -> None:
+        waited.append(seconds)
+        now = replace(late, monotonic=time.monotonic(), time=time.time())
+        heartbeats.write(heartbeats.rank_file(tmp_path, 1), now.as_json())
+
+    monkeypatch.setattr("train.sight.time.sleep", comes)
+    heart.explain(patience_s=20.0)
+    assert len(waited) == 1
 
 
 def test_a_rank_by_itself_explains_nothing(tmp_path: Path) -> None:

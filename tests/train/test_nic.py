@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -183,6 +184,16 @@ def test_await_gives_up_and_names_head_address_and_port() -> None:
     assert process.returncode == 69
     assert first == f"ddpgen: slow waits for the head desk (localhost port {port}, 0.5 s at most)"
     assert f"no answer from the head localhost on port {port} within 0.5 s" in last
+
+
+def test_await_says_what_it_waits_for_though_the_first_look_takes_all_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nic, "_connect", lambda *_: time.sleep(0.1) or "no answer")
+    said: list[str] = []
+    with pytest.raises(NetworkError, match=r"within 0\.05 s: no answer"):
+        nic.await_port("head", 29500, 0.05, said.append)
+    assert said == ["head port 29500, 0.05 s at most"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,24 @@ def test_arguments_of_the_workload_arrive_as_they_were_written() -> None:
     hostile = {"text": 'it\'s "quoted"\n$(touch pwned) \\ é', "n": 3, "deep": [1, {"a": None}]}
     argv = [f"--arg={name}={json.dumps(value)}" for name, value in hostile.items()]
     assert config(*argv).args == hostile
+
+
+def test_two_threads_that_write_a_status_at_once_both_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, real = threading.Barrier(2, timeout=60), os.fsync
+
+    def meet(descriptor: int) -> None:
+        real(descriptor)
+        both.wait()
+
+    monkeypatch.setattr("train.status.os.fsync", meet)
+    told = [Status("failed", "abc123", 40, why) for why in ("heard", "met")]
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(write_status, tmp_path, each) for each in told]:
+            done.result(60)
+    assert read_status(tmp_path) in told
+    assert os.listdir(tmp_path) == ["status"]
 
 
 def test_status_is_one_line_that_a_shell_can_read(tmp_path: Path) -> None:

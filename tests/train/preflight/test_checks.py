@@ -92,6 +92,24 @@ def test_a_file_server_that_does_not_answer_is_a_finding_in_time(
     assert "torch" in report.facts
 
 
+def test_a_disk_that_is_only_busy_is_no_file_server_that_is_gone(
+    job: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, look = threading.Event(), directory.look
+
+    def busy(asked: Asked) -> Any:
+        seen.wait(2.0)
+        return look(asked)
+
+    monkeypatch.setattr(directory, "look", busy)
+    monkeypatch.setattr(checks, "LIMIT_S", 0.0)
+    assert checks.look(Asked("job", "desk", job.checkpoint_dir)).directory is not None
+    assert checks.look(job).directory is None
+    # This process may have stood still until just now.
+    monkeypatch.setattr(checks, "_LAST_S", 30.0)
+    assert checks.look(job).directory is not None
+
+
 def test_a_name_server_that_does_not_answer_is_a_finding_in_time(
     job: Asked, monkeypatch: pytest.MonkeyPatch, stuck: threading.Event
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from tests.ports import free_port
 from tests.project.tree import ROOT
 from train import lock
+from train.preflight import command
 from train.preflight.command import main
 from train.preflight.finding import Finding
 from train.preflight.outcome import Outcome
@@ -171,6 +172,25 @@ def test_a_file_server_that_does_not_answer_holds_up_no_word(
     assert code == 69
     assert "NIC001" in said
     assert time.monotonic() - began < 10
+
+
+def test_a_finding_that_is_just_being_shown_is_shown_to_the_end(monkeypatch: Any) -> None:
+    shown, begun, resumed = [], threading.Event(), threading.Event()
+
+    def show(findings: Any, _: Any) -> None:
+        begun.set()
+        resumed.wait(60)
+        shown.extend(findings)
+
+    monkeypatch.setattr(command, "_EARLY_S", 0.0)
+    monkeypatch.setattr(command, "_LOOK_S", 60.0)
+    monkeypatch.setattr(command, "_show", show)
+    early, found = command._Early(), Finding("NIC001", "here", "none", "have one")
+    early.have([found])
+    assert begun.wait(60)
+    threading.Timer(0.2, resumed.set).start()
+    early.cancel()
+    assert shown == list(early.shown) == [found]
 
 
 def test_without_a_terminal_at_all_the_exit_code_is_the_same(tmp_path: Path) -> None:

@@ -192,6 +192,19 @@ def test_who_can_still_come_is_waited_for_a_little_longer(launch: Any) -> None:
     assert head._last_chance(later) == later + 6.0
 
 
+@pytest.mark.parametrize("least", [1, 2])
+def test_who_is_away_at_the_end_of_all_patience_is_gone(launch: Any, least: int) -> None:
+    asked, stub = parse(launch(2).given("a", least=least))
+    head = Head(asked, stub.judge, lambda _: None)
+    roll = head._desk.roll
+    roll.pending.clear()
+    hello = Hello("toy", "b", 1, 2, 2, "127.0.0.1", "instance", "guest", 1)
+    roll.members[1] = Member(hello, "b", None, "")
+    going = head._give_up()
+    assert going == (least == 1)
+    assert [(f.code, f.is_error) for f in head._desk.faults()] == [("HOST003", least == 2)]
+
+
 def test_what_is_ignored_does_not_end_the_launch(launch: Any) -> None:
     here = launch(2, ignore=["DIR003"])
     started = [here.thread("a"), here.thread("b", finds=["DIR003"])]

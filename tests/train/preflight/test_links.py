@@ -188,7 +188,7 @@ def test_what_has_come_while_this_process_stood_still_counts(
     def stand_still(conn: Conn, words: bytes) -> None:
         write(conn, words)
         if len(words) == links._LARGE:
-            asyncio.get_running_loop().call_later(0.05, time.sleep, 2 * links._STALL_S)
+            asyncio.get_running_loop().call_soon(time.sleep, 2 * links._STALL_S)
 
     monkeypatch.setattr(Conn, "write", stand_still)
     with _served() as port:

@@ -158,6 +158,13 @@ def test_dripping_server_cannot_hold_a_job_beyond_the_total(server: Site, tmp_pa
     assert time.monotonic() - began < 30
 
 
+def test_the_last_wait_of_all_is_no_silence_of_the_server(server: Site, tmp_path: Path) -> None:
+    server.faults["file"] = [stalls(after=0)] * 9
+    patience = Patience(stall_s=20, total_s=0.3, attempts=9, pause_s=0)
+    with pytest.raises(TrainError, match=r"not complete after 0\.3 s"):
+        fetch(f"{server.url}/file", str(tmp_path / "file"), SHA256, patience)
+
+
 def test_nobody_listens(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(
