@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,21 +180,22 @@ def test_a_peer_that_stands_still_during_a_burst_is_not_slow() -> None:
     assert link.rate > 3e6
 
 
-def test_what_has_come_while_this_process_stood_still_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(links, "_FAST", 0.0)  # no bursts but the one of large packets
-    write = Conn.write
+def test_what_has_come_while_this_process_stood_still_counts() -> None:
+    class Standing:
+        """A connection over which the receipts come in two parts, and this process awakes between."""
 
-    def stand_still(conn: Conn, words: bytes) -> None:
-        write(conn, words)
-        if len(words) == links._LARGE:
-            asyncio.get_running_loop().call_soon(time.sleep, 2 * links._STALL_S)
+        def __init__(self) -> None:
+            self.told = [links._LARGE // 2, links._LARGE]
 
-    monkeypatch.setattr(Conn, "write", stand_still)
-    with _served() as port:
-        (link,) = asyncio.run(probe("a", "127.0.0.1", [Peer("b", "127.0.0.1", port)], TOKEN))
-    assert link.trouble == ""
+        def send(self, kind: str, **words: object) -> None: ...
+        def write(self, words: bytes) -> None: ...
+
+        async def receive(self, patience_s: float) -> dict[str, object]:
+            time.sleep(2 * links._STALL_S)
+            return {"kind": "counted", "bytes": self.told.pop(0), "waited": 0.0}
+
+    conn: Any = Standing()
+    assert asyncio.run(links._burst(conn, links._LARGE)) == (links._LARGE, 0.0)
 
 
 @pytest.mark.parametrize("busy", [False, True])
