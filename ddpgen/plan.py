@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen import launcher, sky, slurm
+from ddpgen import launcher, sky, slurm, supervise
 from ddpgen.fields import seconds
 from ddpgen.shell import Joined, Var, Word, at_home
 from ddpgen.sky import SkyPlan
@@ -19,6 +19,7 @@ from ddpgen.slurm import SlurmPlan
 from ddpgen.spec import Host, HostsJob, JobSpec
 from ddpgen.spec_sky import SkyJob
 from ddpgen.spec_slurm import SlurmJob
+from ddpgen.supervise import Supervise
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -108,6 +109,7 @@ class LaunchPlan:
     preflight: tuple[Word, ...]
     torchrun: tuple[Word, ...]
     check: tuple[Word, ...]
+    supervise: Supervise
     hosts: HostsPlan | None = None
     slurm: SlurmPlan | None = None
     sky: SkyPlan | None = None
@@ -146,6 +148,7 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
         preflight_on=job.preflight.enabled,
         preflight=tuple(launcher.preflight(job, backend(job))),
         torchrun=hosts.hosts[0].torchrun if hosts else (*start, *_program(job)),
+        supervise=supervise.local(job, backend(job), _store(job)),
         check=() if job.train.script else tuple(_enough(job)),
         hosts=hosts,
         slurm=batch,

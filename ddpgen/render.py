@@ -97,6 +97,7 @@ def _defined(turn: Callable[[Any], str]) -> Callable[[Any], str]:
 
 FILTERS = {
     "sh": _defined(shell.quote),  # one word of a command
+    "sections": _defined(shell.sections),  # a supervisor's command
     "argv": _defined(shell.continued),  # a whole command, an option a line
     "sbatch": _defined(shell.directive),  # an option behind #SBATCH
     "yaml": _defined(yamltext.scalar),  # a value or a key of YAML

@@ -25,7 +25,8 @@ class Joined(NamedTuple):
 
 Word = str | Var | Joined
 
-_SAFE = re.compile(r"[A-Za-z0-9_@%+:,./-][A-Za-z0-9_@%+=:,./-]*", re.ASCII)
+# `{name}`, a placeholder of the supervisor's, is no brace expansion: that takes a comma or two dots.
+_SAFE = re.compile(r"(?:[A-Za-z0-9_@%+:,./-]|\{[a-z_]+\})(?:[A-Za-z0-9_@%+=:,./-]|\{[a-z_]+\})*", re.ASCII)
 _OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*=", re.ASCII)
 # Control characters, line separators and marks that reverse the reading direction: a script that is
 # read by people must not contain them raw. The set is spelled out, because str.isprintable()
@@ -33,6 +34,7 @@ _OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*=", re.ASCII)
 _UNSEEN = re.compile("[\x01-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 # Between double quotes sbatch takes these as they are; outside of them `#` begins a comment.
 _DIRECTIVE = re.compile(r"--[a-z][a-z-]*(=[A-Za-z0-9_@%+=:,./()\[\]&|*!^ -]+)?", re.ASCII)
+_WIDTH = 110
 _SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
 
@@ -83,6 +85,22 @@ def continued(words: Iterable[Word]) -> str:
         else:
             lines[-1] += f" {source}"
     return " \\\n  ".join(lines)
+
+
+def sections(command: Iterable[Iterable[Word]]) -> str:
+    """Sections of a command with `--` between them, each begun on a line of its own, of 110 columns at most."""
+    return " -- \\\n  ".join(map(_wrapped, command))
+
+
+def _wrapped(words: Iterable[Word]) -> str:
+    lines: list[str] = []
+    for source in map(quote, words):
+        # Room for what stands before the first line, ` -- \\` behind the last one, and the indentation.
+        if lines and len(lines[-1]) + len(source) < _WIDTH - 10:
+            lines[-1] += f" {source}"
+        else:
+            lines.append(source)
+    return " \\\n    ".join(lines)
 
 
 def speakable(text: str) -> str:

@@ -1,12 +1,19 @@
-"""The commands of the training module: `python -m train [run | script | check | claim | …] …`.
+"""The commands of the training module: `python -m train [run | script | supervise | …] …`.
 
 Owns the choice among them. Each imports only what it needs: all but `run` and `script` run without
-torch.
+torch. What stands above the check of Python's version is read by any Python 3.
 """
 
-from __future__ import annotations
-
 import sys
+
+if sys.version_info < (3, 9):  # noqa: UP036 - the system Python of a cluster may well be older
+    sys.stderr.write(
+        "ddpgen: %s is Python %d.%d, and this needs 3.10 (3.9 to start containers); load a newer one "
+        "by environment.modules, or set python: in the spec (PY003)\n"
+        % ((sys.executable,) + sys.version_info[:2])
+    )
+    sys.exit(69)
+
 from collections.abc import Callable, Sequence
 
 from train.ending import exit_now
@@ -14,6 +21,8 @@ from train.ending import exit_now
 _USAGE = """\
 usage: python -m train [run] --workload=… …   train (see python -m train run --help)
        python -m train script FILE [ARG …]    run a training loop of your own
+       python -m train supervise TIER … -- LAUNCHER … -- run … [-- ARGUMENT …]
+                                              one host's launch, from its checks to its exit code
        python -m train check [--OPTION=… …]   look at the options of a run, and run nothing
        python -m train preflight --job=NAME --checkpoint-dir=DIR … look at this host and the way to the
                                               others (see python -m train preflight --help)
@@ -37,6 +46,7 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
                                               make the stop file when the cloud takes this machine back
 """
 _SMALL = (
+    "supervise",
     "preflight",
     "doctor",
     "claim",

@@ -128,6 +128,13 @@ def main_preflight(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def main_supervise(argv: Sequence[str]) -> int:
+    """Supervise one host's launch."""
+    from train.supervisor.command import main
+
+    return main(argv)
+
+
 def main_doctor(argv: Sequence[str]) -> int:
     """Say which rank holds a training up, where each stands, and what the network says."""
     from train.doctor import main

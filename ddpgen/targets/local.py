@@ -22,13 +22,11 @@ def check(job: JobSpec) -> Iterator[Conflict]:
 
 
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
-    """local.sh."""
-    made = {
-        "world_size": plan.world_size,
-        "needs_home": plan.needs_home,
-        "script": "local.sh",
-        "up": "",
-        "below": "",
-    }
-    text = renderer.render("local.sh.j2", {**vars(plan), **made})
-    return [Artefact("local.sh", text, "bash {bundle}/local.sh")]
+    """local.sh, and the activation lines beside it."""
+    values = {**vars(plan), "world_size": plan.world_size, "activation": "local.activate.sh"}
+    text = renderer.render("local.sh.j2", values)
+    artefacts = [Artefact("local.sh", text, "bash {bundle}/local.sh")]
+    if plan.activate:
+        lines = renderer.render("activate.sh.j2", values)
+        artefacts.append(Artefact("local.activate.sh", lines, executable=False))
+    return artefacts

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from string import Template
 
 from train.status import Status, write_status
 
@@ -28,7 +29,7 @@ time.sleep(600)
 
 def main() -> int:
     seen = {
-        "argv": [os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv],
+        "argv": [as_torchrun_reads(word) for word in sys.argv],
         "env": dict(os.environ),
         "cwd": os.getcwd(),
         "pgrp": os.getpgrp(),
@@ -49,6 +50,12 @@ def main() -> int:
     temporary.rename(DIRECTORY / "seen.json")
     print("training", flush=True)
     return act(part)
+
+
+def as_torchrun_reads(word: str) -> str:
+    """torch.distributed.elastic's macros.substitute: every argument is a template."""
+    text = os.fsencode(word).decode("utf-8", "surrogateescape")
+    return Template(text).safe_substitute(local_rank="0", rank="0")
 
 
 def act(part: str) -> int:

@@ -44,15 +44,20 @@ _ENDLESS = 10_000
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the check; the exit code."""
+    """`python -m train preflight`: run the check by itself; the exit code."""
     if sys.stderr is None:  # closed by whoever started this
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     options = _parser().parse_args(argv)
-    asked = _asked(options)
     # A shell has its background jobs ignore SIGINT; this one is to end at once.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
     leash.die_with_parent(signal.SIGTERM)
+    return run(_asked(options), options.only, options.driven)
+
+
+def run(asked: Asked, only: bool, driven: bool = False) -> int:
+    """Check, and say what is wrong; the exit code. `only`: nothing will be started after it. `driven`:
+    all hosts speak on one terminal."""
     _await_earlier(asked)
     early = _Early()
     try:
@@ -63,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     failed = any(finding.is_error for finding in findings)
     kept = _kept_in_time(asked, outcome, findings, failed)
     # Driven, all hosts speak on one terminal: the head tells what concerns all.
-    brief = options.driven and not asked.is_head and any(f.host != asked.me for f in findings)
+    brief = driven and not asked.is_head and any(f.host != asked.me for f in findings)
     shown = [f for f in findings if f.host == asked.me] if brief else findings
     if fresh := [f for f in shown if f not in early.shown]:
         _show(fresh, kept)
@@ -71,8 +76,8 @@ def main(argv: Sequence[str]) -> int:
         _say_failed(findings)
         return EXIT_UNAVAILABLE
     ignored = [f for f in findings if f.code in asked.ignore]
-    _say_passed(asked, outcome, options.only, f", {len(ignored)} ignored" if ignored else "")
-    if not options.only:
+    _say_passed(asked, outcome, only, f", {len(ignored)} ignored" if ignored else "")
+    if not only:
         _await_silence(asked)
     return 0
 
@@ -302,7 +307,7 @@ def _parser() -> argparse.ArgumentParser:
         "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"
     )
     add("--timeout", type=seconds, default=120.0, help="how long a host is waited for")
-    add("--ignore", type=_codes, default=(), help="codes that are warnings, comma between")
+    add("--ignore", type=codes, default=(), help="codes that are warnings, comma between")
     add("--driven", action="store_true", help="all hosts speak on one terminal")
     add(
         "--only", action="store_true", help="nothing will be started after it: say that all is well"
@@ -325,9 +330,10 @@ def _roster(text: str) -> tuple[tuple[str, str], ...]:
     return tuple((words[0], words[1] if len(words) > 1 else "") for words in lines)
 
 
-def _codes(text: str) -> tuple[str, ...]:
-    codes = tuple(re.split(r"[,\s]+", text.strip()))
-    unknown = [code for code in codes if code not in CODES]
+def codes(text: str) -> tuple[str, ...]:
+    """Codes of findings, comma between. Raises argparse.ArgumentTypeError."""
+    given = tuple(re.split(r"[,\s]+", text.strip()))
+    unknown = [code for code in given if code not in CODES]
     if unknown:
         raise argparse.ArgumentTypeError(f"there is no code {unknown[0]!r}")
-    return codes
+    return given

@@ -1,0 +1,40 @@
+"""`python -m train supervise TIER …`: which tier's supervisor, with which options.
+
+Owns the options' form and the signals that are listened to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from train.supervisor.events import Events
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Supervise one launch; the exit code."""
+    events = Events(_SIGNALS)  # first: from here on a signal is heard, and ends nothing by itself
+    return _supervise(argv, events)
+
+
+def _supervise(argv: Sequence[str], events: Events) -> int:
+    from train.supervisor import words
+    from train.supervisor.local import Local
+    from train.supervisor.refusal import EXIT_USAGE
+    from train.supervisor.supervisor import Supervisor, Tier, add_options
+
+    tiers: Mapping[str, Callable[[argparse.Namespace], Tier]] = {"local": Local}
+    try:
+        command = words.split(argv)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
+    parser = argparse.ArgumentParser(prog="python -m train supervise", allow_abbrev=False)
+    parser.add_argument("tier", choices=tiers)
+    add_options(parser)
+    options = parser.parse_args(command.options)
+    return Supervisor(tiers[options.tier](options), options, command, events).run()

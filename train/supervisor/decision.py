@@ -1,0 +1,86 @@
+"""What a signal means, and what the end of the workers means: functions over values.
+
+Owns the decisions that all tiers share and the exit codes. Reads no file and no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from train.errors import EXIT_FAILED, EXIT_STOPPED
+from train.status import Status
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be done about a signal. `action`: stop (after the current step), end (the launcher, as
+    nobody looks for a stop file yet), kill. `words`: the stop file's first line."""
+
+    action: str
+    message: str
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """How the workers of this host ended.
+
+    `code`: the launcher's exit code, 128 + N for signal N. `status`: what the attempt wrote last; None
+    when that is another attempt's, or unreadable. `met`: whether the processes of all hosts have met.
+    """
+
+    code: int
+    status: Status | None
+    stops: int = 0
+    killed: bool = False
+    met: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The exit code of the supervisor, and its last lines."""
+
+    code: int
+    lines: tuple[str, ...] = ()
+
+
+def on_signal(name: str, stops: int, met: bool) -> Request:
+    """What a signal means to a user's own launch: a stop, then at the second Ctrl-C or TERM a kill.
+
+    A closing terminal may send HUP twice. `stops`: how often a stop was asked for before.
+    """
+    if stops and name != "HUP":
+        return Request("kill", "killing the job; the next start goes on from its newest checkpoint")
+    if not met:
+        return Request("end", f"{name}: stopping before the training begins")
+    message = f"{name}: asking for a clean stop after the current step; again to kill"
+    return Request("stop", message)
+
+
+def at_end(end: End, results: str, again: str) -> Outcome:
+    """What the end of a user's own launch means. torchrun's exit code says 1 for nearly everything: what
+    counts is the status. `results`: where they are, in words; `again`: what to type to go on."""
+    goes_on = f"to go on from the newest checkpoint: {again}"
+    status = end.status
+    if status is None:
+        taken = "the status is not of this attempt: another job has taken over"
+        return Outcome(EXIT_FAILED, (taken, goes_on))
+    at = f" at step {status.step}" if status.step else ""  # a user's script counts its steps itself
+    if status.word == "done":
+        return Outcome(0, (f"done{at}; {results}",))
+    if status.word == "stopped":
+        return Outcome(EXIT_STOPPED, (f"stopped{at}; to go on: {again}",))
+    if status.word == "failed":
+        why = status.reason or "no reason given"
+        return Outcome(EXIT_FAILED, (f"failed{at}: {why}", goes_on))
+    if end.stops and not end.killed and not end.met:
+        return not_begun(again)
+    if end.killed:
+        return Outcome(EXIT_FAILED, (f"killed; {goes_on}",))
+    why = f"the launcher ended with code {end.code} and the job wrote no status; its last lines are above"
+    return Outcome(EXIT_FAILED, (why, goes_on))
+
+
+def not_begun(again: str) -> Outcome:
+    """A stop before the workers were started, or had met."""
+    return Outcome(EXIT_STOPPED, (f"stopped before the training began; to go on: {again}",))

@@ -1,0 +1,59 @@
+"""The checkpoint directory, taken for an attempt and kept.
+
+Owns what a supervisor says when it cannot have it, and the renewal of its lease while rank 0 is restarting
+or has not met the others yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from pathlib import Path
+
+from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
+from train.layout import steps_on_disk
+from train.lock import HEARTBEAT_S, HeldByLiveJobError, check_not_replaced, claim, read_lock
+from train.status import Status, write_status
+from train.scheduler import Scheduled
+from train.supervisor.refusal import Refusal
+
+
+def acquire(whole: Path, held: Path, job: str, scheduler: str) -> str:
+    """Take `held`, the checkpoint directory `whole` or this host's part of it; the attempt's id.
+
+    Raises Refusal when another job is alive in it, or when it cannot be written.
+    """
+    try:
+        check_not_replaced(whole, scheduler)
+        attempt = claim(held, job, os.getpid(), scheduler=scheduler)
+        if Scheduled.parse(scheduler) is None:
+            # Under a scheduler the head has done so, before anybody could ask this start to stop.
+            (whole / "stop").unlink(missing_ok=True)
+        write_status(held, Status("running", attempt, max(steps_on_disk(whole), default=0)))
+    except HeldByLiveJobError as error:
+        raise Refusal(EXIT_UNAVAILABLE, str(error)) from None
+    except OSError as error:
+        about = f" ({error.filename})" if error.filename else ""
+        remedy = "set checkpoint.dir to a place you can write to"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "free some space there"
+        why = f"{error.strerror or error}{about}; {remedy}"
+        raise Refusal(EXIT_FAILED, f"the checkpoint directory {whole} cannot be used: {why}") from None
+    return attempt
+
+
+def renew(held: Path, attempt: str) -> None:
+    """From now on show that this attempt lives, until the process ends or the directory is another's."""
+    threading.Thread(target=_renew, args=(held, attempt), daemon=True).start()
+
+
+def _renew(held: Path, attempt: str) -> None:
+    never = threading.Event()
+    while not never.wait(HEARTBEAT_S):
+        with contextlib.suppress(OSError):  # a file server that is away for a moment
+            holder = read_lock(held)
+            if holder is None or holder.attempt != attempt:
+                return
+            os.utime(held / "lock")

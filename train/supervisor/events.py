@@ -1,0 +1,160 @@
+"""What a supervisor waits for, one event at a time: signals, ends of children, results of threads.
+
+Owns the selector loop and the wakeup descriptor. Knows nothing of what an event means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Union
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A signal has arrived. `name`: without SIG."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A child has ended. `code`: its exit code, 128 + N when signal N ended it."""
+
+    pid: int
+    code: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What run_in_thread() was given has returned `value`, or raised `error`."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Readable:
+    """A watched descriptor has `data` to read; b"" at its end."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Due:
+    """An alarm has come due. `name`: as it was set."""
+
+    name: str
+
+
+Event = Union[Signal, Exit, Result, Readable, Due]
+
+
+class Events:
+    """The events of this process, in the order in which they are noticed. Used by the main thread alone."""
+
+    def __init__(
+        self, signals: Iterable[signal.Signals], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Listen to `signals`, but for those that whoever started this process has it ignore."""
+        self._clock = clock
+        self._woken, self._wake = socket.socketpair()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._children: set[int] = set()
+        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._alarms: dict[str, float] = {}
+        self._pending: list[Event] = []
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        for signum in (*signals, signal.SIGCHLD):
+            if signal.getsignal(signum) is not signal.SIG_IGN or signum is signal.SIGCHLD:
+                signal.signal(signum, _noticed)
+
+    def run_in_thread(self, work: Callable[[], Any]) -> None:
+        """Have `work` done beside the loop; a Result comes. It is abandoned when the process ends."""
+
+        def run() -> None:
+            try:
+                result = Result(work())
+            except BaseException as error:  # noqa: BLE001 - it is raised where it was asked for
+                result = Result(error=error)
+            self._results.put(result)
+            with contextlib.suppress(OSError):  # full: the loop wakes up anyway
+                self._wake.send(b"\0")
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def watch_child(self, pid: int) -> None:
+        """Have an Exit come when `pid`, a child of this process, ends."""
+        self._children.add(pid)
+        self._reap()  # it may have ended already
+
+    def watch_descriptor(self, descriptor: int) -> None:
+        """Have a Readable come whenever there is something to read, until the end of file."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def set_alarm(self, name: str, seconds: float) -> None:
+        """Have a Due come in so many seconds, instead of an earlier alarm of that name."""
+        self._alarms[name] = self._clock() + seconds
+
+    def inject(self, event: Event) -> None:
+        """Have `event` come next, before anything that is noticed."""
+        self._pending.append(event)
+
+    def next(self) -> Event:
+        """Wait for the next event."""
+        while not self._pending:
+            due = min(self._alarms.values(), default=None)
+            timeout = None if due is None else max(0.0, due - self._clock())
+            ready = {key.fd for key, _ in self._selector.select(timeout)}
+            if self._woken.fileno() in ready:
+                ready.discard(self._woken.fileno())
+                self._drain()
+            for descriptor in ready:
+                self._read(descriptor)
+            for name in [name for name, at in self._alarms.items() if at <= self._clock()]:
+                del self._alarms[name]
+                self._pending.append(Due(name))
+        return self._pending.pop(0)
+
+    def _drain(self) -> None:
+        try:
+            numbers = self._woken.recv(4096)
+        except BlockingIOError:
+            return
+        for number in numbers:
+            if number not in (0, signal.SIGCHLD):
+                self._pending.append(Signal(signal.Signals(number).name[3:]))
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._pending.append(self._results.get_nowait())
+        self._reap()
+
+    def _reap(self) -> None:
+        for pid in list(self._children):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                self._children.discard(pid)
+                code = os.waitstatus_to_exitcode(status)
+                self._pending.append(Exit(pid, code if code >= 0 else 128 - code))
+
+    def _read(self, descriptor: int) -> None:
+        data = os.read(descriptor, 4096)
+        if not data:
+            self._selector.unregister(descriptor)
+        self._pending.append(Readable(data))
+
+
+def _noticed(signum: int, frame: FrameType | None) -> None:
+    """The wakeup descriptor has it already."""

@@ -1,0 +1,374 @@
+"""The launch of one host, from its options to its exit code: the flow that all tiers share.
+
+check arguments → preflight → take the directory → network → start the workers → wait → decide. What
+waits for files, hosts or names runs beside the event loop, so that a signal is answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import importlib.util
+import io
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from train.config import parse as parse_run
+from train.config import seconds
+from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
+from train.layout import node_directory
+from train.metrics import say
+from train.preflight import command as preflight
+from train.preflight.asked import Asked
+from train.scheduler import VARIABLE
+from train.status import read_status
+from train.supervisor import directory, stopfile, words
+from train.supervisor.decision import End, Outcome, Request
+from train.supervisor.environment import Pin, for_workers, pins
+from train.supervisor.events import Event, Events, Exit, Result, Signal
+from train.supervisor.processes import Workers
+from train.supervisor.refusal import EXIT_USAGE, Refusal
+from train.supervisor.words import Command
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who takes part, and which part is this host's. `head`: "" for a job on one machine."""
+
+    me: str
+    procs: int
+    world_size: int
+    node_rank: int = 0
+    first_rank: int = 0
+    nodes: int = 1
+    least: int = 1
+    head: str = ""
+    head_address: str = ""
+    port: int = 0
+    roster: Sequence[tuple[str, str]] = ()
+    launch: str = ""
+
+    @property
+    def is_head(self) -> bool:
+        return self.node_rank == 0
+
+
+class Tier(Protocol):
+    """What differs between the tiers. Its functions decide; the supervisor acts."""
+
+    again: str
+    scheduler: str
+
+    def membership(self) -> Membership:
+        """Who takes part. Raises Refusal."""
+
+    def network(self, member: Membership) -> tuple[str, str]:
+        """Interface and address by which this host takes part. Raises Refusal or NetworkError."""
+
+    def on_signal(self, name: str, stops: int, met: bool) -> Request:
+        """What a signal means once the workers have been started."""
+
+    def not_begun(self, name: str) -> Outcome:
+        """What a signal means before that."""
+
+    def at_end(self, end: End) -> Outcome:
+        """What the end of the workers means."""
+
+
+class NotBegunError(Exception):
+    """A signal came before the workers were started."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that every tier has."""
+    add = parser.add_argument
+    add("--job", required=True)
+    add("--checkpoint-dir", required=True, help="from the bundle's directory, or absolute")
+    add("--procs", type=int, default=1, help="processes on each host")
+    add("--gpus", type=int, default=0, help="GPUs used on each host")
+    add("--backend", default="gloo")
+    add("--nic", default="", help="the interface to take part by")
+    add("--threads", type=int, default=1, help="OMP_NUM_THREADS of each process")
+    add("--keep", type=_names, default=(), help="variables of the spec's env, not to be pinned")
+    add("--store", default="", help="where checkpoints outlive the machine")
+    add("--no-preflight", action="store_true")
+    add("--ignore", type=preflight.codes, default=(), help="codes that are only warnings")
+    add("--bits-may-differ", action="store_true", help="nothing is promised about the bits")
+    add("--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory")
+    add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
+
+
+class Supervisor:
+    """One launch of one host."""
+
+    def __init__(
+        self, tier: Tier, options: argparse.Namespace, command: Command, events: Events
+    ) -> None:
+        self._tier, self._options, self._events = tier, options, events
+        self._command, self._only_preflight = _without_preflight(command)
+        self._bundle = Path.cwd()
+        self._stops, self._killed = 0, False
+        self._workers: Workers | None = None
+
+    def run(self) -> int:
+        """The exit code."""
+        try:
+            outcome = self._run()
+        except Refusal as refusal:
+            outcome = Outcome(refusal.code, tuple(filter(None, [str(refusal)])))
+        except NotBegunError as stop:
+            outcome = self._tier.not_begun(str(stop))
+        for line in outcome.lines:
+            say(line)
+        return outcome.code
+
+    def _run(self) -> Outcome:
+        check_arguments(self._command)
+        self.member = self._tier.membership()
+        self.checkpoint_dir = _absolute(self._options.checkpoint_dir)
+        if self._only_preflight or not self._options.no_preflight:
+            code = self._beside(lambda: preflight.run(self._asked(), self._only_preflight))
+            if code or self._only_preflight:
+                return Outcome(code)
+        bundle = _hold(self._bundle)
+        self._attempt = self._beside(self._acquire)
+        nic, address = self._beside(lambda: self._tier.network(self.member))
+        self._start(nic, address, [bundle] if bundle is not None else [])
+        return self._wait()
+
+    def _beside(self, work: Callable[[], Any]) -> Any:
+        """The result of `work`, for which the loop goes on. Raises NotBegunError, and what it raises."""
+        self._events.run_in_thread(work)
+        while True:
+            event = self._events.next()
+            if isinstance(event, Result):
+                if event.error is not None:
+                    raise event.error
+                return event.value
+            if isinstance(event, Signal):
+                say(f"{event.name}: stopping before the training begins")
+                raise NotBegunError(event.name)
+
+    # --- before the workers -----------------------------------------------------------------------
+
+    def _asked(self) -> Asked:
+        member, options = self.member, self._options
+        return Asked(
+            job=options.job,
+            me=member.me,
+            checkpoint_dir=self.checkpoint_dir,
+            node_rank=member.node_rank,
+            nodes=member.nodes,
+            least=member.least,
+            world_size=member.world_size,
+            procs=member.procs,
+            head=member.head_address,
+            port=member.port,
+            is_head=member.is_head,
+            addresses=dict(member.roster),
+            nic=options.nic,
+            backend=options.backend,
+            gpus=options.gpus,
+            same_bits=not options.bits_may_differ,
+            shared=None if options.shared is None else options.shared == "true",
+            patience_s=options.timeout,
+            ignore=frozenset(options.ignore),
+            scheduler=self._tier.scheduler,
+            script=self._tier.again,
+        )
+
+    @property
+    def held(self) -> Path:
+        """What this host holds: the checkpoint directory, or its own part where there are others."""
+        whole = self.checkpoint_dir
+        return node_directory(whole, self.member.me) if self.member.head else whole
+
+    def _acquire(self) -> str:
+        if importlib.util.find_spec("torch") is None:
+            raise Refusal(
+                EXIT_UNAVAILABLE,
+                f"torch is not installed for {sys.executable}; activate the virtual environment that "
+                "has it, install it there, or set 'python' in the spec to an interpreter that has it",
+            )
+        return directory.acquire(
+            self.checkpoint_dir, self.held, self._options.job, self._tier.scheduler
+        )
+
+    # --- the workers ------------------------------------------------------------------------------
+
+    def _start(self, nic: str, address: str, kept: Sequence[int]) -> None:
+        pinned = [pin for pin in self._pins(nic) if pin.name not in self._options.keep]
+        command = words.workers(self._command, self._values(address))
+        self._tell(pinned, command)
+        try:
+            environment = for_workers(os.environ, pinned, self._launch_environment())
+            self._workers = Workers(command, environment, kept)
+        except OSError as error:
+            raise Refusal(
+                EXIT_UNAVAILABLE, f"cannot start {command[0]!r}: {error.strerror}"
+            ) from None
+        self._events.watch_child(self._workers.pid)
+        directory.renew(self.held, self._attempt)
+
+    def _pins(self, nic: str) -> Sequence[Pin]:
+        over_network = bool(self.member.head or self._options.store)
+        return list(pins(nic, self._options.threads, over_network))
+
+    def _values(self, address: str) -> Mapping[str, str]:
+        member = self.member
+        some = f"{member.least}:{member.nodes}" if member.least < member.nodes else f"{member.nodes}"
+        return {
+            "nodes": some,
+            "head": member.head_address,
+            "port": str(member.port),
+            "address": address,
+            "node_rank": str(member.node_rank),
+            "first_rank": str(member.first_rank),
+            "world_size": str(member.world_size),
+            "launch": member.launch,
+            "is_head": str(member.is_head).lower(),
+            "checkpoint_dir": str(self.checkpoint_dir),
+            "store": self._options.store,
+        }
+
+    def _launch_environment(self) -> dict[str, str]:
+        told = {
+            "DDPGEN_JOB": self._options.job,
+            "DDPGEN_ATTEMPT": self._attempt,
+            "DDPGEN_CHECKPOINT_DIR": str(self.checkpoint_dir),
+            "DDPGEN_STOP_FILE": str(self._stop_file),
+            "DDPGEN_LAUNCHER_PID": str(os.getpid()),
+        }
+        if self.member.head:
+            told.update(DDPGEN_NODE=self.member.me, DDPGEN_NODE_DIR=str(self.held))
+            told.update(MASTER_ADDR=self.member.head_address, MASTER_PORT=str(self.member.port))
+        if self.member.launch:
+            told["DDPGEN_LAUNCH"] = self.member.launch
+        if self._tier.scheduler:
+            told[VARIABLE] = self._tier.scheduler
+        if self._options.store:
+            told["DDPGEN_CHECKPOINT_STORE"] = self._options.store
+        return told
+
+    def _tell(self, pinned: Sequence[Pin], command: Sequence[str]) -> None:
+        settings = [shlex.quote(f"{pin.name}={pin.value}") for pin in pinned]
+        width = max(map(len, settings), default=0)
+        lines = [f"  {s:<{width}}  # {pin.why}" for s, pin in zip(settings, pinned)]
+        say("\n".join(["starting the processes of this host", *lines, words.shown(command)]))
+
+    # --- while they run ---------------------------------------------------------------------------
+
+    def _wait(self) -> Outcome:
+        assert self._workers is not None
+        while True:
+            event = self._events.next()
+            if isinstance(event, Exit) and event.pid == self._workers.pid:
+                self._workers.ended(event.code)
+                return self._tier.at_end(self._end(event.code))
+            self._on_event(event)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Signal):
+            self._obey(self._tier.on_signal(event.name, self._stops, self._has_met()))
+
+    def _obey(self, request: Request) -> None:
+        assert self._workers is not None
+        self._stops += 1
+        if request.action == "kill":
+            self._killed = True
+            say(request.message)
+            self._workers.kill()
+            return
+        try:
+            stopfile.create(self._stop_file, request.words)
+        except OSError as error:
+            say(f"cannot create {self._stop_file} ({error.strerror}); ending the launcher instead")
+            self._workers.end()
+            return
+        say(request.message)
+        if request.action == "end":  # nobody looks for the stop file yet
+            self._workers.end()
+
+    @property
+    def _stop_file(self) -> Path:
+        return self.checkpoint_dir / "stop"
+
+    def _has_met(self) -> bool:
+        """Whether the processes of this start have met those of the other hosts."""
+        if not self.member.head:
+            return True
+        with contextlib.suppress(OSError, ValueError):
+            attempt, _ = (self.held / "launch").read_text("utf-8", "replace").split(maxsplit=1)
+            return attempt == self._attempt
+        return False
+
+    def _end(self, code: int) -> End:
+        status = read_status(self.held)
+        if status is not None and status.attempt != self._attempt:
+            status = None
+        return End(code, status, self._stops, self._killed, self._has_met())
+
+
+def check_arguments(command: Command) -> None:
+    """Judge what the user added: a wrong option would otherwise be met by every process at every restart.
+
+    Raises Refusal with the exit code 2; prints the options and raises it with 0 for --help.
+    """
+    if command.program[0] != "run" or not command.arguments:
+        return
+    for word in command.arguments:
+        for fixed, field in (("--checkpoint-dir", "checkpoint.dir"), ("--code-dir", "code")):
+            if word.startswith(fixed):
+                raise Refusal(
+                    EXIT_USAGE,
+                    f"{word} cannot be changed here: the supervisor counts on it; "
+                    f"set {field} in the spec (or below targets) and render again",
+                )
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            parse_run([*_literal(command.program[1:]), *command.arguments])
+    except SystemExit as end:
+        if not end.code:
+            raise Refusal(0, "") from None
+        why = complaint.getvalue().partition(" error: ")[2].strip()
+        raise Refusal(EXIT_USAGE, f"{why}; --help shows the options") from None
+
+
+def _literal(program: Sequence[str]) -> list[str]:
+    """The program's words but for those whose value is known later."""
+    return [
+        "--world-size=1" if word.startswith("--world-size=") else word for word in program
+    ]
+
+
+def _without_preflight(command: Command) -> tuple[Command, bool]:
+    """The command without a --preflight in front of the user's arguments, and whether it was there."""
+    if command.arguments[:1] != ("--preflight",):
+        return command, False
+    rest = command.arguments[1:]
+    return Command(command.options, command.launcher, command.program, rest), True
+
+
+def _hold(bundle: Path) -> int | None:
+    """A lock on the bundle: `ddpgen render` does not replace one that somebody holds, as restarts need it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(bundle, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return descriptor
+    return None
+
+
+def _absolute(path: str) -> Path:
+    """From the bundle's directory; `~` is the home directory."""
+    return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))

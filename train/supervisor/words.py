@@ -1,0 +1,97 @@
+"""The command line of `python -m train supervise`: its sections and its placeholders. Pure.
+
+`TIER [--OPTION=…] -- LAUNCHER … -- PROGRAM … -- ARGUMENT …`: what the supervisor is told; what starts
+the processes (torchrun or spawn); what they run; what the user added behind the script's name.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+PLACEHOLDERS = (
+    "nodes",
+    "head",
+    "port",
+    "address",
+    "node_rank",
+    "first_rank",
+    "world_size",
+    "launch",
+    "is_head",
+    "checkpoint_dir",
+    "store",
+)
+_PLACEHOLDER = re.compile("{(" + "|".join(PLACEHOLDERS) + ")}")
+# What follows one of these is the user's text, in which braces mean braces.
+_USERS = re.compile("--arg=")
+_TORCHRUN = ("-m", "torch.distributed.run")
+_SPAWN = ("-m", "train", "spawn")
+_WIDTH = 110
+
+
+@dataclass(frozen=True)
+class Command:
+    """The four sections. `options` begins with the tier."""
+
+    options: tuple[str, ...]
+    launcher: tuple[str, ...]
+    program: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
+def split(argv: Sequence[str]) -> Command:
+    """The sections of `argv`. Raises ValueError when one is missing."""
+    sections: list[list[str]] = [[]]
+    for word in argv:
+        if word == "--" and len(sections) < 4:
+            sections.append([])
+        else:
+            sections[-1].append(word)
+    if len(sections) < 3 or not all(sections[:3]):
+        raise ValueError("usage: supervise TIER … -- LAUNCHER … -- PROGRAM … [-- ARGUMENT …]")
+    options, launcher, program, *rest = map(tuple, sections)
+    return Command(options, launcher, program, rest[0] if rest else ())
+
+
+def workers(command: Command, values: Mapping[str, str]) -> list[str]:
+    """The command that starts the processes of this host, with its placeholders filled in.
+
+    The program's words reach the processes as they are: torchrun takes `$` for a macro of its own unless
+    it is doubled, and abbreviations of its options unless `--` stands before the program.
+    """
+    launcher = [fill(word, values) for word in command.launcher]
+    program = [*filled_program(command, values), *command.arguments]
+    if launcher[0] == "torchrun":
+        words = [*_TORCHRUN, *launcher[1:], "-m", "--", "train"]
+        return [sys.executable, *words, *(word.replace("$", "$$") for word in program)]
+    if launcher[0] == "spawn":
+        words = [*_SPAWN, *launcher[1:], "--", sys.executable, "-m", "train"]
+        return [sys.executable, *words, *program]
+    raise ValueError(f"the launcher is torchrun or spawn, not {launcher[0]!r}")
+
+
+def filled_program(command: Command, values: Mapping[str, str]) -> Iterable[str]:
+    """The program's words; a script's own words stay as they are."""
+    if command.program[0] != "run":
+        return command.program
+    return [word if _USERS.match(word) else fill(word, values) for word in command.program]
+
+
+def fill(word: str, values: Mapping[str, str]) -> str:
+    """`word` with the placeholders that have a value; every other brace stays."""
+    return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word)
+
+
+def shown(words: Sequence[str], indent: str = "  ") -> str:
+    """A command as a person would type it, over lines of at most 110 columns where that is possible."""
+    lines: list[str] = []
+    for word in map(shlex.quote, words):
+        if lines and len(lines[-1]) + 1 + len(word) <= _WIDTH - 2:
+            lines[-1] += f" {word}"
+        else:
+            lines.append((indent if not lines else indent * 2) + word)
+    return " \\\n".join(lines)
