@@ -44,7 +44,12 @@ class Supervise(NamedTuple):
 
 def local(job: JobSpec, backend: str, store: str) -> Supervise:
     """The command of a job on one machine."""
-    launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", *_processes(job, job.restarts))
+    launcher = (
+        "torchrun",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        *_processes(job, job.restarts),
+    )
     return Supervise(
         tuple(options(job, backend, store)), launcher, tuple(program(job, backend, store))
     )
@@ -61,27 +66,25 @@ def options(job: JobSpec, backend: str, store: str) -> Iterator[Word]:
     """What the supervisor itself is told, on every tier."""
     yield f"--job={job.name}"
     yield f"--checkpoint-dir={checkpoint_dir(job)}"
-    if job.procs_per_node != 1:
-        yield f"--procs={job.procs_per_node}"
-    if job.gpus_per_node:
-        yield f"--gpus={job.gpus_per_node}"
-    if backend != "gloo":
-        yield f"--backend={backend}"
-    if job.nic:
-        yield f"--nic={job.nic}"
-    if job.train.threads != 1:
-        yield f"--threads={job.train.threads}"
-    kept = sorted(name for name in job.env if name in PINNED)
-    if kept:
-        yield f"--keep={','.join(kept)}"
-    if store:
-        yield f"--store={store}"
+    yield from _unusual(
+        ("procs", job.procs_per_node, 1),
+        ("gpus", job.gpus_per_node or 0, 0),
+        ("backend", backend, "gloo"),
+        ("nic", job.nic or "", ""),
+        ("threads", job.train.threads, 1),
+        ("keep", ",".join(sorted(name for name in job.env if name in PINNED)), ""),
+        ("store", store, ""),
+        ("ignore", ",".join(job.preflight.ignore), ""),
+    )
     if not job.preflight.enabled:
         yield "--no-preflight"
-    if job.preflight.ignore:
-        yield f"--ignore={','.join(job.preflight.ignore)}"
     if job.train.script or job.train.reduction != "tree":
         yield "--bits-may-differ"
+
+
+def _unusual(*options: tuple[str, Any, Any]) -> Iterator[str]:
+    """Of options, each with its value and the runtime's default, those that have another value."""
+    return (f"--{name}={value}" for name, value, default in options if value != default)
 
 
 def checkpoint_dir(job: JobSpec) -> str:
@@ -90,9 +93,7 @@ def checkpoint_dir(job: JobSpec) -> str:
     return path if path.startswith(("/", "~/")) or path == "~" else f"../{path}"
 
 
-def program(
-    job: JobSpec, backend: str, store: str, weight: int | Fraction = 1
-) -> Iterator[Word]:
+def program(job: JobSpec, backend: str, store: str, weight: int | Fraction = 1) -> Iterator[Word]:
     """What each process runs."""
     if job.train.script:
         yield from ("script", f"code/{job.train.script}")
@@ -102,23 +103,21 @@ def program(
     yield "run"
     yield from training(job.train)
     yield f"--backend={backend}"
-    if weight != 1:
-        yield f"--weight={weight}"
-    usual = Rendezvous()
-    if job.rendezvous.timeout != usual.timeout:
-        yield f"--rendezvous-timeout={seconds(job.rendezvous.timeout)}"
-    if job.rendezvous.collective_timeout != usual.collective_timeout:
-        yield f"--collective-timeout={seconds(job.rendezvous.collective_timeout)}"
+    waits, kept = Rendezvous(), Checkpoint()
+    yield from _unusual(
+        ("weight", weight, 1),
+        ("rendezvous-timeout", seconds(job.rendezvous.timeout), seconds(waits.timeout)),
+        (
+            "collective-timeout",
+            seconds(job.rendezvous.collective_timeout),
+            seconds(waits.collective_timeout),
+        ),
+        ("checkpoint-store", "{store}" if store else "", ""),
+        ("checkpoint-every", job.checkpoint.every, kept.every),
+        ("checkpoint-keep", job.checkpoint.keep, kept.keep),
+        ("code-dir", "code" if job.code else "", ""),
+    )
     yield "--checkpoint-dir={checkpoint_dir}"
-    if store:
-        yield "--checkpoint-store={store}"
-    kept = Checkpoint()
-    if job.checkpoint.every != kept.every:
-        yield f"--checkpoint-every={job.checkpoint.every}"
-    if job.checkpoint.keep != kept.keep:
-        yield f"--checkpoint-keep={job.checkpoint.keep}"
-    if job.code:
-        yield "--code-dir=code"
     for name, value in job.train.args.items():
         yield f"--arg={name}={_json(value)}"
 
@@ -130,10 +129,9 @@ def training(train: Train) -> Iterator[Word]:
     yield f"--global-batch-size={train.global_batch_size}"
     yield f"--micro-batch-size={train.micro_batch_size}"
     usual = {field.name: field.default for field in fields(Train)}
-    for name in _FLAGS.split():
-        value = getattr(train, name)
-        if value is not None and value != usual[name]:
-            yield f"--{name.replace('_', '-')}={value}"
+    yield from _unusual(
+        *((name.replace("_", "-"), getattr(train, name), usual[name]) for name in _FLAGS.split())
+    )
     if train.find_unused_parameters:
         yield "--find-unused-parameters"
 

@@ -1,7 +1,6 @@
 """Put the real spec and the real script into README.md, between the lines that say where from.
 
-`python tools/readme.py` rewrites README.md; `--check` fails when it is not current. The script is
-shown from its launch on, because the README is about what a job comes down to.
+`python tools/readme.py` rewrites README.md; `--check` fails when it is not current.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def excerpt(name: str) -> str:
         return text[text.index(f"\n{part}:") + 1 :]
     if name.endswith(".yaml"):
         return text[text.index("\nname:") + 1 :]  # without the introduction
-    return text[text.index('"$python" -m train leash') : text.index("\ntorchrun=$!")] + "\n"
+    return text
 
 
 def main() -> int:

@@ -8,9 +8,13 @@ import sys
 
 if sys.version_info < (3, 9):  # noqa: UP036 - the system Python of a cluster may well be older
     sys.stderr.write(
-        "ddpgen: %s is Python %d.%d, and this needs 3.10 (3.9 to start containers); load a newer one "
-        "by environment.modules, or set python: in the spec (PY003)\n"
-        % ((sys.executable,) + sys.version_info[:2])
+        "ddpgen: "
+        + sys.executable
+        + " is Python "
+        + sys.version.split()[0]
+        + ", and this needs 3.10 "
+        "(3.9 to start containers); load a newer one by environment.modules, or set python: in the "
+        "spec (PY003)\n"
     )
     sys.exit(69)
 

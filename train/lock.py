@@ -91,25 +91,36 @@ def claim(
     """
     directory.mkdir(parents=True, exist_ok=True)
     await_last_words(directory, scheduler)
-    with _exclusive(directory):
+    mine = Holder(
+        attempt=attempt or secrets.token_hex(6),
+        generation=0,
+        job=job,
+        host=socket.gethostname(),
+        boot=_boot(),
+        launcher=(launcher_pid, _start_time(launcher_pid)),
+        since=time.time(),
+        scheduler=scheduler,
+    )
+    taken = False
+    while not taken:
         holder = read_lock(directory)
         if holder is not None:
             _check_may_take(directory, holder, scheduler)
-        mine = Holder(
-            attempt=attempt or secrets.token_hex(6),
-            generation=0,
-            job=job,
-            host=socket.gethostname(),
-            boot=_boot(),
-            launcher=(launcher_pid, _start_time(launcher_pid)),
-            since=time.time(),
-            scheduler=scheduler,
-        )
-        _write_lock(directory, mine)
+        # Judged outside the file lock, which a holder needs to show that it lives.
+        taken = _replace(directory, holder, mine)
     # Where the file system has no locks, two claims may both have got here: the last write won.
     if _attempt_on_file(directory) != mine.attempt:
         raise HeldByLiveJobError(f"another job took {directory} at the same moment; try again")
     return mine.attempt
+
+
+def _replace(directory: Path, judged: Holder | None, mine: Holder) -> bool:
+    """Write `mine` unless somebody has written since `judged` was read; whether it did."""
+    with _exclusive(directory):
+        if read_lock(directory) != judged:
+            return False
+        _write_lock(directory, mine)
+        return True
 
 
 def check_not_replaced(directory: Path, scheduler: str) -> None:

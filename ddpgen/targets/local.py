@@ -23,7 +23,9 @@ def check(job: JobSpec) -> Iterator[Conflict]:
 
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
     """local.sh, and the activation lines beside it."""
-    values = {**vars(plan), "world_size": plan.world_size, "activation": "local.activate.sh"}
+    procs = plan.world_size
+    counted = "1 process" if procs == 1 else f"{procs} processes"
+    values = {**vars(plan), "counted": counted, "activation": "local.activate.sh"}
     text = renderer.render("local.sh.j2", values)
     artefacts = [Artefact("local.sh", text, "bash {bundle}/local.sh")]
     if plan.activate:

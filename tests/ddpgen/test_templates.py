@@ -110,10 +110,10 @@ Spec = Callable[..., Path]
 
 def test_a_template_of_the_users_replaces_one_by_name(run: Run, spec: Spec, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/_nic.sh.j2").write_text("nic=ib0 # for {{ name | comment }}\n")
+    (tmp_path / "mine/_setup.sh.j2").write_text("umask 077 # for {{ name | comment }}\n")
     outcome = run("render", spec(), "--target", "local", "--stdout", "--templates", "mine")
-    assert "nic=ib0 # for gpt\n" in outcome.out
-    assert "GLOO_SOCKET_IFNAME" not in outcome.out
+    assert "umask 077 # for gpt\n" in outcome.out
+    assert "unset PYTHONSAFEPATH" not in outcome.out
 
 
 def test_a_template_of_the_users_extends_ours_by_block(
@@ -122,11 +122,11 @@ def test_a_template_of_the_users_extends_ours_by_block(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/local.sh.j2").write_text(
         '{% extends "ddpgen/local.sh.j2" %}\n'
-        "{% block claim %}\necho before\n{{ super() }}{% endblock %}\n"
+        "{% block run %}\necho before\n{{ super() }}{% endblock %}\n"
     )
     outcome = run("render", spec(), "--target", "local", "--stdout", "--templates", "mine")
     assert outcome.code == 0
-    assert "echo before\n# --- one job per checkpoint directory" in outcome.out
+    assert "echo before\n# --- run: " in outcome.out
     assert "ddpgen: " in outcome.out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +20,9 @@ def arguments(place: Path) -> list[str]:
     """The training command of a one-process bundle, as the plan has it."""
     bundle = jobs.render(place, jobs.spec({**jobs.GPT, "steps": 6}))
     text = (bundle / "local.sh").read_text().replace("\\\n", " ")
-    line = next(line for line in text.splitlines() if "-m train run" in line)
-    words = line.partition("-m train run ")[2].split()
-    own = ("--world-size", "--checkpoint-dir", "--checkpoint-every", '"$@"', "</dev/null", "&")
-    return [word.strip("'") for word in words if word.startswith("--") and not word.startswith(own)]
+    own = ("--checkpoint-dir", "--checkpoint-every")
+    words = shlex.split(text.partition(" -- ")[2].partition(" run ")[2].rpartition(" -- ")[0])
+    return [word for word in words if not word.startswith(own)]
 
 
 def test_two_agents_of_two_processes_give_the_bits_of_one_process(tmp_path: Path) -> None:

@@ -53,6 +53,28 @@ def test_a_dead_job_does_not_block(tmp_path: Path, sleeper: subprocess.Popen[byt
     assert claim(tmp_path, "second", os.getpid()) != first
 
 
+def test_a_holder_that_is_watched_can_renew_and_is_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes]
+) -> None:
+    claim(tmp_path, "first", sleeper.pid)
+    edit(tmp_path, boot="elsewhere", host="gone")
+    watched: list[int] = []
+
+    def watch(directory: Path, holder: lock.Holder) -> bool:
+        watched.append(holder.generation)
+        if holder.generation == 0:
+            with lock._exclusive(directory):  # as the holder's rank 0 does when it is restarted
+                edit(directory, generation=1)
+            return False
+        return True
+
+    monkeypatch.setattr(lock, "_heart_beats", watch)
+    with pytest.raises(HeldByLiveJobError):
+        claim(tmp_path, "second", os.getpid())
+    assert watched == [0, 1]
+    assert read_lock(tmp_path).job == "first"  # type: ignore[union-attr]
+
+
 def test_a_reused_pid_is_not_taken_for_the_holder(tmp_path: Path) -> None:
     claim(tmp_path, "first", os.getpid())
     pid, start = read_lock(tmp_path).launcher  # type: ignore[union-attr]

@@ -15,8 +15,8 @@ from pathlib import Path
 from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
 from train.layout import steps_on_disk
 from train.lock import HEARTBEAT_S, HeldByLiveJobError, check_not_replaced, claim, read_lock
-from train.status import Status, write_status
 from train.scheduler import Scheduled
+from train.status import Status, write_status
 from train.supervisor.refusal import Refusal
 
 
@@ -40,7 +40,9 @@ def acquire(whole: Path, held: Path, job: str, scheduler: str) -> str:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = "free some space there"
         why = f"{error.strerror or error}{about}; {remedy}"
-        raise Refusal(EXIT_FAILED, f"the checkpoint directory {whole} cannot be used: {why}") from None
+        raise Refusal(
+            EXIT_FAILED, f"the checkpoint directory {whole} cannot be used: {why}"
+        ) from None
     return attempt
 
 

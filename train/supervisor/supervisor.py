@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from train.config import parse as parse_run
 from train.config import seconds
-from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
+from train.errors import EXIT_UNAVAILABLE
 from train.layout import node_directory
 from train.metrics import say
 from train.preflight import command as preflight
@@ -100,7 +100,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--no-preflight", action="store_true")
     add("--ignore", type=preflight.codes, default=(), help="codes that are only warnings")
     add("--bits-may-differ", action="store_true", help="nothing is promised about the bits")
-    add("--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory")
+    add(
+        "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"
+    )
     add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
 
 
@@ -222,7 +224,9 @@ class Supervisor:
 
     def _values(self, address: str) -> Mapping[str, str]:
         member = self.member
-        some = f"{member.least}:{member.nodes}" if member.least < member.nodes else f"{member.nodes}"
+        some = (
+            f"{member.least}:{member.nodes}" if member.least < member.nodes else f"{member.nodes}"
+        )
         return {
             "nodes": some,
             "head": member.head_address,
@@ -257,9 +261,9 @@ class Supervisor:
         return told
 
     def _tell(self, pinned: Sequence[Pin], command: Sequence[str]) -> None:
-        settings = [shlex.quote(f"{pin.name}={pin.value}") for pin in pinned]
+        settings = {shlex.quote(f"{pin.name}={pin.value}"): pin.why for pin in pinned}
         width = max(map(len, settings), default=0)
-        lines = [f"  {s:<{width}}  # {pin.why}" for s, pin in zip(settings, pinned)]
+        lines = [f"  {setting:<{width}}  # {why}" for setting, why in settings.items()]
         say("\n".join(["starting the processes of this host", *lines, words.shown(command)]))
 
     # --- while they run ---------------------------------------------------------------------------
@@ -303,9 +307,9 @@ class Supervisor:
         """Whether the processes of this start have met those of the other hosts."""
         if not self.member.head:
             return True
-        with contextlib.suppress(OSError, ValueError):
-            attempt, _ = (self.held / "launch").read_text("utf-8", "replace").split(maxsplit=1)
-            return attempt == self._attempt
+        with contextlib.suppress(OSError):
+            words_on_file = (self.held / "launch").read_text("utf-8", "replace").split()
+            return words_on_file[:1] == [self._attempt]
         return False
 
     def _end(self, code: int) -> End:
@@ -343,9 +347,7 @@ def check_arguments(command: Command) -> None:
 
 def _literal(program: Sequence[str]) -> list[str]:
     """The program's words but for those whose value is known later."""
-    return [
-        "--world-size=1" if word.startswith("--world-size=") else word for word in program
-    ]
+    return ["--world-size=1" if word.startswith("--world-size=") else word for word in program]
 
 
 def _without_preflight(command: Command) -> tuple[Command, bool]:

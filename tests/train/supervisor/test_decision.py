@@ -1,0 +1,64 @@
+"""What a signal and the end of the workers mean, as tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.status import Status
+from train.supervisor.decision import End, at_end, not_begun, on_signal
+
+AGAIN = "bash local.sh"
+NEWEST = f"to go on from the newest checkpoint: {AGAIN}"
+SILENT = "the launcher ended with code 3 and the job wrote no status; its last lines are above"
+
+
+def status(word: str, step: int = 7, reason: str = "") -> Status:
+    return Status(word, "a1", step, reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "stops", "met", "action"),
+    [
+        ("INT", 0, True, "stop"),
+        ("TERM", 0, True, "stop"),
+        ("HUP", 0, True, "stop"),
+        ("INT", 0, False, "end"),
+        ("TERM", 0, False, "end"),
+        ("HUP", 0, False, "end"),
+        ("INT", 1, True, "kill"),
+        ("TERM", 1, False, "kill"),
+        ("HUP", 1, True, "stop"),  # a closing terminal sends it twice
+        ("HUP", 2, False, "end"),
+    ],
+)
+def test_a_signal(name: str, stops: int, met: bool, action: str) -> None:
+    assert on_signal(name, stops, met).action == action
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "lines"),
+    [
+        (End(1, status("done")), 0, ("done at step 7; HERE",)),
+        (End(0, status("done", 0)), 0, ("done; HERE",)),
+        (End(1, status("stopped")), 75, (f"stopped at step 7; to go on: {AGAIN}",)),
+        (End(0, status("failed", 7, "why")), 1, ("failed at step 7: why", NEWEST)),
+        (End(0, status("failed", 0)), 1, ("failed: no reason given", NEWEST)),
+        (End(3, status("running")), 1, (SILENT, NEWEST)),
+        (End(137, status("running"), stops=2, killed=True), 1, (f"killed; {NEWEST}",)),
+        (End(1, status("running"), stops=1, met=False), 75, not_begun(AGAIN).lines),
+        (
+            End(137, status("running"), stops=2, killed=True, met=False),
+            1,
+            (f"killed; {NEWEST}",),
+        ),
+        (End(137, status("done"), stops=2, killed=True), 0, ("done at step 7; HERE",)),
+        (
+            End(1, None),
+            1,
+            ("the status is not of this attempt: another job has taken over", NEWEST),
+        ),
+    ],
+)
+def test_the_end_of_the_workers(end: End, code: int, lines: tuple[str, ...]) -> None:
+    outcome = at_end(end, "HERE", AGAIN)
+    assert (outcome.code, outcome.lines) == (code, lines)

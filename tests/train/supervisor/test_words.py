@@ -1,0 +1,67 @@
+"""The sections of the supervisor's command line, and what its words become."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import pytest
+
+from train.supervisor.words import PLACEHOLDERS, Command, fill, shown, split, workers
+
+VALUES = {name: f"<{name}>" for name in PLACEHOLDERS}
+
+
+def command(*program: str, launcher: tuple[str, ...] = ("torchrun", "--x")) -> Command:
+    return Command(("local",), launcher, program, ())
+
+
+def test_the_first_three_dashes_divide_and_later_ones_are_the_users() -> None:
+    found = split(["local", "--job=j", "--", "torchrun", "--", "run", "--steps=1", "--", "a", "--"])
+    assert found == Command(("local", "--job=j"), ("torchrun",), ("run", "--steps=1"), ("a", "--"))
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["local"], ["local", "--", "torchrun"], ["local", "--", "--", "run"]]
+)
+def test_a_missing_section_is_told(argv: list[str]) -> None:
+    with pytest.raises(ValueError, match="usage: supervise TIER"):
+        split(argv)
+
+
+def test_only_the_names_that_are_known_are_placeholders() -> None:
+    text = "".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    assert fill(text, VALUES) == "".join(VALUES.values())
+    for other in ("{", "{}", "{x}", "{ port }", "{port", "${PORT}", "{Port}", '{"a": 1}'):
+        assert fill(other, VALUES) == other
+    assert fill("{port}", {}) == "{port}"
+
+
+def test_torchrun_hands_the_programs_words_on_as_they_are() -> None:
+    got = workers(command("run", "--arg=a=$$5 {port}", "--log={port}"), VALUES)
+    own = ["-m", "torch.distributed.run", "--x", "-m", "--", "train"]
+    assert got == [sys.executable, *own, "run", "--arg=a=$$$$5 {port}", "--log=<port>"]
+
+
+def test_the_words_of_a_script_are_never_touched() -> None:
+    got = workers(command("script", "code/a.py", "--x={port}"), VALUES)
+    assert got[-2:] == ["code/a.py", "--x={port}"]
+
+
+def test_spawn_takes_the_words_as_they_are() -> None:
+    launcher = ("spawn", "--procs=2", "--first-rank={first_rank}")
+    got = workers(command("run", "--arg=a=$$5", launcher=launcher), VALUES)
+    own = ["-m", "train", "spawn", "--procs=2", "--first-rank=<first_rank>", "--"]
+    assert got == [sys.executable, *own, sys.executable, "-m", "train", "run", "--arg=a=$$5"]
+
+
+def test_another_launcher_is_refused() -> None:
+    with pytest.raises(ValueError, match="torchrun or spawn, not 'mpirun'"):
+        workers(command("run", launcher=("mpirun",)), VALUES)
+
+
+def test_a_command_that_is_shown_can_be_typed() -> None:
+    words = ["python", *(f"--option-{i}=it's {i}" for i in range(20)), "new\nline"]
+    text = shown(words)
+    assert shlex.split(text.replace(" \\\n", " ")) == words
+    assert max(map(len, text.splitlines())) <= 112
