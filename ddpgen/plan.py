@@ -7,6 +7,7 @@ no network: values in, values out. Pure.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -222,10 +223,15 @@ def _host(job: HostsJob, host: Host) -> HostPlan:
 
 def address(host: Host) -> str:
     """How the other hosts reach this one: as it says, else the host that ssh is told."""
-    if host.address:
-        return host.address
-    destination = (host.ssh or host.name).removeprefix("ssh://").rpartition("@")[2]
-    return destination.partition(":")[0].strip("/")
+    return host.address or ssh_host(host.ssh or host.name)
+
+
+def ssh_host(destination: str) -> str:
+    """The host in [user@]host or ssh://[user@]host[:port]; "" where none is named."""
+    place = destination.removeprefix("ssh://")
+    if place != destination:
+        place = re.sub(r"(:[0-9]*)?/*$", "", place)
+    return place.rpartition("@")[2]
 
 
 def below_home(*words: Word) -> bool:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 TIERS = ("local", "hosts", "slurm", "sky")
 _INTERFACE = Text(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", "one exact interface name, like eth0")
+ADDRESS = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", "an IPv4 address or a host name")
 _FILE = "a path relative to this file"
 _NODES = "How many machines. `local` runs on exactly one."
 
@@ -396,7 +397,7 @@ class Host:
         null=True,
     )
     address: str | None = setting(
-        Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", "an IPv4 address or a host name"),
+        ADDRESS,
         "How the other hosts reach it. One that leads to another network card than `nic` keeps the "
         "hosts apart. Left out: the host in `ssh`.",
         None,

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen import rules
-from ddpgen.fields import did_you_mean, seconds
-from ddpgen.plan import HostPlan, HostsPlan, LaunchPlan, address, backend, below_home
+from ddpgen.fields import did_you_mean, seconds, show
+from ddpgen.plan import HostPlan, HostsPlan, LaunchPlan, address, backend, below_home, ssh_host
 from ddpgen.render import Renderer
 from ddpgen.resources import package_files
 from ddpgen.rules import Conflict
-from ddpgen.spec import Host, HostsJob, JobSpec
+from ddpgen.spec import ADDRESS, Host, HostsJob, JobSpec
 from ddpgen.targets.artefact import Artefact
 
 NAME = "hosts"
@@ -106,12 +106,17 @@ def _host(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
 
 
 def _reached(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
-    place = address(host)
+    destination, place = host.ssh or host.name, address(host)
     about = (f"{field}.address", f"{field}.ssh", field)
     remedy = "write the address by which the others reach this host"
-    if host.ssh and "://" not in host.ssh and host.ssh.count(":") == 1:
-        what = f"{host.ssh} is no destination of ssh: it takes a port otherwise"
-        yield Conflict((f"{field}.ssh",), what, f"write ssh://{host.ssh}")
+    if not ssh_host(destination):
+        yield Conflict((f"{field}.ssh",), "names no host", "write an alias, user@host or its like")
+    elif "://" not in destination and destination.count(":") == 1:
+        what = f"{destination} is no destination of ssh: it takes a port otherwise"
+        yield Conflict((f"{field}.ssh",), what, f"write ssh://{destination}")
+    elif not re.fullmatch(ADDRESS.pattern, place, re.ASCII):
+        what = f"{show(place)} is no address for the other hosts"
+        yield Conflict(about, what, f"write address: with {ADDRESS.wants} by which they reach it")
     elif re.fullmatch(r"[0-9.]+", place) and not _is_address(place):
         yield Conflict(about, f"{place} is no IPv4 address of a host", remedy)
     elif len(job.hosts) > 1 and (place in _LOOPBACK or place.startswith("127.")):

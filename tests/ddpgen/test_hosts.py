@@ -133,6 +133,29 @@ def test_a_list_of_hosts_that_cannot_run_is_refused_at_its_place(text: str, faul
     assert any(line.startswith(fault) for line in found), found
 
 
+@pytest.mark.parametrize(
+    ("ssh", "what"),
+    [
+        ("x'';touch${IFS}/tmp/pwned;''", """"x';touch${IFS}/tmp/pwned;'" is no address"""),
+        ("host;id", '"host;id" is no address'),
+        ("trainer@fd00::1", '"fd00::1" is no address'),
+        ("ssh://trainer@[fd00::1]:22", '"[fd00::1]" is no address'),
+        ("user@", "names no host"),
+        ("ssh://", "names no host"),
+        ("ssh://user@:22", "names no host"),
+    ],
+)
+def test_the_host_in_ssh_is_held_to_the_rule_of_an_address(ssh: str, what: str) -> None:
+    (fault,) = faults(hosts(f"hosts: [{{name: a, ssh: '{ssh}'}}, b]"))
+    assert fault.startswith(f"10:28: targets.hosts.hosts[0].ssh: {what}"), fault
+
+
+def test_a_host_behind_ipv6_needs_an_address_of_its_own() -> None:
+    made = plan(hosts("hosts: [{name: a, ssh: 'me@fd00::1', address: 10.0.0.1}, b]"))
+    assert made.hosts is not None
+    assert (made.hosts.hosts[0].ssh, made.hosts.hosts[0].address) == ("me@fd00::1", "10.0.0.1")
+
+
 def test_a_key_of_the_tier_at_the_top_is_sent_where_it_belongs() -> None:
     (fault,) = faults(GPT + "hosts: [a]\n")
     assert fault == "8:1: hosts: unknown key; it belongs to targets.hosts"
@@ -154,6 +177,7 @@ def test_hosts_by_name_alone_are_enough() -> None:
         ("me@10.0.0.7", "10.0.0.7"),
         ("ssh://me@gate.lan:2222", "gate.lan"),
         ("ssh://gate/", "gate"),
+        ("DOMAIN\\me@gate", "gate"),
         ("alias", "alias"),
     ],
 )
