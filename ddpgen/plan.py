@@ -126,7 +126,8 @@ class LaunchPlan:
 
 def plan(job: JobSpec, tier: str) -> LaunchPlan:
     """The plan of a job that the reader found valid for `tier`."""
-    hosts = _hosts(job) if isinstance(job, HostsJob) else None
+    talk = backend(job)  # over all hosts, so it is asked for once
+    hosts = _hosts(job, talk) if isinstance(job, HostsJob) else None
     batch = _slurm(job) if isinstance(job, SlurmJob) else None
     start = launcher.on_host(job) if job.meets else launcher.standalone(job)
     return LaunchPlan(
@@ -134,7 +135,7 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
         name=job.name,
         nodes=_nodes(job),
         micro_batches=job.micro_batches,
-        backend=backend(job),
+        backend=talk,
         rendezvous=_rendezvous(job),
         interpreter=_interpreter(job),
         activate=tuple(_activation(job)),
@@ -145,8 +146,8 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
         checkpoint_dir=_checkpoint_dir(job),
         store=_store(job),
         preflight_on=job.preflight.enabled,
-        preflight=tuple(launcher.preflight(job, backend(job))),
-        torchrun=hosts.hosts[0].torchrun if hosts else (*start, *_program(job)),
+        preflight=tuple(launcher.preflight(job, talk)),
+        torchrun=hosts.hosts[0].torchrun if hosts else (*start, *_program(job, talk)),
         check=() if job.train.script else tuple(_enough(job)),
         hosts=hosts,
         slurm=batch,
@@ -188,9 +189,9 @@ def _slurm(job: SlurmJob) -> SlurmPlan:
     )
 
 
-def _hosts(job: HostsJob) -> HostsPlan:
+def _hosts(job: HostsJob, backend: str) -> HostsPlan:
     return HostsPlan(
-        hosts=tuple(_host(job, host) for host in job.order),
+        hosts=tuple(_host(job, host, backend) for host in job.order),
         launcher=job.rendezvous.launcher,
         port=job.rendezvous.port,
         timeout_s=job.rendezvous.timeout,
@@ -202,7 +203,7 @@ def _hosts(job: HostsJob) -> HostsPlan:
     )
 
 
-def _host(job: HostsJob, host: Host) -> HostPlan:
+def _host(job: HostsJob, host: Host, backend: str) -> HostPlan:
     here = job.on(host)
     ssh = host.ssh or host.name
     return HostPlan(
@@ -216,8 +217,8 @@ def _host(job: HostsJob, host: Host) -> HostPlan:
         activate=here.python.activate,
         env=_env(here),
         pinned=_pins(here),
-        preflight=tuple(launcher.preflight(here, backend(job))),
-        torchrun=(*launcher.on_host(here), *_program(job, job.weight(host))),
+        preflight=tuple(launcher.preflight(here, backend)),
+        torchrun=(*launcher.on_host(here), *_program(job, backend, job.weight(host))),
     )
 
 
@@ -253,13 +254,27 @@ def shares(micro_batches: int, weights: Sequence[int | Fraction]) -> Iterator[tu
     by_remainder = sorted(range(len(rests)), key=lambda rank: (-rests[rank], rank))
     for rank in by_remainder[: micro_batches - sum(counts)]:
         counts[rank] += 1
-    while 0 in counts and max(counts) > 1:
-        counts[counts.index(max(counts))] -= 1
-        counts[counts.index(0)] += 1
+    _leave_none_without(counts)
     first = 0
     for count in counts:
         yield first, first + count
         first += count
+
+
+def _leave_none_without(counts: list[int]) -> None:
+    """Give each rank that has nothing one from the rank that has most, the first of equals."""
+    if 0 not in counts:
+        return
+    from heapq import heapify, heapreplace  # few jobs need it
+
+    most = [(-count, rank) for rank, count in enumerate(counts)]
+    heapify(most)
+    for rank, count in enumerate(counts):
+        negative, giver = most[0]
+        if count == 0 and negative < -1:
+            counts[giver] -= 1
+            counts[rank] = 1
+            heapreplace(most, (negative + 1, giver))
 
 
 def _nodes(job: JobSpec) -> tuple[Node, ...]:
@@ -283,7 +298,7 @@ def backend(job: JobSpec) -> str:
     if job.backend != "auto":
         return job.backend
     if isinstance(job, HostsJob):
-        return "nccl" if all(job.on(host).gpus_per_node for host in job.hosts) else "gloo"
+        return "nccl" if all(job.gpus(host) for host in job.hosts) else "gloo"
     return "nccl" if job.gpus_per_node else "gloo"
 
 
@@ -356,7 +371,7 @@ def _pinned(job: JobSpec) -> Iterator[Export]:
     )
 
 
-def _program(job: JobSpec, weight: int | Fraction = 1) -> Iterator[Word]:
+def _program(job: JobSpec, backend: str, weight: int | Fraction = 1) -> Iterator[Word]:
     yield from ("-m", "train")
     if job.train.script:
         yield from ("script", f"code/{job.train.script}")
@@ -365,7 +380,7 @@ def _program(job: JobSpec, weight: int | Fraction = 1) -> Iterator[Word]:
         return
     yield "run"
     yield from _training(job)
-    yield f"--backend={backend(job)}"
+    yield f"--backend={backend}"
     yield from _world(job)
     if weight != 1:
         yield f"--weight={weight}"

@@ -500,6 +500,10 @@ class HostsJob(JobSpec):
         """How many processes run on `host`."""
         return host.procs or self.procs_per_node
 
+    def gpus(self, host: Host) -> int:
+        """How many GPUs the job uses on `host`."""
+        return (self.gpus_per_node if host.gpus is None else host.gpus) or 0
+
     def weight(self, host: Host) -> int | Fraction:
         """The part of the work of each process on `host`, relative to the others'."""
         if host.share is None:
