@@ -42,7 +42,7 @@ _FILE = "a path relative to this file"
 _NODES = "How many machines. `local` runs on exactly one."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Checkpoint:
     """Where the job's progress is kept and how often it is written."""
 
@@ -85,7 +85,7 @@ class Checkpoint:
         return None if self.url else self.dir
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Rendezvous:
     """How the processes find each other, and how long they wait."""
 
@@ -116,7 +116,7 @@ class Rendezvous:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Preflight:
     """What every host looks at before torch starts."""
 
@@ -134,7 +134,7 @@ class Preflight:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Python:
     """Which Python runs the job on the hosts."""
 
@@ -152,7 +152,7 @@ class Python:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Train:
     """What is trained, on how much, and how."""
 
@@ -280,7 +280,7 @@ class Train:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class JobSpec:
     """One job for one tier: the spec's top level with that tier's overlay merged in."""
 
@@ -376,7 +376,7 @@ class JobSpec:
         return math.ceil(train.global_batch_size / train.micro_batch_size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Host:
     """One machine of the tier `hosts`. What is left out is as the job says."""
 
@@ -445,7 +445,7 @@ class Host:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class HostsJob(JobSpec):
     """A job for the tier `hosts`: the job's fields and the tier's own."""
 
