@@ -297,9 +297,7 @@ def backend(job: JobSpec) -> str:
     """gloo or nccl: what `auto` means for this job."""
     if job.backend != "auto":
         return job.backend
-    if isinstance(job, HostsJob):
-        return "nccl" if all(job.gpus(host) for host in job.hosts) else "gloo"
-    return "nccl" if job.gpus_per_node else "gloo"
+    return "nccl" if job.on_gpus else "gloo"
 
 
 def _rendezvous(job: JobSpec) -> str:

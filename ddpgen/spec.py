@@ -368,6 +368,11 @@ class JobSpec:
         return self.nodes * self.procs_per_node
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether there is a GPU wherever a process runs."""
+        return bool(self.gpus_per_node)
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches per optimizer step over all processes; 0 for a script."""
         train = self.train
@@ -489,6 +494,11 @@ class HostsJob(JobSpec):
     def world_size(self) -> int:
         """Processes over all hosts."""
         return sum(self.procs(host) for host in self.hosts) or super().world_size
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether every host has a GPU."""
+        return all(self.gpus(host) for host in self.hosts)
 
     @property
     def order(self) -> tuple[Host, ...]:
