@@ -104,7 +104,7 @@ class LaunchPlan:
     pinned: tuple[Export, ...]
     nic: str | None
     checkpoint_dir: Word
-    store: str
+    store: str | Joined
     preflight_on: bool
     preflight: tuple[Word, ...]
     torchrun: tuple[Word, ...]
@@ -385,8 +385,11 @@ def _program(job: JobSpec, backend: str, weight: int | Fraction = 1) -> Iterator
     yield f"--rendezvous-timeout={seconds(job.rendezvous.timeout)}"
     yield f"--collective-timeout={seconds(job.rendezvous.collective_timeout)}"
     yield Joined(("--checkpoint-dir=", Var("checkpoint_dir")))
-    if _store(job):
-        yield f"--checkpoint-store={_store(job)}"
+    store = _store(job)
+    if isinstance(store, Joined):
+        yield Joined(("--checkpoint-store=", *store.parts))
+    elif store:
+        yield f"--checkpoint-store={store}"
     yield f"--checkpoint-every={_every(job)}"
     yield f"--checkpoint-keep={job.checkpoint.keep}"
     if job.code:
@@ -395,11 +398,14 @@ def _program(job: JobSpec, backend: str, weight: int | Fraction = 1) -> Iterator
         yield f"--arg={name}={_json(value)}"
 
 
-def _store(job: JobSpec) -> str:
+def _store(job: JobSpec) -> str | Joined:
     """Where checkpoints go that are to outlive the machine; "" where its disk is enough."""
     if isinstance(job, SkyJob) and job.bucket:
         return sky.place(job, job.bucket)
-    return job.checkpoint.url or ""
+    place = job.checkpoint.url or ""
+    if place and isinstance(job, SlurmJob) and job.array:
+        return Joined((f"{place.rstrip('/')}/", Var("SLURM_ARRAY_TASK_ID")))
+    return place
 
 
 def _every(job: JobSpec) -> str:
