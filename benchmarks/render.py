@@ -1,9 +1,12 @@
-"""Cold start of `ddpgen render` against `torchx run --dryrun`: wall time and peak memory.
+"""Cold start of `ddpgen render` against torchx and submitit, and how it grows with the hosts.
 
 Both turn a description of a job into something a scheduler runs, in a fresh process each time, as a
 user types it. torchx is installed from the user's package index into an environment of its own under
 build/bench/. The runs are interleaved (A B C, A B C, …), so that what the machine does meanwhile
-falls on all alike. The bare interpreter is there to show the floor that both stand on.
+falls on all alike. The floor for us is what importing click, PyYAML and Jinja2 takes. submitit takes
+part where this Python has it (pip install submitit): it turns one job into an sbatch script, in memory.
+
+Then one job is rendered for more and more hosts: twice the hosts, twice the time.
 
 Exits with 0 when everything ran, whatever the figures; judging them is the reader's task, or that of
 a test which reads the JSON.
@@ -23,11 +26,31 @@ import tempfile
 import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCHX = "torchx==0.7.0"
+SUBMITIT = """
+from submitit.slurm.slurm import _make_sbatch_string
+print(_make_sbatch_string("python train.py", "logs", nodes=2, ntasks_per_node=4, time=60))
+"""
+TRAIN = """\
+name: bench
+train: {{workload: gpt, steps: 300, global_batch_size: {batch}, micro_batch_size: 1}}
+targets:
+"""
+TIERS = (
+    TRAIN.format(batch=32)
+    + """\
+  local: {procs_per_node: 2}
+  hosts: {hosts: [desk, laptop]}
+  slurm: {nodes: 2, time: 1h}
+  sky: {nodes: 2, infra: aws, cpus: 8+, bucket: s3://bench-checkpoints}
+"""
+)
+FLOOR, ALL, THEIRS = "import click yaml jinja2", "ddpgen render, all tiers", "submitit, one job"
 TIMEOUT_S = 120
 
 # Times one command and prints "wall rss rc". It runs under `python -S -E` and imports next to
@@ -91,11 +114,13 @@ def main() -> int:
         contestants = entries(options.spec.resolve(), torchx, Path(scratch))
         try:
             interleave(contestants, options.runs)
+            scaling = [many_hosts(count, Path(scratch)) for count in options.hosts]
         except (RuntimeError, subprocess.TimeoutExpired) as failure:
             print(f"a contestant did not run: {failure}", file=sys.stderr)
             return 1
-    figures = report(contestants)
+    figures = report(contestants) | {"scaling": scaling}
     print(table(figures))
+    print(scaling_table(figures["scaling"]))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
@@ -107,6 +132,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--spec", type=Path, default=ROOT / "examples/gpt.yaml")
     parser.add_argument("--runs", type=int, default=21, help="of each (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        nargs="+",
+        default=[250, 500, 1000],
+        help="(default: %(default)s)",
+    )
     parser.add_argument(
         "--torchx", type=Path, help=f"an environment that holds {TORCHX} (default: make one)"
     )
@@ -130,16 +162,29 @@ def torchx_environment(given: Path | None) -> Path:
 def entries(spec: Path, torchx: Path, scratch: Path) -> list[Contestant]:
     """Everything that is compared. Each works in a folder of its own, as a user's project."""
     ours = console_script()
-    folder = {name: scratch / name for name in ("bare", "fresh", "again", "torchx")}
+    folder = {name: scratch / name for name in ("bare", "fresh", "again", "all", "torchx")}
     for path in folder.values():
         path.mkdir()
+    tiers = scratch / "tiers.yaml"
+    tiers.write_text(TIERS)
     (folder["torchx"] / "s.py").write_text("print('hello')\n")
     render = [ours, "render", str(spec), "--target", "local"]
     dry_run = [str(torchx), "run", "--dryrun", "--scheduler"]
     job = ["dist.ddp", "--script", "s.py", "-j"]
     fresh = folder["fresh"] / "build"
+    everywhere = folder["all"] / "build"
+    python = [sys.executable, "-c"]
+    submitit = Contestant(THEIRS, [*python, SUBMITIT], folder["bare"])
     return [
-        Contestant("python -c pass", [sys.executable, "-c", "pass"], folder["bare"]),
+        Contestant("python -c pass", [*python, "pass"], folder["bare"]),
+        Contestant(FLOOR, [*python, "import click, yaml, jinja2"], folder["bare"]),
+        Contestant(
+            ALL,
+            [ours, "render", str(tiers), "--target", "all"],
+            folder["all"],
+            prepare=lambda: shutil.rmtree(everywhere, ignore_errors=True),
+        ),
+        *([submitit] if find_spec("submitit") else []),
         Contestant(
             "ddpgen render, first",
             render,
@@ -150,6 +195,29 @@ def entries(spec: Path, torchx: Path, scratch: Path) -> list[Contestant]:
         Contestant("torchx --dryrun local", [*dry_run, "local_cwd", *job, "1x2"], folder["torchx"]),
         Contestant("torchx --dryrun slurm", [*dry_run, "slurm", *job, "2x4"], folder["torchx"]),
     ]
+
+
+def many_hosts(count: int, scratch: Path) -> dict[str, float]:
+    """The fastest of three renders of one job for so many hosts."""
+    folder = scratch / f"hosts-{count}"
+    folder.mkdir()
+    listed = "".join(f"    - {{name: n{i}, ssh: me@node{i}, nic: eth0}}\n" for i in range(count))
+    # With GPUs, where what `backend: auto` means is asked of every host.
+    (folder / "job.yaml").write_text(
+        TRAIN.format(batch=8 * count)
+        + "  hosts:\n    gpus_per_node: 8\n    procs_per_node: 8\n    hosts:\n"
+        + "".join(f"  {line}\n" for line in listed.splitlines())
+    )
+    render = Contestant(
+        f"{count} hosts",
+        [console_script(), "render", "job.yaml", "--target", "hosts"],
+        folder,
+        prepare=lambda: shutil.rmtree(folder / "build", ignore_errors=True),
+    )
+    for _ in range(3):
+        render.run_once()
+    shutil.rmtree(folder)
+    return {"hosts": count, "wall_s": min(render.wall_s), "rss_mib": min(render.rss_bytes) / 2**20}
 
 
 def console_script() -> str:
@@ -186,6 +254,12 @@ def report(contestants: Sequence[Contestant]) -> dict[str, Any]:
                 key: by_name[ours][key]["median"] / by_name[theirs][key]["median"]
                 for key in ("wall_s", "rss_mib")
             }
+    for theirs in (FLOOR, THEIRS):
+        if theirs in by_name:
+            ratios[f"{ALL} / {theirs}"] = {
+                key: by_name[ALL][key]["median"] / by_name[theirs][key]["median"]
+                for key in ("wall_s", "rss_mib")
+            }
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "python": platform.python_version(),
@@ -213,16 +287,28 @@ def table(figures: dict[str, Any]) -> str:
     setting = f"{figures['machine']}, Python {figures['python']}"
     lines = [
         f"{figures['runs']} interleaved runs of each, median [quartiles]; {setting}",
-        f"{'':24}{'wall, ms':>22}{'peak memory, MiB':>24}",
+        f"{'':26}{'wall, ms':>22}{'peak memory, MiB':>24}",
     ]
     for name, of in figures["figures"].items():
         wall, rss = of["wall_s"], of["rss_mib"]
         ms = f"{1e3 * wall['median']:.1f} [{1e3 * wall['q1']:.1f}–{1e3 * wall['q3']:.1f}]"
         mib = f"{rss['median']:.1f} [{rss['q1']:.1f}–{rss['q3']:.1f}]"
-        lines.append(f"{name:24}{ms:>22}{mib:>24}")
+        lines.append(f"{name:26}{ms:>22}{mib:>24}")
     lines.append("")
     for name, ratio in figures["ratios"].items():
-        lines.append(f"{name:47}{ratio['wall_s']:.2f}× time, {ratio['rss_mib']:.2f}× memory")
+        lines.append(f"{name:52}{ratio['wall_s']:.2f}× time, {ratio['rss_mib']:.2f}× memory")
+    return "\n".join(lines)
+
+
+def scaling_table(scaling: Sequence[dict[str, float]]) -> str:
+    """Each number of hosts, and what one of them costs."""
+    lines = [
+        "",
+        f"{'hosts':>8}{'wall, s':>12}{'peak memory, MiB':>20}{'time for each host, ms':>26}",
+    ]
+    for row in scaling:
+        each = 1e3 * row["wall_s"] / row["hosts"]
+        lines.append(f"{row['hosts']:8}{row['wall_s']:12.2f}{row['rss_mib']:20.1f}{each:26.2f}")
     return "\n".join(lines)
 
 

@@ -80,17 +80,18 @@ def copied_tree(source: Path, prefix: str) -> Iterator[Item]:
     """The training module's files as items, caches left out."""
     for root, names, files in os.walk(source):
         names[:] = sorted(name for name in names if name != "__pycache__")
+        below = prefix + root[len(str(source)) :].replace(os.sep, "/")
         for name in sorted(files):
             if not name.endswith((".pyc", ".pyo")):
-                file = Path(root, name)
-                yield Item(f"{prefix}/{file.relative_to(source).as_posix()}", file=file)
+                yield Item(f"{below}/{name}", file=Path(root, name))
 
 
 def _fill(stage: Path, items: Sequence[Item], facts: Mapping[str, Any]) -> bytes:
     sums = {}
+    for below in {os.path.dirname(item.path) for item in items}:
+        os.makedirs(os.path.join(stage, below), exist_ok=True)
     for item in sorted(items):
         target = os.path.join(stage, item.path)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
         executable = item.executable
         if item.file is not None:
             with _opened(item.file) as source:
@@ -127,7 +128,7 @@ def _opened(source: Path) -> BinaryIO:
 def _copy(source: BinaryIO, target: str) -> str:
     digest = hashlib.sha256()
     with open(target, "wb") as writing:
-        while chunk := source.read(1 << 20):
+        while chunk := source.read(1 << 16):
             digest.update(chunk)
             writing.write(chunk)
     return digest.hexdigest()

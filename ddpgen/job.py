@@ -49,11 +49,7 @@ def load(path: str) -> dict[str, Reading]:
         ) from None
     except ValueError:
         raise SpecUnreadableError(f"{path!r} is no path; give the path of a job spec") from None
-    readings = reader.read(raw, path)
-    # Who names tiers, and this machine not among them, does not mean it: one machine is one node.
-    if len(readings) > 1 and not readings["local"].named and readings["local"].job.nodes != 1:
-        del readings["local"]
-    return readings
+    return reader.read(raw, path)
 
 
 def check(readings: Iterable[Reading], home: Path, tiers: Sequence[str]) -> list[Finding]:
@@ -102,8 +98,8 @@ def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
         message = f"the spec has no targets.{target}; add it to say where {target} runs the job"
         if target == "local":
             message = (
-                "the spec asks for several nodes and has no targets.local; write targets: {local: "
-                "{nodes: 1}} to run it here as well"
+                "the spec has no targets.local, and without one its job does not fit on one machine; "
+                "write targets: {local: {nodes: 1}}, with what else is to differ here"
             )
         raise TargetUnavailableError(message)
     return [target]

@@ -7,6 +7,7 @@ no network: values in, values out. Pure.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,7 +105,7 @@ class LaunchPlan:
     pinned: tuple[Export, ...]
     nic: str | None
     checkpoint_dir: Word
-    store: str
+    store: str | Joined
     preflight_on: bool
     preflight: tuple[Word, ...]
     torchrun: tuple[Word, ...]
@@ -127,7 +128,8 @@ class LaunchPlan:
 
 def plan(job: JobSpec, tier: str) -> LaunchPlan:
     """The plan of a job that the reader found valid for `tier`."""
-    hosts = _hosts(job) if isinstance(job, HostsJob) else None
+    talk = backend(job)  # over all hosts, so it is asked for once
+    hosts = _hosts(job, talk) if isinstance(job, HostsJob) else None
     batch = _slurm(job) if isinstance(job, SlurmJob) else None
     start = launcher.on_host(job) if job.meets else launcher.standalone(job)
     return LaunchPlan(
@@ -135,7 +137,7 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
         name=job.name,
         nodes=_nodes(job),
         micro_batches=job.micro_batches,
-        backend=backend(job),
+        backend=talk,
         rendezvous=_rendezvous(job),
         interpreter=_interpreter(job),
         activate=tuple(_activation(job)),
@@ -146,9 +148,9 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
         checkpoint_dir=_checkpoint_dir(job),
         store=_store(job),
         preflight_on=job.preflight.enabled,
-        preflight=tuple(launcher.preflight(job, backend(job))),
-        torchrun=hosts.hosts[0].torchrun if hosts else (*start, *_program(job)),
-        supervise=supervise.local(job, backend(job), _store(job)),
+        preflight=tuple(launcher.preflight(job, talk)),
+        torchrun=hosts.hosts[0].torchrun if hosts else (*start, *_program(job, talk)),
+        supervise=supervise.local(job, talk, _place(job)),
         check=() if job.train.script else tuple(_enough(job)),
         hosts=hosts,
         slurm=batch,
@@ -190,9 +192,9 @@ def _slurm(job: SlurmJob) -> SlurmPlan:
     )
 
 
-def _hosts(job: HostsJob) -> HostsPlan:
+def _hosts(job: HostsJob, backend: str) -> HostsPlan:
     return HostsPlan(
-        hosts=tuple(_host(job, host) for host in job.order),
+        hosts=tuple(_host(job, host, backend) for host in job.order),
         launcher=job.rendezvous.launcher,
         port=job.rendezvous.port,
         timeout_s=job.rendezvous.timeout,
@@ -204,7 +206,7 @@ def _hosts(job: HostsJob) -> HostsPlan:
     )
 
 
-def _host(job: HostsJob, host: Host) -> HostPlan:
+def _host(job: HostsJob, host: Host, backend: str) -> HostPlan:
     here = job.on(host)
     ssh = host.ssh or host.name
     return HostPlan(
@@ -218,17 +220,22 @@ def _host(job: HostsJob, host: Host) -> HostPlan:
         activate=here.python.activate,
         env=_env(here),
         pinned=_pins(here),
-        preflight=tuple(launcher.preflight(here, backend(job))),
-        torchrun=(*launcher.on_host(here), *_program(job, job.weight(host))),
+        preflight=tuple(launcher.preflight(here, backend)),
+        torchrun=(*launcher.on_host(here), *_program(job, backend, job.weight(host))),
     )
 
 
 def address(host: Host) -> str:
     """How the other hosts reach this one: as it says, else the host that ssh is told."""
-    if host.address:
-        return host.address
-    destination = (host.ssh or host.name).removeprefix("ssh://").rpartition("@")[2]
-    return destination.partition(":")[0].strip("/")
+    return host.address or ssh_host(host.ssh or host.name)
+
+
+def ssh_host(destination: str) -> str:
+    """The host in [user@]host or ssh://[user@]host[:port]; "" where none is named."""
+    place = destination.removeprefix("ssh://")
+    if place != destination:
+        place = re.sub(r"(:[0-9]*)?/*$", "", place)
+    return place.rpartition("@")[2]
 
 
 def below_home(*words: Word) -> bool:
@@ -250,13 +257,27 @@ def shares(micro_batches: int, weights: Sequence[int | Fraction]) -> Iterator[tu
     by_remainder = sorted(range(len(rests)), key=lambda rank: (-rests[rank], rank))
     for rank in by_remainder[: micro_batches - sum(counts)]:
         counts[rank] += 1
-    while 0 in counts and max(counts) > 1:
-        counts[counts.index(max(counts))] -= 1
-        counts[counts.index(0)] += 1
+    _leave_none_without(counts)
     first = 0
     for count in counts:
         yield first, first + count
         first += count
+
+
+def _leave_none_without(counts: list[int]) -> None:
+    """Give each rank that has nothing one from the rank that has most, the first of equals."""
+    if 0 not in counts:
+        return
+    from heapq import heapify, heapreplace  # few jobs need it
+
+    most = [(-count, rank) for rank, count in enumerate(counts)]
+    heapify(most)
+    for rank, count in enumerate(counts):
+        negative, giver = most[0]
+        if count == 0 and negative < -1:
+            counts[giver] -= 1
+            counts[rank] = 1
+            heapreplace(most, (negative + 1, giver))
 
 
 def _nodes(job: JobSpec) -> tuple[Node, ...]:
@@ -279,9 +300,7 @@ def backend(job: JobSpec) -> str:
     """gloo or nccl: what `auto` means for this job."""
     if job.backend != "auto":
         return job.backend
-    if isinstance(job, HostsJob):
-        return "nccl" if all(job.on(host).gpus_per_node for host in job.hosts) else "gloo"
-    return "nccl" if job.gpus_per_node else "gloo"
+    return "nccl" if job.on_gpus else "gloo"
 
 
 def _rendezvous(job: JobSpec) -> str:
@@ -353,7 +372,7 @@ def _pinned(job: JobSpec) -> Iterator[Export]:
     )
 
 
-def _program(job: JobSpec, weight: int | Fraction = 1) -> Iterator[Word]:
+def _program(job: JobSpec, backend: str, weight: int | Fraction = 1) -> Iterator[Word]:
     yield from ("-m", "train")
     if job.train.script:
         yield from ("script", f"code/{job.train.script}")
@@ -362,15 +381,18 @@ def _program(job: JobSpec, weight: int | Fraction = 1) -> Iterator[Word]:
         return
     yield "run"
     yield from _training(job)
-    yield f"--backend={backend(job)}"
+    yield f"--backend={backend}"
     yield from _world(job)
     if weight != 1:
         yield f"--weight={weight}"
     yield f"--rendezvous-timeout={seconds(job.rendezvous.timeout)}"
     yield f"--collective-timeout={seconds(job.rendezvous.collective_timeout)}"
     yield Joined(("--checkpoint-dir=", Var("checkpoint_dir")))
-    if _store(job):
-        yield f"--checkpoint-store={_store(job)}"
+    store = _store(job)
+    if isinstance(store, Joined):
+        yield Joined(("--checkpoint-store=", *store.parts))
+    elif store:
+        yield f"--checkpoint-store={store}"
     yield f"--checkpoint-every={_every(job)}"
     yield f"--checkpoint-keep={job.checkpoint.keep}"
     if job.code:
@@ -379,8 +401,16 @@ def _program(job: JobSpec, weight: int | Fraction = 1) -> Iterator[Word]:
         yield f"--arg={name}={_json(value)}"
 
 
-def _store(job: JobSpec) -> str:
-    """Where checkpoints go that are to outlive the machine; "" where its disk is enough."""
+def _store(job: JobSpec) -> str | Joined:
+    """Where checkpoints of this task go that are to outlive the machine; "" where its disk is enough."""
+    place = _place(job)
+    if place and isinstance(job, SlurmJob) and job.array:
+        return Joined((f"{place.rstrip('/')}/", Var("SLURM_ARRAY_TASK_ID")))
+    return place
+
+
+def _place(job: JobSpec) -> str:
+    """The same for all tasks of an array."""
     if isinstance(job, SkyJob) and job.bucket:
         return sky.place(job, job.bucket)
     return job.checkpoint.url or ""

@@ -43,7 +43,6 @@ class Reading(NamedTuple):
     job: JobSpec
     root: Table
     warnings: tuple[Finding, ...]
-    named: bool  # below targets, rather than there for every spec
 
     def locate(self, conflict: Conflict) -> Finding:
         """The conflict as a finding at the place of its first field."""
@@ -53,7 +52,8 @@ class Reading(NamedTuple):
 def read(raw: bytes, filename: str) -> dict[str, Reading]:
     """The job for each tier that the spec can be read for; raises SpecInvalidError with every error.
 
-    `local` is always there; another tier is when `targets` names it.
+    A spec that names no tier is for `local`. One that names others is for `local`, too, where its top
+    level can run on one machine as it is.
     """
     try:
         root, findings = tree.parse(raw)
@@ -67,12 +67,16 @@ def read(raw: bytes, filename: str) -> dict[str, Reading]:
         merged = _merge(root, overlay) if overlay else root
         walk = _Walk()
         job = walk.group(Group(MODELS.get(tier, JobSpec)), merged)
-        for conflict in (*conflicts(job), *workload_arguments(job)):
-            if walk.wrong.isdisjoint(conflict.about):
-                walk.findings.append(_locate(conflict, merged))
+        disagree = (*conflicts(job), *workload_arguments(job))
+        unfit = [*walk.missing]
+        unfit += [_locate(each, merged) for each in disagree if walk.wrong.isdisjoint(each.about)]
         findings += walk.findings
-        warnings = tuple(dict.fromkeys(found for found in walk.findings if not found.fatal))
-        readings[tier] = Reading(filename, tier, job, merged, warnings, tier in named)
+        fits = job.nodes == 1 and not any(finding.fatal for finding in unfit)
+        if not fits and tier == "local" and tier not in named and len(overlays) > 1:
+            continue
+        findings += unfit
+        warnings = tuple(dict.fromkeys(found for found in unfit if not found.fatal))
+        readings[tier] = Reading(filename, tier, job, merged, warnings)
     if any(finding.fatal for finding in findings):
         raise SpecInvalidError(filename, set(findings))
     return readings
@@ -118,10 +122,11 @@ def _merge(base: Table, overlay: Table, path: tuple[str, ...] = ()) -> Table:
 
 
 class _Walk:
-    """One pass over a merged spec: builds values, collects findings, goes on after each."""
+    """One pass over a merged spec: builds values, goes on after each that is wrong or missing."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
+        self.missing: list[Finding] = []
         self.wrong: set[str] = set()
 
     def group(self, kind: Group, table: Table, path: tuple[str, ...] = ()) -> Any:
@@ -213,15 +218,16 @@ class _Walk:
     def _missing(self, table: Table, declared: Field[Any], path: tuple[str, ...]) -> None:
         what, wants = "is missing", getattr(declared.metadata["kind"], "wants", "its fields")
         path = (*table.path, declared.name)
-        self.findings.append(Finding(table.place, dotted(path), what, f"write {wants}"))
+        self.missing.append(Finding(table.place, dotted(path), what, f"write {wants}"))
 
     def _unknown(self, table: Table, name: str, known: dict[str, Field[Any]]) -> None:
         elsewhere = _elsewhere(name)
+        place, path = table.keys[name], _key_path(table, name)
         if elsewhere and name not in known:
             remedy = f"it belongs to {elsewhere}"
         else:
-            remedy = did_you_mean(name, tuple(known))
-        place, path = table.keys[name], _key_path(table, name)
+            at_top = ("targets",) if len(path) == 1 else ()
+            remedy = did_you_mean(name, (*known, *at_top))
         self.findings.append(Finding(place, dotted(path), "unknown key", remedy))
 
 

@@ -44,7 +44,8 @@ train:
 `targets.<tier>` may hold any field of the job. It is laid over the job first, mapping by mapping, and
 the result is checked once, so an error in an overlay is reported at its own line. `steps` in an
 overlay takes the place of `epochs` in the job and the other way round; so do `workload` and `script`.
-`null` takes a field back to none.
+`null` takes a field back to none. A spec without `targets.local` is for `local`, too, where it names no
+other tier, or where what stands outside `targets` runs on one machine as it is.
 
 ```yaml
 targets:

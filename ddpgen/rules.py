@@ -328,16 +328,18 @@ def _devices(job: JobSpec) -> Iterator[Conflict]:
 
 def _numerics(job: JobSpec) -> Iterator[Conflict]:
     train = job.train
-    on_cpu = not job.gpus_per_node
-    if train.precision == "fp16" and on_cpu:
-        what = "fp16 needs a GPU, and the job asks for none"
+    if train.precision == "fp16" and not job.on_gpus:
+        who = "the job asks for"
+        if isinstance(job, HostsJob):
+            who = next(f"{host.name} uses" for host in job.hosts if not job.gpus(host))
+        what = f"fp16 needs a GPU, and {who} none"
         remedy = f"write precision: bf16 or fp32, or gpus_per_node: {job.procs_per_node}"
         yield Conflict(("train.precision", "gpus_per_node"), what, remedy)
     if train.comm_hook != "none" and train.reduction == "tree":
         what = f"comm_hook {train.comm_hook} would replace the fixed-order tree"
         remedy = "write reduction: allreduce, or comm_hook: none"
         yield Conflict(("train.comm_hook", "train.reduction"), what, remedy)
-    if train.comm_hook in ("bf16", "powersgd") and (job.backend == "gloo" or on_cpu):
+    if train.comm_hook in ("bf16", "powersgd") and (job.backend == "gloo" or not job.on_gpus):
         what = f"comm_hook {train.comm_hook} needs nccl, and the job runs on gloo"
         remedy = "write comm_hook: none (on gloo compression only costs time)"
         yield Conflict(("train.comm_hook", "backend", "gpus_per_node"), what, remedy)

@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 
 TIERS = ("local", "hosts", "slurm", "sky")
 _INTERFACE = Text(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", "one exact interface name, like eth0")
+ADDRESS = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", "an IPv4 address or a host name")
 _FILE = "a path relative to this file"
 _NODES = "How many machines. `local` runs on exactly one."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Checkpoint:
     """Where the job's progress is kept and how often it is written."""
 
@@ -84,7 +85,7 @@ class Checkpoint:
         return None if self.url else self.dir
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Rendezvous:
     """How the processes find each other, and how long they wait."""
 
@@ -115,7 +116,7 @@ class Rendezvous:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Preflight:
     """What every host looks at before torch starts."""
 
@@ -133,7 +134,7 @@ class Preflight:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Python:
     """Which Python runs the job on the hosts."""
 
@@ -151,7 +152,7 @@ class Python:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Train:
     """What is trained, on how much, and how."""
 
@@ -279,7 +280,7 @@ class Train:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class JobSpec:
     """One job for one tier: the spec's top level with that tier's overlay merged in."""
 
@@ -367,6 +368,11 @@ class JobSpec:
         return self.nodes * self.procs_per_node
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether there is a GPU wherever a process runs."""
+        return bool(self.gpus_per_node)
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches per optimizer step over all processes; 0 for a script."""
         train = self.train
@@ -375,7 +381,7 @@ class JobSpec:
         return math.ceil(train.global_batch_size / train.micro_batch_size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Host:
     """One machine of the tier `hosts`. What is left out is as the job says."""
 
@@ -396,7 +402,7 @@ class Host:
         null=True,
     )
     address: str | None = setting(
-        Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", "an IPv4 address or a host name"),
+        ADDRESS,
         "How the other hosts reach it. One that leads to another network card than `nic` keeps the "
         "hosts apart. Left out: the host in `ssh`.",
         None,
@@ -444,7 +450,7 @@ class Host:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class HostsJob(JobSpec):
     """A job for the tier `hosts`: the job's fields and the tier's own."""
 
@@ -490,6 +496,11 @@ class HostsJob(JobSpec):
         return sum(self.procs(host) for host in self.hosts) or super().world_size
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether every host has a GPU."""
+        return all(self.gpus(host) for host in self.hosts)
+
+    @property
     def order(self) -> tuple[Host, ...]:
         """The hosts by node rank: the head, then the others as they are listed."""
         head = self.head or (self.hosts[0].name if self.hosts else "")
@@ -498,6 +509,10 @@ class HostsJob(JobSpec):
     def procs(self, host: Host) -> int:
         """How many processes run on `host`."""
         return host.procs or self.procs_per_node
+
+    def gpus(self, host: Host) -> int:
+        """How many GPUs the job uses on `host`."""
+        return (self.gpus_per_node if host.gpus is None else host.gpus) or 0
 
     def weight(self, host: Host) -> int | Fraction:
         """The part of the work of each process on `host`, relative to the others'."""

@@ -22,7 +22,7 @@ _BUCKET = Text(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Bucket:
     """Where checkpoints outlive the machines."""
 
@@ -54,7 +54,7 @@ class Bucket:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Recovery:
     """What SkyPilot does when a machine is gone."""
 
@@ -71,7 +71,7 @@ class Recovery:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class SkyJob(JobSpec):
     """A job for the tier `sky`: the job's fields and the tier's own."""
 

@@ -32,7 +32,7 @@ _PATH = Text(wants="a path")
 _WORD = Text(r"[^\s\0-][^\s\0]*", "one word")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Container:
     """The image that the job runs in on every node."""
 
@@ -58,7 +58,7 @@ class Container:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Environment:
     """What makes the Python with torch available on the nodes."""
 
@@ -91,7 +91,7 @@ class Environment:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class SlurmJob(JobSpec):
     """A job for the tier `slurm`: the job's fields and the tier's own."""
 

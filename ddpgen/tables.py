@@ -22,7 +22,7 @@ def as_text(plan: LaunchPlan) -> str:
         f"backend      {plan.backend}",
         f"rendezvous   {plan.rendezvous}",
         f"checkpoints  {_spoken(plan.checkpoint_dir)}",
-        *([f"kept in      {plan.store}"] if plan.store else []),
+        *([f"kept in      {_spoken(plan.store)}"] if plan.store else []),
         *(_times(plan.slurm) if plan.slurm else ()),
         *(_machines(plan.sky) if plan.sky else ()),
         "",
@@ -71,7 +71,7 @@ def as_json(plan: LaunchPlan) -> str:
         "backend": plan.backend,
         "rendezvous": plan.rendezvous,
         "checkpoint_dir": shell.quote(plan.checkpoint_dir),
-        **({"store": plan.store} if plan.store else {}),
+        **({"store": _spoken(plan.store)} if plan.store else {}),
         "nodes": nodes,
         "command": [shell.quote(word) for word in plan.torchrun],
     }
@@ -121,7 +121,7 @@ def _range(rank: Rank) -> str:
 def _spoken(word: shell.Word) -> str:
     """A path with its late part in words."""
     if isinstance(word, shell.Joined):
-        late = {"beside": "<beside the bundle>", "HOME": "~"}
+        late = {"beside": "<beside the bundle>", "HOME": "~", "SLURM_ARRAY_TASK_ID": "<task>"}
         parts = (late.get(p.name, p.name) if isinstance(p, shell.Var) else p for p in word.parts)
         return "".join(parts)
     return word if isinstance(word, str) else shell.quote(word)

@@ -22,7 +22,7 @@ from typing import Any
 from train import heartbeats, processes, sight, ways
 from train.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, Patient, duration, ranks
 from train.heartbeats import plain
-from train.layout import MARKER, step_directory, steps_on_disk
+from train.layout import steps_on_disk
 from train.sight import Launch, Preflight
 from train.status import Status, read_file, read_status
 
@@ -152,10 +152,9 @@ def look(directory: Path) -> Page:
 
 def _newest_checkpoint(directory: Path) -> int | None:
     try:
-        steps = reversed(steps_on_disk(directory))
+        return max(steps_on_disk(directory), default=None)
     except OSError:
         return None
-    return next((n for n in steps if os.path.isfile(step_directory(directory, n) / MARKER)), None)
 
 
 def _places(directory: Path) -> dict[str, Path]:

@@ -31,9 +31,21 @@ def stop_file(held: Path) -> Path:
 
 
 def steps_on_disk(directory: Path) -> list[int]:
-    """Steps of everything that looks like a checkpoint, ascending."""
+    """Steps of the checkpoints, ascending: of the directories with their marker, whatever it says."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
-    return sorted(int(m[1]) for m in map(_NAME.fullmatch, names) if m)
+    found = (match for match in map(_NAME.fullmatch, names) if match)
+    return sorted(int(match[1]) for match in found if _is_there(directory / match[0] / MARKER))
+
+
+def _is_there(path: Path) -> bool:
+    """A file that cannot be looked at is there: whoever reads it can say what is wrong with it."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 VARIABLE = "DDPGEN_SCHEDULER"
+SCHEDULERS = ("slurm", "sky")
 # It comes from a file that anybody may have written, and goes into commands that people copy.
 _FORM = re.compile(r"([a-z]{1,20}) ([A-Za-z0-9][A-Za-z0-9_.-]{0,63}) ([0-9]{1,9})")
 

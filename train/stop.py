@@ -1,6 +1,6 @@
 """Requests to stop: from the stop file, or from a signal, each with its reason.
 
-Owns noticing them, and the reason that goes into the status. Decides nothing: one rank's notice becomes
+Owns noticing them, whom a stop file is for, and the reason that goes into the status. Decides nothing: one rank's notice becomes
 every rank's decision in the control reduction of a step, and nothing is ever saved inside a signal
 handler.
 """
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from train.scheduler import SCHEDULERS, Scheduled
 from train.status import read_file
 
 POLL_S = 0.25
@@ -34,8 +35,9 @@ class StopRequest:
     is looked for by a thread: on a network mount a single look can take longer than a step.
     """
 
-    def __init__(self, stop_file: Path) -> None:
-        self._file = stop_file
+    def __init__(self, stop_file: Path, scheduler: str = "") -> None:
+        """`scheduler`: which start of which scheduler's job this is (see train.scheduler), "" for none."""
+        self._file, self._scheduler = stop_file, scheduler
         self._words = ""
         self.by_file = False
         self.by_signal = False
@@ -77,12 +79,25 @@ class StopRequest:
     def _found(self) -> None:
         # The words first, as they are asked for when the flag is seen.
         self._words = _first_line(self._file)
-        self.by_file = True
+        self.by_file = is_for(self._words, self._scheduler)
 
 
 def reason_in(stop_file: Path) -> str:
     """The first line of a stop file that is there: one line of printable characters, never empty."""
     return _first_line(stop_file) or BY_USER
+
+
+def is_for(reason: str, scheduler: str) -> bool:
+    """Whether a stop file with this first line ends the start `scheduler` (see train.scheduler).
+
+    One that names a scheduler's job, `slurm JOB RESTART WHY`, ends that start of it and those before;
+    any other ends whoever finds it.
+    """
+    named = Scheduled.parse(" ".join(reason.split()[:3]))
+    if named is None or named.scheduler not in SCHEDULERS:
+        return True
+    mine = Scheduled.parse(scheduler)
+    return named.is_same_job(mine) and not named.is_replaced_by(mine)
 
 
 def foremost(reasons: Sequence[str]) -> str:

@@ -12,16 +12,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen import rules
-from ddpgen.fields import did_you_mean, seconds
-from ddpgen.plan import HostPlan, HostsPlan, LaunchPlan, address, backend, below_home
+from ddpgen.fields import did_you_mean, seconds, show
+from ddpgen.plan import HostPlan, HostsPlan, LaunchPlan, address, backend, below_home, ssh_host
 from ddpgen.render import Renderer
 from ddpgen.resources import package_files
 from ddpgen.rules import Conflict
-from ddpgen.spec import Host, HostsJob, JobSpec
+from ddpgen.spec import ADDRESS, Host, HostsJob, JobSpec
 from ddpgen.targets.artefact import Artefact
 
 NAME = "hosts"
 _LOOPBACK = ("localhost", "localhost.localdomain")
+_REACHED = "write the address by which the others reach this host"
 
 
 def check(job: JobSpec) -> Iterator[Conflict]:
@@ -35,6 +36,8 @@ def check(job: JobSpec) -> Iterator[Conflict]:
     yield from _numbers(job)
     yield from _elastic(job)
     yield from rules.places("dir", job.dir)
+    yield from _twins(job)
+    yield from _gpus(job)
     for i, host in enumerate(job.hosts):
         yield from _host(job, host, f"hosts[{i}]")
 
@@ -94,32 +97,48 @@ def _host(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
     if host.python:
         yield from rules.interpreter(host.python, f"{field}.python")
     yield from _reached(job, host, field)
-    gpus = job.on(host).gpus_per_node or 0
-    procs = job.procs(host)
-    about = (f"{field}.gpus", f"{field}.procs", "gpus_per_node", "procs_per_node", field)
-    if backend(job) == "nccl" and not gpus:
-        what = f"nccl talks between GPUs, and {host.name} uses none"
-        yield Conflict(about, what, "write backend: gloo, or how many gpus it has")
-    if gpus and procs > gpus:
-        what = f"{procs} processes on {gpus} GPUs of {host.name}; each needs one of its own"
-        yield Conflict(about, what, f"write procs: {gpus}")
+
+
+def _gpus(job: HostsJob) -> Iterator[Conflict]:
+    on_nccl = backend(job) == "nccl"
+    for i, host in enumerate(job.hosts):
+        gpus, procs, field = job.gpus(host), job.procs(host), f"hosts[{i}]"
+        about = (f"{field}.gpus", f"{field}.procs", "gpus_per_node", "procs_per_node", field)
+        if on_nccl and not gpus:
+            what = f"nccl talks between GPUs, and {host.name} uses none"
+            yield Conflict(about, what, "write backend: gloo, or how many gpus it has")
+        if gpus and procs > gpus:
+            what = f"{procs} processes on {gpus} GPUs of {host.name}; each needs one of its own"
+            yield Conflict(about, what, f"write procs: {gpus}")
+
+
+def _twins(job: HostsJob) -> Iterator[Conflict]:
+    first: dict[str, str] = {}
+    for i, host in enumerate(job.hosts):
+        place = address(host)
+        twin = first.setdefault(place, host.name)
+        if twin != host.name:
+            about = (f"hosts[{i}].address", f"hosts[{i}].ssh", f"hosts[{i}]")
+            what = f"{host.name} has the address of {twin}, {place}"
+            remedy = f"{_REACHED}, unless both are on one machine"
+            yield Conflict(about, what, remedy, fatal=False)
 
 
 def _reached(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
-    place = address(host)
+    destination, place = host.ssh or host.name, address(host)
     about = (f"{field}.address", f"{field}.ssh", field)
-    remedy = "write the address by which the others reach this host"
-    if host.ssh and "://" not in host.ssh and host.ssh.count(":") == 1:
-        what = f"{host.ssh} is no destination of ssh: it takes a port otherwise"
-        yield Conflict((f"{field}.ssh",), what, f"write ssh://{host.ssh}")
+    if not ssh_host(destination):
+        yield Conflict((f"{field}.ssh",), "names no host", "write an alias, user@host or its like")
+    elif "://" not in destination and destination.count(":") == 1:
+        what = f"{destination} is no destination of ssh: it takes a port otherwise"
+        yield Conflict((f"{field}.ssh",), what, f"write ssh://{destination}")
+    elif not re.fullmatch(ADDRESS.pattern, place, re.ASCII):
+        what = f"{show(place)} is no address for the other hosts"
+        yield Conflict(about, what, f"write address: with {ADDRESS.wants} by which they reach it")
     elif re.fullmatch(r"[0-9.]+", place) and not _is_address(place):
-        yield Conflict(about, f"{place} is no IPv4 address of a host", remedy)
+        yield Conflict(about, f"{place} is no IPv4 address of a host", _REACHED)
     elif len(job.hosts) > 1 and (place in _LOOPBACK or place.startswith("127.")):
-        yield Conflict(about, f"{place} leads every host to itself", remedy)
-    twins = [other.name for other in job.hosts if address(other) == place]
-    if len(twins) > 1 and twins[0] != host.name:
-        what = f"{host.name} has the address of {twins[0]}, {place}"
-        yield Conflict(about, what, f"{remedy}, unless both are on one machine", fatal=False)
+        yield Conflict(about, f"{place} leads every host to itself", _REACHED)
     if len(job.hosts) > 1 and (host.nic or job.nic) in ("lo", "lo0"):
         what = "loopback leads every host to itself"
         yield Conflict((f"{field}.nic", "nic"), what, "name the interface towards the others")

@@ -132,8 +132,8 @@ def test_several_nodes_are_no_fault_of_a_spec_but_local_is_one_machine(
     assert (refused.code, refused.err) == (
         69,
         (
-            "the spec asks for several nodes and has no targets.local; "
-            "write targets: {local: {nodes: 1}} to run it here as well\n"
+            "the spec has no targets.local, and without one its job does not fit on one machine; "
+            "write targets: {local: {nodes: 1}}, with what else is to differ here\n"
         ),
     )
     spec(GPT.replace("procs_per_node", "nodes") + "targets: {slurm: {}, local: {}}\n")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,29 @@ def test_a_list_of_hosts_that_cannot_run_is_refused_at_its_place(text: str, faul
     assert any(line.startswith(fault) for line in found), found
 
 
+@pytest.mark.parametrize(
+    ("ssh", "what"),
+    [
+        ("x'';touch${IFS}/tmp/pwned;''", """"x';touch${IFS}/tmp/pwned;'" is no address"""),
+        ("host;id", '"host;id" is no address'),
+        ("trainer@fd00::1", '"fd00::1" is no address'),
+        ("ssh://trainer@[fd00::1]:22", '"[fd00::1]" is no address'),
+        ("user@", "names no host"),
+        ("ssh://", "names no host"),
+        ("ssh://user@:22", "names no host"),
+    ],
+)
+def test_the_host_in_ssh_is_held_to_the_rule_of_an_address(ssh: str, what: str) -> None:
+    (fault,) = faults(hosts(f"hosts: [{{name: a, ssh: '{ssh}'}}, b]"))
+    assert fault.startswith(f"10:28: targets.hosts.hosts[0].ssh: {what}"), fault
+
+
+def test_a_host_behind_ipv6_needs_an_address_of_its_own() -> None:
+    made = plan(hosts("hosts: [{name: a, ssh: 'me@fd00::1', address: 10.0.0.1}, b]"))
+    assert made.hosts is not None
+    assert (made.hosts.hosts[0].ssh, made.hosts.hosts[0].address) == ("me@fd00::1", "10.0.0.1")
+
+
 def test_a_key_of_the_tier_at_the_top_is_sent_where_it_belongs() -> None:
     (fault,) = faults(GPT + "hosts: [a]\n")
     assert fault == "8:1: hosts: unknown key; it belongs to targets.hosts"
@@ -154,6 +178,7 @@ def test_hosts_by_name_alone_are_enough() -> None:
         ("me@10.0.0.7", "10.0.0.7"),
         ("ssh://me@gate.lan:2222", "gate.lan"),
         ("ssh://gate/", "gate"),
+        ("DOMAIN\\me@gate", "gate"),
         ("alias", "alias"),
     ],
 )
@@ -309,3 +334,32 @@ def test_the_scripts_of_an_example(
     last = listing["hosts"][-1]["name"]
     for script in ("run", last):
         golden(f"{name}.hosts.{script}.sh", (tmp_path / f"bundle/hosts/{script}.sh").read_text())
+
+
+def test_twice_the_hosts_are_twice_the_work() -> None:
+    few, many = (steps_to_plan(count) for count in (50, 100))
+    assert many < 2.2 * few
+
+
+def steps_to_plan(count: int) -> int:
+    """The steps of Python's interpreter from a spec with so many hosts to its plan."""
+    steps = 0
+
+    def trace(frame: Any, event: str, arg: object) -> Any:
+        nonlocal steps
+        steps += 1
+        frame.f_trace_opcodes = True
+        return trace
+
+    top = "gpus_per_node: 8\nprocs_per_node: 8\n"
+    names = "".join(f"\n- {{name: n{i}, share: {i or count * count}}}" for i in range(count))
+    batch = f"global_batch_size: {count * 32}"
+    text = hosts(f"hosts:{names}").replace("global_batch_size: 16", batch)
+    text = text.replace("procs_per_node: 2\n", top)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        plan(text)
+    finally:
+        sys.settrace(before)
+    return steps

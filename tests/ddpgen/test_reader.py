@@ -399,3 +399,43 @@ def test_of_very_many_faults_the_first_are_told() -> None:
 def test_a_fault_is_one_line_whatever_the_spec_holds() -> None:
     (fault,) = faults(GPT + '"a\\nb\\e[31m\u202e": 1\n')
     assert fault.startswith(r"8:1: a\nb\x1b[31m\u202e: unknown key; ")
+
+
+BATCH = "global_batch_size: 8, micro_batch_size: 1"
+WHOLE = f"workload: gpt, steps: 9, {BATCH}"
+
+
+@pytest.mark.parametrize(
+    ("top", "slurm"),
+    [
+        (f"backend: nccl, train: {{{WHOLE}}}", "gpus_per_node: 2"),
+        (f"gpus_per_node: 1, procs_per_node: 2, train: {{{WHOLE}}}", "procs_per_node: 1"),
+        (f"procs_per_node: 9, train: {{{WHOLE}}}", "train: {global_batch_size: 18}"),
+        (f"procs_per_node: 9, train: {{{WHOLE}}}", "procs_per_node: 1"),
+        (f"train: {{workload: gpt, {BATCH}}}", "train: {steps: 9}"),
+        (f"train: {{steps: 9, {BATCH}}}", "train: {workload: gpt}"),
+        ("train: {workload: gpt, steps: 9}", f"train: {{{BATCH}}}"),
+        (f"train: {{{WHOLE}, precision: fp16}}", "gpus_per_node: 2"),
+        (
+            f"train: {{{WHOLE}, reduction: allreduce, comm_hook: powersgd}}",
+            "gpus_per_node: 2",
+        ),
+    ],
+)
+def test_local_is_judged_only_where_the_spec_means_it(top: str, slurm: str) -> None:
+    readings = read(f"{{name: a, {top}, targets: {{slurm: {{{slurm}}}}}}}".encode(), "job.yaml")
+    assert set(readings) == {"slurm"}
+    assert faults(f"{{name: a, {top}, targets: {{local: , slurm: {{{slurm}}}}}}}")
+    assert faults(f"{{name: a, {top}}}")
+
+
+def test_a_wrong_value_is_wrong_whatever_a_tier_writes_over_it() -> None:
+    (fault,) = faults(with_train("lr: high") + "targets: {slurm: {train: {lr: 0.1}}}\n")
+    assert fault.startswith('8:7: train.lr: "high" is not a number')
+
+
+def test_a_misspelt_targets_is_known() -> None:
+    (fault,) = faults(GPT + "target: {slurm: {nodes: 2}}\n")
+    assert fault == "8:1: target: unknown key; did you mean targets?"
+    (fault,) = faults(GPT + "targets: {slurm: {targts: 2}}\n")
+    assert "targets?" not in fault

@@ -209,3 +209,24 @@ def test_what_is_only_unwise_is_a_warning(changes: dict[str, object], warning: s
 
 def test_a_fault_in_one_field_raises_no_second_complaint_about_it() -> None:
     assert len(faults(spec(micro="four", procs=9))) == 1
+
+
+@pytest.mark.parametrize(
+    ("train", "what"),
+    [
+        ("precision: fp16", "train.precision: fp16 needs a GPU, and b uses none"),
+        (
+            "{reduction: allreduce, comm_hook: powersgd}",
+            "train.comm_hook: comm_hook powersgd needs nccl, and the job runs on gloo",
+        ),
+    ],
+)
+def test_the_gpus_of_each_host_decide_what_needs_one(train: str, what: str) -> None:
+    def text(top: int, a: int, b: int) -> str:
+        return spec(procs=1, gpus=top, train=train.strip("{}").replace(", ", "\n  ")) + (
+            f"targets: {{hosts: {{hosts: [{{name: a, gpus: {a}}}, {{name: b, gpus: {b}}}]}}}}\n"
+        )
+
+    assert set(read(text(0, 1, 1).encode(), "job.yaml")) == {"hosts"}
+    (fault,) = faults(text(1, 1, 0))
+    assert what in fault

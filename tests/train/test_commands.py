@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from train.__main__ import main
-from train.layout import step_directory
+from train.layout import MARKER, step_directory
 from train.lock import claim, read_lock, take
 
 
@@ -21,7 +21,9 @@ def claimed(directory: Path, node: str) -> int:
 def test_a_host_claims_its_own_part_and_forgets_an_old_request_to_stop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step_directory(tmp_path, 40).mkdir()
+    for step in (40, 50):
+        step_directory(tmp_path, step).mkdir()
+    (step_directory(tmp_path, 40) / MARKER).touch()
     (tmp_path / "stop").touch()
     assert claimed(tmp_path, "desk") == 0
     attempt = capsys.readouterr().out.strip()

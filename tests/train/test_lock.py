@@ -16,7 +16,7 @@ import pytest
 
 from train import lock
 from train.errors import TrainError
-from train.layout import step_directory
+from train.layout import MARKER, step_directory
 from train.lock import Fence, FencedOffError, HeldByLiveJobError, Start, claim, read_lock, take
 
 
@@ -146,10 +146,25 @@ def test_an_attempt_that_was_replaced_cannot_enter(tmp_path: Path) -> None:
         Fence(tmp_path, "never claimed")
 
 
+def commit(directory: Path, step: int) -> None:
+    step_directory(directory, step).mkdir()
+    (step_directory(directory, step) / MARKER).touch()
+
+
+def test_what_a_killed_writer_left_is_no_progress(tmp_path: Path) -> None:
+    attempt = claim(tmp_path, "job", os.getpid())
+    commit(tmp_path, 10)
+    for step in (11, 12):
+        Fence(tmp_path, attempt).close()
+        step_directory(tmp_path, step).mkdir()
+    with pytest.raises(TrainError, match="crashed twice without committing a step after step 10"):
+        Fence(tmp_path, attempt)
+
+
 def test_it_gives_up_after_two_crashes_with_no_step_committed_between_them(tmp_path: Path) -> None:
     attempt = claim(tmp_path, "job", os.getpid())
     Fence(tmp_path, attempt).close()
-    step_directory(tmp_path, 10).mkdir()  # committed, then the first crash
+    commit(tmp_path, 10)  # then the first crash
     Fence(tmp_path, attempt).close()
     # The second crash, with nothing committed since the first.
     with pytest.raises(TrainError, match="crashed twice without committing a step after step 10"):
@@ -160,7 +175,7 @@ def test_it_goes_on_as_long_as_steps_are_committed(tmp_path: Path) -> None:
     attempt = claim(tmp_path, "job", os.getpid())
     for step in range(1, 6):
         Fence(tmp_path, attempt).close()
-        step_directory(tmp_path, step).mkdir()
+        commit(tmp_path, step)
 
 
 def test_a_holder_on_another_machine_is_judged_by_its_heartbeat(

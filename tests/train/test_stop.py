@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from train import stop
-from train.stop import StopRequest, foremost, reason_in
+from train.stop import StopRequest, foremost, is_for, reason_in
 
 
 @pytest.fixture
@@ -50,6 +50,58 @@ def test_a_file_that_cannot_be_read_is_the_users(tmp_path: Path) -> None:
     assert reason_in(tmp_path / "stop") == "user"
     os.mkfifo(tmp_path / "pipe")
     assert reason_in(tmp_path / "pipe") == "user", "nobody writes into it, and nobody waits"
+
+
+@pytest.mark.parametrize(
+    ("reason", "scheduler", "obeyed"),
+    [
+        ("user", "", True),
+        ("user", "slurm 7 1", True),
+        ("user: slurm 8 0 is in my way", "slurm 7 1", True),
+        ("preempted: gcp", "sky a-1 0", True),
+        ("signal: TERM", "slurm 7 1", True),
+        ("stop at 3 please", "slurm 7 1", True),
+        ("slurm", "slurm 7 1", True),
+        ("slurm 7", "slurm 7 1", True),
+        ("slurm 7 1 USR1", "slurm 7 1", True),
+        ("slurm 7 2 USR1", "slurm 7 1", True),
+        ("slurm 7 0 USR1", "slurm 7 1", False),
+        ("slurm 8 1 USR1", "slurm 7 1", False),
+        ("slurm 77 1 USR1", "slurm 7 1", False),
+        ("sky 7 1 TERM", "slurm 7 1", False),
+        ("slurm 8 1 USR1", "", False),
+        ("slurm 8 1 USR1", "nonsense", False),
+    ],
+)
+def test_a_stop_file_is_for_who_it_names_or_for_whoever_finds_it(
+    reason: str, scheduler: str, obeyed: bool
+) -> None:
+    assert is_for(reason, scheduler) == obeyed
+
+
+def test_what_another_job_left_ends_nobody_until_the_user_asks(
+    tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stop").write_text("slurm 8 0 USR1\n")
+    looked = threading.Event()
+    look = stop.is_for
+
+    def is_for(reason: str, scheduler: str) -> bool:
+        obeyed = look(reason, scheduler)
+        looked.set()
+        return obeyed
+
+    monkeypatch.setattr(stop, "is_for", is_for)
+    others = set(threading.enumerate())
+    asked = StopRequest(tmp_path / "stop", "slurm 7 0")
+    (watcher,) = (t for t in set(threading.enumerate()) - others if t.name == "stop")
+    looked.clear()
+    assert looked.wait(10)
+    assert (asked.requested, asked.reason) == (False, "")
+    (tmp_path / "draft").write_text("user: enough\n")
+    (tmp_path / "draft").rename(tmp_path / "stop")
+    watcher.join(10)
+    assert (asked.by_file, asked.reason) == (True, "user: enough")
 
 
 @pytest.mark.parametrize(
