@@ -78,7 +78,7 @@ def run(
     and `verdict` are there when the job was started on several hosts, each by its script.
     """
     place = Place.from_environment(os.environ)
-    _check_world_size(config, place)
+    _check_world_size(config, place, node is not None)
     fence = None
     if place.rank == 0 and node is None:
         # Started without a launch script, rank 0 claims the directory for itself.
@@ -283,12 +283,20 @@ class Observer:
         self._stop.close()
 
 
-def _check_world_size(config: RunConfig, place: Place) -> None:
-    if config.world_size not in (None, place.world_size):
+def _check_world_size(config: RunConfig, place: Place, among_hosts: bool) -> None:
+    if config.world_size in (None, place.world_size):
+        return
+    what = f"planned for {config.world_size} processes and started as {place.world_size}"
+    if among_hosts and place.world_size < (config.world_size or 0):
+        # The host's script has counted the processes from the nodes that it was told of.
         raise TrainError(
-            f"planned for {config.world_size} processes and started as {place.world_size}; start "
-            "the job by its launch script, or render it again for this number"
+            f"{what}: torchrun has left a node out, as it does when the clocks of the nodes are 10 s "
+            "apart or more; compare them (`date +%s` on each at once; `ddpgen explain CLK001`), let "
+            "all keep time by NTP, and start the job again"
         )
+    raise TrainError(
+        f"{what}; start the job by its launch script, or render it again for this number"
+    )
 
 
 def _shares(config: RunConfig, assembly: hosts.Assembly) -> tuple[int, ...]:

@@ -16,9 +16,11 @@ import torch
 
 from train import books, manifest, rng
 from train.config import Period, RunConfig, parse, period, seconds
+from train.dist import Place
 from train.errors import TrainError, start_command
 from train.metrics import MetricsLog, Progress, clock, say
 from train.optim import LearningRate, lr_factor
+from train.session import _check_world_size
 from train.status import Status, read_status, write_status
 from train.stop import StopRequest
 from train.workload import Context, Workload, load_workload
@@ -345,3 +347,29 @@ def test_a_plain_object_with_the_right_attributes_is_a_workload(
     assert isinstance(workload, Workload)
     assert workload.model.in_features == 5  # type: ignore[union-attr]
     assert workload.unit == "samples"
+
+
+@pytest.mark.parametrize(
+    ("planned", "started", "among_hosts", "said"),
+    [
+        (2, 2, True, ""),
+        (None, 3, False, ""),
+        (3, 2, False, "planned for 3 processes and started as 2; start the job by its launch"),
+        (2, 4, True, "planned for 2 processes and started as 4; start the job by its launch"),
+        (2, 1, True, "planned for 2 processes and started as 1: torchrun has left a node out, as"),
+    ],
+)
+def test_a_world_of_another_size_is_told_with_its_cause(
+    planned: int | None, started: int, among_hosts: bool, said: str
+) -> None:
+    settings = config() if planned is None else config(f"--world-size={planned}")
+    place = Place.from_environment(
+        {"WORLD_SIZE": f"{started}", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    )
+    if not said:
+        _check_world_size(settings, place, among_hosts)
+        return
+    with pytest.raises(TrainError) as refused:
+        _check_world_size(settings, place, among_hosts)
+    assert str(refused.value).startswith(said)
+    assert ("clocks" in str(refused.value)) == (among_hosts and started < (planned or 0))

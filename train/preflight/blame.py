@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from train.preflight.asked import Asked
-from train.preflight.finding import Finding
+from train.preflight.finding import ERROR, WARNING, Finding
 from train.preflight.words import listed
 
 CLOCK_S = 5.0  # so far apart, clocks are told
+# torchrun's rendezvous takes a node for dead whose last sign of life is 15 s old by another's clock;
+# nodes give one every 5 s, and read the others' once a second.
+CLOCK_BREAKS_S = 15.0 - 5.0 - 1.0
 
 # What a connection attempt met (wire.WireError.trouble), about the host at the other end.
 MET = {
@@ -301,15 +304,21 @@ def left(asked: Asked, host: str, doing: str) -> Finding:
     )
 
 
-def clocks(head: str, host: str, apart_s: float) -> Finding:
-    """CLK001. `apart_s`: how far the host's clock is ahead of the head's."""
-    way = "ahead of" if apart_s > 0 else "behind"
-    return Finding(
-        "CLK001",
-        host.partition(" (")[0],
-        f"the clock of {host} is {abs(apart_s):.0f} s {way} that of {head}",
-        "let both keep time by NTP (`timedatectl set-ntp true`): else logs and timeouts mislead",
-    )
+def clocks(head: str, ahead_s: Mapping[str, float]) -> Iterator[Finding]:
+    """CLK001 for each host that is not the head's time. `ahead_s`: how far each is ahead of it."""
+    spread = max(0.0, *ahead_s.values()) - min(0.0, *ahead_s.values()) if ahead_s else 0.0
+    for host, apart_s in ahead_s.items():
+        if abs(apart_s) <= CLOCK_S:
+            continue
+        way = "ahead of" if apart_s > 0 else "behind"
+        yield Finding(
+            "CLK001",
+            host.partition(" (")[0],
+            f"the clock of {host} is {abs(apart_s):.0f} s {way} that of {head}",
+            "let all hosts keep time by NTP (`timedatectl set-ntp true`): else torchrun takes a node "
+            "for dead, and logs mislead",
+            ERROR if spread > CLOCK_BREAKS_S else WARNING,
+        )
 
 
 def no_python(name: str, host: str) -> Finding:

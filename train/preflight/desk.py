@@ -77,12 +77,8 @@ class Desk:
     def faults(self) -> list[Finding]:
         """What went wrong while the hosts met; of one firewall all its victims in one finding."""
         cut = [blame.filtered(self.asked, sorted(hosts), way) for way, hosts in self._cut.items()]
-        clocks = [
-            blame.clocks(self.asked.me, member.name, member.ahead_s)
-            for member in self.roll.in_order()
-            if abs(member.ahead_s) > blame.CLOCK_S
-        ]
-        return [*self._faults, *cut, *clocks]
+        ahead_s = {member.name: member.ahead_s for member in self.roll.in_order()}
+        return [*self._faults, *cut, *blame.clocks(self.asked.me, ahead_s)]
 
     # --- conversations ----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import pytest
 
 from tests.train.preflight.launches import WAIT_S, Launch, causes, codes
 from tests.train.preflight.stub_host import parse
-from train.preflight import calls, ports
+from train.preflight import blame, calls, ports
 from train.preflight.desk import Desk
 from train.preflight.exchange import Outcome, meet
 from train.preflight.guest import Guest
@@ -237,10 +237,29 @@ def test_clocks_that_are_apart_are_told_with_how_much(launch: Any) -> None:
     head, guest = here.process("a"), here.process("b", clock_s=-42.0)
     for each in (head, guest):
         (finding,) = each.outcome()["findings"]
-        assert finding["code"] == "CLK001"
+        assert (finding["code"], finding["severity"]) == ("CLK001", "error")
         assert re.search(
             r"the clock of b \(127.0.0.2\) is (3\d|4[0-2]) s behind that of a", finding["cause"]
         )
+
+
+@pytest.mark.parametrize(
+    ("ahead", "found"),
+    [
+        ((4.0, -4.0), []),
+        ((5.5,), [("b", "warning")]),
+        ((-8.5,), [("b", "warning")]),
+        ((-9.5,), [("b", "error")]),
+        ((20.0,), [("b", "error")]),
+        ((6.0, 8.0), [("b", "warning"), ("c", "warning")]),
+        ((6.0, -6.0), [("b", "error"), ("c", "error")]),
+    ],
+)
+def test_clocks_so_far_apart_that_torchrun_takes_a_node_for_dead_are_an_error(
+    ahead: tuple[float, ...], found: list[tuple[str, str]]
+) -> None:
+    each = dict(zip("bc", ahead, strict=False))
+    assert [(f.host, f.severity) for f in blame.clocks("a", each)] == found
 
 
 @pytest.mark.parametrize(("clock", "ahead"), [(-30, -20), (-9, 0), (-1, 0), (60, 60)])
