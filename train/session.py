@@ -87,7 +87,8 @@ def run(
     timeouts = config.rendezvous_timeout, config.collective_timeout
     world = join(place, config.backend, *timeouts, verdict)
     # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
-    stop = StopRequest(directory / "stop", os.environ.get(VARIABLE, ""))
+    scheduler = os.environ.get(VARIABLE, "")
+    stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
     facts = manifest.facts(config, world.device)
     assembly = hosts.assemble(world, config.weight, facts, directory, node)
     _acquaint(heart, world)

@@ -1,8 +1,8 @@
 """Requests to stop: from the stop file, or from a signal, each with its reason.
 
-Owns noticing them, whom a stop file is for, and the reason that goes into the status. Decides nothing: one rank's notice becomes
-every rank's decision in the control reduction of a step, and nothing is ever saved inside a signal
-handler.
+Owns noticing them, whom a stop file is for, and the reason that goes into the status. Decides nothing:
+one rank's notice becomes every rank's decision in the control reduction of a step, and nothing is ever
+saved inside a signal handler.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ class StopRequest:
     is looked for by a thread: on a network mount a single look can take longer than a step.
     """
 
-    def __init__(self, stop_file: Path, scheduler: str = "") -> None:
-        """`scheduler`: which start of which scheduler's job this is (see train.scheduler), "" for none."""
+    def __init__(self, stop_file: Path, scheduler: str = "", watches: bool = True) -> None:
+        """`scheduler`: which start of which scheduler's job this is (see train.scheduler), "" for none.
+        `watches`: whether it looks for the file, as one process of each host does: a file server has
+        better things to do than to answer hundreds of looks a second."""
         self._file, self._scheduler = stop_file, scheduler
         self._words = ""
         self.by_file = False
         self.by_signal = False
-        if stop_file.exists():
-            self._found()
         self._ended = threading.Event()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_signal)
-        threading.Thread(target=self._watch, name="stop", daemon=True).start()
+        if watches:
+            if stop_file.exists():
+                self._found()
+            threading.Thread(target=self._watch, name="stop", daemon=True).start()
 
     @property
     def requested(self) -> bool:

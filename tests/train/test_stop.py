@@ -165,3 +165,13 @@ def test_the_reason_is_there_when_the_flag_is_seen(
     asked._found()
     asked.close()
     assert (seen, asked.by_file, asked.reason) == ([False], True, "why")
+
+
+def test_one_process_of_a_host_looks_for_the_file(tmp_path: Path, handlers: None) -> None:
+    (tmp_path / "stop").touch()
+    threads = threading.active_count()
+    other = StopRequest(tmp_path / "stop", watches=False)
+    assert (other.requested, threading.active_count()) == (False, threads)
+    first = StopRequest(tmp_path / "stop")
+    assert first.by_file
+    first.close()
