@@ -305,7 +305,7 @@ def _table(patients: Sequence[Patient], width: int) -> Iterator[str]:
     rows += [_row(patient) for patient in sorted(shown, key=lambda p: p.rank)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     for row in rows:
-        cells = [cell.ljust(size) for cell, size in zip(row[:-1], widths, strict=True)]
+        cells = [cell.ljust(size) for cell, size in zip(row[:-1], widths)]
         line = "  ".join([*cells, row[-1]]).rstrip()
         yield line if len(line) <= width else line[: width - 1] + "…"
     if rest:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat, starmap
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Optional
 
 FORWARD, BACKWARD, DATA, UPDATE = "forward", "backward", "data", "optimizer step"
 EXCHANGE = "the exchange at the end of the step"
@@ -63,7 +63,7 @@ _WAITS = {
 _IDLE = 0.05
 
 # File, line, function, and its first line: a jump, the end of a loop say, may be of no line at all.
-Frame = tuple[str, int | None, str, int]
+Frame = tuple[str, Optional[int], str, int]
 _SAYS = attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name", "f_code.co_firstlineno")
 # By [], which gives functions of our own: what others set of theirs is not ours.
 _own_state, _frame_of = (

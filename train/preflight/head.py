@@ -195,7 +195,7 @@ class Head:
         own = links.Peer(asked.me, report.address or asked.head, desk.hello.port)
         peers = [own, *(links.Peer(m.hello.host, m.reached, m.hello.port) for m in members)]
         plan = [[peers[i] for i in row] for row in links.neighbours(len(peers))]
-        for member, row in zip(members, plan[1:], strict=True):
+        for member, row in zip(members, plan[1:]):
             if member.conn is not None:
                 member.conn.send("probe", peers=[vars(peer) for peer in row])
         seen = await links.probe(asked.me, report.address, plan[0], desk.token, desk.turns)
