@@ -53,20 +53,17 @@ class Export(NamedTuple):
 
 @dataclass(frozen=True)
 class HostPlan:
-    """What is one host's own in a launch script; the plan holds the rest."""
+    """What is one host's own; hosts.json and the plan hold the rest. Hosts that are alike share `supervise`."""
 
     name: str
     ssh: str
     dir: str
     address: str
-    nic: str | None
     procs: int
     interpreter: Word
     activate: tuple[str, ...]
     env: tuple[Export, ...]
-    pinned: tuple[Export, ...]
-    preflight: tuple[Word, ...]
-    torchrun: tuple[Word, ...]
+    supervise: Supervise
 
 
 @dataclass(frozen=True)
@@ -75,9 +72,6 @@ class HostsPlan:
 
     hosts: tuple[HostPlan, ...]
     launcher: str
-    port: int
-    timeout_s: float
-    collective_timeout_s: float
     least: int
     restarts: int
     ssh_options: tuple[str, ...]
@@ -149,7 +143,7 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
         store=_store(job),
         preflight_on=job.preflight.enabled,
         preflight=tuple(launcher.preflight(job, talk)),
-        torchrun=hosts.hosts[0].torchrun if hosts else (*start, *_program(job, talk)),
+        torchrun=_shown(hosts.hosts[0]) if hosts else (*start, *_program(job, talk)),
         supervise=supervise.local(job, talk, _place(job)),
         check=() if job.train.script else tuple(_enough(job)),
         hosts=hosts,
@@ -194,11 +188,8 @@ def _slurm(job: SlurmJob) -> SlurmPlan:
 
 def _hosts(job: HostsJob, backend: str) -> HostsPlan:
     return HostsPlan(
-        hosts=tuple(_host(job, host, backend) for host in job.order),
+        hosts=tuple(_each_host(job, backend)),
         launcher=job.rendezvous.launcher,
-        port=job.rendezvous.port,
-        timeout_s=job.rendezvous.timeout,
-        collective_timeout_s=job.rendezvous.collective_timeout,
         least=job.nodes.least,
         restarts=job.restarts,
         ssh_options=job.ssh_options,
@@ -206,23 +197,33 @@ def _hosts(job: HostsJob, backend: str) -> HostsPlan:
     )
 
 
-def _host(job: HostsJob, host: Host, backend: str) -> HostPlan:
-    here = job.on(host)
-    ssh = host.ssh or host.name
-    return HostPlan(
-        name=host.name,
-        ssh=ssh,
-        dir=here.dir,
-        address=address(host),
-        nic=here.nic,
-        procs=here.procs_per_node,
-        interpreter=at_home(here.python.interpreter),
-        activate=here.python.activate,
-        env=_env(here),
-        pinned=_pins(here),
-        preflight=tuple(launcher.preflight(here, backend)),
-        torchrun=(*launcher.on_host(here), *_program(job, backend, job.weight(host))),
-    )
+def _each_host(job: HostsJob, backend: str) -> Iterator[HostPlan]:
+    """The hosts by node rank. Of ten thousand most are alike: what follows from a host's own fields is
+    computed once for all that have the same."""
+    alike: dict[Any, tuple[HostsJob, tuple[Export, ...], Supervise]] = {}
+    for host in job.order:
+        env = tuple(host.env.items())
+        own = (host.procs, host.gpus, host.nic, host.share, host.dir, env, id(host.python))
+        if own not in alike:
+            here = job.on(host)
+            command = supervise.hosts(here, job.weight(host), backend, _place(job))
+            alike[own] = here, _env(here), command
+        here, exports, command = alike[own]
+        yield HostPlan(
+            name=host.name,
+            ssh=host.ssh or host.name,
+            dir=here.dir,
+            address=address(host),
+            procs=here.procs_per_node,
+            interpreter=at_home(here.python.interpreter),
+            activate=here.python.activate,
+            env=exports,
+            supervise=command,
+        )
+
+
+def _shown(host: HostPlan) -> tuple[Word, ...]:
+    return (*host.supervise.launcher, "--", *host.supervise.program)
 
 
 def address(host: Host) -> str:

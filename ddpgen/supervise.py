@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen.fields import seconds
 from ddpgen.shell import Word
-from ddpgen.spec import Checkpoint, JobSpec, Rendezvous, Train
+from ddpgen.spec import Checkpoint, HostsJob, JobSpec, Rendezvous, Train
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -55,6 +55,67 @@ def local(job: JobSpec, backend: str, store: str) -> Supervise:
     )
 
 
+# Hosts that are started together come within this time; one that comes later is taken in by a restart.
+_LAST_CALL_S = 15
+# Every host that comes or goes costs the others' torchrun a restart. The training itself gives up when it
+# crashes without getting on.
+_NO_END = 1000
+
+
+def hosts(job: HostsJob, weight: int | Fraction, backend: str, store: str) -> Supervise:
+    """The command of one of several hosts but for its name; `job` is the job as that host sees it."""
+    return Supervise(
+        (*options(job, backend, store), *_meeting(job)),
+        tuple(_launcher(job)),
+        (*program(job, backend, store, weight), *_world(job)),
+    )
+
+
+def _meeting(job: HostsJob) -> Iterator[Word]:
+    """What the supervisor of one of several hosts is told of how they meet."""
+    usual, shared = Rendezvous(), job.checkpoint.shared
+    yield from _unusual(
+        ("port", job.rendezvous.port, usual.port),
+        ("timeout", seconds(job.rendezvous.timeout), seconds(usual.timeout)),
+        (
+            "collective-timeout",
+            seconds(job.rendezvous.collective_timeout),
+            seconds(usual.collective_timeout),
+        ),
+        ("shared", "" if shared is None else str(shared).lower(), ""),
+    )
+
+
+def _launcher(job: HostsJob) -> Iterator[Word]:
+    """What starts the processes of one host so that all hosts meet."""
+    if job.rendezvous.launcher == "env":
+        yield from ("spawn", f"--procs={job.procs_per_node}", "--first-rank={first_rank}")
+        yield from ("--world-size={world_size}", "--node-rank={node_rank}")
+        return
+    yield from ("torchrun", "--nnodes={nodes}")
+    if job.rendezvous.launcher == "torchrun-static":
+        yield from ("--node-rank={node_rank}", "--master-addr={head}", "--master-port={port}")
+        restarts = 0  # torchrun's own hardly ever find each other again with fixed ranks
+    else:
+        yield from ("--rdzv-backend=c10d", "--rdzv-endpoint={head}:{port}", "--rdzv-id={launch}")
+        waits = f"join_timeout={max(1, round(job.rendezvous.timeout))}"
+        if job.nodes.elastic:
+            waits += f",last_call_timeout={_LAST_CALL_S}"
+        # Left alone, torchrun guesses from the hostname whether it is to be the host, and with a second
+        # card or a VPN nobody is.
+        yield f"--rdzv-conf=is_host={{is_head}},{waits}"
+        restarts = _NO_END if job.nodes.elastic else job.restarts
+    # What the others reach this host by. Left alone, torchrun takes the hostname, which may mean nothing to
+    # them, or 127.0.1.1.
+    yield "--local-addr={address}"
+    yield from _processes(job, restarts)
+
+
+def _world(job: HostsJob) -> Iterator[Word]:
+    if not job.train.script:
+        yield "--elastic" if job.nodes.elastic else "--world-size={world_size}"
+
+
 def _processes(job: JobSpec, restarts: int) -> Iterator[Word]:
     yield f"--nproc-per-node={job.procs_per_node}"
     yield f"--max-restarts={restarts}"
@@ -67,7 +128,8 @@ def options(job: JobSpec, backend: str, store: str) -> Iterator[Word]:
     yield f"--job={job.name}"
     yield f"--checkpoint-dir={checkpoint_dir(job)}"
     yield from _unusual(
-        ("procs", job.procs_per_node, 1),
+        # Of several hosts hosts.json has it.
+        ("procs", 1 if isinstance(job, HostsJob) else job.procs_per_node, 1),
         ("gpus", job.gpus_per_node or 0, 0),
         ("backend", backend, "gloo"),
         ("nic", job.nic or "", ""),

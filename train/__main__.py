@@ -40,12 +40,8 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
                                               print the interface and address to take part by; on
                                               the head, with --any-port=FROM-TO --hold-for=PID instead
                                               of --port, also a port that is free and stays so
-       python -m train await --head=HOST --port=PORT --timeout=120s --say=TEXT
-                                              wait until the head takes connections
        python -m train spawn --procs=N --first-rank=N --world-size=N -- COMMAND …
                                               run COMMAND once for each of these ranks
-       python -m train driven --pid=PID --patience=300s
-                                              pass a driver's words on to the script that starts this
        python -m train notice --stop-file=FILE --pid=PID
                                               make the stop file when the cloud takes this machine back
 """
@@ -57,9 +53,7 @@ _SMALL = (
     "check",
     "leash",
     "where",
-    "await",
     "spawn",
-    "driven",
     "notice",
 )
 

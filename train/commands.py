@@ -1,5 +1,5 @@
-"""The small commands of the launch scripts: claim, check, leash, driven, where, await,
-spawn, notice; and doctor, for people.
+"""The small commands of the launch scripts: claim, check, leash, where, spawn, notice; and doctor,
+for people.
 
 Owns their options and what each says when it cannot do its work. Each ends with an exit code that
 the scripts pass on: 2 a wrong argument, 69 this host cannot start. Imports no torch.
@@ -110,17 +110,6 @@ def main_leash(argv: Sequence[str]) -> int:
     return 0
 
 
-def main_driven(argv: Sequence[str]) -> int:
-    """Pass the words of a driver on to the launch script that started this."""
-    from train.driven import main
-
-    parser = _parser("driven")
-    parser.add_argument("--pid", type=int, required=True, help="of the launch script")
-    parser.add_argument("--patience", type=seconds, required=True, help="with a clean stop, then")
-    options = parser.parse_args(argv)
-    return main(options.pid, options.patience)
-
-
 def main_preflight(argv: Sequence[str]) -> int:
     """Look at this host, check in with the others, say what is wrong."""
     from train.preflight.command import main
@@ -180,29 +169,6 @@ def main_where(argv: Sequence[str]) -> int:
     except ProcessLookupError:
         parser.error(f"--hold-for={options.hold_for}: there is no such process")
     print(f"{name} {address}{found}")
-    return 0
-
-
-def main_await(argv: Sequence[str]) -> int:
-    """Wait until the head takes connections; say what for, at once and every 10 s."""
-    from train import config, leash, nic
-
-    parser = _parser("await")
-    parser.add_argument("--head", required=True, help="name or IPv4 address")
-    parser.add_argument("--port", type=_port, required=True)
-    parser.add_argument("--timeout", type=config.seconds, default=120.0)
-    parser.add_argument("--say", default="waiting for the head", help="what it is waiting for")
-    options = parser.parse_args(argv)
-    # A shell has its background jobs ignore SIGINT; this one is to end at once.
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_DFL)
-    leash.die_with_parent(signal.SIGTERM)
-    try:
-        nic.await_port(
-            options.head, options.port, options.timeout, lambda so: say(f"{options.say} ({so})")
-        )
-    except nic.NetworkError as error:
-        return _refuse(str(error))
     return 0
 
 

@@ -157,8 +157,8 @@ cd -- "$bundle" || trouble "cannot enter $bundle, which was there a moment ago; 
 [ -f "$script" ] || trouble "$bundle holds no $script; start again"
 """
 
-# Whether this host's script runs: the node's lock knows its process, whose command line has to name
-# it, because after a reboot the number may be another's.
+# Whether this host's script runs: the node's lock knows its process, which is the supervisor by now. Its
+# command line has to say so, because after a reboot the number may be another's.
 _RUNS = r"""
 runs() {
   local lock=$checkpoints/nodes/$host/lock pid args=''
@@ -173,7 +173,7 @@ runs() {
     args=$(ps -p "$pid" -o args= 2>/dev/null)
   fi
   case $args in
-    *"${script##*/}"*) echo yes ;; # by hand it may have been started from beside it
+    *" supervise host --me=$host "*) echo yes ;;
     *) echo no ;;
   esac
 }

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen import rules
-from ddpgen.fields import did_you_mean, seconds, show
-from ddpgen.plan import HostPlan, HostsPlan, LaunchPlan, address, backend, below_home, ssh_host
+from ddpgen.fields import did_you_mean, show
+from ddpgen.plan import HostPlan, HostsPlan, LaunchPlan, address, backend, ssh_host
 from ddpgen.render import Renderer
 from ddpgen.resources import package_files
 from ddpgen.rules import Conflict
@@ -53,6 +53,9 @@ def _names(job: HostsJob) -> Iterator[Conflict]:
             continue
         if host.name.lower() == "run":
             yield Conflict(about, "hosts/run.sh is the driver", "call the host something else")
+        if host.name.lower().endswith(".activate"):
+            what = f"hosts/{host.name}.sh may be the activation lines of another host"
+            yield Conflict(about, what, "call the host something else")
         names[host.name.lower()] = i
         place = (host.ssh or host.name, host.dir or job.dir)
         if place in places:
@@ -156,65 +159,53 @@ def _is_address(text: str) -> bool:
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
     """run.sh first, then what it needs: a script per host, the list of hosts, the driver."""
     assert plan.hosts is not None
-    shared = _shared(plan, plan.hosts)
-    run = renderer.render("run.sh.j2", shared)
+    run = renderer.render("run.sh.j2", {"name": plan.name})
     artefacts = [Artefact("hosts/run.sh", run, "bash {bundle}/hosts/run.sh")]
     for host in plan.hosts.hosts:
-        text = renderer.render("host.sh.j2", {**shared, **_own(plan, host)})
-        artefacts.append(Artefact(f"hosts/{host.name}.sh", text))
-    listing = json.dumps(_for_the_driver(plan, plan.hosts), indent=2, ensure_ascii=False) + "\n"
-    artefacts.append(Artefact("hosts/hosts.json", listing, executable=False))
+        artefacts += _of_host(plan, host, renderer)
+    artefacts.append(Artefact("hosts/hosts.json", _listing(plan, plan.hosts), executable=False))
     for name, text in package_files("driver"):
         artefacts.append(Artefact(f"hosts/driver/{name}", text, executable=False))
     return artefacts
 
 
-def _shared(plan: LaunchPlan, hosts: HostsPlan) -> dict[str, Any]:
-    return {
-        **vars(plan),
-        **vars(hosts),
-        "world_size": plan.world_size,
-        "host_count": len(hosts.hosts),
-        "head": hosts.hosts[0].name,
-        "all_hosts": ",".join(host.name for host in hosts.hosts),
-        "elastic": hosts.elastic,
-        "without_torchrun": hosts.launcher == "env",
-        # A loop of the user's under launcher `env`: whether it ever listens is its own affair.
-        "nobody_listens": hosts.launcher == "env" and not plan.check,
-        "timeout": seconds(hosts.timeout_s),
-        "patience": seconds(hosts.collective_timeout_s),
-        "script": "run.sh",
-        "up": "..",
-        "below": "hosts/",
-    }
+def _of_host(plan: LaunchPlan, host: HostPlan, renderer: Renderer) -> Iterator[Artefact]:
+    """Its script, and the activation lines beside it."""
+    activation = f"hosts/{host.name}.activate.sh"
+    own = {"host": host.name, "name": plan.name, "activation": activation}
+    counted = "1 process" if host.procs == 1 else f"{host.procs} processes"
+    values = {**vars(host), **own, "counted": counted}
+    yield Artefact(f"hosts/{host.name}.sh", renderer.render("host.sh.j2", values))
+    if host.activate:
+        yield Artefact(activation, renderer.render("activate.sh.j2", values), executable=False)
 
 
-def _own(plan: LaunchPlan, host: HostPlan) -> dict[str, Any]:
-    return {
-        **vars(host),
-        "name": plan.name,
-        "host": host.name,
-        "script": f"{host.name}.sh",
-        "needs_home": below_home(host.interpreter, plan.checkpoint_dir),
-    }
-
-
-def _for_the_driver(plan: LaunchPlan, hosts: HostsPlan) -> dict[str, Any]:
-    return {
+def _listing(plan: LaunchPlan, hosts: HostsPlan) -> str:
+    """hosts.json: what the driver and every host's supervisor know of all hosts. A host a line."""
+    facts = {
         "name": plan.name,
         "launcher": hosts.launcher,
         "elastic": [hosts.least, len(hosts.hosts)] if hosts.elastic else None,
         "restarts": hosts.restarts,
         "head": hosts.hosts[0].name,
-        "ssh_options": list(hosts.ssh_options),
+        "ssh_options": hosts.ssh_options,
         "checkpoint_dir": hosts.checkpoint_path,
-        "hosts": [
-            {
-                "name": host.name,
-                "ssh": host.ssh,
-                "dir": host.dir,
-                "script": f"hosts/{host.name}.sh",
-            }
-            for host in hosts.hosts
-        ],
     }
+    lines = [f'  "{key}": {_json(value)},' for key, value in facts.items()]
+    each = ",\n".join(f"    {_json(_listed(host))}" for host in hosts.hosts)
+    return "\n".join(["{", *lines, '  "hosts": [', each, "  ]", "}", ""])
+
+
+def _listed(host: HostPlan) -> dict[str, str | int]:
+    return {
+        "name": host.name,
+        "address": host.address,
+        "procs": host.procs,
+        "ssh": host.ssh,
+        "dir": host.dir,
+        "script": f"hosts/{host.name}.sh",
+    }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -167,23 +164,12 @@ def test_await_returns_when_the_head_begins_to_listen(
     assert len(said) == 1
 
 
-def waiting(port: int, timeout: str) -> subprocess.Popen[str]:
-    command = ["await", "--head=localhost", f"--port={port}", f"--timeout={timeout}"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "train", *command, "--say=slow waits for the head desk"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_await_gives_up_and_names_head_address_and_port() -> None:
     port = free_port()
-    process = waiting(port, "500ms")
-    error = process.communicate(timeout=30)[1]
-    first, last = error.splitlines()
-    assert process.returncode == 69
-    assert first == f"ddpgen: slow waits for the head desk (localhost port {port}, 0.5 s at most)"
-    assert f"no answer from the head localhost on port {port} within 0.5 s" in last
+    said: list[str] = []
+    with pytest.raises(NetworkError, match=f"the head localhost on port {port} within 0.5 s"):
+        nic.await_port("localhost", port, 0.5, said.append)
+    assert said == [f"localhost port {port}, 0.5 s at most"]
 
 
 def test_await_says_what_it_waits_for_though_the_first_look_takes_all_its_time(
@@ -194,13 +180,3 @@ def test_await_says_what_it_waits_for_though_the_first_look_takes_all_its_time(
     with pytest.raises(NetworkError, match=r"within 0\.05 s: no answer"):
         nic.await_port("head", 29500, 0.05, said.append)
     assert said == ["head port 29500, 0.05 s at most"]
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_await_ends_at_once_when_told_to(signum: signal.Signals) -> None:
-    process = waiting(free_port(), "10min")
-    assert process.stderr is not None
-    process.stderr.readline()
-    process.send_signal(signum)
-    process.communicate(timeout=10)
-    assert process.returncode == -signum

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from train.supervisor.events import Events
 
@@ -23,11 +23,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _supervise(argv: Sequence[str], events: Events) -> int:
     from train.supervisor import words
+    from train.supervisor.hosts import Hosts
     from train.supervisor.local import Local
     from train.supervisor.refusal import EXIT_USAGE
-    from train.supervisor.supervisor import Supervisor, Tier, add_options
+    from train.supervisor.supervisor import Supervisor, add_options
 
-    tiers: Mapping[str, Callable[[argparse.Namespace], Tier]] = {"local": Local}
+    tiers: Mapping[str, type[Local | Hosts]] = {"local": Local, "host": Hosts}
     try:
         command = words.split(argv)
     except ValueError as error:
@@ -36,5 +37,8 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
     parser = argparse.ArgumentParser(prog="python -m train supervise", allow_abbrev=False)
     parser.add_argument("tier", choices=tiers)
     add_options(parser)
+    tier = tiers.get(command.options[0], Local)
+    tier.add_options(parser)
+    command = words.take_leading(command, tier.leading)
     options = parser.parse_args(command.options)
-    return Supervisor(tiers[options.tier](options), options, command, events).run()
+    return Supervisor(tier(options, command), options, command, events).run()

@@ -47,9 +47,10 @@ class Outcome:
 def on_signal(name: str, stops: int, met: bool) -> Request:
     """What a signal means to a user's own launch: a stop, then at the second Ctrl-C or TERM a kill.
 
-    A closing terminal may send HUP twice. `stops`: how often a stop was asked for before.
+    A closing terminal may send HUP twice. KILL is a driver's word. `stops`: how often a stop was asked for
+    before.
     """
-    if stops and name != "HUP":
+    if name == "KILL" or (stops and name != "HUP"):
         return Request("kill", "killing the job; the next start goes on from its newest checkpoint")
     if not met:
         return Request("end", f"{name}: stopping before the training begins")

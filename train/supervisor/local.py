@@ -9,15 +9,14 @@ import socket
 import sys
 
 from train.supervisor.decision import End, Outcome, Request, at_end, not_begun, on_signal
-from train.supervisor.supervisor import Membership
+from train.supervisor.supervisor import Membership, Tier
+from train.supervisor.words import Command
 
 
-class Local:
+class Local(Tier):
     """One machine, which meets nobody."""
 
-    scheduler = ""
-
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, command: Command) -> None:
         self._options = options
         self._results = os.path.abspath(os.path.expanduser(options.checkpoint_dir))
         self.again = f"bash {shlex.quote(os.path.join(os.getcwd(), 'local.sh'))}"

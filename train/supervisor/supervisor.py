@@ -24,6 +24,7 @@ from train.config import seconds
 from train.errors import EXIT_UNAVAILABLE
 from train.layout import node_directory
 from train.metrics import say
+from train.nic import NetworkError, resolve
 from train.preflight import command as preflight
 from train.preflight.asked import Asked
 from train.scheduler import VARIABLE
@@ -36,10 +37,13 @@ from train.supervisor.processes import Workers
 from train.supervisor.refusal import EXIT_USAGE, Refusal
 from train.supervisor.words import Command
 
+_NAMED = 8  # of many hosts, so many are named in a line
+
 
 @dataclass(frozen=True)
 class Membership:
-    """Who takes part, and which part is this host's. `head`: "" for a job on one machine."""
+    """Who takes part, and which part is this host's. `head`: "" for a job on one machine. `launch`: which
+    launch this is, where whoever started the hosts says it."""
 
     me: str
     procs: int
@@ -58,18 +62,45 @@ class Membership:
     def is_head(self) -> bool:
         return self.node_rank == 0
 
+    @property
+    def meets_at(self) -> str:
+        """Where the processes meet."""
+        return f"{self.head_address}:{self.port}"
+
+    @property
+    def others(self) -> str:
+        """Who takes part beside this host, in words."""
+        names = [name for name, _ in self.roster if name != self.me]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return ", ".join(names[:_NAMED]) + more
+
 
 class Tier(Protocol):
     """What differs between the tiers. Its functions decide; the supervisor acts."""
 
     again: str
-    scheduler: str
+    scheduler: str = ""
+    # Options in front of the user's arguments that are the supervisor's: see words.take_leading().
+    leading: Sequence[str] = ("--preflight",)
+
+    def __init__(self, options: argparse.Namespace, command: Command) -> None:
+        """`options`: those of all tiers and those of add_options()."""
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """The options of this tier alone."""
+
+    def listen(self, events: Events) -> None:
+        """Have come as events what else this tier waits for: a driver's words, a notice."""
+
+    def on_event(self, event: Event) -> None:
+        """Such an event has come: what it means is injected as a signal."""
 
     def membership(self) -> Membership:
         """Who takes part. Raises Refusal."""
 
     def network(self, member: Membership) -> tuple[str, str]:
-        """Interface and address by which this host takes part. Raises Refusal or NetworkError."""
+        """Interface and address by which this host takes part. Raises Refusal."""
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         """What a signal means once the workers have been started."""
@@ -104,6 +135,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"
     )
     add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
+    add("--preflight", action="store_true", help="only check whether the job can start")
+    add("--driven", action="store_true", help="all hosts speak on one terminal, by hosts/run.sh")
 
 
 class Supervisor:
@@ -113,7 +146,7 @@ class Supervisor:
         self, tier: Tier, options: argparse.Namespace, command: Command, events: Events
     ) -> None:
         self._tier, self._options, self._events = tier, options, events
-        self._command, self._only_preflight = _without_preflight(command)
+        self._command = command
         self._bundle = Path.cwd()
         self._stops, self._killed = 0, False
         self._workers: Workers | None = None
@@ -131,17 +164,22 @@ class Supervisor:
         return outcome.code
 
     def _run(self) -> Outcome:
+        self._tier.listen(self._events)
         check_arguments(self._command)
-        self.member = self._tier.membership()
+        self.member = member = self._beside(self._tier.membership)
         self.checkpoint_dir = _absolute(self._options.checkpoint_dir)
-        if self._only_preflight or not self._options.no_preflight:
-            code = self._beside(lambda: preflight.run(self._asked(), self._only_preflight))
-            if code or self._only_preflight:
+        if member.is_head and len(member.roster) > 1:
+            say(f"{member.me} is the head, at {member.meets_at}; expecting {member.others}")
+        only = self._options.preflight
+        if only or not self._options.no_preflight:
+            driven = self._options.driven
+            code = self._beside(lambda: preflight.run(self._asked(), only, driven))
+            if code or only:
                 return Outcome(code)
         bundle = _hold(self._bundle)
         self._attempt = self._beside(self._acquire)
-        nic, address = self._beside(lambda: self._tier.network(self.member))
-        self._start(nic, address, [bundle] if bundle is not None else [])
+        nic, address, head = self._beside(self._network)
+        self._start(nic, address, head, [bundle] if bundle is not None else [])
         return self._wait()
 
     def _beside(self, work: Callable[[], Any]) -> Any:
@@ -156,6 +194,7 @@ class Supervisor:
             if isinstance(event, Signal):
                 say(f"{event.name}: stopping before the training begins")
                 raise NotBegunError(event.name)
+            self._tier.on_event(event)
 
     # --- before the workers -----------------------------------------------------------------------
 
@@ -202,14 +241,26 @@ class Supervisor:
             self.checkpoint_dir, self.held, self._options.job, self._tier.scheduler
         )
 
+    def _network(self) -> tuple[str, str, str]:
+        """Interface and address of this host, and the address of the head, as this host resolves it: torch
+        would try IPv6 first, which nobody has looked at."""
+        member = self.member
+        nic, address = self._tier.network(member)
+        if not member.head:
+            return nic, address, ""
+        try:
+            return nic, address, address if member.is_head else resolve(member.head_address)
+        except NetworkError as error:
+            raise Refusal(EXIT_UNAVAILABLE, str(error)) from None
+
     # --- the workers ------------------------------------------------------------------------------
 
-    def _start(self, nic: str, address: str, kept: Sequence[int]) -> None:
+    def _start(self, nic: str, address: str, head: str, kept: Sequence[int]) -> None:
         pinned = [pin for pin in self._pins(nic) if pin.name not in self._options.keep]
-        command = words.workers(self._command, self._values(address))
+        command = words.workers(self._command, self._values(address, head))
         self._tell(pinned, command)
         try:
-            environment = for_workers(os.environ, pinned, self._launch_environment())
+            environment = for_workers(os.environ, pinned, self._launch_environment(head))
             self._workers = Workers(command, environment, kept)
         except OSError as error:
             raise Refusal(
@@ -222,26 +273,26 @@ class Supervisor:
         over_network = bool(self.member.head or self._options.store)
         return list(pins(nic, self._options.threads, over_network))
 
-    def _values(self, address: str) -> Mapping[str, str]:
+    def _values(self, address: str, head: str) -> Mapping[str, str]:
         member = self.member
         some = (
             f"{member.least}:{member.nodes}" if member.least < member.nodes else f"{member.nodes}"
         )
         return {
             "nodes": some,
-            "head": member.head_address,
+            "head": head,
             "port": str(member.port),
             "address": address,
             "node_rank": str(member.node_rank),
             "first_rank": str(member.first_rank),
             "world_size": str(member.world_size),
-            "launch": member.launch,
+            "launch": member.launch or self._options.job,
             "is_head": str(member.is_head).lower(),
             "checkpoint_dir": str(self.checkpoint_dir),
             "store": self._options.store,
         }
 
-    def _launch_environment(self) -> dict[str, str]:
+    def _launch_environment(self, head: str) -> dict[str, str]:
         told = {
             "DDPGEN_JOB": self._options.job,
             "DDPGEN_ATTEMPT": self._attempt,
@@ -251,7 +302,7 @@ class Supervisor:
         }
         if self.member.head:
             told.update(DDPGEN_NODE=self.member.me, DDPGEN_NODE_DIR=str(self.held))
-            told.update(MASTER_ADDR=self.member.head_address, MASTER_PORT=str(self.member.port))
+            told.update(MASTER_ADDR=head, MASTER_PORT=str(self.member.port))
         if self.member.launch:
             told["DDPGEN_LAUNCH"] = self.member.launch
         if self._tier.scheduler:
@@ -280,6 +331,8 @@ class Supervisor:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Signal):
             self._obey(self._tier.on_signal(event.name, self._stops, self._has_met()))
+        else:
+            self._tier.on_event(event)
 
     def _obey(self, request: Request) -> None:
         assert self._workers is not None
@@ -348,14 +401,6 @@ def check_arguments(command: Command) -> None:
 def _literal(program: Sequence[str]) -> list[str]:
     """The program's words but for those whose value is known later."""
     return ["--world-size=1" if word.startswith("--world-size=") else word for word in program]
-
-
-def _without_preflight(command: Command) -> tuple[Command, bool]:
-    """The command without a --preflight in front of the user's arguments, and whether it was there."""
-    if command.arguments[:1] != ("--preflight",):
-        return command, False
-    rest = command.arguments[1:]
-    return Command(command.options, command.launcher, command.program, rest), True
 
 
 def _hold(bundle: Path) -> int | None:

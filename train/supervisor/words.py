@@ -57,6 +57,15 @@ def split(argv: Sequence[str]) -> Command:
     return Command(options, launcher, program, rest[0] if rest else ())
 
 
+def take_leading(command: Command, names: Iterable[str]) -> Command:
+    """`command` with those of the supervisor's own options moved to it that stand in front of what the
+    user added. `names`: `--NAME` for a switch, `--NAME=` for what has a value."""
+    taken, rest = list(command.options), list(command.arguments)
+    while rest and any(rest[0] == n or (n[-1] == "=" and rest[0].startswith(n)) for n in names):
+        taken.append(rest.pop(0))
+    return Command(tuple(taken), command.launcher, command.program, tuple(rest))
+
+
 def workers(command: Command, values: Mapping[str, str]) -> list[str]:
     """The command that starts the processes of this host, with its placeholders filled in.
 

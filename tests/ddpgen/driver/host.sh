@@ -1,6 +1,11 @@
 #!/usr/bin/env bash
 # A host's script in the driver's tests. What it plays is in its home's file `part`, a word a start;
 # the last one stays.
+if [ "${1:-}" != supervise ]; then # as the real one becomes its supervisor
+  me=${BASH_SOURCE[0]##*/}
+  exec bash "${BASH_SOURCE[0]}" supervise host "--me=${me%.sh}" "$@"
+fi
+shift 3
 cd "${BASH_SOURCE[0]%/*}/.." || exit 70
 exec 9<.
 flock -s -n 9

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,14 +74,6 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     (lock.parent / "status").write_text("running 1f3a 8000\n")
     row = re.compile(r"desk  (yes|no) +(.*?)  +none +none\n")
     assert row.findall(ours.play("--status")[1]) == [("yes", "running")]
-    (ours.homes / "desk.sh").write_text("echo up\nread -r _\n")
-    words = ["bash", "desk.sh"]  # as one starts it by hand, from beside it
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(words, cwd=ours.homes, **pipes) as by_hand:
-        assert by_hand.stdout is not None
-        by_hand.stdout.readline()  # before, it may have no command line yet
-        lock.write_text(json.dumps({"launcher": [by_hand.pid, 1]}, indent=1))
-        assert row.findall(ours.play("--status")[1]) == [("yes", "running")]
     lock.write_text(json.dumps({"launcher": [os.getpid(), 1]}, indent=1))
     assert row.findall(ours.play("--status")[1]) == [("no", "running when it was killed")]
     process.send_signal(signal.SIGINT)

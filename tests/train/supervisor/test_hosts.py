@@ -1,0 +1,100 @@
+"""Who takes part, and which ranks are a host's: counted by every host from one list."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from train.supervisor.hosts import Host, Listed, membership, read
+from train.supervisor.refusal import Refusal
+
+HOSTS = [Host("desk", "10.0.0.1", 2), Host("laptop", "10.0.0.2", 1), Host("tower", "tower.lan", 4)]
+LISTED = Listed(HOSTS, least=3)
+
+
+@pytest.mark.parametrize(
+    ("head", "only", "order"),
+    [
+        ("", "", ["desk 0 0", "laptop 1 2", "tower 2 3"]),
+        ("tower", "", ["tower 0 0", "desk 1 4", "laptop 2 6"]),
+        ("", "desk,tower", ["desk 0 0", "tower 1 2"]),
+        ("", "tower,desk", ["desk 0 0", "tower 1 2"]),
+        ("laptop", "tower,laptop", ["laptop 0 0", "tower 1 1"]),
+        ("", "desk", ["desk 0 0"]),
+    ],
+)
+def test_ranks_follow_the_list_with_the_head_first(head: str, only: str, order: list[str]) -> None:
+    names = [line.split()[0] for line in order]
+    members = [membership(LISTED, name, head, only) for name in names]
+    assert [f"{each.me} {each.node_rank} {each.first_rank}" for each in members] == order
+    procs = {host.name: host.procs for host in HOSTS}
+    for each in members:
+        assert [name for name, _ in each.roster] == names
+        assert (each.head, each.is_head) == (names[0], each.me == names[0])
+        assert each.procs == procs[each.me]
+        assert each.world_size == sum(procs[name] for name in names)
+        assert each.nodes == len(names)
+
+
+def test_the_head_is_met_at_its_address() -> None:
+    assert membership(LISTED, "desk", "tower", port=4711).meets_at == "tower.lan:4711"
+
+
+@pytest.mark.parametrize(
+    ("least", "only", "expected"),
+    [(3, "", (3, 3)), (2, "", (2, 3)), (2, "desk,laptop", (2, 2)), (2, "desk", (1, 1))],
+)
+def test_an_elastic_job_begins_with_fewer_hosts(
+    least: int, only: str, expected: tuple[int, int]
+) -> None:
+    member = membership(Listed(HOSTS, least), "desk", only=only)
+    assert (member.least, member.nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("head", "only", "said"),
+    [
+        (
+            "",
+            "desk,desk,laptop",
+            "--hosts=desk,desk,laptop: names a host twice, or one that is not ",
+        ),
+        ("", "desk,lptop", "not there; the hosts are desk laptop tower"),
+        ("", "desk,laptop,", "--hosts=desk,laptop,: names a host twice, or one that is not there"),
+        ("", "desk", "--hosts=desk: without laptop, this host has nothing to do; name it too"),
+        ("", "laptop", "--head=desk: takes no part; name one of laptop"),
+        ("nobody", "", "--head=nobody: takes no part; name one of desk,laptop,tower"),
+    ],
+)
+def test_what_would_give_two_hosts_one_rank_is_refused(head: str, only: str, said: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        membership(LISTED, "laptop", head, only)
+    assert refused.value.code == 2
+    assert said in str(refused.value)
+
+
+def test_many_others_are_counted_and_not_all_named() -> None:
+    many = Listed([Host(f"n{i}", f"n{i}", 1) for i in range(100)], 100)
+    assert membership(many, "n0").others == "n1, n2, n3, n4, n5, n6, n7, n8 and 91 more"
+
+
+def test_the_list_is_read_as_ddpgen_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.json"
+    hosts = [{**vars(host), "ssh": "x", "dir": "~", "script": "y"} for host in HOSTS]
+    path.write_text(json.dumps({"elastic": [2, 3], "hosts": hosts}))
+    assert read(path) == Listed(HOSTS, 2)
+    path.write_text(json.dumps({"elastic": None, "hosts": hosts}))
+    assert read(path) == LISTED
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"elastic": null, "hosts": [{"name": "a"}]}'])
+def test_a_list_that_is_none_is_named_with_the_remedy(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "hosts.json"
+    path.write_text(text)
+    with pytest.raises(
+        Refusal, match=r"hosts.json cannot be read.*; copy the whole bundle"
+    ) as refused:
+        read(path)
+    assert refused.value.code == 69

@@ -1,0 +1,66 @@
+"""The line from the driver of several hosts to the supervisor of one: words on standard input.
+
+Owns what each word means, and what silence means: the driver or the network is gone, so this host has to
+end by itself. Knows nothing of ssh.
+"""
+
+from __future__ import annotations
+
+import os
+
+from train.metrics import say
+from train.supervisor.events import Due, Event, Events, Readable, Signal
+
+# The driver sends a beat every 5 s.
+SILENCE_S = 45.0
+_SILENT, _PATIENCE = "the driver is silent", "a clean stop takes too long"
+
+
+def take_standard_input() -> int:
+    """A descriptor of the driver's words; standard input itself is empty from now on, for every child."""
+    line = os.dup(0)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return line
+
+
+class DriverLink:
+    """What comes from the driver, turned into signals.
+
+    `stop` becomes TERM and `kill` KILL. Silence and end of file become HUP, and `patience_s` seconds later
+    (no healthy step takes longer) KILL.
+    """
+
+    def __init__(self, events: Events, line: int, patience_s: float) -> None:
+        self._events, self._patience_s = events, patience_s
+        self._unfinished, self._lost = b"", False
+        events.watch_descriptor(line)
+        events.set_alarm(_SILENT, SILENCE_S)
+
+    def on_event(self, event: Event) -> None:
+        """Take in what a descriptor or an alarm says."""
+        if isinstance(event, Due) and event.name == _PATIENCE:
+            self._events.inject(Signal("KILL"))
+        elif self._lost:
+            return  # whatever still comes is from before
+        elif isinstance(event, Due) and event.name == _SILENT:
+            self._lose(f"nothing heard from the driver for {SILENCE_S:.0f} s")
+        elif isinstance(event, Readable) and not event.data:
+            self._lose("the driver has gone away")
+        elif isinstance(event, Readable):
+            self._hear(event.data)
+
+    def _hear(self, data: bytes) -> None:
+        self._events.set_alarm(_SILENT, SILENCE_S)
+        *words, self._unfinished = (self._unfinished + data).split(b"\n")
+        meaning = {b"stop": "TERM", b"kill": "KILL"}
+        for word in words:
+            if name := meaning.get(word.strip()):
+                self._events.inject(Signal(name))
+
+    def _lose(self, why: str) -> None:
+        self._lost = True
+        # Where the connection is gone, so is whoever would read this.
+        say(f"{why}; asking for a clean stop")
+        self._events.inject(Signal("HUP"))
+        self._events.set_alarm(_PATIENCE, self._patience_s)

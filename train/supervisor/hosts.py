@@ -1,0 +1,191 @@
+"""The tier `hosts`: this host among those that hosts/hosts.json lists.
+
+Owns the reading of that file, who of them takes part, and which ranks are this host's. The driver
+(ddpgen/driver/) reads the same file; every host counts from it, so that no rank is there twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from train import nic
+from train.config import seconds
+from train.errors import EXIT_UNAVAILABLE, start_command
+from train.layout import step_directory
+from train.metrics import say
+from train.supervisor import decision, network
+from train.supervisor.decision import End, Outcome, Request
+from train.supervisor.driver_link import DriverLink, take_standard_input
+from train.supervisor.events import Event, Events
+from train.supervisor.refusal import EXIT_USAGE, Refusal
+from train.supervisor.supervisor import Membership, Tier
+from train.supervisor.words import Command
+
+
+@dataclass(frozen=True)
+class Host:
+    """A line of hosts.json: how the others reach it, and how many processes it runs."""
+
+    name: str
+    address: str
+    procs: int
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What of hosts.json concerns a host. `hosts`: in the order of their ranks; `least`: how many of them are
+    enough to begin."""
+
+    hosts: Sequence[Host]
+    least: int
+
+
+def read(path: Path) -> Listed:
+    """Raises Refusal when the file is not there, or not what ddpgen writes."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        listed = [Host(str(h["name"]), str(h["address"]), int(h["procs"])) for h in data["hosts"]]
+        return Listed(listed, data["elastic"][0] if data["elastic"] else len(listed))
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        why = f"{type(error).__name__}: {error}"
+        message = f"{path} cannot be read ({why}); copy the whole bundle, or render again"
+        raise Refusal(EXIT_UNAVAILABLE, message) from None
+
+
+def membership(
+    listed: Listed, me: str, head: str = "", only: str = "", port: int = 0, launch: str = ""
+) -> Membership:
+    """Which ranks are those of `me`. `only`: names of those that take part; `head`: where they meet, by
+    default the first. Its ranks come first, then the others' in the order of the list.
+
+    Raises Refusal for names that would give two hosts one rank.
+    """
+    names = only.split(",") if only else [host.name for host in listed.hosts]
+    taking_part = set(names)
+    chosen = [host for host in listed.hosts if host.name in taking_part]
+    head = head or listed.hosts[0].name
+    asked = ",".join(names)
+    if len(chosen) != len(names):
+        known = " ".join(host.name for host in listed.hosts)
+        raise Refusal(
+            EXIT_USAGE,
+            f"--hosts={asked}: names a host twice, or one that is not there; the hosts are {known}",
+        )
+    if me not in taking_part:
+        raise Refusal(
+            EXIT_USAGE,
+            f"--hosts={asked}: without {me}, this host has nothing to do; name it too",
+        )
+    if head not in taking_part:
+        raise Refusal(EXIT_USAGE, f"--head={head}: takes no part; name one of {asked}")
+    ordered = sorted(chosen, key=lambda host: host.name != head)
+    rank = next(i for i, host in enumerate(ordered) if host.name == me)
+    return Membership(
+        me=me,
+        procs=ordered[rank].procs,
+        world_size=sum(host.procs for host in ordered),
+        node_rank=rank,
+        first_rank=sum(host.procs for host in ordered[:rank]),
+        nodes=len(ordered),
+        least=min(listed.least, len(ordered)),
+        head=head,
+        head_address=ordered[0].address,
+        port=port,
+        roster=[(host.name, host.address) for host in ordered],
+        launch=launch,
+    )
+
+
+class Hosts(Tier):
+    """One host of several, started by hosts/run.sh or by hand."""
+
+    leading = ("--preflight", "--driven", "--head=", "--hosts=")
+    again = start_command(among_hosts=True)
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--me", required=True, help="this host's name in hosts.json")
+        add("--hosts-file", type=Path, default=Path("hosts/hosts.json"), help="who takes part")
+        add("--head", default="", help="meet at this host instead of the first (on all the same)")
+        add("--hosts", default="", help="only these take part: A,B (on all the same)")
+        add("--port", type=int, default=29500, help="where the processes meet, on the head")
+        add(
+            "--collective-timeout", type=seconds, default=300.0,
+            help="how long a clean stop may take when the driver is gone",
+        )  # fmt: skip
+
+    def __init__(self, options: argparse.Namespace, command: Command) -> None:
+        self._options, self._command = options, command
+        self._line = take_standard_input() if options.driven else None
+        self._link: DriverLink | None = None
+        script = os.path.join(os.getcwd(), "hosts", f"{options.me}.sh")
+        # What the user has typed: the driver's command, or this host's script.
+        self._same = "the same command" if options.driven else f"bash {shlex.quote(script)}"
+
+    def listen(self, events: Events) -> None:
+        if self._line is not None:
+            self._link = DriverLink(events, self._line, self._options.collective_timeout)
+
+    def on_event(self, event: Event) -> None:
+        if self._link is not None:
+            self._link.on_event(event)
+
+    def membership(self) -> Membership:
+        options = self._options
+        listed = read(options.hosts_file)
+        # Two runs that meet at one place under one name would merge without a word: the driver gives each
+        # of its launches a name of its own.
+        launch = os.environ.get("DDPGEN_LAUNCH", "")
+        return membership(listed, options.me, options.head, options.hosts, options.port, launch)
+
+    def network(self, member: Membership) -> tuple[str, str]:
+        peer = next((at for name, at in member.roster if name != member.me), "")
+        name, address = network.choose(member, self._options.nic, peer if member.is_head else "")
+        if self._options.no_preflight:
+            own, towards = (
+                dict(member.roster)[member.me],
+                peer if member.is_head else member.head_address,
+            )
+            for doubt in nic.doubts(own, address, towards):
+                say(f"warning: {doubt}")
+            self._await_head(member)
+        return name, address
+
+    def _await_head(self, member: Membership) -> None:
+        """Hosts may be started by hand, one after the other: whoever is early says whom it waits for."""
+        # A loop of the user's without torchrun: whether anybody ever listens there is its own affair.
+        own_loop = self._command.launcher[0] == "spawn" and self._command.program[0] == "script"
+        if member.is_head or own_loop:
+            return
+        waiting = f"{member.me}: waiting for the head, {member.head}"
+        at, port, timeout_s = member.head_address, member.port, self._options.timeout
+        try:
+            nic.await_port(at, port, timeout_s, lambda so: say(f"{waiting} ({so})"))
+        except nic.NetworkError as error:
+            raise Refusal(EXIT_UNAVAILABLE, str(error)) from None
+
+    def on_signal(self, name: str, stops: int, met: bool) -> Request:
+        return decision.on_signal(name, stops, met)
+
+    def not_begun(self, name: str) -> Outcome:
+        return decision.not_begun(self._same)
+
+    def at_end(self, end: End) -> Outcome:
+        return decision.at_end(end, self._results(end), self._same)
+
+    def _results(self, end: End) -> str:
+        directory = Path(os.path.abspath(os.path.expanduser(self._options.checkpoint_dir)))
+        if self._command.program[0] == "script":
+            return f"what the script wrote is in {directory}, here or on the host where it ran as rank 0"
+        # Without a shared directory the checkpoints are where rank 0 ran.
+        step = end.status.step if end.status is not None else 0
+        if step_directory(directory, step).is_dir():
+            return f"results are in {directory}"
+        return "results are on the host of rank 0"
