@@ -371,7 +371,7 @@ def test_activation_lines_run_first_and_a_failing_one_ends_the_launch(
     assert ours.play("done")[0] == 0
     assert ours.seen()["env"]["MOOD"] == "fine"
     ours = stage(GPT + python.replace("test $MOOD = fine", "false"), where="build/other")
-    said = "ddpgen: local.activate.sh (python.activate of the spec) failed at line 3: false\n"
+    said = "ddpgen: local.activate.sh (python.activate) failed at line 3: false\n"
     assert ours.play("done") == (69, said)
 
 
@@ -382,9 +382,7 @@ def test_an_activation_line_that_is_no_bash_is_said_to_be_at_fault(
     python = f"python: {{interpreter: {json.dumps(sys.executable)}, activate: {json.dumps(line)}}}"
     code, output = stage(GPT + python + "\n").play("done")
     assert code == 69
-    assert output.splitlines()[-1].startswith(
-        "ddpgen: local.activate.sh (python.activate of the spec) failed"
-    )
+    assert output.splitlines()[-1].startswith("ddpgen: local.activate.sh (python.activate) failed")
 
 
 def test_an_activation_line_may_leave_the_directory(stage: Callable[..., Stage]) -> None:
