@@ -326,15 +326,17 @@ def test_little_shared_memory(stage: Stage) -> None:
 
 
 def test_a_python_that_is_missing(stage: Stage) -> None:
+    # Its own terminal says why. To the others it is a host that has not come: nothing runs there that could
+    # tell them.
     wrong = {"name": "laptop", "python": "/nowhere/python3"}
-    job = stage.job(["desk", wrong, "tower"])
-    others = job.start(*OTHERS)
-    job.await_head()  # bash knocks there for a few seconds only
-    launch = others.joined(job.start("laptop"))
+    launch = stage.job(["desk", wrong, "tower"], patience=preflight.IN_VAIN_S).start()
     refused(launch, stage.rig)
-    assert "there is no Python called /nowhere/python3" in launch["laptop"].output
-    launch.names("PY001", "laptop", on=OTHERS)
-    launch.names_only("PY001")
+    assert "there is no Python called /nowhere/python3 here" in launch["laptop"].text
+    assert "(PY001)" in launch["laptop"].text
+    launch.waits_for("laptop", on=OTHERS)
+    for name in OTHERS:
+        shown = [(one.code, one.host) for one in launch[name].findings()]
+        assert shown == [("HOST001", "laptop")], launch.output
 
 
 def test_a_python_without_torch(stage: Stage) -> None:

@@ -136,7 +136,7 @@ def test_a_script_that_is_ended_before_the_verdict(stage: Stage) -> None:
     job = stage.job()
     launch = job.start("laptop", "desk")
     launch.waits_for("tower", on=["desk"])
-    (script,) = [p for p in stage.rig["laptop"].processes() if "bash" in p.command]
+    (script,) = [p for p in stage.rig["laptop"].processes() if "supervise" in p.command]
     os.kill(script.pid, signal.SIGKILL)
     at = launch["desk"].until(r"HOST003 +laptop|waiting for .*laptop")
     assert at - launch.began < 2 * launch.within_s()
@@ -166,13 +166,13 @@ def test_hosts_that_disagree_on_who_takes_part(stage: Stage) -> None:
     launch.names("RANK003", "laptop", "2", "3")
 
 
-def test_a_rank_that_is_out_of_range(stage: Stage) -> None:
+def test_a_list_of_hosts_that_was_changed_on_one_host(stage: Stage) -> None:
     job = stage.job()
-    script = job.at("tower", "hosts/tower.sh")
-    edited(script, lambda text: text.replace('--node-rank="$node_rank"', "--node-rank=5"))
-    launch = job.start()
+    more = '"hosts": [{"name": "attic", "address": "192.168.7.9", "procs": 1},'
+    edited(job.at("tower", "hosts/hosts.json"), lambda text: text.replace('"hosts": [', more))
+    launch = job.start(arguments={"tower": ["--head=desk"]})
     refused(launch, stage.rig)
-    launch.names("RANK002", "tower", "5")
+    launch.names("RANK003", "tower", "3", "4")
 
 
 def test_a_host_of_another_job_is_told_and_does_no_harm(stage: Stage) -> None:
