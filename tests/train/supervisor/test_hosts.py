@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
+from tests.train.supervisor.test_driver_link import Recorded
 from train.supervisor.hosts import Host, Listed, membership, read
 from train.supervisor.refusal import Refusal
+from train.supervisor.supervisor import Membership, Supervisor, Tier
+from train.supervisor.words import Command, workers
 
 HOSTS = [Host("desk", "10.0.0.1", 2), Host("laptop", "10.0.0.2", 1), Host("tower", "tower.lan", 4)]
 LISTED = Listed(HOSTS, least=3)
@@ -78,6 +82,29 @@ def test_what_would_give_two_hosts_one_rank_is_refused(head: str, only: str, sai
 def test_many_others_are_counted_and_not_all_named() -> None:
     many = Listed([Host(f"n{i}", f"n{i}", 1) for i in range(100)], 100)
     assert membership(many, "n0").others == "n1, n2, n3, n4, n5, n6, n7, n8 and 91 more"
+
+
+class Placed(Tier):
+    """Takes part by one interface."""
+
+    def network(self, member: Membership) -> tuple[str, str]:
+        return "eth0", "10.0.0.2"
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, "10.0.0.2"), (1, "127.0.0.1")])
+def test_torch_gets_the_address_of_the_head_that_was_tried(rank: int, expected: str) -> None:
+    # Of a name torch tries the IPv6 address first, which the preflight has not looked at.
+    command = Command(("host",), ("torchrun", "--rdzv-endpoint={head}:{port}"), ("run",), ())
+    options = argparse.Namespace(job="job", store="")
+    supervisor = Supervisor(Placed(options, command), options, command, Recorded())
+    supervisor.checkpoint_dir = Path("/x")
+    supervisor.member = Membership(
+        me="laptop", procs=1, world_size=2, node_rank=rank, nodes=2,
+        head="desk", head_address="localhost", port=4711,
+    )  # fmt: skip
+    _, address, head = supervisor._network()
+    words = workers(command, supervisor._values(address, head))
+    assert f"--rdzv-endpoint={expected}:4711" in words
 
 
 def test_the_list_is_read_as_ddpgen_writes_it(tmp_path: Path) -> None:
