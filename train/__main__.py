@@ -90,4 +90,4 @@ def _small(command: str, argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_now(main(sys.argv[1:]))  # a thread may wait for a name server or a file server
