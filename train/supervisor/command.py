@@ -6,18 +6,23 @@ Owns the options' form and the signals that are listened to.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from train.supervisor.events import Events
+from train.supervisor.events import Events, Signal
 
+# A signal that the artefact's shell has noticed before it became this process: its name.
+_NOTICED = "DDPGEN_SIGNAL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(argv: Sequence[str]) -> int:
     """Supervise one launch; the exit code."""
     events = Events(_SIGNALS)  # first: from here on a signal is heard, and ends nothing by itself
+    if noticed := os.environ.pop(_NOTICED, ""):
+        events.inject(Signal(noticed))
     return _supervise(argv, events)
 
 
@@ -25,9 +30,9 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
     from train.supervisor import words
     from train.supervisor.local import Local
     from train.supervisor.refusal import EXIT_USAGE
-    from train.supervisor.supervisor import Supervisor, Tier, add_options
+    from train.supervisor.supervisor import Supervisor, add_options
 
-    tiers: Mapping[str, Callable[[argparse.Namespace], Tier]] = {"local": Local}
+    tiers: dict[str, type[Local]] = {"local": Local}
     try:
         command = words.split(argv)
     except ValueError as error:
@@ -36,5 +41,7 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
     parser = argparse.ArgumentParser(prog="python -m train supervise", allow_abbrev=False)
     parser.add_argument("tier", choices=tiers)
     add_options(parser)
+    if command.options[0] in tiers:
+        tiers[command.options[0]].add_options(parser)
     options = parser.parse_args(command.options)
     return Supervisor(tiers[options.tier](options), options, command, events).run()

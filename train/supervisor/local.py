@@ -9,13 +9,11 @@ import socket
 import sys
 
 from train.supervisor.decision import End, Outcome, Request, at_end, not_begun, on_signal
-from train.supervisor.supervisor import Membership
+from train.supervisor.supervisor import Membership, Tier
 
 
-class Local:
+class Local(Tier):
     """One machine, which meets nobody."""
-
-    scheduler = ""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options

@@ -13,6 +13,7 @@ import importlib.util
 import io
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ class Membership:
     port: int = 0
     roster: Sequence[tuple[str, str]] = ()
     launch: str = ""
+    # A directory below the spec's, where each task has one of its own.
+    part: str = ""
 
     @property
     def is_head(self) -> bool:
@@ -63,13 +66,28 @@ class Tier(Protocol):
     """What differs between the tiers. Its functions decide; the supervisor acts."""
 
     again: str
-    scheduler: str
+    scheduler: str = ""
+    # What the workers do not hear, as the tier signals every process and the supervisor answers.
+    ignored: Sequence[signal.Signals] = ()
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """`options`: those of all tiers and those of add_options()."""
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """The options of this tier alone."""
 
     def membership(self) -> Membership:
         """Who takes part. Raises Refusal."""
 
     def network(self, member: Membership) -> tuple[str, str]:
         """Interface and address by which this host takes part. Raises Refusal or NetworkError."""
+
+    def prepare(self, command: Command) -> None:
+        """The directory is this attempt's: what is to be done before the workers start. Raises Refusal."""
+
+    def watch(self, command: Command, stop_file: Path) -> None:
+        """The workers have been started: from now on make `stop_file` when the tier is told to stop."""
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         """What a signal means once the workers have been started."""
@@ -132,8 +150,8 @@ class Supervisor:
 
     def _run(self) -> Outcome:
         check_arguments(self._command)
-        self.member = self._tier.membership()
-        self.checkpoint_dir = _absolute(self._options.checkpoint_dir)
+        self.member: Membership = self._beside(self._tier.membership)
+        self.checkpoint_dir = directory.of(self._options.checkpoint_dir, self.member.part)
         if self._only_preflight or not self._options.no_preflight:
             code = self._beside(lambda: preflight.run(self._asked(), self._only_preflight))
             if code or self._only_preflight:
@@ -141,6 +159,7 @@ class Supervisor:
         bundle = _hold(self._bundle)
         self._attempt = self._beside(self._acquire)
         nic, address = self._beside(lambda: self._tier.network(self.member))
+        self._beside(lambda: self._tier.prepare(self._command))
         self._start(nic, address, [bundle] if bundle is not None else [])
         return self._wait()
 
@@ -210,13 +229,14 @@ class Supervisor:
         self._tell(pinned, command)
         try:
             environment = for_workers(os.environ, pinned, self._launch_environment())
-            self._workers = Workers(command, environment, kept)
+            self._workers = Workers(command, environment, kept, self._tier.ignored)
         except OSError as error:
             raise Refusal(
                 EXIT_UNAVAILABLE, f"cannot start {command[0]!r}: {error.strerror}"
             ) from None
         self._events.watch_child(self._workers.pid)
         directory.renew(self.held, self._attempt)
+        self._tier.watch(self._command, self._stop_file)
 
     def _pins(self, nic: str) -> Sequence[Pin]:
         over_network = bool(self.member.head or self._options.store)
@@ -256,6 +276,7 @@ class Supervisor:
             told["DDPGEN_LAUNCH"] = self.member.launch
         if self._tier.scheduler:
             told[VARIABLE] = self._tier.scheduler
+            told["DDPGEN_SCRIPT"] = self._tier.again
         if self._options.store:
             told["DDPGEN_CHECKPOINT_STORE"] = self._options.store
         return told
@@ -295,7 +316,8 @@ class Supervisor:
             say(f"cannot create {self._stop_file} ({error.strerror}); ending the launcher instead")
             self._workers.end()
             return
-        say(request.message)
+        if request.message:
+            say(request.message)
         if request.action == "end":  # nobody looks for the stop file yet
             self._workers.end()
 
@@ -309,7 +331,7 @@ class Supervisor:
             return True
         with contextlib.suppress(OSError):
             words_on_file = (self.held / "launch").read_text("utf-8", "replace").split()
-            return words_on_file[:1] == [self._attempt]
+            return bool(words_on_file[:1] == [self._attempt])
         return False
 
     def _end(self, code: int) -> End:
@@ -365,11 +387,6 @@ def _hold(bundle: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return descriptor
     return None
-
-
-def _absolute(path: str) -> Path:
-    """From the bundle's directory; `~` is the home directory."""
-    return Path(os.path.abspath(os.path.expanduser(path)))
 
 
 def _names(text: str) -> tuple[str, ...]:
