@@ -46,8 +46,11 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
                                               run COMMAND once for each of these ranks
        python -m train driven --pid=PID --patience=300s
                                               pass a driver's words on to the script that starts this
-       python -m train notice --stop-file=FILE --pid=PID
-                                              make the stop file when the cloud takes this machine back
+       python -m train notice --stop-file=FILE
+                                              make the stop file, as this machine is taken back, and wait
+                                              until the job has ended
+       python -m train install DIR -- REQUIREMENT …
+                                              make a virtual environment with these, unless it is there
 """
 _SMALL = (
     "supervise",
@@ -61,6 +64,7 @@ _SMALL = (
     "spawn",
     "driven",
     "notice",
+    "install",
 )
 
 

@@ -30,9 +30,10 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
     from train.supervisor import words
     from train.supervisor.local import Local
     from train.supervisor.refusal import EXIT_USAGE
+    from train.supervisor.sky import Sky
     from train.supervisor.supervisor import Supervisor, add_options
 
-    tiers: dict[str, type[Local]] = {"local": Local}
+    tiers: dict[str, type[Local] | type[Sky]] = {"local": Local, "sky": Sky}
     try:
         command = words.split(argv)
     except ValueError as error:

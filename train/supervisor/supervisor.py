@@ -153,6 +153,7 @@ class Supervisor:
         self.member: Membership = self._beside(self._tier.membership)
         self.checkpoint_dir = directory.of(self._options.checkpoint_dir, self.member.part)
         if self._only_preflight or not self._options.no_preflight:
+            _say_who_is_expected(self.member)
             code = self._beside(lambda: preflight.run(self._asked(), self._only_preflight))
             if code or self._only_preflight:
                 return Outcome(code)
@@ -370,6 +371,13 @@ def check_arguments(command: Command) -> None:
 def _literal(program: Sequence[str]) -> list[str]:
     """The program's words but for those whose value is known later."""
     return ["--world-size=1" if word.startswith("--world-size=") else word for word in program]
+
+
+def _say_who_is_expected(member: Membership) -> None:
+    others = ", ".join(f"{name} ({at})" if at else name for name, at in member.roster[1:])
+    if member.is_head and others:
+        at = f"{member.head_address}:{member.port}"
+        say(f"{member.me} is the head, at {at}; expecting {others}")
 
 
 def _without_preflight(command: Command) -> tuple[Command, bool]:
