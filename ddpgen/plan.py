@@ -126,6 +126,10 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
     hosts = _hosts(job, talk) if isinstance(job, HostsJob) else None
     batch = _slurm(job) if isinstance(job, SlurmJob) else None
     start = launcher.on_host(job) if job.meets else launcher.standalone(job)
+    supervised = _supervise(job, talk)
+    torchrun = _shown(hosts.hosts[0]) if hosts else (*start, *_program(job, talk))
+    if isinstance(job, SkyJob):
+        torchrun = (*supervised.launcher, "-m", "train", *supervised.program)
     return LaunchPlan(
         tier=tier,
         name=job.name,
@@ -143,13 +147,19 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
         store=_store(job),
         preflight_on=job.preflight.enabled,
         preflight=tuple(launcher.preflight(job, talk)),
-        torchrun=_shown(hosts.hosts[0]) if hosts else (*start, *_program(job, talk)),
-        supervise=supervise.local(job, talk, _place(job)),
+        torchrun=torchrun,
+        supervise=supervised,
         check=() if job.train.script else tuple(_enough(job)),
         hosts=hosts,
         slurm=batch,
         sky=sky.plan(job) if isinstance(job, SkyJob) else None,
     )
+
+
+def _supervise(job: JobSpec, backend: str) -> Supervise:
+    if isinstance(job, SkyJob):
+        return supervise.sky(job, backend, _place(job), sky.hook(job))
+    return supervise.local(job, backend, _place(job))
 
 
 def _interpreter(job: JobSpec) -> Word:
@@ -347,11 +357,7 @@ def _checkpoint_path(job: JobSpec) -> str:
 def _pinned(job: JobSpec) -> Iterator[Export]:
     nic = Var("nic")
     yield Export("GLOO_SOCKET_IFNAME", nic, "Left alone, gloo may pick docker0 or a VPN and hang.")
-    # On a cloud's machine with several cards NCCL's own plugins know best, unless the user does.
-    if job.nic or not isinstance(job, SkyJob):
-        yield Export(
-            "NCCL_SOCKET_IFNAME", Joined(("=", nic)), "`=` makes NCCL take the name exactly."
-        )
+    yield Export("NCCL_SOCKET_IFNAME", Joined(("=", nic)), "`=` makes NCCL take the name exactly.")
     yield Export(
         "OMP_NUM_THREADS",
         str(job.train.threads),
@@ -394,7 +400,7 @@ def _program(job: JobSpec, backend: str, weight: int | Fraction = 1) -> Iterator
         yield Joined(("--checkpoint-store=", *store.parts))
     elif store:
         yield f"--checkpoint-store={store}"
-    yield f"--checkpoint-every={_every(job)}"
+    yield f"--checkpoint-every={job.checkpoint.every}"
     yield f"--checkpoint-keep={job.checkpoint.keep}"
     if job.code:
         yield "--code-dir=code"
@@ -415,12 +421,6 @@ def _place(job: JobSpec) -> str:
     if isinstance(job, SkyJob) and job.bucket:
         return sky.place(job, job.bucket)
     return job.checkpoint.url or ""
-
-
-def _every(job: JobSpec) -> str:
-    if isinstance(job, SkyJob) and job.preempted_every is not None:
-        return f"auto:{seconds(job.preempted_every)}"
-    return str(job.checkpoint.every)
 
 
 def _world(job: JobSpec) -> Iterator[Word]:

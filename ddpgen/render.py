@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,11 @@ def _lines(lines: Iterable[str]) -> str:
     return "\n".join(lines)
 
 
+def _literal(text: str) -> str:
+    """The lines of a block that YAML takes as they are."""
+    return textwrap.indent(text.rstrip("\n"), "  ")
+
+
 def _defined(turn: Callable[[Any], str]) -> Callable[[Any], str]:
     """`turn`, with a value that the plan does not have reported by its name."""
     return lambda value: str(value) if isinstance(value, jinja2.Undefined) else turn(value)
@@ -101,6 +107,7 @@ FILTERS = {
     "argv": _defined(shell.continued),  # a whole command, an option a line
     "sbatch": _defined(shell.directive),  # an option behind #SBATCH
     "yaml": _defined(yamltext.scalar),  # a value or a key of YAML
+    "literal": _defined(_literal),  # a script in a block of YAML
     "comment": _defined(shell.speakable),  # text inside a comment
     "bash": _defined(_lines),  # lines of bash the user wrote to be run as they are
     "name": str,  # an identifier or number that the spec's own rules hold harmless

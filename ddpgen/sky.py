@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddpgen.shell import Joined, Var, Word, at_home
+from ddpgen.shell import Joined, Word, at_home
 from ddpgen.spec_sky import Bucket, SkyJob
 
 # How a clean stop for a preemption ends, for SkyPilot to start the job again. Of several machines on Slurm it
@@ -49,11 +49,7 @@ class SkyPlan:
     requirements: tuple[str, ...]
     environment: Word
     base_python: Word
-    notices: bool
-    hooks: bool
-    launcher: str
-    port: int
-    ports: int  # from there on, of which a start has one
+    hook: str
     spot: bool
 
     @property
@@ -84,11 +80,7 @@ def plan(job: SkyJob) -> SkyPlan:
         requirements=job.requirements,
         environment=environment(job),
         base_python=at_home(job.python.interpreter),
-        notices=job.notices,
-        hooks=job.notices and any(each.partition("/")[0] in _KUBERNETES for each in job.infra),
-        launcher=job.rendezvous.launcher,
-        port=job.rendezvous.port,
-        ports=min(1000, 65536 - job.rendezvous.port),
+        hook=hook(job),
         spot=job.spot,
     )
 
@@ -114,8 +106,14 @@ def interpreter(job: SkyJob) -> Word:
 
 
 def local_dir(job: SkyJob) -> Word:
-    """Where on a machine the job lives while it runs: of this task alone, whatever else ran there."""
-    return Joined((Var("HOME"), f"/.ddpgen/{job.name}/", Var("task")))
+    """Where on a machine the job's tasks live while they run, each in a directory of its own."""
+    return at_home(f"~/.ddpgen/{job.name}")
+
+
+def hook(job: SkyJob) -> str:
+    """Where the hook of a pod that is taken away finds what to stop; "" where no hook is wanted."""
+    wanted = job.notices and any(each.partition("/")[0] in _KUBERNETES for each in job.infra)
+    return f"~/.ddpgen/{job.name}/hook" if wanted else ""
 
 
 def _common(job: SkyJob) -> Iterator[tuple[str, Scalar]]:

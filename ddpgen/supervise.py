@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddpgen.fields import seconds
 from ddpgen.shell import Word
 from ddpgen.spec import Checkpoint, HostsJob, JobSpec, Rendezvous, Train
+from ddpgen.spec_sky import SkyJob
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -65,18 +66,17 @@ _NO_END = 1000
 def hosts(job: HostsJob, weight: int | Fraction, backend: str, store: str) -> Supervise:
     """The command of one of several hosts but for its name; `job` is the job as that host sees it."""
     return Supervise(
-        (*options(job, backend, store), *_meeting(job)),
-        tuple(_launcher(job)),
-        (*program(job, backend, store, weight), *_world(job)),
+        (*options(job, backend, store), *_waiting(job)),
+        tuple(meeting(job)),
+        tuple(program(job, backend, store, weight)),
     )
 
 
-def _meeting(job: HostsJob) -> Iterator[Word]:
-    """What the supervisor of one of several hosts is told of how they meet."""
+def _waiting(job: HostsJob) -> Iterator[Word]:
+    """What the supervisor of one of several hosts is told of where they meet and how long they wait."""
     usual, shared = Rendezvous(), job.checkpoint.shared
     yield from _unusual(
         ("port", job.rendezvous.port, usual.port),
-        ("timeout", seconds(job.rendezvous.timeout), seconds(usual.timeout)),
         (
             "collective-timeout",
             seconds(job.rendezvous.collective_timeout),
@@ -86,8 +86,31 @@ def _meeting(job: HostsJob) -> Iterator[Word]:
     )
 
 
-def _launcher(job: HostsJob) -> Iterator[Word]:
-    """What starts the processes of one host so that all hosts meet."""
+def sky(job: SkyJob, backend: str, store: str, hook: str) -> Supervise:
+    """The command of a machine that SkyPilot has found. `hook`: where a pod's hook looks, if there is one."""
+    first, usual = job.rendezvous.port, Rendezvous().port
+    own = _unusual(
+        ("nodes", int(job.nodes), 1),
+        ("ports", _ports(first), _ports(usual)),
+        ("bucket", job.bucket.url.rstrip("/") if job.bucket else "", ""),
+        ("mount", job.bucket.path if job.bucket else "", ""),
+        ("secrets", ",".join(job.secrets), ""),
+        ("hook", hook, ""),
+    )
+    quiet = () if job.notices else ("--no-notices",)
+    return Supervise(
+        (*options(job, backend, store), *own, *quiet),
+        tuple(meeting(job)),
+        tuple(program(job, backend, store)),
+    )
+
+
+def _ports(first: int) -> str:
+    return f"{first}-{min(first + 999, 65535)}"
+
+
+def meeting(job: JobSpec) -> Iterator[Word]:
+    """The launcher of a host that meets others at one address."""
     if job.rendezvous.launcher == "env":
         yield from ("spawn", f"--procs={job.procs_per_node}", "--first-rank={first_rank}")
         yield from ("--world-size={world_size}", "--node-rank={node_rank}")
@@ -99,21 +122,23 @@ def _launcher(job: HostsJob) -> Iterator[Word]:
     else:
         yield from ("--rdzv-backend=c10d", "--rdzv-endpoint={head}:{port}", "--rdzv-id={launch}")
         waits = f"join_timeout={max(1, round(job.rendezvous.timeout))}"
-        if job.nodes.elastic:
+        if _elastic(job):
             waits += f",last_call_timeout={_LAST_CALL_S}"
         # Left alone, torchrun guesses from the hostname whether it is to be the host, and with a second
         # card or a VPN nobody is.
         yield f"--rdzv-conf=is_host={{is_head}},{waits}"
-        restarts = _NO_END if job.nodes.elastic else job.restarts
-    # What the others reach this host by. Left alone, torchrun takes the hostname, which may mean nothing to
-    # them, or 127.0.1.1.
+        restarts = _NO_END if _elastic(job) else job.restarts
+    # What the others reach this host by: a hostname may mean nothing to them, or 127.0.1.1.
     yield "--local-addr={address}"
     yield from _processes(job, restarts)
+    if job.signalled:
+        # Every process is signalled; torchrun would end the processes in mid-step.
+        yield "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"
 
 
-def _world(job: HostsJob) -> Iterator[Word]:
-    if not job.train.script:
-        yield "--elastic" if job.nodes.elastic else "--world-size={world_size}"
+def _elastic(job: JobSpec) -> bool:
+    """Whether hosts may come and go while it runs."""
+    return isinstance(job, HostsJob) and job.nodes.elastic
 
 
 def _processes(job: JobSpec, restarts: int) -> Iterator[Word]:
@@ -127,6 +152,8 @@ def options(job: JobSpec, backend: str, store: str) -> Iterator[Word]:
     """What the supervisor itself is told, on every tier."""
     yield f"--job={job.name}"
     yield f"--checkpoint-dir={checkpoint_dir(job)}"
+    kept = sorted(name for name in PINNED if name in job.env or name in _left_alone(job))
+    waits = job.rendezvous.timeout if job.meets else Rendezvous().timeout
     yield from _unusual(
         # Of several hosts hosts.json has it.
         ("procs", 1 if isinstance(job, HostsJob) else job.procs_per_node, 1),
@@ -134,7 +161,8 @@ def options(job: JobSpec, backend: str, store: str) -> Iterator[Word]:
         ("backend", backend, "gloo"),
         ("nic", job.nic or "", ""),
         ("threads", job.train.threads, 1),
-        ("keep", ",".join(sorted(name for name in job.env if name in PINNED)), ""),
+        ("timeout", seconds(waits), seconds(Rendezvous().timeout)),
+        ("keep", ",".join(kept), ""),
         ("store", store, ""),
         ("ignore", ",".join(job.preflight.ignore), ""),
     )
@@ -149,8 +177,15 @@ def _unusual(*options: tuple[str, Any, Any]) -> Iterator[str]:
     return (f"--{name}={value}" for name, value, default in options if value != default)
 
 
+def _left_alone(job: JobSpec) -> tuple[str, ...]:
+    """On a cloud's machine with several cards NCCL's own plugins know best, unless the user does."""
+    return ("NCCL_SOCKET_IFNAME",) if isinstance(job, SkyJob) and not job.nic else ()
+
+
 def checkpoint_dir(job: JobSpec) -> str:
     """Relative to the bundle: a relative place lies beside it."""
+    if isinstance(job, SkyJob):  # each task has a directory of its own below
+        return f"~/.ddpgen/{job.name}"
     path = job.checkpoint.path or f"checkpoints/{job.name}"
     return path if path.startswith(("/", "~/")) or path == "~" else f"../{path}"
 
@@ -167,6 +202,7 @@ def program(job: JobSpec, backend: str, store: str, weight: int | Fraction = 1) 
     yield f"--backend={backend}"
     waits, kept = Rendezvous(), Checkpoint()
     yield from _unusual(
+        ("world-size", "{world_size}" if job.meets and not _elastic(job) else "", ""),
         ("weight", weight, 1),
         ("rendezvous-timeout", seconds(job.rendezvous.timeout), seconds(waits.timeout)),
         (
@@ -175,13 +211,21 @@ def program(job: JobSpec, backend: str, store: str, weight: int | Fraction = 1) 
             seconds(waits.collective_timeout),
         ),
         ("checkpoint-store", "{store}" if store else "", ""),
-        ("checkpoint-every", job.checkpoint.every, kept.every),
+        ("checkpoint-every", _every(job), str(kept.every)),
         ("checkpoint-keep", job.checkpoint.keep, kept.keep),
         ("code-dir", "code" if job.code else "", ""),
     )
+    if _elastic(job):
+        yield "--elastic"
     yield "--checkpoint-dir={checkpoint_dir}"
     for name, value in job.train.args.items():
         yield f"--arg={name}={_json(value)}"
+
+
+def _every(job: JobSpec) -> str:
+    if isinstance(job, SkyJob) and job.preempted_every is not None:
+        return f"auto:{seconds(job.preempted_every)}"
+    return str(job.checkpoint.every)
 
 
 def training(train: Train) -> Iterator[Word]:

@@ -42,8 +42,11 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
                                               of --port, also a port that is free and stays so
        python -m train spawn --procs=N --first-rank=N --world-size=N -- COMMAND …
                                               run COMMAND once for each of these ranks
-       python -m train notice --stop-file=FILE --pid=PID
-                                              make the stop file when the cloud takes this machine back
+       python -m train notice --stop-file=FILE
+                                              make the stop file, as this machine is taken back, and wait
+                                              until the job has ended
+       python -m train install DIR -- REQUIREMENT …
+                                              make a virtual environment with these, unless it is there
 """
 _SMALL = (
     "supervise",
@@ -55,6 +58,7 @@ _SMALL = (
     "where",
     "spawn",
     "notice",
+    "install",
 )
 
 

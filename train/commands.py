@@ -13,7 +13,6 @@ import errno
 import importlib.util
 import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -195,33 +194,21 @@ def main_spawn(argv: Sequence[str]) -> int:
 
 
 def main_notice(argv: Sequence[str]) -> int:
-    """Make the stop file when the cloud says that it takes this machine back; with --now at once, and
-    then wait until the job has ended."""
-    from train import leash, notice
-    from train.notices import clouds
+    """Make the stop file, as this machine is taken back, and wait until the job has ended."""
+    from train import notice
 
     parser = _parser("notice")
     parser.add_argument("--stop-file", type=Path, required=True)
-    parser.add_argument("--pid", type=int, help="of the launch script: ends with it")
-    parser.add_argument("--only", type=_clouds, default=tuple(clouds()), metavar="aws,gcp,azure")
-    parser.add_argument("--every", type=seconds, default=5.0, help="ask so often (5s)")
-    parser.add_argument("--now", action="store_true", help="make the file, and wait for the job")
-    parser.add_argument("--wait", type=seconds, default=60.0, help="with --now: at most so long")
+    parser.add_argument("--wait", type=seconds, default=60.0, help="at most so long")
     options = parser.parse_args(argv)
-    stop_file = options.stop_file.expanduser().absolute()
-    if options.now:
-        return notice.ask_and_wait(stop_file, options.wait)
-    if options.pid is None:
-        parser.error("--pid is missing: the process with which it is to end (or use --now)")
-    # The terminal's Ctrl-C is the script's to handle: a shell has its background jobs ignore it.
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    leash.die_with_parent(signal.SIGTERM)
-    try:
-        return notice.main(stop_file, options.pid, options.only, options.every)
-    except ProcessLookupError:
-        parser.error(f"--pid={options.pid}: there is no such process")
+    return notice.ask_and_wait(options.stop_file.expanduser().absolute(), options.wait)
+
+
+def main_install(argv: Sequence[str]) -> int:
+    """Make the virtual environment of a spec's requirements, unless it is there."""
+    from train.supervisor import install
+
+    return install.main(argv)
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -237,16 +224,6 @@ def _node(text: str) -> str:
     if not text.strip(".") or not all(c.isalnum() or c in "._-" for c in text):
         raise argparse.ArgumentTypeError(f"{text!r} is not made of letters, digits, '.', '_', '-'")
     return text
-
-
-def _clouds(text: str) -> tuple[str, ...]:
-    from train.notices import clouds
-
-    names = tuple(dict.fromkeys(text.split(",")))
-    unknown = [name for name in names if name not in clouds()]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(clouds())}")
-    return names
 
 
 def _port(text: str) -> int:

@@ -1,72 +1,65 @@
-"""`python -m train notice`: a cloud's word that it takes this machine back becomes a stop file.
+"""A cloud's notice that it takes this machine back becomes a stop file.
 
-Owns the watch over the clouds that are here, the making of the file, and, for a hook that is called
-when the machine goes (Kubernetes), the wait until the job has ended. Knows no cloud's protocol, and
+Owns the watch over the clouds that are here and, for a hook that is called when the machine goes
+(Kubernetes, `python -m train notice`), the wait until the job has ended. Knows no cloud's protocol, and
 nothing of what the training does with the file. Imports no torch.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from train.metrics import say
 from train.notices import ADDRESS, Cloud, Notice, clouds
 from train.notices.service import AbsentError, ServiceError
-from train.processes import process_state, start_time
 from train.status import read_status
 from train.stop import PREEMPTED, reason_in
+from train.supervisor import stopfile
 
 # Another place for a cloud's service, for tests: DDPGEN_METADATA_AWS=http://127.0.0.1:8000
 VARIABLE = "DDPGEN_METADATA_"
 _TRIES = 3
 _LOOK_S = 0.25
 _RETRY_S = 1.0
-# What link(2) says on a file system that has no hard links.
-_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK)
 
 
-def main(stop_file: Path, pid: int, names: Sequence[str], every: float) -> int:
-    """Watch until there is a notice, or process `pid` is gone. 0, also where nobody gives notice.
-
-    Raises ProcessLookupError when there is no such process.
-    """
-    began = start_time(pid)
-    if not _lives(pid, began):
-        raise ProcessLookupError(pid)
+def watch(stop_file: Path, names: Sequence[str], every: float) -> None:
+    """Make `stop_file` as soon as one of these clouds gives notice; return then, or where none is here."""
     here = find(names, os.environ, every)
     if not here:
         say(f"no {' or '.join(names)} here that would tell of a preemption: not watching for one")
-        return 0
+        return
     said: queue.SimpleQueue[Notice] = queue.SimpleQueue()
     for cloud in here:
         # Daemons: an answer that does not come holds up neither the others nor the end.
         threading.Thread(target=_watch, args=(cloud, every, said), daemon=True).start()
-    while _lives(pid, began):
-        with contextlib.suppress(queue.Empty):
-            # One line, whatever the service has put into it.
-            words = " ".join(f"{PREEMPTED}: {said.get(timeout=_LOOK_S).words}".split())
-            while not _ask(stop_file, words) and _lives(pid, began):
-                time.sleep(_RETRY_S)
-            return 0
-    return 0
+    # One line, whatever the service has put into it.
+    words = " ".join(f"{PREEMPTED}: {said.get().words}".split())
+    while not _ask(stop_file, words):
+        time.sleep(_RETRY_S)
 
 
 def find(names: Sequence[str], env: Mapping[str, str], every: float) -> list[Cloud]:
     """Those of the clouds that serve metadata to this machine."""
     kinds = clouds()
     asked = [kinds[name](env.get(VARIABLE + name.upper()) or ADDRESS, every) for name in names]
-    with ThreadPoolExecutor(max_workers=len(asked)) as pool:
-        return [
-            cloud for cloud, there in zip(asked, pool.map(_is_there, asked), strict=True) if there
-        ]
+    there: set[str] = set()
+
+    def ask(cloud: Cloud) -> None:
+        if _is_there(cloud):
+            there.add(cloud.name)
+
+    asking = [threading.Thread(target=ask, args=(cloud,), daemon=True) for cloud in asked]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    return [cloud for cloud in asked if cloud.name in there]
 
 
 def ask_and_wait(stop_file: Path, patience_s: float) -> int:
@@ -135,34 +128,15 @@ def _watch(cloud: Cloud, every: float, said: queue.SimpleQueue[Notice]) -> None:
 def _ask(stop_file: Path, words: str) -> bool:
     """Make the file with these words, unless there is one. Whether there is one now."""
     try:
-        _create(stop_file, f"{words}\n")
-    except FileExistsError:
-        say(f"{words}; a stop was asked for already ({reason_in(stop_file)})")
-        return True
+        made = stopfile.create(stop_file, words)
     except OSError as error:
         say(f"{words}; cannot create {stop_file} ({error.strerror}), trying again")
         return False
-    say(f"{words}; asking for a clean stop after the current step")
+    if made:
+        say(f"{words}; asking for a clean stop after the current step")
+    else:
+        say(f"{words}; a stop was asked for already ({reason_in(stop_file)})")
     return True
-
-
-def _create(path: Path, text: str) -> None:
-    """With all of its text at once, as a file without words is a user's. Raises OSError, of which
-    FileExistsError when somebody was first."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        try:
-            os.link(draft, path)  # a rename would replace what is there
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            if path.exists():
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
-            draft.rename(path)
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def _runs(directory: Path) -> bool:
@@ -173,7 +147,3 @@ def _runs(directory: Path) -> bool:
         parts = []
     found = (read_status(place) for place in (directory, *parts))
     return any(status is not None and status.word == "running" for status in found)
-
-
-def _lives(pid: int, began: int) -> bool:
-    return process_state(pid, began) not in ("", "Z", "X")

@@ -24,7 +24,7 @@ from ddpgen.spec_sky import SkyJob
 _SAID = "ddpgen stop"
 # Rank 0 says every 30 s that it lives.
 _LIVES_S = 120.0
-# Reasons of an end from which SkyPilot starts the job again (_sky_finish.sh.j2).
+# Reasons of an end from which SkyPilot starts the job again (train/supervisor/sky.py).
 _COMES_BACK = ("preempted", "signal")
 _STRANGER = "something runs there that this SkyPilot does not know"
 

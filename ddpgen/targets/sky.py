@@ -196,10 +196,6 @@ def _variables(job: SkyJob) -> Iterator[Conflict]:
 
 
 def _setup(job: SkyJob) -> Iterator[Conflict]:
-    for i, line in enumerate(job.setup):
-        if "DDPGEN_SETUP" in line:
-            what = "holds DDPGEN_SETUP, the word that ends these lines in the script"
-            yield Conflict((f"setup[{i}]", "setup"), what, "take another word")
     names = [re.split(r"[^A-Za-z0-9_-]", wanted)[0].lower() for wanted in job.requirements]
     if names and "torch" not in names:
         what = "are all that the job's Python will have, and torch is not among them"
@@ -217,17 +213,21 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
 
 
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
-    """sky.yaml first, then the scripts that it runs."""
+    """sky.yaml, and the spec's own lines beside it."""
     assert plan.sky is not None
     values = {**vars(plan), **vars(plan.sky), **_made(plan)}
-    task = renderer.render("sky.yaml.j2", values)
-    node = renderer.render("sky_node.sh.j2", {**values, "script": "node.sh"})
+    parts = {name: renderer.render(f"sky_{name}.sh.j2", values) for name in ("setup", "run")}
     given = "".join(f" --secret {secret}" for secret in plan.sky.secrets)
     start = f"(cd {{bundle}} && sky jobs launch{given} sky.yaml)"
-    artefacts = [Artefact("sky.yaml", task, start, executable=False), Artefact("sky/node.sh", node)]
-    if plan.sky.sets_up:
-        setup = renderer.render("sky_setup.sh.j2", {**values, "script": "setup.sh"})
-        artefacts.append(Artefact("sky/setup.sh", setup))
+    artefacts = [
+        Artefact("sky.yaml", renderer.render("sky.yaml.j2", {**values, **parts}), start, False)
+    ]
+    if plan.sky.setup:
+        lines = renderer.render("setup.sh.j2", {**values, "setup": plan.sky.setup})
+        artefacts.append(Artefact("sky.setup.sh", lines, executable=False))
+    if plan.activate:
+        lines = renderer.render("activate.sh.j2", values)
+        artefacts.append(Artefact("sky.activate.sh", lines, executable=False))
     return [*artefacts, Artefact(".skyignore", _ALL_OF_IT, executable=False)]
 
 
@@ -237,15 +237,13 @@ def _made(plan: LaunchPlan) -> dict[str, Any]:
     alone = len(sky.alternatives) == 1
     return {
         "sets_up": sky.sets_up,
-        "own_loop": not plan.check and bool(sky.bucket_path),
+        "setup_lines": bool(sky.setup),
+        "secrets_given": "".join(f" --secret {secret}" for secret in sky.secrets),
         "cached": sky.bucket_mode == "MOUNT_CACHED",
-        "counted": f"{sky.num_nodes} machine(s), {sky.procs} process(es) on each",
+        "machines": f"{sky.num_nodes} machine(s), {sky.procs} process(es) on each",
         "same": (*sky.alternatives[0], *sky.resources) if alone else sky.resources,
         "different": () if alone else sky.alternatives,
         "exit_preempted": EXIT_PREEMPTED,
-        "hosts": True,
-        "needs_home": True,
-        "without_torchrun": sky.launcher == "env",
-        "up": "..",
-        "below": "sky/",
+        "activation": "sky.activate.sh",
+        "install": ((sky.environment, "--", *sky.requirements),),
     }

@@ -58,12 +58,29 @@ def test_the_files_of_an_example(
 ) -> None:
     place = tmp_path / "b"
     assert run("render", ROOT / f"examples/{name}.yaml", "--target", "sky", "-o", place).code == 0
-    for file in ("sky.yaml", "sky/node.sh", "sky/setup.sh"):
-        golden(f"{name}.{file.replace('/', '.')}", (place / file).read_text())
+    text = (place / "sky.yaml").read_text()
+    golden(f"{name}.sky.yaml", text)
+    assert len(text.splitlines()) <= 50
+    assert max(map(len, text.splitlines())) <= 110
+    assert not [*place.glob("sky*.sh"), *place.glob("sky/*")]
+
+
+def test_it_is_as_long_for_many_machines_as_for_two(bundle: Callable[..., Path]) -> None:
+    base = GPT.replace("global_batch_size: 16", "global_batch_size: 1600")
+    two, many = (
+        (bundle(base=base, top=f"nodes: {nodes}\n") / "sky.yaml").read_text() for nodes in (2, 200)
+    )
+    assert many.splitlines() == [
+        line.replace("2 machine(s)", "200 machine(s)").replace("nodes: 2", "nodes: 200")
+        .replace("--nodes=2", "--nodes=200")
+        for line in two.splitlines()
+    ]  # fmt: skip
 
 
 def test_what_every_task_says(task: Rendered) -> None:
-    assert task() == {
+    found = task()
+    assert found.pop("run").startswith("( # SkyPilot waits for the bucket")
+    assert found == {
         "name": "gpt",
         "num_nodes": 1,
         "resources": {
@@ -77,8 +94,6 @@ def test_what_every_task_says(task: Rendered) -> None:
         "workdir": ".",
         "file_mounts": {"/checkpoints": {"source": "s3://bbb", "mode": "MOUNT"}},
         "envs": {"DDPGEN_ARGS": ""},
-        "run": "(\n  [ -f sky/node.sh ] || { echo 'ddpgen: this is not the bundle: launch from inside it, "
-        "where sky.yaml is' >&2; exit 69; }\n  bash sky/node.sh\n)\n",
     }
 
 
@@ -146,14 +161,16 @@ def test_a_cached_bucket_uploads_one_file_after_the_other(task: Rendered) -> Non
             "config": {"mount_cached": {"transfers": 1}},
         }
     }
-    assert "--checkpoint-store=/mnt/ck/a/b" in planned(cached).torchrun
+    assert "--store=/mnt/ck/a/b" in planned(cached).supervise.options
 
 
 def test_checkpoints_by_url_need_no_mount(task: Rendered) -> None:
     by_url = "checkpoint: {dir: s3://bbb/place}"
     assert "file_mounts" not in task(by_url)
-    assert "--checkpoint-store=s3://bbb/place" in planned(by_url).torchrun
-    assert "mountpoint" not in (Path("b/sky/node.sh").read_text())
+    command = planned(by_url).supervise
+    assert "--store=s3://bbb/place" in command.options
+    assert "--checkpoint-store={store}" in command.program
+    assert not [word for word in command.options if word.startswith("--mount")]
 
 
 def test_a_url_leaves_the_other_tiers_their_directory() -> None:
@@ -164,8 +181,10 @@ def test_a_url_leaves_the_other_tiers_their_directory() -> None:
 
 
 def test_the_interval_is_found_from_how_long_machines_last() -> None:
-    assert "--checkpoint-every=600s" in planned().torchrun
-    assert "--checkpoint-every=auto:7200s" in planned(f"{BUCKET}, preempted_every: 2h").torchrun
+    every = "--checkpoint-every="
+    assert not [word for word in planned().supervise.program if word.startswith(every)]
+    often = planned(f"{BUCKET}, preempted_every: 2h").supervise.program
+    assert f"{every}auto:7200s" in often
 
 
 HOSTILE = ["$(touch pwned)", 'it\'s "quoted"', "a: b # c", "line\nbreak", "é 😀", "`x`", "yes", ""]
@@ -178,7 +197,11 @@ def test_values_arrive_as_they_are(value: str, task: Rendered) -> None:
 
 def test_secrets_are_names_alone(task: Rendered) -> None:
     assert task(f"{BUCKET}, secrets: [WANDB_API_KEY]")["secrets"] == {"WANDB_API_KEY": None}
-    assert "--secret WANDB_API_KEY\n" in Path("b/sky.yaml").read_text()
+    assert " --secret WANDB_API_KEY " in Path("b/sky.yaml").read_text()
+    assert (
+        "--secrets=WANDB_API_KEY"
+        in planned(f"{BUCKET}, secrets: [WANDB_API_KEY]").supervise.options
+    )
 
 
 def test_who_names_tiers_and_not_this_machine_does_not_mean_it(run: Run, tmp_path: Path) -> None:
@@ -207,10 +230,9 @@ def test_another_list_of_requirements_is_another_environment(bundle: Callable[..
     other = planned(f"{BUCKET}, requirements: [torch==2.12.0]")
     assert first.interpreter != other.interpreter
     place = bundle(f"{BUCKET}, requirements: [torch==2.13.0], setup: ['echo it''s']")
-    assert (
-        quote(first.interpreter).removesuffix("/bin/python") in (place / "sky/setup.sh").read_text()
-    )
-    assert "setup" in yaml.safe_load((place / "sky.yaml").read_text())
+    setup = yaml.safe_load((place / "sky.yaml").read_text())["setup"]
+    made = quote(first.interpreter).removesuffix("/bin/python")
+    assert f"-m train install {made} -- torch==2.13.0" in setup
 
 
 def test_kubernetes_tells_by_a_hook(task: Rendered) -> None:
@@ -218,7 +240,8 @@ def test_kubernetes_tells_by_a_hook(task: Rendered) -> None:
     assert "config" not in task(f"{BUCKET}, infra: k8s, notices: false")
     (hook,) = task(f"{BUCKET}, infra: k8s/here")["config"]["hooks"]
     assert hook["events"] == ["preemption"]
-    assert "sky/node.sh --taken-away" in hook["run"]
+    assert "-m train notice --stop-file=" in hook["run"]
+    assert "--hook=~/.ddpgen/gpt/hook" in planned(f"{BUCKET}, infra: k8s").supervise.options
 
 
 def test_the_hook_of_a_pod_finds_the_job_and_asks_it_to_stop(
@@ -227,19 +250,19 @@ def test_the_hook_of_a_pod_finds_the_job_and_asks_it_to_stop(
     place = bundle(f"{BUCKET}, infra: k8s")
     job = tmp_path / "it's here"
     job.mkdir()
-    now = tmp_path / "home/.ddpgen/gpt/now"
-    now.parent.mkdir(parents=True)
+    told = tmp_path / "home/.ddpgen/gpt/hook"
+    told.parent.mkdir(parents=True)
+    (tmp_path / "home/sky_workdir").symlink_to(place)
 
     def taken_away() -> int:
         # As SkyPilot runs it: by sh, without a word about the task.
         hook = yaml.safe_load((place / "sky.yaml").read_text())["config"]["hooks"][0]["run"]
-        line = hook.partition("&&")[2]
         environment = {"HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
-        return subprocess.run(["sh", "-c", line], cwd=place, env=environment, timeout=60).returncode
+        return subprocess.run(["sh", "-c", hook], cwd="/", env=environment, timeout=60).returncode
 
     assert taken_away() == 0  # nothing has begun
     assert not (job / "stop").exists()
-    now.write_text(f"{job}\n{sys.executable}\n")
+    told.write_text(f"{sys.executable}\n{job}\n")
     assert taken_away() == 0
     assert (job / "stop").read_text().startswith("preempted: ")
 
@@ -267,7 +290,6 @@ REFUSED = [
     (f"{BUCKET}, secrets: [X]", "env: {X: '1'}", "X is in env as well"),
     (f"{BUCKET}, secrets: [RANK]", "", "RANK is set by bash, torchrun, SkyPilot"),
     (f"{BUCKET}, env: {{SKYPILOT_NODE_IPS: '1'}}", "", "is set by SkyPilot"),
-    (f"{BUCKET}, setup: ['cat <<DDPGEN_SETUP']", "", "take another word"),
     (f"{BUCKET}, recovery: spot_recovery", "", "eager_next_region"),
     (f"{BUCKET}, spot_recovery: auto", "", "unknown key"),
     ("checkpoint: {dir: 'file:///tmp/x'}", "", "is on the machine itself"),
@@ -328,37 +350,91 @@ def test_what_is_doubtful_is_said(sky: str, said: str, run: Run, tmp_path: Path)
         "checkpoint: {dir: s3://bbb/x}, python: {activate: [source ~/x]}",
     ],
 )
-def test_the_scripts_are_clean_bash(sky: str, bundle: Callable[..., Path]) -> None:
-    check_bash(bundle(sky))
+def test_its_bash_is_clean(sky: str, bundle: Callable[..., Path], tmp_path: Path) -> None:
+    beside_python = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    shellcheck = shutil.which("shellcheck", path=beside_python)
+    assert shellcheck, "shellcheck is missing; it comes with the [dev] extra"
+    loaded = yaml.safe_load((bundle(sky) / "sky.yaml").read_text())
+    hooks = loaded.get("config", {}).get("hooks", [])
+    parts = {
+        "bash": [loaded["run"], loaded.get("setup", "")],
+        "sh": [hook["run"] for hook in hooks],
+    }
+    for shell, texts in parts.items():
+        for text in texts:
+            done = subprocess.run(
+                [shellcheck, "--external-sources", f"--shell={shell}", "--exclude=SC1091", "-"],
+                input=text, capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_a_loop_of_ones_own_has_clean_bash_too(bundle: Callable[..., Path], tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("")
-    check_bash(bundle(BUCKET, base="name: s\ncode: .\ntrain: {script: a.py}\n"))
+SAID = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_TASK_ID": "t"}
+
+
+def runs(place: Path, part: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What SkyPilot's bash makes of `setup` or `run`, in the bundle."""
+    text = yaml.safe_load((place / "sky.yaml").read_text())[part]
+    env = {"PATH": os.environ["PATH"], "HOME": str(place), "DDPGEN_ARGS": "", **SAID, **variables}
+    return subprocess.run(
+        ["bash", "-c", f"{text}\necho ended with $?"],
+        cwd=place, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=60,
+    )  # fmt: skip
 
 
 def test_a_secret_that_skypilot_was_not_given_is_named_on_the_machine(
     bundle: Callable[..., Path],
 ) -> None:
     """SkyPilot drops it without a word."""
-    place = bundle(f"{BUCKET}, secrets: [X_Y]")
-    said = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_TASK_ID": "t"}
-    env = {"PATH": os.environ["PATH"], "HOME": str(place), **said}
-    done = subprocess.run(
-        ["bash", str(place / "sky/node.sh")], env=env, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 69, done.stderr
-    assert "the secret X_Y is not set; launch with --secret X_Y" in done.stdout + done.stderr
+    done = runs(bundle(f"{BUCKET}, secrets: [X_Y]"), "run")
+    assert "ddpgen: the secret X_Y is not set; launch with --secret X_Y" in done.stdout
+    assert done.stdout.endswith("ended with 69\n")
 
 
-def check_bash(place: Path) -> None:
-    scripts = sorted((place / "sky").glob("*.sh"))
-    beside_python = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    shellcheck = shutil.which("shellcheck", path=beside_python)
-    assert shellcheck, "shellcheck is missing; it comes with the [dev] extra"
-    for script in scripts:
-        subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
-    done = subprocess.run(
-        [shellcheck, *map(str, scripts)], capture_output=True, text=True, timeout=60, check=False
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("exit 0", "ddpgen: sky.activate.sh (python.activate of the spec) failed"),
+        ("false", "sky.activate.sh (python.activate of the spec) failed at line 2: false"),
+        ('echo "open', "sky.activate.sh: line 2: unexpected EOF"),
+        ("head=1 port=2 python=3 DDPGEN_JOB=4; cd /", "the secret X_Y is not set"),
+    ],
+)
+def test_activation_lines_are_contained(line: str, said: str, bundle: Callable[..., Path]) -> None:
+    quoted = line.replace("'", "''")
+    place = bundle(f"{BUCKET}, secrets: [X_Y], python: {{activate: ['{quoted}']}}")
+    done = runs(place, "run")
+    assert said in done.stdout
+    assert done.stdout.endswith("ended with 69\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("exit 3", "ddpgen: sky.setup.sh (setup of the spec) failed"),
+        ("false", "ddpgen: sky.setup.sh (setup of the spec) failed at line 5: false"),
+        ('echo "open', "sky.setup.sh: line 5: unexpected EOF"),
+    ],
+)
+def test_setup_lines_are_contained(line: str, said: str, bundle: Callable[..., Path]) -> None:
+    done = runs(bundle(f"{BUCKET}, setup: ['{line}']"), "setup")
+    assert said in done.stdout
+    assert done.stdout.endswith("ended with 69\n")
+
+
+def test_outside_of_the_bundle_it_says_so(bundle: Callable[..., Path]) -> None:
+    place = bundle(f"{BUCKET}, setup: ['true']")
+    (place / "train" / "__main__.py").unlink()
+    for part in ("setup", "run"):
+        done = runs(place, part)
+        assert done.stdout == (
+            "ddpgen: launch from inside the bundle, beside sky.yaml\nended with 69\n"
+        )
+
+
+def test_a_python_that_is_not_there_is_named(bundle: Callable[..., Path]) -> None:
+    done = runs(bundle(f"{BUCKET}, python: ~/no/python"), "run")
+    assert done.stdout == (
+        f"ddpgen: no {Path('b').absolute()}/no/python: set python: in the spec (PY001)\nended with 69\n"
     )
-    assert (done.returncode, done.stdout) == (0, "")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from tests.real import jobs
 from tests.real.nodes import Host, static
 from tests.real.test_nodes import hosts
 from tests.train.metadata import WHEN, metadata
+from train import notice
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -47,24 +47,24 @@ def ends(tmp_path: Path, first: Host, other: Host) -> str:
     return reason
 
 
-def test_a_cloud_that_takes_one_machine_back_stops_all_of_them(tmp_path: Path) -> None:
+def test_a_cloud_that_takes_one_machine_back_stops_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with metadata("aws") as aws:
+        monkeypatch.setenv("DDPGEN_METADATA_AWS", aws.base)
         first, other = two(tmp_path)
         with hosts(first, other):
             first.until_step(20)
-            watcher = subprocess.Popen(
-                [sys.executable, "-m", "train", "notice", f"--stop-file={tmp_path / 'b' / 'stop'}",
-                 f"--pid={other.process.pid}", "--only=aws", "--every=0.2s"],
-                cwd=jobs.ROOT, env=os.environ | {"DDPGEN_METADATA_AWS": aws.base},
-            )  # fmt: skip
-            try:
-                first.until_step(60)
-                aws.preempt()
-                assert ends(tmp_path, first, other) == TAKEN
-                assert watcher.wait(jobs.PATIENCE_S) == 0
-            finally:
-                watcher.kill()
-                watcher.wait()
+            # As the supervisor of the other host does.
+            watch = threading.Thread(
+                target=notice.watch, args=(tmp_path / "b" / "stop", ("aws",), 0.2), daemon=True
+            )
+            watch.start()
+            first.until_step(60)
+            aws.preempt()
+            assert ends(tmp_path, first, other) == TAKEN
+            watch.join(jobs.PATIENCE_S)
+            assert not watch.is_alive()
     assert (tmp_path / "b" / "stop").read_text() == f"{TAKEN}\n"
     assert not (tmp_path / "a" / "stop").exists()
 

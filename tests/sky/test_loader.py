@@ -99,7 +99,8 @@ def test_every_example_is_taken_without_a_warning(
     assert task["warnings"] == []
     assert (task["name"], task["num_nodes"]) == (wanted["name"], wanted["nodes"])
     assert task["workdir"] == str(tmp_path)
-    assert re.fullmatch(r"\(\n.*\n  bash sky/node.sh\n\)\n", task["run"], re.DOTALL)
+    # Nothing of ours outside of the subshell: behind it SkyPilot puts lines of its own.
+    assert re.fullmatch(r"\( #[^\n]*\n[^)].*\n  \$DDPGEN_ARGS\n\)\n", task["run"], re.DOTALL)
     assert task["secrets"] == secrets
     assert task["copies"] == {}  # what is copied does not come back
     bucket = {"source": "s3://my-checkpoints", "name": None, "mode": "MOUNT"}
@@ -235,13 +236,31 @@ def test_a_name_that_we_take_is_taken(skypilot: SkyPilot, tmp_path: Path, name: 
         assert skypilot.load(files.laid_out(tmp_path, wanted))["name"] == name
 
 
-def test_arguments_go_into_the_script_and_not_into_the_file(tmp_path: Path) -> None:
-    args = {"hidden": 32}
-    wanted = files.spec()
-    wanted["train"] = {**wanted["train"], "args": args}
-    path = files.laid_out(tmp_path, wanted)
-    assert path.read_text() == files.rendered(files.spec())["sky.yaml"]
-    assert "hidden" in (tmp_path / "sky" / "node.sh").read_text()
+# PyYAML writes it without the quotes that make it a text to others.
+ARGUMENTS = {name: value for name, value in HOSTILE.items() if name != "EXPONENT"}
+
+
+@pytest.mark.parametrize("value", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_an_argument_reaches_the_program_as_it_is(
+    skypilot: SkyPilot, tmp_path: Path, value: str
+) -> None:
+    """Through YAML, SkyPilot and bash."""
+    (tmp_path / "python").write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "__main__.py").touch()
+    (tmp_path / "a.py").touch()
+    wanted = files.spec(python=str(tmp_path / "python"), code=".")
+    wanted["train"] = {"script": "a.py", "args": {"x": value}}
+    path = tmp_path / "sky.yaml"
+    path.write_text(files.rendered(wanted, tmp_path)["sky.yaml"])
+    task = skypilot.load(path)
+    done = subprocess.run(
+        ["bash", "-c", task["run"]], cwd=tmp_path, env={"DDPGEN_ARGS": "--a=* --b", "HOME": "/h"},
+        capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    words = done.stdout.split("\0")
+    assert words[-6:] == ["code/a.py", f"--x={value}", "--", "--a=*", "--b", ""], done.stderr
 
 
 RECOVERY = "resources:\n  job_recovery: {%s}\nrun: a\n"

@@ -138,11 +138,11 @@ def test_a_loop_of_your_own_stops_for_the_object_and_the_next_task_goes_on(
     runs = job.start()
     job.until(checkpoint.exists, runs)
     # For a while the machine's own disk does not take it.
-    in_the_way = job.directory(rig["m0"]) / "stop.user"
-    in_the_way.mkdir()
+    in_the_way = job.directory(rig["m0"]) / "stop"
+    in_the_way.symlink_to("nowhere")
     (job.bucket / "stop").write_text("")
     runs[0].until("a stop was asked for in")
-    in_the_way.rmdir()
+    in_the_way.unlink()
     assert ends(runs) == [130, 130], said(runs)
     assert said(runs).count(f"a stop was asked for in {machines.BUCKET}/own-loop") == 1
     stopped_at = torch.load(checkpoint, weights_only=True)["step"]
@@ -251,7 +251,6 @@ def test_however_it_ends_skypilot_waits_for_the_uploads_of_a_cached_mount(
         shim = machine.path("bin/findmnt")
         shim.write_text("#!/bin/sh\necho /checkpoints rclone fuse.rclone rw\n")
         shim.chmod(0o755)
-    # Where the shell stands is no matter either.
-    runs = job.start(run='PATH="$HOME/bin:$PATH"; cd /; ( bash ~/sky_workdir/sky/node.sh )', **how)
+    runs = job.start(run=f'PATH="$HOME/bin:$PATH"\n{job.read["run"]}', **how)
     assert ends(runs) == [code, code], said(runs)
     assert said(runs).count("skypilot: cached mount upload complete") == 2

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -44,8 +43,8 @@ def words(said: Notice | str | None) -> str:
 
 @pytest.fixture(params=NAMES)
 def server(request: pytest.FixtureRequest) -> Iterator[Metadata]:
-    with metadata(request.param) as running:
-        yield running
+    with metadata(request.param) as served:
+        yield served
 
 
 @pytest.fixture
@@ -241,13 +240,13 @@ def test_who_is_here_is_found_at_once_and_all_at_a_time(monkeypatch: pytest.Monk
         assert notice.find(NAMES, places, 5) == []
     assert len(asks) == len(NAMES), "where nobody listens, nobody is asked again"
     with ExitStack() as stack:
-        running = {name: stack.enter_context(metadata(name)) for name in NAMES}
-        running["aws"].fault = running["azure"].fault = "hang"
-        env = {f"DDPGEN_METADATA_{name.upper()}": each.base for name, each in running.items()}
+        served = {name: stack.enter_context(metadata(name)) for name in NAMES}
+        served["aws"].fault = served["azure"].fault = "hang"
+        env = {f"DDPGEN_METADATA_{name.upper()}": each.base for name, each in served.items()}
         together = threading.Barrier(2, timeout=TIMEOUT_S)
 
         def met(self: Service, *args: Any, **more: Any) -> Any:
-            if self._port not in (*began, urlsplit(running["gcp"].base).port):
+            if self._port not in (*began, urlsplit(served["gcp"].base).port):
                 began.append(self._port)
                 together.wait()
             return ask(self, *args, **more)
@@ -275,17 +274,27 @@ def test_a_service_that_is_slow_once_is_asked_again(
     assert [cloud.name for cloud in notice.find([server.cloud], env, 5)] == [server.cloud]
 
 
-# --- the command --------------------------------------------------------------------------------
+# --- the watch, and the command of a pod's hook ---------------------------------------------------
+
+# As the supervisor has it watched: by a thread of its own.
+WATCH = """
+import sys
+from pathlib import Path
+from threading import Thread
+from train import notice
+from train.notices import clouds
+watch = Thread(target=notice.watch, args=(Path(sys.argv[1]), tuple(clouds()), 0.2), daemon=True)
+watch.start()
+watch.join() if sys.argv[2] == "to its end" else sys.stdin.read()
+"""
 
 
 @contextmanager
-def watching(stop_file: Path, *options: str, **services: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The command as a child of this process, which passes for the launch script."""
+def running(*command: str | Path, **services: str) -> Iterator[subprocess.Popen[bytes]]:
     places = {f"DDPGEN_METADATA_{n.upper()}": services.get(n, NOWHERE) for n in NAMES}
     process = subprocess.Popen(
-        [sys.executable, "-m", "train", "notice", f"--stop-file={stop_file}", "--every=0.2s",
-         *(options or [f"--pid={os.getpid()}"])],
-        cwd=ROOT, env=os.environ | places, stderr=subprocess.PIPE,
+        [sys.executable, *command], cwd=ROOT, env=os.environ | places, stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         bufsize=0,  # select() knows nothing of what was read ahead
     )  # fmt: skip
     try:
@@ -293,8 +302,23 @@ def watching(stop_file: Path, *options: str, **services: str) -> Iterator[subpro
     finally:
         process.kill()
         process.wait(TIMEOUT_S)
-        assert process.stderr is not None
-        process.stderr.close()
+        for pipe in (process.stdin, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+@contextmanager
+def watching(stop_file: Path, **services: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process whose thread watches, and which ends when that does."""
+    with running("-c", WATCH, stop_file, "to its end", **services) as process:
+        yield process
+
+
+@contextmanager
+def hook(stop_file: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """What is called when a pod is taken away."""
+    with running("-m", "train", "notice", f"--stop-file={stop_file}", *options) as process:
+        yield process
 
 
 def end(process: subprocess.Popen[bytes]) -> tuple[int, str]:
@@ -406,47 +430,13 @@ def test_a_directory_that_is_not_there_yet_is_waited_for(aws: Metadata, tmp_path
     assert stop.read_text() == f"preempted: {WORDS['aws']}\n"
 
 
-def test_it_ends_with_the_launch_script(aws: Metadata, tmp_path: Path) -> None:
-    script = subprocess.Popen(["sleep", "60"])
-    try:
-        with watching(tmp_path / "stop", f"--pid={script.pid}", aws=aws.base) as process:
-            while len(aws.asked) < 5:
-                assert process.poll() is None
-                time.sleep(0.01)
-            script.kill()
-            script.wait(TIMEOUT_S)
-            code, said = end(process)
-            assert (code, but_for_trouble(said)) == (0, "")
-    finally:
-        script.kill()
-        script.wait(TIMEOUT_S)
-
-
-def test_it_dies_with_its_parent(aws: Metadata, tmp_path: Path) -> None:
+def test_a_watch_that_waits_for_an_answer_holds_up_no_end(aws: Metadata, tmp_path: Path) -> None:
     aws.fault = "hang"
-    text = 'python=$1; shift; "$python" -m train notice "$@" --pid=$$ & echo $!; wait'
-    env = os.environ | {f"DDPGEN_METADATA_{n.upper()}": NOWHERE for n in NAMES}
-    script = subprocess.Popen(
-        ["bash", "-c", text, "bash", sys.executable, f"--stop-file={tmp_path / 'stop'}"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=env | {"DDPGEN_METADATA_AWS": aws.base},
-    )  # fmt: skip
-    assert script.stdout is not None
-    assert script.stderr is not None
-    watcher = os.pidfd_open(int(script.stdout.readline()))
-    try:
-        # In the middle of its first question, for whose answer it would wait longer.
+    with running("-c", WATCH, tmp_path / "stop", "until told", aws=aws.base) as process:
         while not aws.asked:
-            assert script.poll() is None
+            assert process.poll() is None
             time.sleep(0.01)
-        script.send_signal(signal.SIGKILL)
-        script.wait(TIMEOUT_S)
-        assert select.select([watcher], [], [], TIMEOUT_S)[0], "it outlives the script"
-        assert script.stderr.read() == "", "it ends when it has found that no cloud is here"
-    finally:
-        os.close(watcher)
-        script.stdout.close()
-        script.stderr.close()
+        assert end(process) == (0, "")  # which closes its standard input
 
 
 def test_without_hard_links_the_file_comes_with_its_words(
@@ -482,7 +472,7 @@ def test_a_hook_waits_until_all_of_the_job_on_this_machine_has_ended(tmp_path: P
     node.mkdir(parents=True)
     for place in (tmp_path, node):
         write_status(place, Status("running", "x", 4))
-    with watching(tmp_path / "stop", "--now", "--wait=30s") as process:
+    with hook(tmp_path / "stop", "--wait=30s") as process:
         said = next_line(process)
         assert "asking for a clean stop" in said
         text = (tmp_path / "stop").read_text()
@@ -497,7 +487,7 @@ def test_a_hook_waits_until_all_of_the_job_on_this_machine_has_ended(tmp_path: P
 def test_a_hook_does_not_wait_for_ever(tmp_path: Path) -> None:
     write_status(tmp_path, Status("running", "x", 4))
     began = time.monotonic()
-    with watching(tmp_path / "stop", "--now", "--wait=1s") as process:
+    with hook(tmp_path / "stop", "--wait=1s") as process:
         code, said = end(process)
     assert code == 1
     assert "the job still runs after 1 s" in said
@@ -505,22 +495,7 @@ def test_a_hook_does_not_wait_for_ever(tmp_path: Path) -> None:
 
 
 def test_a_hook_without_a_job_has_nothing_to_do(tmp_path: Path) -> None:
-    with watching(tmp_path / "none" / "stop", "--now") as process:
+    with hook(tmp_path / "none" / "stop") as process:
         code, said = end(process)
     assert (code, said) == (0, f"ddpgen: nothing to stop: {tmp_path / 'none'} is not there\n")
     assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--every=5s"], "--pid is missing"),
-        (["--pid=4194400"], "--pid=4194400: there is no such process"),
-        (["--pid=1", "--only=aws,gpc"], "'gpc' is none of aws, gcp, azure"),
-        (["--pid=1", "--every=soon"], "not a duration"),
-    ],
-)
-def test_wrong_arguments_are_refused(tmp_path: Path, options: list[str], said: str) -> None:
-    with watching(tmp_path / "stop", *options) as process:
-        code, output = end(process)
-    assert (code, said in output) == (2, True), output

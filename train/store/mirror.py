@@ -36,10 +36,10 @@ from train.store.segments import Segments
 _LAST_WORD_S = 10.0
 # Some mounts upload behind one's back: the newest may not be there yet when they have said so.
 _LEAST = 2
-# Which owner of the store the last start here was. The script of a machine removes it at each start,
-# so that it is found only by processes that were started anew in place.
+# Which owner of the store the last start here was. The first supervisor of a start removes it, so that it
+# is found only by processes that were started anew in place.
 TURN = "store-turn"
-# It counts seconds of the machine's clock, which may be behind that of the machine before.
+# Its starts are counted in each checkpoint directory, and another machine has another one.
 _COUNTS_NOTHING = "sky"
 
 

@@ -14,7 +14,8 @@ from train.status import Status
 @dataclass(frozen=True)
 class Request:
     """What is to be done about a signal. `action`: stop (after the current step), end (the launcher, as
-    nobody looks for a stop file yet), kill. `words`: the stop file's first line."""
+    nobody looks for a stop file yet), kill. `message`: "" where it was said before. `words`: the stop
+    file's first line."""
 
     action: str
     message: str

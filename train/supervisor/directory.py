@@ -20,6 +20,11 @@ from train.status import Status, write_status
 from train.supervisor.refusal import Refusal
 
 
+def of(path: str, part: str = "") -> Path:
+    """The checkpoint directory: from the bundle's directory, `~` is the home directory; or a part of it."""
+    return Path(os.path.abspath(os.path.join(os.path.expanduser(path), part)))
+
+
 def acquire(whole: Path, held: Path, job: str, scheduler: str) -> str:
     """Take `held`, the checkpoint directory `whole` or this host's part of it; the attempt's id.
 
@@ -35,15 +40,18 @@ def acquire(whole: Path, held: Path, job: str, scheduler: str) -> str:
     except HeldByLiveJobError as error:
         raise Refusal(EXIT_UNAVAILABLE, str(error)) from None
     except OSError as error:
-        about = f" ({error.filename})" if error.filename else ""
-        remedy = "set checkpoint.dir to a place you can write to"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "free some space there"
-        why = f"{error.strerror or error}{about}; {remedy}"
-        raise Refusal(
-            EXIT_FAILED, f"the checkpoint directory {whole} cannot be used: {why}"
-        ) from None
+        raise unusable(whole, error) from None
     return attempt
+
+
+def unusable(whole: Path, error: OSError) -> Refusal:
+    """Why the checkpoint directory cannot be written."""
+    about = f" ({error.filename})" if error.filename else ""
+    remedy = "set checkpoint.dir to a place you can write to"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free some space there"
+    why = f"{error.strerror or error}{about}; {remedy}"
+    return Refusal(EXIT_FAILED, f"the checkpoint directory {whole} cannot be used: {why}")
 
 
 def renew(held: Path, attempt: str) -> None:

@@ -13,6 +13,7 @@ import importlib.util
 import io
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class Membership:
     port: int = 0
     roster: Sequence[tuple[str, str]] = ()
     launch: str = ""
+    # A directory below the spec's, where each task has one of its own.
+    part: str = ""
 
     @property
     def is_head(self) -> bool:
@@ -82,6 +85,8 @@ class Tier(Protocol):
     scheduler: str = ""
     # Options in front of the user's arguments that are the supervisor's: see words.take_leading().
     leading: Sequence[str] = ("--preflight",)
+    # What the workers do not hear, as the tier signals every process and the supervisor answers.
+    ignored: Sequence[signal.Signals] = ()
 
     def __init__(self, options: argparse.Namespace, command: Command) -> None:
         """`options`: those of all tiers and those of add_options()."""
@@ -101,6 +106,12 @@ class Tier(Protocol):
 
     def network(self, member: Membership) -> tuple[str, str]:
         """Interface and address by which this host takes part. Raises Refusal."""
+
+    def prepare(self) -> None:
+        """The directory is this attempt's: what is to be done before the workers start. Raises Refusal."""
+
+    def watch(self, stop_file: Path) -> None:
+        """The workers have been started: from now on make `stop_file` when the tier is told to stop."""
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         """What a signal means once the workers have been started."""
@@ -167,7 +178,7 @@ class Supervisor:
         self._tier.listen(self._events)
         check_arguments(self._command)
         self.member = member = self._beside(self._tier.membership)
-        self.checkpoint_dir = _absolute(self._options.checkpoint_dir)
+        self.checkpoint_dir = directory.of(self._options.checkpoint_dir, member.part)
         if member.is_head and len(member.roster) > 1:
             say(f"{member.me} is the head, at {member.meets_at}; expecting {member.others}")
         only = self._options.preflight
@@ -179,6 +190,7 @@ class Supervisor:
         bundle = _hold(self._bundle)
         self._attempt = self._beside(self._acquire)
         nic, address, head = self._beside(self._network)
+        self._beside(self._tier.prepare)
         self._start(nic, address, head, [bundle] if bundle is not None else [])
         return self._wait()
 
@@ -261,13 +273,14 @@ class Supervisor:
         self._tell(pinned, command)
         try:
             environment = for_workers(os.environ, pinned, self._launch_environment(head))
-            self._workers = Workers(command, environment, kept)
+            self._workers = Workers(command, environment, kept, self._tier.ignored)
         except OSError as error:
             raise Refusal(
                 EXIT_UNAVAILABLE, f"cannot start {command[0]!r}: {error.strerror}"
             ) from None
         self._events.watch_child(self._workers.pid)
         directory.renew(self.held, self._attempt)
+        self._tier.watch(self._stop_file)
 
     def _pins(self, nic: str) -> Sequence[Pin]:
         over_network = bool(self.member.head or self._options.store)
@@ -307,6 +320,7 @@ class Supervisor:
             told["DDPGEN_LAUNCH"] = self.member.launch
         if self._tier.scheduler:
             told[VARIABLE] = self._tier.scheduler
+            told["DDPGEN_SCRIPT"] = self._tier.again
         if self._options.store:
             told["DDPGEN_CHECKPOINT_STORE"] = self._options.store
         return told
@@ -348,7 +362,8 @@ class Supervisor:
             say(f"cannot create {self._stop_file} ({error.strerror}); ending the launcher instead")
             self._workers.end()
             return
-        say(request.message)
+        if request.message:
+            say(request.message)
         if request.action == "end":  # nobody looks for the stop file yet
             self._workers.end()
 
@@ -362,7 +377,7 @@ class Supervisor:
             return True
         with contextlib.suppress(OSError):
             words_on_file = (self.held / "launch").read_text("utf-8", "replace").split()
-            return words_on_file[:1] == [self._attempt]
+            return bool(words_on_file[:1] == [self._attempt])
         return False
 
     def _end(self, code: int) -> End:
@@ -410,11 +425,6 @@ def _hold(bundle: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return descriptor
     return None
-
-
-def _absolute(path: str) -> Path:
-    """From the bundle's directory; `~` is the home directory."""
-    return Path(os.path.abspath(os.path.expanduser(path)))
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -1,0 +1,278 @@
+"""The tier sky on its machines: who takes part, the number of a start, signals, ends, the object `stop`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from train.errors import EXIT_UNAVAILABLE
+from train.scheduler import Scheduled
+from train.status import Status
+from train.supervisor.decision import End
+from train.supervisor.refusal import Refusal
+from train.supervisor.sky import (
+    at_end,
+    check_secrets,
+    enroll,
+    membership,
+    not_begun,
+    on_signal,
+    start,
+    task_name,
+)
+from train.supervisor.stopobject import StopObject
+
+ID = "sky-managed-2026-11-21-21-51-28-123456_spot_7-0"
+TOLD = {
+    "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_TASK_ID": ID,
+    "SKYPILOT_INTERNAL_JOB_ID": "3",
+}
+PORTS = range(29500, 30500)
+WAIT_S = 20.0
+
+
+def without(name: str) -> dict[str, str]:
+    return {key: value for key, value in TOLD.items() if key != name}
+
+
+def test_who_takes_part() -> None:
+    found = membership(TOLD, 2, 4, PORTS)
+    assert (found.me, found.node_rank, found.first_rank, found.world_size) == ("node1", 1, 4, 8)
+    assert (found.head, found.head_address, found.is_head) == ("node0", "10.0.0.1", False)
+    assert (found.nodes, found.least) == (2, 2)
+    assert list(found.roster) == [("node0", "10.0.0.1"), ("node1", "10.0.0.2")]
+    assert (found.launch, found.part) == (f"sky.{ID}.3", ID)
+
+
+def test_all_machines_of_a_start_work_out_one_port_and_another_start_another() -> None:
+    ports = [
+        membership({**TOLD, "SKYPILOT_NODE_RANK": rank, **more}, 2, 4, PORTS).port
+        for more in ({}, {"SKYPILOT_INTERNAL_JOB_ID": "4"})
+        for rank in ("0", "1")
+    ]
+    assert ports[0] == ports[1] != ports[2] == ports[3]
+    assert set(ports) <= set(PORTS)
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (without("SKYPILOT_NODE_IPS"), "SkyPilot has not said which machine this is"),
+        (without("SKYPILOT_NODE_RANK"), "SKYPILOT_NODE_RANK"),
+        (without("SKYPILOT_TASK_ID"), "start it by sky jobs launch sky.yaml"),
+        ({**TOLD, "SKYPILOT_NODE_RANK": "x"}, "SKYPILOT_NODE_RANK"),
+        ({**TOLD, "SKYPILOT_NODE_IPS": "10.0.0.1"}, "planned for 2 machine(s)"),
+        (
+            {**TOLD, "SKYPILOT_NODE_RANK": "2"},
+            "planned for 2 machine(s), and this is number 2 of 2; set nodes in the spec",
+        ),
+    ],
+)
+def test_what_skypilot_has_not_said_is_named(told: Mapping[str, str], words: str) -> None:
+    with pytest.raises(Refusal, match=r".") as refused:
+        membership(told, 2, 4, PORTS)
+    assert words in str(refused.value)
+    assert refused.value.code == EXIT_UNAVAILABLE
+
+
+def test_a_secret_that_was_not_given_is_named() -> None:
+    check_secrets({"A": ""}, ["A"])
+    with pytest.raises(Refusal, match="the secret B is not set; launch with --secret B"):
+        check_secrets({"A": ""}, ["A", "B"])
+
+
+@pytest.mark.parametrize("task", [ID, "sky-" + "x" * 100, "sky/a b:c"])
+def test_a_tasks_name_is_one_of_files_and_of_a_scheduler(task: str) -> None:
+    name = task_name(task)
+    assert Scheduled.parse(f"sky {name} 7") == Scheduled("sky", name, 7)
+    assert task_name(task + "y") != name
+
+
+# --- the number of a start ------------------------------------------------------------------------
+
+
+def test_machines_of_a_start_that_share_a_directory_have_one_number(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda rank: enroll(tmp_path, "a", rank), range(8)))
+    assert numbers == [0] * 8
+
+
+def test_a_later_start_has_a_higher_number_than_every_earlier_one(tmp_path: Path) -> None:
+    first = [enroll(tmp_path, "a", rank) for rank in (1, 0)]
+    second = [enroll(tmp_path, "b", rank) for rank in (0, 1)]
+    # Machines that were given out again, with their addresses, to a cluster that counts from 1 again.
+    third = [enroll(tmp_path, "b", rank) for rank in (0, 1)]
+    # Of this one not all have come.
+    fourth = [enroll(tmp_path, "c", 1)]
+    fifth = [enroll(tmp_path, "d", rank) for rank in (0, 1)]
+    assert (first, second, third, fourth, fifth) == ([0, 0], [1, 1], [2, 2], [3], [4, 4])
+
+
+def test_no_clock_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    assert [enroll(tmp_path, name, 0) for name in "abc"] == [0, 1, 2]
+
+
+def test_only_the_first_machine_of_a_start_removes_what_was_asked_before(tmp_path: Path) -> None:
+    enroll(tmp_path, "a", 0)
+    for name in ("stop", "store-turn"):
+        (tmp_path / name).write_text("of the start before\n")
+    enroll(tmp_path, "b", 1)
+    assert not (tmp_path / "stop").exists()
+    assert not (tmp_path / "store-turn").exists()
+    # A machine that is a little faster has been signalled already.
+    (tmp_path / "stop").write_text("signal: TERM\n")
+    enroll(tmp_path, "b", 0)
+    assert (tmp_path / "stop").read_text() == "signal: TERM\n"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"number": "x"}', '{"number": 1, "start": 2}'])
+def test_a_record_that_is_none_counts_from_the_beginning(tmp_path: Path, text: str) -> None:
+    (tmp_path / "starts.json").write_text(text)
+    assert enroll(tmp_path, "a", 0) == 0
+
+
+def test_what_tells_two_starts_apart() -> None:
+    def made(**more: str) -> str:
+        return start({**TOLD, **more}, "sky.t.1")
+
+    assert made() == made(SKYPILOT_NODE_RANK="0")
+    others = [made(SKYPILOT_NODE_IPS="10.0.0.3\n10.0.0.2"), made(SLURM_JOB_ID="9")]
+    assert len({made(), *others, start(TOLD, "sky.t.2")}) == 4
+    assert "\n" not in made()
+
+
+# --- signals and ends -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stops", "met", "action", "message", "words"),
+    [
+        (
+            0,
+            True,
+            "stop",
+            "n: TERM: asking for a clean stop after the current step",
+            "signal: TERM",
+        ),
+        (1, True, "stop", "", "signal: TERM"),  # SkyPilot may send it more than once
+        (0, False, "kill", "n: TERM: stopping before the training begins", ""),
+        (1, False, "kill", "", ""),
+    ],
+)
+def test_a_signal(stops: int, met: bool, action: str, message: str, words: str) -> None:
+    request = on_signal("n", "TERM", stops, met)
+    assert (request.action, request.message, request.words) == (action, message, words)
+
+
+def status(word: str, reason: str = "", step: int = 7) -> Status:
+    return Status(word, "a1", step, reason)
+
+
+BACK = "SkyPilot starts a managed job again"
+ON = "to go on: sky jobs launch sky.yaml"
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "line"),
+    [
+        (End(0, status("done")), 0, "n: done at step 7"),
+        (End(1, status("done", step=0)), 0, "n: done"),
+        (End(0, status("failed", "why")), 1, "n: failed at step 7: why"),
+        (End(1, status("failed")), 1, "n: failed at step 7: no reason given"),
+        (End(0, status("stopped")), 130, f"n: stopped at step 7 (user); {ON}"),
+        (End(0, status("stopped", "user: x")), 130, f"n: stopped at step 7 (user: x); {ON}"),
+        (
+            End(0, status("stopped", "signal: TERM")),
+            175,
+            f"n: stopped at step 7, signal: TERM; {BACK}",
+        ),
+        (End(0, status("stopped", "signal"), 1), 175, f"n: stopped at step 7, signal; {BACK}"),
+        (
+            End(0, status("stopped", "preempted: aws takes it"), met=True),
+            175,
+            f"n: stopped at step 7, preempted: aws takes it; {BACK}",
+        ),
+        (End(137, status("running"), 1, True, False), 175, "n: stopped before the training began"),
+        (
+            End(3, status("running"), 1),
+            1,
+            "n: the launcher ended with code 3 and the job wrote no status; its last lines are above",
+        ),
+        (
+            End(1, None),
+            1,
+            "n: the status is not of this attempt: another start of the job has taken over",
+        ),
+    ],
+)
+def test_the_end_of_the_workers(end: End, code: int, line: str) -> None:
+    outcome = at_end("n", end)
+    assert (outcome.code, outcome.lines) == (code, (line,))
+
+
+def test_a_signal_before_the_workers_brings_the_job_back() -> None:
+    assert not_begun("n").code == 175
+
+
+# --- the object `stop` for a loop of the user's own -----------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store"
+
+
+def watched(store: Path, task: str, stop_file: Path) -> threading.Thread:
+    thread = threading.Thread(
+        target=StopObject(store, task, every_s=0.01).watch, args=(stop_file,), daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def test_the_object_becomes_a_stop_file_and_a_note_of_the_task(store: Path, tmp_path: Path) -> None:
+    stop_file = tmp_path / "stop"
+    watching = watched(store, "t1", stop_file)
+    (store / "stop").write_text("")
+    watching.join(WAIT_S)
+    assert stop_file.read_text() == "user: by the bucket\n"
+    assert (store / "stop-obeyed").read_text() == "t1\n"
+
+
+def test_it_is_tried_again_until_the_disk_takes_the_stop_file(store: Path, tmp_path: Path) -> None:
+    stop_file = tmp_path / "not there yet" / "stop"
+    (store / "stop").write_text("")
+    watching = watched(store, "t1", stop_file)
+    while not (store / "stop-obeyed").exists():
+        assert watching.is_alive()
+    stop_file.parent.mkdir()
+    watching.join(WAIT_S)
+    assert stop_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("noted", "left"), [("", ["stop"]), ("t1", ["stop", "stop-obeyed"]), ("t0", [])]
+)
+def test_a_stop_that_has_ended_another_task_is_forgotten(
+    noted: str, left: list[str], store: Path
+) -> None:
+    (store / "stop").write_text("")
+    if noted:
+        (store / "stop-obeyed").write_text(f"{noted}\n")
+    StopObject(store, "t1").forget_earlier()
+    assert sorted(path.name for path in store.iterdir()) == left
+
+
+def test_a_stop_that_cannot_be_removed_ends_the_launch(store: Path) -> None:
+    (store / "stop").mkdir()  # what no unlink removes
+    (store / "stop-obeyed").write_text("t0\n")
+    with pytest.raises(Refusal, match="which would end this job too"):
+        StopObject(store, "t1").forget_earlier()

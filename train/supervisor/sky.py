@@ -1,0 +1,302 @@
+"""The tier `sky`: one of the machines that SkyPilot has found for a start of a task.
+
+Owns what SkyPilot says of a start, the number of a start in its checkpoint directory, and what a signal,
+the object `stop` in a bucket and the end of the workers mean to SkyPilot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from train import notice
+from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
+from train.notices import clouds
+from train.status import replace_file
+from train.supervisor import directory, network
+from train.supervisor.decision import End, Outcome, Request
+from train.supervisor.refusal import Refusal
+from train.supervisor.stopobject import StopObject
+from train.supervisor.supervisor import Membership, Tier
+from train.supervisor.words import Command
+
+# SkyPilot is to start the job again. Of several machines on Slurm it keeps the highest code alone, and
+# those that end a moment later are killed, which is 143: so above that.
+EXIT_PREEMPTED = 175
+EXIT_STOPPED = 130
+_TOLD = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_TASK_ID")
+# Of a start before this one: what it was asked, and which owner of the store it was (train/store).
+_LEFTOVERS = ("stop", "store-turn")
+_MOST = 64
+_NOTICES_EVERY_S = 5.0
+
+
+class Sky(Tier):
+    """One machine of a task."""
+
+    again = "sky jobs launch sky.yaml"
+    # SkyPilot signals every process below its shell: a step and its checkpoint are to be finished.
+    ignored = (signal.SIGTERM,)
+
+    def __init__(self, options: argparse.Namespace, command: Command) -> None:
+        self._options, self._command = options, command
+        self._me = ""
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--nodes", type=int, default=1, help="how many machines were planned")
+        add(
+            "--ports",
+            type=_ports,
+            default=range(29500, 30500),
+            help="FROM-TO: the head's is one of",
+        )
+        add("--secrets", type=_names, default=(), help="variables that SkyPilot has to be given")
+        add("--bucket", default="", help="the URL of what has to be mounted")
+        add("--mount", default="", help="where it has to be mounted")
+        add(
+            "--no-notices",
+            action="store_true",
+            help="do not watch for the cloud's preemption notice",
+        )
+        add(
+            "--hook",
+            default="",
+            help="a file that tells a pod's hook what to stop, and by which Python",
+        )
+
+    def membership(self) -> Membership:
+        options = self._options
+        member = membership(os.environ, options.nodes, options.procs, options.ports)
+        self._me = member.me
+        check_secrets(os.environ, options.secrets)
+        if options.mount and not os.path.ismount(os.path.realpath(options.mount)):
+            raise Refusal(
+                EXIT_UNAVAILABLE,
+                f"{member.me}: the bucket {options.bucket} is not mounted at {options.mount}; sky jobs "
+                "logs --controller ID (or sky logs --provision CLUSTER) says why",
+            )
+        self._directory = directory.of(options.checkpoint_dir, member.part)
+        self._task = member.part
+        try:
+            number = enroll(self._directory, start(os.environ, member.launch), member.node_rank)
+        except OSError as error:
+            raise directory.unusable(self._directory, error) from None
+        self.scheduler = f"sky {member.part} {number}"
+        return member
+
+    def network(self, member: Membership) -> tuple[str, str]:
+        others = [address for _, address in member.roster[1:2]]
+        return network.choose(member, self._options.nic, *others)
+
+    def prepare(self) -> None:
+        if self._options.hook:
+            hook = Path(self._options.hook).expanduser()
+            try:
+                hook.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(hook, f"{sys.executable}\n{self._directory}\n".encode())
+            except OSError as error:
+                raise directory.unusable(hook.parent, error) from None
+        self._stop_object = None
+        # The built-in training looks into the store itself. For a loop of the user's own the head does;
+        # it is enough that one process sees the stop file.
+        if self._command.program[0] == "script" and self._options.mount and self._me == "node0":
+            self._stop_object = StopObject(Path(self._options.store), self._task)
+            self._stop_object.forget_earlier()
+
+    def watch(self, stop_file: Path) -> None:
+        if self._stop_object is not None:
+            _beside(self._stop_object.watch, stop_file)
+        if not self._options.no_notices:
+            _beside(notice.watch, stop_file, tuple(clouds()), _NOTICES_EVERY_S)
+
+    def on_signal(self, name: str, stops: int, met: bool) -> Request:
+        return on_signal(self._me, name, stops, met)
+
+    def not_begun(self, name: str) -> Outcome:
+        return not_begun(self._me)
+
+    def at_end(self, end: End) -> Outcome:
+        return at_end(self._me, end)
+
+
+# --- what SkyPilot says ---------------------------------------------------------------------------
+
+
+def membership(
+    told: Mapping[str, str], planned: int, procs: int, ports: Sequence[int]
+) -> Membership:
+    """Who takes part, from SkyPilot's variables. Raises Refusal."""
+    addresses = told.get("SKYPILOT_NODE_IPS", "").split()
+    rank, task = told.get("SKYPILOT_NODE_RANK", ""), told.get("SKYPILOT_TASK_ID", "")
+    if not addresses or not rank.isdecimal() or not task:
+        raise Refusal(
+            EXIT_UNAVAILABLE,
+            f"SkyPilot has not said which machine this is ({', '.join(_TOLD)}); start it by sky jobs "
+            "launch sky.yaml",
+        )
+    nodes, node_rank = len(addresses), int(rank)
+    if nodes != planned or node_rank >= nodes:
+        raise Refusal(
+            EXIT_UNAVAILABLE,
+            f"planned for {planned} machine(s), and this is number {node_rank} of {nodes}; set nodes in "
+            "the spec and render again",
+        )
+    part = task_name(task)
+    # One name for all machines of a start, and from it one port: SkyPilot's machines may be nodes of
+    # Slurm, which jobs share.
+    launch = f"sky.{part}.{told.get('SKYPILOT_INTERNAL_JOB_ID') or 0}"
+    return Membership(
+        me=f"node{node_rank}",
+        procs=procs,
+        world_size=nodes * procs,
+        node_rank=node_rank,
+        first_rank=node_rank * procs,
+        nodes=nodes,
+        least=nodes,
+        head="node0",
+        head_address=addresses[0],
+        port=ports[zlib.crc32(launch.encode()) % len(ports)],
+        roster=[(f"node{number}", address) for number, address in enumerate(addresses)],
+        launch=launch,
+        part=part,
+    )
+
+
+def task_name(task: str) -> str:
+    """A task's id, the same after every recovery, as a name of files."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", task)
+    return name if len(name) <= _MOST else f"{name[:48]}-{zlib.crc32(name.encode())}"
+
+
+def check_secrets(told: Mapping[str, str], secrets: Sequence[str]) -> None:
+    """SkyPilot drops a secret that it was not given, without a word. Raises Refusal."""
+    for name in secrets:
+        if name not in told:
+            raise Refusal(
+                EXIT_UNAVAILABLE,
+                f"the secret {name} is not set; launch with --secret {name}, and have it in your "
+                "environment",
+            )
+
+
+# --- the number of a start ------------------------------------------------------------------------
+
+
+def start(told: Mapping[str, str], launch: str) -> str:
+    """What all machines of one start have in common, and another start on the same disks has not.
+
+    A new cluster counts its jobs from 1 again: its machines have other addresses, or, as nodes of Slurm,
+    are another job there.
+    """
+    names = ("SKYPILOT_NODE_IPS", "SLURM_JOB_ID")
+    return " ".join([launch, *(told.get(name, "") for name in names)]).replace("\n", ",")
+
+
+def enroll(place: Path, start: str, node_rank: int) -> int:
+    """The number of this start in the directory `place`: above that of every start before it there.
+
+    The machine of a start that comes first counts it, and removes what an earlier one has left; those that
+    share the directory find it counted. No clock is read, as machines' clocks differ. Raises OSError.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    record = place / "starts.json"
+    with _locked(place / ".starts.guard"):
+        number, counted, ranks = _enrolled(record)
+        # A machine starts once in a start: one that is there already belongs to a new one.
+        if counted != start or node_rank in ranks:
+            number, ranks = number + 1, []
+            for name in _LEFTOVERS:
+                (place / name).unlink(missing_ok=True)
+        entry = {"number": number, "start": start, "node_ranks": sorted([*ranks, node_rank])}
+        replace_file(record, json.dumps(entry).encode() + b"\n")
+    return number
+
+
+def _enrolled(record: Path) -> tuple[int, str, list[int]]:
+    """The last start on record: its number, -1 for none; what it is; the machines that have come."""
+    try:
+        entry = json.loads(record.read_bytes())
+        return int(entry["number"]), str(entry["start"]), list(map(int, entry["node_ranks"]))
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return -1, "", []
+
+
+@contextlib.contextmanager
+def _locked(guard: Path) -> Iterator[None]:
+    with open(guard, "a") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# --- what signals and ends mean -------------------------------------------------------------------
+
+
+def on_signal(me: str, name: str, stops: int, met: bool) -> Request:
+    """A machine that shuts down, or `sky cancel`, after which no exit code counts.
+
+    Before the processes of all machines have met nobody looks for the stop file, and they do not hear TERM.
+    """
+    if not met:
+        return Request(
+            "kill", "" if stops else f"{me}: {name}: stopping before the training begins"
+        )
+    asking = f"{me}: {name}: asking for a clean stop after the current step"
+    return Request("stop", "" if stops else asking, f"signal: {name}")
+
+
+def not_begun(me: str) -> Outcome:
+    """A stop before the workers were started, or had met: by a signal, so SkyPilot starts it again."""
+    return Outcome(EXIT_PREEMPTED, (f"{me}: stopped before the training began",))
+
+
+def at_end(me: str, end: End) -> Outcome:
+    """What the end of the workers means: SkyPilot acts on the exit code."""
+    status = end.status
+    if status is None:
+        taken = f"{me}: the status is not of this attempt: another start of the job has taken over"
+        return Outcome(EXIT_FAILED, (taken,))
+    at = f" at step {status.step}" if status.step else ""  # a user's script counts its steps itself
+    if status.word == "done":
+        return Outcome(0, (f"{me}: done{at}",))
+    if status.word == "failed":
+        return Outcome(EXIT_FAILED, (f"{me}: failed{at}: {status.reason or 'no reason given'}",))
+    if status.word == "stopped":
+        # The user's own stop is an object in the bucket, and never a signal.
+        if status.reason.startswith(("preempted", "signal")):
+            back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
+            return Outcome(EXIT_PREEMPTED, (back,))
+        why = status.reason or "user"
+        return Outcome(EXIT_STOPPED, (f"{me}: stopped{at} ({why}); to go on: {Sky.again}",))
+    if end.stops and not end.met:
+        return not_begun(me)
+    why = f"the launcher ended with code {end.code} and the job wrote no status; its last lines are above"
+    return Outcome(EXIT_FAILED, (f"{me}: {why}",))
+
+
+def _beside(work: Callable[..., object], *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, daemon=True).start()
+
+
+def _ports(text: str) -> range:
+    low, _, high = text.partition("-")
+    first, last = int(low), int(high or low)
+    if not 0 < first <= last < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of ports")
+    return range(first, last + 1)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
