@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import launcher, sky, slurm, supervise
 from ddpgen.fields import seconds
-from ddpgen.shell import Joined, Var, Word, at_home
+from ddpgen.shell import Joined, Var, Word, at_home, pieces
 from ddpgen.sky import SkyPlan
 from ddpgen.slurm import SlurmPlan
 from ddpgen.spec import Host, HostsJob, JobSpec
@@ -148,12 +148,18 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
         preflight_on=job.preflight.enabled,
         preflight=tuple(launcher.preflight(job, backend(job))),
         torchrun=hosts.hosts[0].torchrun if hosts else (*start, *_program(job)),
-        supervise=supervise.local(job, backend(job), _store(job)),
+        supervise=_supervise(job),
         check=() if job.train.script else tuple(_enough(job)),
         hosts=hosts,
         slurm=batch,
         sky=sky.plan(job) if isinstance(job, SkyJob) else None,
     )
+
+
+def _supervise(job: JobSpec) -> Supervise:
+    if isinstance(job, SlurmJob):
+        return supervise.slurm(job, backend(job), _store(job))
+    return supervise.local(job, backend(job), _store(job))
 
 
 def _interpreter(job: JobSpec) -> Word:
@@ -170,23 +176,22 @@ def _activation(job: JobSpec) -> Iterator[str]:
 
 def _slurm(job: SlurmJob) -> SlurmPlan:
     contained = job.environment.container is not None
-    first = job.rendezvous.port
+    inside = (*slurm.activation(job), *job.python.activate)
+    array = (Joined(("-", Var("SLURM_ARRAY_TASK_ID"))),) if job.array is not None else ()
+    saved = (_checkpoint_dir(job), *array, Joined(("/bundle-", Var("SLURM_JOB_ID"))))
     return SlurmPlan(
         directives=tuple(slurm.directives(job)),
         least=job.nodes.least,
         most=int(job.nodes),
         procs=job.procs_per_node,
         cpus_per_task=slurm.cpus_per_task(job),
-        ports=f"{first}-{min(first + 999, 65535)}",
-        launcher=job.rendezvous.launcher,
         time_s=job.time,
         warning_s=slurm.warning_s(job),
         requeues=job.requeues,
-        array=job.array is not None,
         setup=job.setup,
-        activate_batch=tuple(slurm.modules(job) if contained else _activation(job)),
-        inside=tuple(slurm.inside(job)),
-        on_nodes=tuple(slurm.on_nodes(job)),
+        activation=tuple(slurm.modules(job) if contained else _activation(job)),
+        contained=inside if contained else None,
+        saved=Joined(tuple(piece for word in saved for piece in pieces(word))),
     )
 
 

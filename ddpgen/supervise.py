@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddpgen import slurm as slurm_tier
 from ddpgen.fields import seconds
-from ddpgen.shell import Word
+from ddpgen.shell import Joined, Word, at_home, pieces
 from ddpgen.spec import Checkpoint, JobSpec, Rendezvous, Train
 
 if TYPE_CHECKING:
     from fractions import Fraction
+
+    from ddpgen.spec_slurm import SlurmJob
 
 # Variables that a supervisor pins, unless the spec's env has them.
 PINNED = (
@@ -48,6 +51,57 @@ def local(job: JobSpec, backend: str, store: str) -> Supervise:
     return Supervise(
         tuple(options(job, backend, store)), launcher, tuple(program(job, backend, store))
     )
+
+
+def slurm(job: SlurmJob, backend: str, store: str) -> Supervise:
+    """The command of a job on the nodes that Slurm gives it."""
+    told = (*options(job, backend, store), *_slurm_options(job))
+    words = tuple(program(job, backend, store, world="{world_size}"))
+    return Supervise(told, tuple(_slurm_launcher(job)), words)
+
+
+def _slurm_options(job: SlurmJob) -> Iterator[Word]:
+    if job.rendezvous.timeout != Rendezvous().timeout:
+        yield f"--timeout={seconds(job.rendezvous.timeout)}"
+    first = job.rendezvous.port
+    yield f"--ports={first}-{min(first + 999, 65535)}"
+    yield f"--requeues={job.requeues}"
+    if job.restarts != JobSpec.restarts:
+        yield f"--restarts={job.restarts}"
+    if job.array is not None:
+        yield "--array"
+    if job.setup:
+        yield "--setup=slurm.setup.sh"
+    container = job.environment.container
+    if container is None:
+        return
+    yield Joined(("--python=", *pieces(at_home(job.python.interpreter))))
+    if job.python.activate or any(slurm_tier.activation(job)) or job.env:
+        yield "--source=slurm.container.sh"
+    yield from (Joined(("--in=", *pieces(word))) for word in slurm_tier.inside(job))
+    yield from (Joined(("--srun=", *pieces(word))) for word in slurm_tier.on_nodes(job))
+
+
+def _slurm_launcher(job: SlurmJob) -> Iterator[Word]:
+    if job.rendezvous.launcher == "env":
+        yield "spawn"
+        yield f"--procs={job.procs_per_node}"
+        yield from ("--first-rank={first_rank}", "--world-size={world_size}", "--node-rank={node_rank}")
+        return
+    restarts = job.restarts
+    yield from ("torchrun", "--nnodes={nodes}")
+    if job.rendezvous.launcher == "torchrun-static":
+        yield from ("--node-rank={node_rank}", "--master-addr={head}", "--master-port={port}")
+        restarts = 0  # torchrun's own hardly ever find each other again with fixed ranks
+    else:
+        yield from ("--rdzv-backend=c10d", "--rdzv-endpoint={head}:{port}", "--rdzv-id={launch}")
+        # Left alone, torchrun guesses from the hostname whether it is to be the host.
+        waits = max(1, round(job.rendezvous.timeout))
+        yield f"--rdzv-conf=is_host={{is_head}},join_timeout={waits}"
+    yield "--local-addr={address}"
+    yield from _processes(job, restarts)
+    # Slurm signals every process of a step: the supervisor has torchrun started with these ignored.
+    yield "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"
 
 
 def _processes(job: JobSpec, restarts: int) -> Iterator[Word]:
@@ -91,9 +145,9 @@ def checkpoint_dir(job: JobSpec) -> str:
 
 
 def program(
-    job: JobSpec, backend: str, store: str, weight: int | Fraction = 1
+    job: JobSpec, backend: str, store: str, weight: int | Fraction = 1, world: str = ""
 ) -> Iterator[Word]:
-    """What each process runs."""
+    """What each process runs. `world`: how many they are, where they have to be told."""
     if job.train.script:
         yield from ("script", f"code/{job.train.script}")
         for name, value in job.train.args.items():
@@ -102,6 +156,8 @@ def program(
     yield "run"
     yield from training(job.train)
     yield f"--backend={backend}"
+    if world:
+        yield f"--world-size={world}"
     if weight != 1:
         yield f"--weight={weight}"
     usual = Rendezvous()

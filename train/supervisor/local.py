@@ -9,10 +9,10 @@ import socket
 import sys
 
 from train.supervisor.decision import End, Outcome, Request, at_end, not_begun, on_signal
-from train.supervisor.supervisor import Membership
+from train.supervisor.supervisor import Membership, Tier
 
 
-class Local:
+class Local(Tier):
     """One machine, which meets nobody."""
 
     scheduler = ""

@@ -13,6 +13,8 @@ import importlib.util
 import io
 import os
 import shlex
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,10 +33,14 @@ from train.status import read_status
 from train.supervisor import directory, stopfile, words
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.environment import Pin, for_workers, pins
-from train.supervisor.events import Event, Events, Exit, Result, Signal
+from train.supervisor.events import Due, Event, Events, Exit, Result, Signal
 from train.supervisor.processes import Workers
 from train.supervisor.refusal import EXIT_USAGE, Refusal
 from train.supervisor.words import Command
+
+
+# Between a child that a signal has ended, and that signal here.
+_LATE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -60,10 +66,15 @@ class Membership:
 
 
 class Tier(Protocol):
-    """What differs between the tiers. Its functions decide; the supervisor acts."""
+    """What differs between the tiers. Its functions decide; the supervisor acts.
+
+    `ignored`: signals that the workers do not hear. `watch_s`: how often watch() is asked; 0: never.
+    """
 
     again: str
     scheduler: str
+    ignored: Sequence[signal.Signals] = ()
+    watch_s: float = 0.0
 
     def membership(self) -> Membership:
         """Who takes part. Raises Refusal."""
@@ -79,6 +90,14 @@ class Tier(Protocol):
 
     def at_end(self, end: End) -> Outcome:
         """What the end of the workers means."""
+
+    def watch(self) -> Request | None:
+        """What is to be done although no signal came. Runs beside the loop."""
+        return None
+
+    def report(self, outcome: Outcome) -> None:
+        """The end is known, and is told to whoever has to know it beside the terminal."""
+        return
 
 
 class NotBegunError(Exception):
@@ -101,6 +120,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--ignore", type=preflight.codes, default=(), help="codes that are only warnings")
     add("--bits-may-differ", action="store_true", help="nothing is promised about the bits")
     add("--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory")
+    add("--setup", default="", help="a file of bash, run once in the environment before all else")
     add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
 
 
@@ -111,7 +131,7 @@ class Supervisor:
         self, tier: Tier, options: argparse.Namespace, command: Command, events: Events
     ) -> None:
         self._tier, self._options, self._events = tier, options, events
-        self._command, self._only_preflight = _without_preflight(command)
+        self._command, self._only_preflight = without_preflight(command)
         self._bundle = Path.cwd()
         self._stops, self._killed = 0, False
         self._workers: Workers | None = None
@@ -126,12 +146,15 @@ class Supervisor:
             outcome = self._tier.not_begun(str(stop))
         for line in outcome.lines:
             say(line)
+        self._tier.report(outcome)
         return outcome.code
 
     def _run(self) -> Outcome:
         check_arguments(self._command)
         self.member = self._tier.membership()
         self.checkpoint_dir = _absolute(self._options.checkpoint_dir)
+        if self._options.setup:
+            self._set_up(self._options.setup)
         if self._only_preflight or not self._options.no_preflight:
             code = self._beside(lambda: preflight.run(self._asked(), self._only_preflight))
             if code or self._only_preflight:
@@ -154,6 +177,29 @@ class Supervisor:
             if isinstance(event, Signal):
                 say(f"{event.name}: stopping before the training begins")
                 raise NotBegunError(event.name)
+
+    def _set_up(self, lines: str) -> None:
+        """Run the spec's setup. Raises Refusal, NotBegunError."""
+        words = ("bash", "-euo", "pipefail", lines)
+        child = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+        self._events.watch_child(child.pid)
+        failed = Refusal(EXIT_UNAVAILABLE, "setup of the spec failed; its words are above")
+        while True:
+            event = self._events.next()
+            if isinstance(event, Signal):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGTERM)
+                raise NotBegunError(event.name)
+            if isinstance(event, Exit):
+                child.returncode = event.code
+                if event.code == 0:
+                    return
+                if event.code <= 128:
+                    raise failed
+                # Who signals one process after the other may not have come to this one yet.
+                self._events.set_alarm("late", _LATE_S)
+            if isinstance(event, Due):
+                raise failed
 
     # --- before the workers -----------------------------------------------------------------------
 
@@ -208,13 +254,15 @@ class Supervisor:
         self._tell(pinned, command)
         try:
             environment = for_workers(os.environ, pinned, self._launch_environment())
-            self._workers = Workers(command, environment, kept)
+            self._workers = Workers(command, environment, kept, self._tier.ignored)
         except OSError as error:
             raise Refusal(
                 EXIT_UNAVAILABLE, f"cannot start {command[0]!r}: {error.strerror}"
             ) from None
         self._events.watch_child(self._workers.pid)
         directory.renew(self.held, self._attempt)
+        if self._tier.watch_s:
+            self._events.set_alarm("watch", self._tier.watch_s)
 
     def _pins(self, nic: str) -> Sequence[Pin]:
         over_network = bool(self.member.head or self._options.store)
@@ -276,6 +324,12 @@ class Supervisor:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Signal):
             self._obey(self._tier.on_signal(event.name, self._stops, self._has_met()))
+        elif isinstance(event, Due) and event.name == "watch":
+            self._events.run_in_thread(self._tier.watch)
+        elif isinstance(event, Result):
+            self._events.set_alarm("watch", self._tier.watch_s)
+            if event.value is not None:
+                self._obey(event.value)
 
     def _obey(self, request: Request) -> None:
         assert self._workers is not None
@@ -291,7 +345,8 @@ class Supervisor:
             say(f"cannot create {self._stop_file} ({error.strerror}); ending the launcher instead")
             self._workers.end()
             return
-        say(request.message)
+        if request.message:
+            say(request.message)
         if request.action == "end":  # nobody looks for the stop file yet
             self._workers.end()
 
@@ -348,7 +403,7 @@ def _literal(program: Sequence[str]) -> list[str]:
     ]
 
 
-def _without_preflight(command: Command) -> tuple[Command, bool]:
+def without_preflight(command: Command) -> tuple[Command, bool]:
     """The command without a --preflight in front of the user's arguments, and whether it was there."""
     if command.arguments[:1] != ("--preflight",):
         return command, False
