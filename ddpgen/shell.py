@@ -26,7 +26,9 @@ class Joined(NamedTuple):
 Word = str | Var | Joined
 
 # `{name}`, a placeholder of the supervisor's, is no brace expansion: that takes a comma or two dots.
-_SAFE = re.compile(r"(?:[A-Za-z0-9_@%+:,./-]|\{[a-z_]+\})(?:[A-Za-z0-9_@%+=:,./-]|\{[a-z_]+\})*", re.ASCII)
+_SAFE = re.compile(
+    r"(?:[A-Za-z0-9_@%+:,./-]|\{[a-z_]+\})(?:[A-Za-z0-9_@%+=:,./-]|\{[a-z_]+\})*", re.ASCII
+)
 _OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*=", re.ASCII)
 # Control characters, line separators and marks that reverse the reading direction: a script that is
 # read by people must not contain them raw. The set is spelled out, because str.isprintable()

@@ -207,7 +207,9 @@ def on_nodes(job: SlurmJob) -> Iterator[Word]:
     if container is None or container.runtime != "pyxis":
         return
     yield Joined(("--container-image=", *pieces(at_home(container.image))))
-    mounts: list[str | Var] = ["--container-mounts={bundle}:{bundle},{checkpoint_dir}:{checkpoint_dir}"]
+    mounts: list[str | Var] = [
+        "--container-mounts={bundle}:{bundle},{checkpoint_dir}:{checkpoint_dir}"
+    ]
     for mount in container.mounts:
         mounts += [",", *pieces(at_home(mount))]
     yield Joined(tuple(mounts))

@@ -47,7 +47,12 @@ class Supervise(NamedTuple):
 
 def local(job: JobSpec, backend: str, store: str) -> Supervise:
     """The command of a job on one machine."""
-    launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", *_processes(job, job.restarts))
+    launcher = (
+        "torchrun",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        *_processes(job, job.restarts),
+    )
     return Supervise(
         tuple(options(job, backend, store)), launcher, tuple(program(job, backend, store))
     )
@@ -86,7 +91,11 @@ def _slurm_launcher(job: SlurmJob) -> Iterator[Word]:
     if job.rendezvous.launcher == "env":
         yield "spawn"
         yield f"--procs={job.procs_per_node}"
-        yield from ("--first-rank={first_rank}", "--world-size={world_size}", "--node-rank={node_rank}")
+        yield from (
+            "--first-rank={first_rank}",
+            "--world-size={world_size}",
+            "--node-rank={node_rank}",
+        )
         return
     restarts = job.restarts
     yield from ("torchrun", "--nnodes={nodes}")

@@ -56,7 +56,8 @@ class Interface:
 
     def prefix(self, address: str) -> int:
         """The length of the network part of `address`; 32 where it is not known."""
-        return dict(zip(self.addresses, self.prefixes)).get(address, 32)
+        prefixes = dict(zip(self.addresses, self.prefixes))  # noqa: B905 - Python 3.9 has no strict=
+        return prefixes.get(address, 32)
 
 
 def choose(head: str, nic: str = "", is_head: bool = False, peer: str = "") -> tuple[str, str]:
@@ -314,7 +315,8 @@ def interfaces() -> list[Interface]:
     for name, flags, address, mask in entries:
         addresses = found.setdefault(name, (flags, {}))[1]
         if address:
-            addresses.setdefault(address, bin(int.from_bytes(mask, "big")).count("1") or 32)
+            bits = bin(int.from_bytes(mask, "big")).count("1")  # noqa: FURB161 - Python 3.9
+            addresses.setdefault(address, bits or 32)
     return [
         Interface(
             name, bool(flags & _UP), bool(flags & _RUNNING), tuple(known), tuple(known.values())

@@ -382,7 +382,9 @@ def test_an_activation_line_that_is_no_bash_is_said_to_be_at_fault(
     python = f"python: {{interpreter: {json.dumps(sys.executable)}, activate: {json.dumps(line)}}}"
     code, output = stage(GPT + python + "\n").play("done")
     assert code == 69
-    assert output.splitlines()[-1].startswith("ddpgen: local.activate.sh (python.activate of the spec) failed")
+    assert output.splitlines()[-1].startswith(
+        "ddpgen: local.activate.sh (python.activate of the spec) failed"
+    )
 
 
 def test_an_activation_line_may_leave_the_directory(stage: Callable[..., Stage]) -> None:

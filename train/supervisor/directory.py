@@ -40,7 +40,9 @@ def acquire(whole: Path, held: Path, job: str, scheduler: str) -> str:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = "free some space there"
         why = f"{error.strerror or error}{about}; {remedy}"
-        raise Refusal(EXIT_FAILED, f"the checkpoint directory {whole} cannot be used: {why}") from None
+        raise Refusal(
+            EXIT_FAILED, f"the checkpoint directory {whole} cannot be used: {why}"
+        ) from None
     return attempt
 
 

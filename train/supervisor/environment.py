@@ -30,9 +30,7 @@ def pins(nic: str, threads: int, over_network: bool, nccl_nic: bool = True) -> I
     )
     yield Pin("CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS repeats its bits only with it")
     if over_network:
-        yield Pin(
-            "TORCH_CPP_LOG_LEVEL", "ERROR", "torch warns at every address that has no name"
-        )
+        yield Pin("TORCH_CPP_LOG_LEVEL", "ERROR", "torch warns at every address that has no name")
     yield Pin("PYTHONUNBUFFERED", "1", "the last lines of a crashed process are the ones needed")
 
 

@@ -81,12 +81,23 @@ class AskedError(Exception):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What the batch script says of the job."""
     add = parser.add_argument
-    add("--ports", type=_ports, default=range(29500, 30500), help="FROM-TO: where a free one is looked for")
+    add(
+        "--ports",
+        type=_ports,
+        default=range(29500, 30500),
+        help="FROM-TO: where a free one is looked for",
+    )
     add("--requeues", type=int, default=20, help="how often it may go back into the queue")
     add("--restarts", type=int, default=3, help="how often it may do so after a crash")
     add("--array", action="store_true", help="it is one of an array, with a directory of its own")
     add("--python", default="", help="the interpreter on the nodes; default: this one")
-    add("--in", dest="inside", action="append", default=[], help="a word that takes a command into the container")
+    add(
+        "--in",
+        dest="inside",
+        action="append",
+        default=[],
+        help="a word that takes a command into the container",
+    )
     add("--srun", action="append", default=[], help="a word for srun")
     add("--source", default="", help="sourced on the nodes, in the container")
 
@@ -96,7 +107,7 @@ class Slurm:
 
     def __init__(self, options: argparse.Namespace, command: Command, events: Events) -> None:
         self._options, self._events, self._command = options, events, command
-        _, self._only_preflight = without_preflight(command)
+        self._checked, self._only_preflight = without_preflight(command)
         self._number = os.environ["SLURM_JOB_ID"]
         self._restart = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._controller = Controller(self._number)
@@ -125,7 +136,7 @@ class Slurm:
             return self._come_back(Return(f"{asked} came before the training began", EXIT_STOPPED))
 
     def _run(self) -> int:
-        check_arguments(self._command)
+        check_arguments(self._checked)
         self._check_activation()
         shown = self._beside(lambda: self._controller.show(_PATIENT))
         bundle = self._find_directory(shown)
@@ -375,7 +386,9 @@ class Slurm:
         if fate is None and not self._only_preflight:
             fate = self._fate()
         cancelled = self._asked in ("TERM", "signal")
-        decision: Decision = go_back(wanted, fate or State.RUNNING, cancelled, self._job(self._begun))
+        decision: Decision = go_back(
+            wanted, fate or State.RUNNING, cancelled, self._job(self._begun)
+        )
         if isinstance(decision, Finish):
             return self._finish(decision)
         say(decision.line)
@@ -387,7 +400,10 @@ class Slurm:
         if self._directory is not None:
             if self._whose_stop() == "job":
                 self.directory.stop_file.unlink(missing_ok=True)
-            ended = [Begun(s.restart, s.step, decision.counter) if s.restart == self._restart else s for s in self._begun]
+            ended = [
+                Begun(s.restart, s.step, decision.counter) if s.restart == self._restart else s
+                for s in self._begun
+            ]
             if ended:
                 self.directory.keep_starts(ended, self._options.requeues, self._options.restarts)
         # The last act: Slurm kills everything of the job at once, this process too.

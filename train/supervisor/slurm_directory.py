@@ -141,7 +141,9 @@ class Directory:
     def newest_step(self) -> int:
         """Of the newest checkpoint that is complete; 0 without one."""
         steps = steps_on_disk(self.path)
-        return max((s for s in steps if (step_directory(self.path, s) / MARKER).exists()), default=0)
+        return max(
+            (s for s in steps if (step_directory(self.path, s) / MARKER).exists()), default=0
+        )
 
     def starts(self) -> list[Begun]:
         """Those of this job that are on file, the first one first."""

@@ -147,7 +147,14 @@ class Controller:
 
 def every_node_answers(nodes: int) -> bool:
     """Whether srun can start something on each node."""
-    words = ("srun", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "true")
+    words = (
+        "srun",
+        "--overlap",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "true",
+    )
     return ask(*words)[0] == 0
 
 
@@ -172,4 +179,3 @@ def environment(inherited: Mapping[str, str]) -> dict[str, str]:
         for name, value in inherited.items()
         if not name.startswith("SQUEUE_") and name not in dropped
     }
-

@@ -41,7 +41,9 @@ class SlurmNode(Tier):
     watch_s = _WATCH_S
 
     def __init__(self, options: argparse.Namespace) -> None:
-        options.shared = "true"  # the next start may be on other nodes: what one writes, all have to see
+        options.shared = (
+            "true"  # the next start may be on other nodes: what one writes, all have to see
+        )
         self._options = options
         self.scheduler = os.environ[VARIABLE]
         start = Scheduled.parse(self.scheduler)
@@ -77,7 +79,9 @@ class SlurmNode(Tier):
 
     def network(self, member: Membership) -> tuple[str, str]:
         is_head, head = member.is_head, member.head_address
-        name, address = nic.choose(head, self._options.nic, is_head, self._options.peer if is_head else "")
+        name, address = nic.choose(
+            head, self._options.nic, is_head, self._options.peer if is_head else ""
+        )
         if is_head:
             nic.check_port_free(address, member.port)
         say(f"{self._me}: interface {name}, address {address}")
@@ -124,4 +128,6 @@ class SlurmNode(Tier):
         """What this node decides by itself: srun then ends the others, and may drop what it has said."""
         if outcome.code and not self._stops:
             words = outcome.lines[-1] if outcome.lines else ""
-            self._directory.keep_failure(outcome.code, self._me, words.removeprefix(f"{self._me}: "))
+            self._directory.keep_failure(
+                outcome.code, self._me, words.removeprefix(f"{self._me}: ")
+            )

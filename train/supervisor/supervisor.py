@@ -119,7 +119,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--no-preflight", action="store_true")
     add("--ignore", type=preflight.codes, default=(), help="codes that are only warnings")
     add("--bits-may-differ", action="store_true", help="nothing is promised about the bits")
-    add("--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory")
+    add(
+        "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"
+    )
     add("--setup", default="", help="a file of bash, run once in the environment before all else")
     add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
 
@@ -270,7 +272,9 @@ class Supervisor:
 
     def _values(self, address: str) -> Mapping[str, str]:
         member = self.member
-        some = f"{member.least}:{member.nodes}" if member.least < member.nodes else f"{member.nodes}"
+        some = (
+            f"{member.least}:{member.nodes}" if member.least < member.nodes else f"{member.nodes}"
+        )
         return {
             "nodes": some,
             "head": member.head_address,
@@ -398,9 +402,7 @@ def check_arguments(command: Command) -> None:
 
 def _literal(program: Sequence[str]) -> list[str]:
     """The program's words but for those whose value is known later."""
-    return [
-        "--world-size=1" if word.startswith("--world-size=") else word for word in program
-    ]
+    return ["--world-size=1" if word.startswith("--world-size=") else word for word in program]
 
 
 def without_preflight(command: Command) -> tuple[Command, bool]:
