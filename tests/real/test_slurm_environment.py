@@ -129,12 +129,12 @@ def test_an_environment_is_entered_on_every_node(
         (
             "lost",
             {"environment": {"venv": "/nowhere"}},
-            "slurm.activate.sh line 2: . /nowhere/bin/activate",
+            "slurm.activate.sh . /nowhere/bin/activate",
         ),
         (
             "unknown",
             {"environment": {"modules": ["nowhere/1"], "venv": "/shared/venv"}},
-            "slurm.activate.sh line 3: module load nowhere/1",
+            "the environment failed: 1 slurm.activate.sh line 3: ",
         ),
         (
             "empty",

@@ -201,6 +201,7 @@ class Slurm:
         cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
         self._directory = Directory(path, shown.name, self._number, self._restart, cluster)
         self._index = shown.index
+        self._directory.make()
         if state(shown, self._restart) is not State.RUNNING:
             self._events.inject(Signal("TERM"))  # it came while this program was being started
         return bundle

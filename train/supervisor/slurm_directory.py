@@ -54,12 +54,15 @@ class Directory:
 
     # --- whose it is --------------------------------------------------------------------------------
 
-    def take(self, controller: Controller) -> None:
-        """Make it this job's; nothing of it is touched before that is certain. Raises Refusal."""
+    def make(self) -> None:
+        """Raises Refusal."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._unusable("cannot be made", error, "DIR001") from None
+
+    def take(self, controller: Controller) -> None:
+        """Make it this job's; nothing of it is touched before that is certain. Raises Refusal."""
         try:
             with self._guard():
                 self._check_free(controller)

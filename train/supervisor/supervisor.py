@@ -253,7 +253,8 @@ class Supervisor:
     def _start(self, nic: str, address: str, kept: Sequence[int]) -> None:
         pinned = [pin for pin in self._pins(nic) if pin.name not in self._options.keep]
         command = words.workers(self._command, self._values(address))
-        self._tell(pinned, command)
+        if self.member.is_head or not self._tier.scheduler:  # one log for all hosts: once is enough
+            self._tell(pinned, command)
         try:
             environment = for_workers(os.environ, pinned, self._launch_environment())
             self._workers = Workers(command, environment, kept, self._tier.ignored)
