@@ -33,9 +33,7 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
                                               it; print the attempt id
        python -m train leash -- COMMAND …     run COMMAND so that it ends with its starter
        python -m train where --head=HOST --port=PORT [--nic=NIC] [--is-head] [--peer=HOST] [--own=HOST]
-                                              print the interface and address to take part by; on
-                                              the head, with --any-port=FROM-TO --hold-for=PID instead
-                                              of --port, also a port that is free and stays so
+                                              print the interface and address to take part by
        python -m train await --head=HOST --port=PORT --timeout=120s --say=TEXT
                                               wait until the head takes connections
        python -m train spawn --procs=N --first-rank=N --world-size=N -- COMMAND …
