@@ -433,7 +433,12 @@ class Slurm:
 
     def _leave(self, code: int) -> int:
         """This job does not come back, and its directory is free for another: if Slurm says so."""
-        if self._taken and self._fate() not in (State.REQUEUED, State.UNKNOWN):
+        if not self._taken:
+            return code
+        fate = self._fate()
+        if code == EXIT_STOPPED and fate is State.RUNNING:
+            self._controller.send_no_mail()  # of a failure, which it is to Slurm, and not to the user
+        if fate not in (State.REQUEUED, State.UNKNOWN):
             with contextlib.suppress(OSError):
                 self.directory.release()
         return code

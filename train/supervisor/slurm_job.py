@@ -144,6 +144,10 @@ class Controller:
         words = ("trap '' TERM USR1 INT; exec scontrol requeue \"$1\"", "sh", self.job)
         return ask("sh", "-c", *words)[0] == 0
 
+    def send_no_mail(self) -> None:
+        """Whatever the directives say."""
+        ask("scontrol", "update", f"JobId={self.job}", "MailType=NONE")
+
 
 def every_node_answers(nodes: int) -> bool:
     """Whether srun can start something on each node."""
