@@ -17,7 +17,7 @@ from train.supervisor.slurm_job import State
 
 AGAIN = "to go on: sbatch slurm.sbatch"
 CRASH, REQUEUE = "crash", "requeue"
-_KILLED = 128 + 9
+_KILLED, _LAST_SIGNAL = 128 + 9, 128 + 64
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def decide(end: End, job: Job) -> Union[Finish, Return]:
         return Finish(0)
     if end.lost:
         return Return("a node does not answer any more", EXIT_FAILED)
-    if 128 < end.code <= 128 + 64:
+    if 128 < end.code <= _LAST_SIGNAL:
         return Return(f"killed on a node (srun ended with {end.code})", EXIT_FAILED, CRASH)
     if end.code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_STOPPED) and end.failure is not None:
         return Finish(end.code, _told(end.failure))
@@ -137,7 +137,9 @@ def decide(end: End, job: Job) -> Union[Finish, Return]:
 def may_be_lost(end: End, nodes: int) -> bool:
     """Whether it has to be looked at if all nodes still answer: to the others that is a failure."""
     end = _as_decided(end)
-    return nodes > 1 and end.code == 1 and not end.asked and _by_status(end) is None
+    # What is above all signals is srun's own, as when it could not start the task of a node.
+    unclear = end.code == EXIT_FAILED or end.code > _LAST_SIGNAL
+    return nodes > 1 and unclear and not end.asked and _by_status(end) is None
 
 
 def _as_decided(end: End) -> End:

@@ -177,6 +177,7 @@ def test_two_starts_without_a_newer_checkpoint_are_the_last_ones(wanted: Return)
 def test_only_what_looks_like_a_failure_is_looked_into() -> None:
     assert may_be_lost(End(1, RUNNING), 2)
     assert may_be_lost(End(1, RUNNING, failure=Failure(1, "node1", "")), 2)
+    assert may_be_lost(End(233, None), 2)  # a node that is down, and Slurm does not know yet
     assert not may_be_lost(End(1, RUNNING), 1)
     assert not may_be_lost(End(1, FAILED), 2)
     assert not may_be_lost(End(1, RUNNING, asked="TERM"), 2)
