@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import launcher, sky, slurm, supervise
 from ddpgen.fields import seconds
-from ddpgen.shell import Joined, Var, Word, at_home
+from ddpgen.shell import Joined, Var, Word, at_home, pieces
 from ddpgen.sky import SkyPlan
 from ddpgen.slurm import SlurmPlan
 from ddpgen.spec import Host, HostsJob, JobSpec
@@ -157,6 +157,8 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
 
 
 def _supervise(job: JobSpec, backend: str) -> Supervise:
+    if isinstance(job, SlurmJob):
+        return supervise.slurm(job, backend, _place(job))
     if isinstance(job, SkyJob):
         return supervise.sky(job, backend, _place(job), sky.hook(job))
     return supervise.local(job, backend, _place(job))
@@ -176,23 +178,22 @@ def _activation(job: JobSpec) -> Iterator[str]:
 
 def _slurm(job: SlurmJob) -> SlurmPlan:
     contained = job.environment.container is not None
-    first = job.rendezvous.port
+    inside = (*slurm.activation(job), *job.python.activate)
+    array = (Joined(("-", Var("SLURM_ARRAY_TASK_ID"))),) if job.array is not None else ()
+    saved = (_checkpoint_dir(job), *array, Joined(("/bundle-", Var("SLURM_JOB_ID"))))
     return SlurmPlan(
         directives=tuple(slurm.directives(job)),
         least=job.nodes.least,
         most=int(job.nodes),
         procs=job.procs_per_node,
         cpus_per_task=slurm.cpus_per_task(job),
-        ports=f"{first}-{min(first + 999, 65535)}",
-        launcher=job.rendezvous.launcher,
         time_s=job.time,
         warning_s=slurm.warning_s(job),
         requeues=job.requeues,
-        array=job.array is not None,
         setup=job.setup,
-        activate_batch=tuple(slurm.modules(job) if contained else _activation(job)),
-        inside=tuple(slurm.inside(job)),
-        on_nodes=tuple(slurm.on_nodes(job)),
+        activation=tuple(slurm.modules(job) if contained else _activation(job)),
+        contained=inside if contained else None,
+        saved=Joined(tuple(piece for word in saved for piece in pieces(word))),
     )
 
 

@@ -62,6 +62,11 @@ def at_home(path: str) -> Word:
     return Joined((Var("HOME"), path[1:])) if path.startswith("~/") else path
 
 
+def pieces(word: Word) -> tuple[str | Var, ...]:
+    """What a word is made of, to be joined with more."""
+    return word.parts if isinstance(word, Joined) else (word,)
+
+
 def directive(option: str) -> str:
     """An option of sbatch as it stands behind #SBATCH, which is not bash.
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpgen.shell import Joined, Var, Word, at_home, quote
+from ddpgen.shell import Joined, Var, Word, at_home, pieces, quote
 
 if TYPE_CHECKING:
-    from ddpgen.spec_slurm import Container, SlurmJob
+    from ddpgen.spec_slurm import SlurmJob
 
 # Slurm looks at the clock every half minute, and may be a minute early or late with a signal.
 _SLACK_S = 60.0
@@ -65,10 +65,9 @@ OWNED = frozenset(
 class SlurmPlan:
     """What the tier `slurm` has beside the rest. Times in seconds.
 
-    `activate_batch`: lines of bash for the batch script, `activate` of the plan being the nodes'.
-    `ports`: where the head looks for a free one.
-    `inside`: the words before a command that is to run in the container, on the node at hand.
-    `on_nodes`: the words of srun for the container, where its plugin does that.
+    `activation`: lines of bash for the batch script; srun hands their environment on to the nodes.
+    `contained`: those for the container, where there is one. `saved`: the copy of the bundle that every
+    start but the first one runs.
     """
 
     directives: tuple[str, ...]
@@ -76,16 +75,13 @@ class SlurmPlan:
     most: int
     procs: int
     cpus_per_task: int
-    ports: str
-    launcher: str
     time_s: float | None
     warning_s: float
     requeues: int
-    array: bool
     setup: tuple[str, ...]
-    activate_batch: tuple[str, ...]
-    inside: tuple[Word, ...]
-    on_nodes: tuple[Word, ...]
+    activation: tuple[str, ...]
+    contained: tuple[str, ...] | None
+    saved: Word
 
     @property
     def total_s(self) -> float | None:
@@ -190,28 +186,17 @@ def activation(job: SlurmJob) -> Iterator[str]:
 
 
 def inside(job: SlurmJob) -> Iterator[Word]:
-    """The words that take a command into the container, on the first node."""
+    """The words that take a command into the container, on each node. The supervisor fills in {…}."""
     container = job.environment.container
-    if container is None:
-        return
-    if container.runtime == "pyxis":
-        yield from (
-            "srun",
-            "--nodes=1",
-            "--ntasks=1",
-            "--overlap",
-            Joined(("--nodelist=", Var("head"))),
-        )
-        yield from on_nodes(job)
+    if container is None or container.runtime == "pyxis":
         return
     yield from ("apptainer", "exec")
     if job.gpus_per_node:
         yield "--nv"
-    for place in (Var("bundle"), Var("checkpoint_dir")):
-        yield Joined(("--bind=", place))
+    yield from ("--bind={bundle}", "--bind={checkpoint_dir}")
     for mount in container.mounts:
-        yield _joined("--bind=", at_home(mount))
-    yield Joined(("--pwd=", Var("bundle")))
+        yield Joined(("--bind=", *pieces(at_home(mount))))
+    yield "--pwd={bundle}"
     yield from container.options
     yield at_home(container.image)
 
@@ -221,19 +206,12 @@ def on_nodes(job: SlurmJob) -> Iterator[Word]:
     container = job.environment.container
     if container is None or container.runtime != "pyxis":
         return
-    yield _joined("--container-image=", at_home(container.image))
-    yield Joined(("--container-mounts=", Var("bundle"), ":", Var("bundle"), ",", *_both(container)))
-    yield Joined(("--container-workdir=", Var("bundle")))
-    yield from container.options
-
-
-def _both(container: Container) -> Iterator[str | Var]:
-    yield from (Var("checkpoint_dir"), ":", Var("checkpoint_dir"))
+    yield Joined(("--container-image=", *pieces(at_home(container.image))))
+    mounts: list[str | Var] = [
+        "--container-mounts={bundle}:{bundle},{checkpoint_dir}:{checkpoint_dir}"
+    ]
     for mount in container.mounts:
-        yield ","
-        word = at_home(mount)
-        yield from word.parts if isinstance(word, Joined) else (word,)
-
-
-def _joined(option: str, word: Word) -> Joined:
-    return Joined((option, *(word.parts if isinstance(word, Joined) else (word,))))
+        mounts += [",", *pieces(at_home(mount))]
+    yield Joined(tuple(mounts))
+    yield "--container-workdir={bundle}"
+    yield from container.options

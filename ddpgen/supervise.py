@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddpgen import slurm as slurm_tier
 from ddpgen.fields import seconds
-from ddpgen.shell import Word
+from ddpgen.shell import Joined, Word, at_home, pieces
 from ddpgen.spec import Checkpoint, HostsJob, JobSpec, Rendezvous, Train
 from ddpgen.spec_sky import SkyJob
 
 if TYPE_CHECKING:
     from fractions import Fraction
+
+    from ddpgen.spec_slurm import SlurmJob
 
 # Variables that a supervisor pins, unless the spec's env has them.
 PINNED = (
@@ -103,6 +106,34 @@ def sky(job: SkyJob, backend: str, store: str, hook: str) -> Supervise:
         tuple(meeting(job)),
         tuple(program(job, backend, store)),
     )
+
+
+def slurm(job: SlurmJob, backend: str, store: str) -> Supervise:
+    """The command of a job on the nodes that Slurm gives it."""
+    return Supervise(
+        (*options(job, backend, store), *_batch(job)),
+        tuple(meeting(job)),
+        tuple(program(job, backend, store)),
+    )
+
+
+def _batch(job: SlurmJob) -> Iterator[Word]:
+    """What the supervisor on the first node of a Slurm job is told."""
+    yield f"--ports={_ports(job.rendezvous.port)}"
+    yield f"--requeues={job.requeues}"
+    yield from _unusual(("restarts", job.restarts, JobSpec.restarts))
+    if job.array is not None:
+        yield "--array"
+    if job.setup:
+        yield "--setup=slurm.setup.sh"
+    container = job.environment.container
+    if container is None:
+        return
+    yield Joined(("--python=", *pieces(at_home(job.python.interpreter))))
+    if job.python.activate or any(slurm_tier.activation(job)) or job.env:
+        yield "--source=slurm.container.sh"
+    yield from (Joined(("--in=", *pieces(word))) for word in slurm_tier.inside(job))
+    yield from (Joined(("--srun=", *pieces(word))) for word in slurm_tier.on_nodes(job))
 
 
 def _ports(first: int) -> str:

@@ -37,9 +37,7 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
                                               it; print the attempt id
        python -m train leash -- COMMAND …     run COMMAND so that it ends with its starter
        python -m train where --head=HOST --port=PORT [--nic=NIC] [--is-head] [--peer=HOST] [--own=HOST]
-                                              print the interface and address to take part by; on
-                                              the head, with --any-port=FROM-TO --hold-for=PID instead
-                                              of --port, also a port that is free and stays so
+                                              print the interface and address to take part by
        python -m train spawn --procs=N --first-rank=N --world-size=N -- COMMAND …
                                               run COMMAND once for each of these ranks
        python -m train notice --stop-file=FILE

@@ -131,17 +131,12 @@ def main_doctor(argv: Sequence[str]) -> int:
 
 
 def main_where(argv: Sequence[str]) -> int:
-    """Print the interface and the IPv4 address by which this host takes part; with --any-port on
-    the head also a free port, which stays free."""
-    from train import nic, reserve
+    """Print the interface and the IPv4 address by which this host takes part."""
+    from train import nic
 
     parser = _parser("where")
     parser.add_argument("--head", required=True, help="name or IPv4 address")
-    ports = parser.add_mutually_exclusive_group(required=True)
-    ports.add_argument("--port", type=_port)
-    ports.add_argument("--any-port", type=_ports, metavar="FROM-TO", help="on the head: find one")
-    parser.add_argument("--start", type=int, default=0, help="where to begin to look for one")
-    parser.add_argument("--hold-for", type=int, metavar="PID", help="keep it while PID lives")
+    parser.add_argument("--port", type=_port, required=True)
     parser.add_argument("--nic", default="", help="the interface; default: by the route")
     parser.add_argument("--is-head", action="store_true")
     parser.add_argument("--peer", default="", help="on the head: another host")
@@ -149,25 +144,16 @@ def main_where(argv: Sequence[str]) -> int:
         "--own", default="", help="how the others reach this host; then doubts are told"
     )
     options = parser.parse_args(argv)
-    if options.any_port and not (options.is_head and options.hold_for):
-        parser.error("--any-port is for the head, which needs --is-head and --hold-for=PID")
-    found = ""
     try:
         name, address = nic.choose(options.head, options.nic, options.is_head, options.peer)
-        if options.any_port:
-            reserved = reserve.reserve(address, options.any_port, options.start)
-            reserve.hold(reserved, options.hold_for)
-            found = f" {reserved.getsockname()[1]}"
-        elif options.is_head:
+        if options.is_head:
             nic.check_port_free(address, options.port)
         towards = options.peer if options.is_head else options.head
         for doubt in nic.doubts(options.own, address, towards) if options.own else ():
             say(f"warning: {doubt}")
     except nic.NetworkError as error:
         return _refuse(str(error))
-    except ProcessLookupError:
-        parser.error(f"--hold-for={options.hold_for}: there is no such process")
-    print(f"{name} {address}{found}")
+    print(f"{name} {address}")
     return 0
 
 
@@ -231,14 +217,6 @@ def _port(text: str) -> int:
     if not 0 < port < 65536:
         raise argparse.ArgumentTypeError(f"{port} is not a port")
     return port
-
-
-def _ports(text: str) -> range:
-    low, _, high = text.partition("-")
-    first, last = _port(low), _port(high or low)
-    if last < first:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of ports")
-    return range(first, last + 1)
 
 
 def _refuse(why: str) -> int:

@@ -22,7 +22,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from typing import Any
 
 from train.errors import TrainError
 from train.layout import steps_on_disk, stop_file
+from train.metrics import say
 from train.scheduler import Scheduled
 from train.status import replace_file
 
@@ -121,6 +121,14 @@ def _replace(directory: Path, judged: Holder | None, mine: Holder) -> bool:
             return False
         _write_lock(directory, mine)
         return True
+
+
+def check_free(directory: Path, scheduler: str) -> None:
+    """Raise HeldByLiveJobError where claim() would, and take nothing. Raises OSError."""
+    await_last_words(directory, scheduler)
+    holder = read_lock(directory)
+    if holder is not None:
+        _check_may_take(directory, holder, scheduler)
 
 
 def check_not_replaced(directory: Path, scheduler: str) -> None:
@@ -364,10 +372,9 @@ def await_last_words(directory: Path, scheduler: str = "") -> None:
         return
     if not is_ending(holder):
         return
-    print(
-        f"ddpgen: the launch script of attempt {holder.attempt} was killed; waiting for its workers "
-        "to write their checkpoint and end",
-        file=sys.stderr,
+    say(
+        f"the launch script of attempt {holder.attempt} was killed; waiting for its workers to write "
+        "their checkpoint and end"
     )
     deadline = time.monotonic() + LAST_WORDS_S
     while _is_running(holder.writer) and time.monotonic() < deadline:
@@ -387,10 +394,9 @@ def await_silence(directory: Path, scheduler: str = "") -> None:
 def _heart_beats(directory: Path, holder: Holder) -> bool:
     """Whether a holder on another machine shows life within the time it may be silent."""
     silence = _silence(holder)
-    print(
-        f"ddpgen: {directory} was held by {holder.host}, attempt {holder.attempt}; looking for up "
-        f"to {silence:g} s whether that is still alive",
-        file=sys.stderr,
+    say(
+        f"{directory} was held by {holder.host}, attempt {holder.attempt}; looking for up to "
+        f"{silence:g} s whether that is still alive"
     )
     return _pulse(directory, holder, silence) is True
 

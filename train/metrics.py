@@ -9,10 +9,13 @@ import contextlib
 import json
 import math
 import os
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any, TextIO
+
+from train.scheduler import VARIABLE
 
 
 class MetricsLog:
@@ -51,8 +54,16 @@ def _plain(value: Any) -> Any:
 def say(message: str, rank: int | None = None) -> None:
     """One line on standard error, with the rank in front where it matters which one speaks."""
     _end_live_line()
-    where = "ddpgen" if rank is None else f"ddpgen rank {rank}"
-    _print(sys.stderr, f"{where}: {message}\n")
+    rank_of = "" if rank is None else f" rank {rank}"
+    _print(sys.stderr, f"ddpgen{_where()}{rank_of}: {message}\n")
+
+
+def _where() -> str:
+    """Time and host, where the lines of many hosts and starts end up in one file."""
+    if not os.environ.get(VARIABLE, "").startswith("slurm "):
+        return ""
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return f" {time.strftime('%Y-%m-%d %H:%M:%S')} {host}"
 
 
 # The progress line in which the terminal's cursor stands; there is one cursor for the process.

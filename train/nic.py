@@ -56,7 +56,8 @@ class Interface:
 
     def prefix(self, address: str) -> int:
         """The length of the network part of `address`; 32 where it is not known."""
-        return dict(zip(self.addresses, self.prefixes, strict=False)).get(address, 32)
+        prefixes = dict(zip(self.addresses, self.prefixes))
+        return prefixes.get(address, 32)
 
 
 def choose(head: str, nic: str = "", is_head: bool = False, peer: str = "") -> tuple[str, str]:
@@ -314,7 +315,8 @@ def interfaces() -> list[Interface]:
     for name, flags, address, mask in entries:
         addresses = found.setdefault(name, (flags, {}))[1]
         if address:
-            addresses.setdefault(address, int.from_bytes(mask, "big").bit_count() or 32)
+            bits = bin(int.from_bytes(mask, "big")).count("1")
+            addresses.setdefault(address, bits or 32)
     return [
         Interface(
             name, bool(flags & _UP), bool(flags & _RUNNING), tuple(known), tuple(known.values())

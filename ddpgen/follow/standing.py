@@ -28,6 +28,7 @@ class Standing:
     stop_asked: bool = False
     slurm_job: str = ""
     lock: Mapping[str, Any] | None = None
+    starts: str = ""
 
     @property
     def of_slurm(self) -> str:
@@ -55,6 +56,7 @@ def read(facts: Mapping[str, str]) -> Standing:
         stop_asked="stop" in facts,
         slurm_job=slurm_job if re.fullmatch("[0-9]+(_[0-9]+)?", slurm_job, re.ASCII) else "",
         lock=_mapping(facts.get("lock", "")),
+        starts=_starts(_mapping(facts.get("slurm-starts", "")) or {}),
     )
 
 
@@ -69,6 +71,8 @@ def words(found: Standing, runs: bool | None) -> list[str]:
         lines.append(_progress(found))
     newest = "none" if found.newest is None else f"step {found.newest}"
     lines.append(f"newest checkpoint: {newest}")
+    if found.starts and found.of_slurm:
+        lines.append(found.starts)
     if found.stop_asked and runs is not False:
         lines.append("a stop has been asked for: after the current step")
     return lines
@@ -113,3 +117,19 @@ def _mapping(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _starts(kept: Mapping[str, Any]) -> str:
+    """How often a job of Slurm has come back, and why; "" for one that has not. Anybody may have written it."""
+    try:
+        crashes = sum(ended == "crash" for _, _, ended in kept["starts"])
+        requeues = int(kept["starts"][-1][0]) - crashes
+        most, most_crashes = int(kept["requeues"]), int(kept["restarts"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return ""
+    if requeues < 0 or not requeues + crashes:
+        return ""
+    return (
+        f"come back {requeues} of at most {most} times because of Slurm, "
+        f"{crashes} of at most {most_crashes} times after a crash"
+    )

@@ -112,6 +112,7 @@ fact there yes
 fact newest "$newest"
 fact status "$(first_line "$directory/status")"
 fact slurm-job "$(first_line "$directory/slurm-job")"
+fact slurm-starts "$(first_line "$directory/slurm-starts")"
 fact lock "$(tr '\n' ' ' 2>/dev/null <"$directory/lock")"
 fact row "$(tail -c 65536 -- "$directory/metrics.jsonl" 2>/dev/null | grep '^{"kind": "step"' | tail -n 1)"
 fact now "$(date +%s)"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen import rules, slurm
-from ddpgen.plan import LaunchPlan, below_home
+from ddpgen.plan import LaunchPlan
 from ddpgen.render import Renderer
 from ddpgen.rules import Conflict
 from ddpgen.spec import JobSpec
@@ -83,35 +83,47 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
         if path and not path.startswith(("/", "~")):
             what = f'"{path}" is another place on every node'
             yield Conflict((f"environment.{name}",), what, "write ~/path or /path")
-    for i, line in enumerate(job.setup):
-        if "DDPGEN_ACTIVATE" in line:
-            what = "holds DDPGEN_ACTIVATE, the word that ends these lines in the script"
-            yield Conflict((f"setup[{i}]", "setup"), what, "take another word")
 
 
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
-    """slurm.sbatch."""
+    """slurm.sbatch, and what it sources on the first node and on all of them."""
     assert plan.slurm is not None
     values = {**vars(plan), **vars(plan.slurm), **_made(plan)}
-    text = renderer.render("slurm.sbatch.j2", values)
-    start = "sbatch {bundle}/slurm.sbatch"
-    return [Artefact("slurm.sbatch", text, start)]
+    artefacts = [
+        Artefact(
+            "slurm.sbatch",
+            renderer.render("slurm.sbatch.j2", values),
+            "sbatch {bundle}/slurm.sbatch",
+        )
+    ]
+
+    def add(name: str, template: str, lines: tuple[str, ...]) -> None:
+        inside = {
+            **values,
+            "activate": lines,
+            "activation": "slurm.container.activate.sh",
+            "script": name,
+        }
+        artefacts.append(Artefact(name, renderer.render(template, inside), executable=False))
+
+    batch = plan.slurm
+    if batch.activation:
+        add("slurm.activate.sh", "activate.sh.j2", batch.activation)
+    if batch.setup:
+        add("slurm.setup.sh", "setup.sh.j2", batch.setup)
+    if batch.contained or (batch.contained is not None and plan.env):
+        add("slurm.container.sh", "container.sh.j2", batch.contained)
+        if batch.contained:
+            add("slurm.container.activate.sh", "activate.sh.j2", batch.contained)
+    return artefacts
 
 
 def _made(plan: LaunchPlan) -> dict[str, Any]:
     batch = plan.slurm
     assert batch is not None
     nodes = f"{batch.least} to {batch.most}" if batch.least < batch.most else f"{batch.most}"
+    python = "python3" if batch.contained is not None else plan.interpreter
     return {
         "counted": f"{nodes} node(s), {batch.procs} process(es) on each",
-        "starts": batch.requeues + 1,
-        "hosts": True,
-        "without_torchrun": batch.launcher == "env",
-        "contained": bool(batch.inside) and not batch.on_nodes,
-        "needs_home": below_home(
-            plan.interpreter, plan.checkpoint_dir, *batch.inside, *batch.on_nodes
-        ),
-        "script": "slurm.sbatch",
-        "up": "",
-        "below": "",
+        "batch_python": python,
     }

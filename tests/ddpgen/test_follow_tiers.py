@@ -272,6 +272,17 @@ def test_what_a_stranger_puts_into_the_directory_does_no_harm(
     assert standing.read(facts) == expected
 
 
+def test_how_often_a_job_of_slurm_has_come_back() -> None:
+    begun = [[0, 0, "requeue"], [1, 20, "crash"], [2, 20, "requeue"], [3, 40, ""]]
+    kept = {"job": "7", "requeues": 6, "restarts": 3, "starts": begun}
+    facts = {"there": "yes", "status": "running slurm.7.3 40", "slurm-starts": json.dumps(kept)}
+    told = "come back 2 of at most 6 times because of Slurm, 1 of at most 3 times after a crash"
+    assert told in standing.words(standing.read(facts), True)
+    for spoilt in ({**kept, "starts": [[0, 0, ""]]}, {**kept, "starts": 5}, {"starts": []}, []):
+        found = standing.read({**facts, "slurm-starts": json.dumps(spoilt)})
+        assert found.starts == ""
+
+
 def test_a_pace_needs_steps_and_a_write_of_one_start() -> None:
     def row(kind: str, when: float, generation: int = 1) -> str:
         return json.dumps({"kind": kind, "time": when, "attempt": "a", "generation": generation})

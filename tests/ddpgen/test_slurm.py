@@ -15,7 +15,7 @@ import pytest
 
 from ddpgen.plan import LaunchPlan, plan
 from ddpgen.reader import read
-from ddpgen.shell import directive, quote
+from ddpgen.shell import directive, quote, sections
 from ddpgen.tables import as_json, as_text
 from tests.ddpgen.conftest import GPT as SMALL
 from tests.ddpgen.conftest import ROOT, Run
@@ -142,7 +142,6 @@ def test_gpus_are_not_asked_for_where_the_site_gives_whole_nodes() -> None:
         ("environment: {venv: b}", '"b" is another place on every node'),
         ("environment: {venv: ~you/b}", "is the home of another user"),
         ("environment: {modules: 'a; rm -rf x'}", "write a module's name"),
-        ("setup: [DDPGEN_ACTIVATE]", "holds DDPGEN_ACTIVATE"),
         ("checkpoint: {shared: false}", "they have to find its checkpoints"),
         ("nodes: 2, nic: lo", "loopback leads every node to itself"),
         (
@@ -207,146 +206,94 @@ def test_scripts_are_clean_bash(name: str, script: Callable[..., str], tmp_path:
     assert (done.returncode, done.stdout) == (0, "")
     younger = (r"\bmapfile\b", r"\breadarray\b", r"declare -A", r"\$\{\w+@", r"\bwait -n\b", "&>>")
     assert not [pattern for pattern in younger if re.search(pattern, path.read_text())]
+    assert max(map(len, path.read_text().splitlines())) <= 110
 
 
-def test_a_stop_file_is_made_once_and_never_in_place_of_the_users(
-    script: Callable[..., str], tmp_path: Path
-) -> None:
-    made = re.search(r"(?ms)^make_stop_file\(\) \{.*?^\}$", script())
-    assert made is not None
-    words = f'{made[0]}\njob=7 restart=0\nmake_stop_file "$1" "$2"'
-
-    def stop(why: str, directory: Path) -> int:
-        return subprocess.run(["bash", "-euc", words, "-", why, str(directory)]).returncode
-
-    assert stop("TERM", tmp_path / "away") == 1
-    for name, before in (("first", None), ("user", "")):
-        place = tmp_path / name
-        place.mkdir()
-        if before is not None:
-            (place / "stop").write_text(before)
-        inode = os.stat(place / "stop").st_ino if before is not None else 0
-        assert [stop("TERM", place), stop("USR1", place)] == [0, 0]
-        assert (place / "stop").read_text() == ("slurm 7 0 TERM\n" if before is None else "")
-        assert inode in (0, os.stat(place / "stop").st_ino)
-        assert os.listdir(place) == ["stop"]
+@pytest.mark.parametrize("name", ["cluster", "cluster_gpu"])
+def test_a_script_is_a_page_whatever_the_number_of_nodes(name: str) -> None:
+    assert len((ROOT / f"tests/golden/{name}.slurm.sbatch").read_text().splitlines()) <= 65
 
 
-@pytest.mark.parametrize(
-    ("preempted", "fate"),
-    [("13:05:08", "ended"), ("13:05:07", "ended"), ("13:05:06", "over"), (None, "over")],
-)
-def test_a_preemption_of_this_start_is_told_from_scancel_and_from_an_earlier_start(
-    script: Callable[..., str], preempted: str | None, fate: str
-) -> None:
-    found = re.search(r"(?ms)^fate\(\) \{.*?^\}$", script())
-    assert found is not None
-    at = f"2026-11-22T{preempted}" if preempted else "None"
-    shown = (
-        "JobId=7 JobState=COMPLETING Reason=None Restarts=0\n"
-        "   StartTime=2026-11-22T13:05:07 EndTime=2026-11-22T13:06:00\n"
-        f"   PreemptEligibleTime=2026-11-22T13:05:07 PreemptTime={at}\n"
-    )
-    stub = 'job=7 restart=0 term_at=1 answer=$1\nscontrol() { printf %s "$answer"; }'
-    words = f"{found[0]}\n{stub}\nfate"
-    done = subprocess.run(["bash", "-euc", words, "-", shown], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == (f"{fate}\n", "")
-
-
-@pytest.mark.parametrize(
-    ("shown", "patience"),
-    [
-        ("KillWait = 30 sec", "22"),
-        ("KillWait = 17 sec", "9"),
-        ("KillWait = 12 sec", "6"),
-        ("", "22"),
-    ],
-)
-def test_there_is_time_for_the_last_act_before_slurm_kills(
-    script: Callable[..., str], shown: str, patience: str
-) -> None:
-    found = re.search(r"(?ms)^patience\(\) \{.*?^\}$", script())
-    assert found is not None
-    words = f'answer=$1\nscontrol() {{ echo "$answer"; }}\n{found[0]}\npatience'
-    done = subprocess.run(["bash", "-euc", words, "-", shown], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == (f"{patience}\n", "")
-
-
-@pytest.mark.parametrize(
-    ("ended", "comes", "says"),
-    [("69", "", "gone 69"), ("69 143", "", "gone 69"), ("69 143", "TERM", "back 69"),
-     ("69 1", "TERM", "gone 69"), ("130", "TERM", "back 130")],
-)  # fmt: skip
-def test_what_a_signal_has_ended_is_no_fault_though_the_scripts_own_is_a_moment_behind(
-    script: Callable[..., str], ended: str, comes: str, says: str
-) -> None:
-    found = re.search(r"(?ms)^cannot\(\) \{.*?^\}$", script())
-    assert found is not None
-    stubs = f"asked=\nsleep() {{ asked={comes}; }}\ncome_back() {{ echo back $2; exit; }}\n"
-    words = f"{stubs}good_bye() {{ echo gone $1; exit; }}\n{found[0]}\ncannot {ended}"
-    done = subprocess.run(["bash", "-euc", words], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == (f"{says}\n", "")
-
-
-def test_checkpoints_that_were_set_aside_are_none(
-    script: Callable[..., str], tmp_path: Path
-) -> None:
-    found = re.search(r"(?ms)^newest_step\(\) \{.*?^\}$", script())
-    assert found is not None
-
-    def newest() -> str:
-        words = f'{found[0]}\ncheckpoint_dir=$1\nnewest=$(newest_step)\necho "$newest"'
-        done = subprocess.run(
-            ["bash", "-euc", words, "-", str(tmp_path)], capture_output=True, text=True
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout.strip()
-
-    assert newest() == "0"
-    for name in ("step-000000008", "step-000000040.corrupt", "step-000000050.corrupt-2"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "checkpoint.json").touch()
-    (tmp_path / "step-000000060").mkdir()  # one that is being removed
-    assert newest() == "8"
-
-
-def test_containers_get_the_bundle_the_checkpoints_and_what_is_mounted(
-    script: Callable[..., str],
-) -> None:
-    text = script("gpus_per_node: 2, environment: {container: {image: ~/i.sif, mounts: /data}}")
-    inside = text.partition("inside=(\n")[2].partition("\n)")[0].split()
-    assert inside == [
-        "apptainer", "exec", "--nv", '--bind="$bundle"', '--bind="$checkpoint_dir"', "--bind=/data",
-        '--pwd="$bundle"', '"$HOME"/i.sif',
-    ]  # fmt: skip
-    text = script("environment: {container: {image: a/b:1, runtime: pyxis, mounts: ['~/x:/x']}}")
-    assert "--container-image=a/b:1 \\\n" in text
-    mounts = '"$bundle":"$bundle","$checkpoint_dir":"$checkpoint_dir","$HOME"/x:/x'
-    assert f"--container-mounts={mounts} \\\n" in text.replace("':'", ":").replace("','", ",")
-
-
-def test_activation_lines_run_in_the_container_and_modules_outside_of_it() -> None:
-    batch = planned(
-        "environment: {modules: m, conda: c, container: i.sif}", "python: {activate: a}\n"
-    )
-    assert batch.slurm is not None
-    assert batch.slurm.activate_batch[-1:] == ("module load m",)
-    assert batch.activate == (
-        '. "$(conda info --base)/etc/profile.d/conda.sh"', "conda activate c", "a",
+def words(slurm: str = "", top: str = "") -> list[str]:
+    """What the batch script becomes, as bash reads it."""
+    command = sections(planned(slurm, top).supervise)
+    done = subprocess.run(
+        ["bash", "-c", f'HOME=/home/me; printf "%s\\0" {command}'],
+        capture_output=True, text=True, check=True,
     )  # fmt: skip
-    plain = planned("environment: {modules: m, venv: ~/v}")
-    assert plain.slurm is not None
-    assert plain.slurm.activate_batch == plain.activate
-    assert plain.activate[-1] == '. "$HOME"/v/bin/activate'
+    return done.stdout.split("\0")[:-1]
 
 
-def test_torchrun_meets_at_what_the_batch_script_has_found() -> None:
-    words = " ".join(str(word) for word in planned("nodes: 2").torchrun)
-    assert "--rdzv-backend=c10d" in words
-    assert "'head_address'" in words
-    assert "'port'" in words
-    assert "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT" in words
-    assert "--elastic" not in words
+def test_what_equals_the_runtimes_default_is_left_out() -> None:
+    assert words() == [
+        "--job=gpt", "--checkpoint-dir=../checkpoints/gpt", "--procs=2", "--ports=29500-30499",
+        "--requeues=20", "--",
+        "torchrun", "--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint={head}:{port}",
+        "--rdzv-id={launch}", "--rdzv-conf=is_host={is_head},join_timeout=120",
+        "--local-addr={address}", "--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.1",
+        "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT", "--",
+        "run", "--workload=gpt", "--steps=300", "--global-batch-size=16", "--micro-batch-size=1",
+        "--backend=gloo", "--world-size={world_size}", "--checkpoint-dir={checkpoint_dir}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("slurm", "said"),
+    [
+        ("requeues: 5", ["--requeues=5"]),
+        ("restarts: 1", ["--restarts=1", "--max-restarts=1"]),
+        ("array: 0-3", ["--array"]),
+        ("rendezvous: {timeout: 60s, port: 65000}", ["--timeout=60s", "--ports=65000-65535"]),
+        ("setup: [a]", ["--setup=slurm.setup.sh"]),
+        ("rendezvous: {launcher: env}", ["spawn", "--first-rank={first_rank}", "--procs=2"]),
+        (
+            "rendezvous: {launcher: torchrun-static}",
+            ["--master-addr={head}", "--master-port={port}", "--max-restarts=0"],
+        ),
+        (
+            "gpus_per_node: 2, environment: {container: {image: ~/i.sif, mounts: /data}}",
+            [
+                "--python=python3", "--in=apptainer", "--in=exec", "--in=--nv", "--in=--bind={bundle}",
+                "--in=--bind={checkpoint_dir}", "--in=--bind=/data", "--in=--pwd={bundle}",
+                "--in=/home/me/i.sif",
+            ],
+        ),
+        (
+            "environment: {container: {image: a/b:1, runtime: pyxis, mounts: ['~/x:/x']}}",
+            [
+                "--srun=--container-image=a/b:1",
+                "--srun=--container-mounts={bundle}:{bundle},{checkpoint_dir}:{checkpoint_dir},"
+                "/home/me/x:/x",
+                "--srun=--container-workdir={bundle}",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_supervisor_and_the_launcher_are_told(slurm: str, said: list[str]) -> None:
+    told = words(slurm)
+    assert [word for word in said if word not in told] == []
+
+
+def test_the_lines_of_an_environment_have_files_of_their_own(run: Run, tmp_path: Path) -> None:
+    def files(slurm: str, top: str = "") -> dict[str, str]:
+        (tmp_path / "job.yaml").write_text(f"{GPT}{top}\ntargets:\n  slurm: {{{slurm}}}\n")
+        outcome = run("render", "job.yaml", "--target", "slurm")
+        assert outcome.code == 0, outcome.err
+        found = (tmp_path / "build/gpt").glob("slurm.*.sh")
+        return {path.name: path.read_text() for path in sorted(found)}
+
+    assert files("") == {}
+    plain = files("environment: {modules: m, venv: ~/v}, setup: [b]", "python: {activate: a}\n")
+    assert list(plain) == ["slurm.activate.sh", "slurm.setup.sh"]
+    lines = plain["slurm.activate.sh"].splitlines()[-3:]
+    assert lines == ["module load m", '. "$HOME"/v/bin/activate', "a"]
+    assert plain["slurm.setup.sh"].splitlines()[-1] == "b"
+    # In a container the modules are the node's, and the rest is the container's.
+    inside = files("environment: {modules: m, conda: c, container: i.sif}", "env: {A: b}\n")
+    assert inside["slurm.activate.sh"].splitlines()[-1] == "module load m"
+    assert inside["slurm.container.activate.sh"].splitlines()[-1] == "conda activate c"
+    assert "export A=b\n" in inside["slurm.container.sh"]
+    assert "slurm.container.activate.sh\n" in inside["slurm.container.sh"]
 
 
 def test_the_plan_adds_up_the_time(run: Run, tmp_path: Path) -> None:

@@ -29,4 +29,4 @@ exec python3 -m train supervise host --me=node3 \
     --nproc-per-node=1 --max-restarts=1000 --monitor-interval=0.1 -- \
   run --workload=toy --steps=5000 --global-batch-size=48 --micro-batch-size=8 --optimizer=sgd \
     --lr=0.05 --log-every=100 --backend=gloo --collective-timeout=30s --checkpoint-every='20 steps' \
-    --checkpoint-dir={checkpoint_dir} --elastic -- "$@"
+    --elastic --checkpoint-dir={checkpoint_dir} -- "$@"

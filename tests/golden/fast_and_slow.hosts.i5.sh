@@ -25,6 +25,6 @@ type -P -- python3 >/dev/null || {
 exec python3 -m train supervise host --me=i5 \
   --job=fast_and_slow --checkpoint-dir=../checkpoints/fast_and_slow --nic=eth0 -- \
   spawn --procs=1 --first-rank={first_rank} --world-size={world_size} --node-rank={node_rank} -- \
-  run --workload=toy --steps=200 --global-batch-size=64 --micro-batch-size=8 --optimizer=sgd --lr=0.1 \
-    --log-every=20 --backend=gloo --checkpoint-every='20 steps' --checkpoint-dir={checkpoint_dir} \
-    --world-size={world_size} -- "$@"
+  run --workload=toy --steps=200 --global-batch-size=64 --micro-batch-size=8 --optimizer=sgd \
+    --lr=0.1 --log-every=20 --backend=gloo --world-size={world_size} --checkpoint-every='20 steps' \
+    --checkpoint-dir={checkpoint_dir} -- "$@"

@@ -26,5 +26,5 @@ exec python3 -m train supervise local \
   torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=3 \
     --monitor-interval=0.1 -- \
   run --workload=gpt --steps=2 --global-batch-size=4 --micro-batch-size=1 --lr=0.0006 \
-    --schedule=cosine --grad-clip=1.0 --precision=bf16 --backend=gloo --checkpoint-dir={checkpoint_dir} \
-    --arg=depth=12 --arg=heads=12 --arg=seq_len=1024 --arg=width=768 -- "$@"
+    --schedule=cosine --grad-clip=1.0 --precision=bf16 --backend=gloo \
+    --checkpoint-dir={checkpoint_dir} --arg=depth=12 --arg=heads=12 --arg=seq_len=1024 --arg=width=768 -- "$@"

@@ -26,6 +26,6 @@ exec python3 -m train supervise host --me=vm3 \
   --job=three_vms --checkpoint-dir=../checkpoints/three_vms --nic=enp1s0 -- \
   torchrun --nnodes={nodes} --node-rank={node_rank} --master-addr={head} --master-port={port} \
     --local-addr={address} --nproc-per-node=2 --max-restarts=0 --monitor-interval=0.1 -- \
-  run --workload=toy --steps=200 --global-batch-size=96 --micro-batch-size=8 --optimizer=sgd --lr=0.1 \
-    --log-every=20 --backend=gloo --checkpoint-every='20 steps' --checkpoint-dir={checkpoint_dir} \
-    --world-size={world_size} -- "$@"
+  run --workload=toy --steps=200 --global-batch-size=96 --micro-batch-size=8 --optimizer=sgd \
+    --lr=0.1 --log-every=20 --backend=gloo --world-size={world_size} --checkpoint-every='20 steps' \
+    --checkpoint-dir={checkpoint_dir} -- "$@"

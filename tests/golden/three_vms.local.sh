@@ -25,5 +25,6 @@ exec python3 -m train supervise local \
   --job=three_vms --checkpoint-dir=../checkpoints/three_vms --procs=2 -- \
   torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=3 \
     --monitor-interval=0.1 -- \
-  run --workload=toy --steps=200 --global-batch-size=96 --micro-batch-size=8 --optimizer=sgd --lr=0.1 \
-    --log-every=20 --backend=gloo --checkpoint-every='20 steps' --checkpoint-dir={checkpoint_dir} -- "$@"
+  run --workload=toy --steps=200 --global-batch-size=96 --micro-batch-size=8 --optimizer=sgd \
+    --lr=0.1 --log-every=20 --backend=gloo --checkpoint-every='20 steps' \
+    --checkpoint-dir={checkpoint_dir} -- "$@"

@@ -25,6 +25,6 @@ exec python3 -m train supervise local \
   --job=toy --checkpoint-dir=../checkpoints/toy --procs=2 -- \
   torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=3 \
     --monitor-interval=0.1 -- \
-  run --workload=toy --steps=200 --global-batch-size=64 --micro-batch-size=16 --optimizer=sgd --lr=0.1 \
-    --eval-every=100 --log-every=20 --backend=gloo --checkpoint-every='50 steps' \
+  run --workload=toy --steps=200 --global-batch-size=64 --micro-batch-size=16 --optimizer=sgd \
+    --lr=0.1 --eval-every=100 --log-every=20 --backend=gloo --checkpoint-every='50 steps' \
     --checkpoint-dir={checkpoint_dir} -- "$@"

@@ -27,6 +27,6 @@ exec python3 -m train supervise host --me=laptop \
   torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint={head}:{port} --rdzv-id={launch} \
     --rdzv-conf=is_host={is_head},join_timeout=120 --local-addr={address} --nproc-per-node=2 \
     --max-restarts=3 --monitor-interval=0.1 -- \
-  run --workload=toy --steps=200 --global-batch-size=64 --micro-batch-size=8 --optimizer=sgd --lr=0.1 \
-    --log-every=20 --backend=gloo --checkpoint-every='20 steps' --checkpoint-dir={checkpoint_dir} \
-    --world-size={world_size} -- "$@"
+  run --workload=toy --steps=200 --global-batch-size=64 --micro-batch-size=8 --optimizer=sgd \
+    --lr=0.1 --log-every=20 --backend=gloo --world-size={world_size} --checkpoint-every='20 steps' \
+    --checkpoint-dir={checkpoint_dir} -- "$@"

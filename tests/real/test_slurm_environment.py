@@ -107,7 +107,7 @@ def looked_at(cluster: Slurm, name: str, **tier: Any) -> tuple[tuple[str, str], 
             },
             [
                 "--bind=/etc",
-                "--nv /shared/image.sif bash /shared/in-container/bundle/slurm.sbatch --on-node",
+                "--nv /shared/image.sif bash -c",
             ],
         ),
     ],
@@ -125,16 +125,16 @@ def test_an_environment_is_entered_on_every_node(
 @pytest.mark.parametrize(
     ("name", "tier", "said"),
     [
-        ("nothing", {}, "there is no Python called python-here on node1"),
+        ("nothing", {}, "node1: there is no Python called python-here (PATH="),
         (
             "lost",
             {"environment": {"venv": "/nowhere"}},
-            "the environment of the spec failed at: . /nowhere/bin/activate",
+            "slurm.activate.sh . /nowhere/bin/activate",
         ),
         (
             "unknown",
             {"environment": {"modules": ["nowhere/1"], "venv": "/shared/venv"}},
-            "the environment of the spec failed at: ",
+            "the environment failed: 1 slurm.activate.sh line 3: ",
         ),
         (
             "empty",

@@ -150,7 +150,7 @@ def workers(node: Machine) -> list[int]:
 
 def script(node: Machine) -> int:
     """What srun started there."""
-    found = [each.pid for each in node.processes() if "--on-node" in each.command]
+    found = [each.pid for each in node.processes() if "slurm-node" in each.command]
     return next(pid for pid in found if processes.program(processes.parent(pid)) == "slurmstepd")
 
 

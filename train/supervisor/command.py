@@ -16,33 +16,47 @@ from train.supervisor.events import Events, Signal
 # A signal that the artefact's shell has noticed before it became this process: its name.
 _NOTICED = "DDPGEN_SIGNAL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Slurm sends USR1 before a time limit; its batch script has them ignored while it becomes this process.
+_SLURMS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def main(argv: Sequence[str]) -> int:
     """Supervise one launch; the exit code."""
-    events = Events(_SIGNALS)  # first: from here on a signal is heard, and ends nothing by itself
+    # First: from here on a signal is heard, and ends nothing by itself.
+    scheduled = "".join(argv[:1]).startswith("slurm")
+    events = Events(_SLURMS if scheduled else _SIGNALS, even_ignored=scheduled)
     if noticed := os.environ.pop(_NOTICED, ""):
         events.inject(Signal(noticed))
     return _supervise(argv, events)
 
 
 def _supervise(argv: Sequence[str], events: Events) -> int:
-    from train.supervisor import words
+    from train.supervisor import slurm, words
     from train.supervisor.hosts import Hosts
     from train.supervisor.local import Local
     from train.supervisor.refusal import EXIT_USAGE
     from train.supervisor.sky import Sky
+    from train.supervisor.slurm_node import SlurmNode
     from train.supervisor.supervisor import Supervisor, add_options
 
-    tiers: Mapping[str, type[Local | Hosts | Sky]] = {"local": Local, "host": Hosts, "sky": Sky}
+    tiers: Mapping[str, type[Local | Hosts | Sky | SlurmNode]] = {
+        "local": Local,
+        "host": Hosts,
+        "sky": Sky,
+        "slurm-node": SlurmNode,
+    }
     try:
         command = words.split(argv)
     except ValueError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
     parser = argparse.ArgumentParser(prog="python -m train supervise", allow_abbrev=False)
-    parser.add_argument("tier", choices=tiers)
+    parser.add_argument("tier", choices=(*tiers, "slurm"))
     add_options(parser)
+    if command.options[0] == "slurm":
+        slurm.add_options(parser)
+        command = words.take_leading(command, ("--preflight",))
+        return slurm.Slurm(parser.parse_args(command.options), command, events).run()
     tier = tiers.get(command.options[0], Local)
     tier.add_options(parser)
     command = words.take_leading(command, tier.leading)

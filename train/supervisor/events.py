@@ -63,9 +63,15 @@ class Events:
     """The events of this process, in the order in which they are noticed. Used by the main thread alone."""
 
     def __init__(
-        self, signals: Iterable[signal.Signals], clock: Callable[[], float] = time.monotonic
+        self,
+        signals: Iterable[signal.Signals],
+        even_ignored: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Listen to `signals`, but for those that whoever started this process has it ignore."""
+        """Listen to `signals`, but for those that whoever started this process has it ignore.
+
+        `even_ignored`: to those as well; a shell has them ignored while it becomes this process.
+        """
         self._clock = clock
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
@@ -78,7 +84,8 @@ class Events:
         self._pending: list[Event] = []
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for signum in (*signals, signal.SIGCHLD):
-            if signal.getsignal(signum) is not signal.SIG_IGN or signum is signal.SIGCHLD:
+            heard = even_ignored or signum is signal.SIGCHLD
+            if heard or signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, _noticed)
 
     def run_in_thread(self, work: Callable[[], Any]) -> None:

@@ -42,9 +42,13 @@ class Workers:
             preexec_fn=prepare,  # noqa: PLW1509 - only the main thread forks, and no other has begun
         )
         self.pid = self._process.pid
+        self._ignores_term = signal.SIGTERM in ignored
 
     def end(self) -> None:
-        """Ask the launcher to end its processes."""
+        """Ask the launcher to end its processes; one that does not hear it is killed."""
+        if self._ignores_term:
+            self.kill()
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
 

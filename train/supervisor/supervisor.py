@@ -14,6 +14,7 @@ import io
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +34,16 @@ from train.status import read_status
 from train.supervisor import directory, stopfile, words
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.environment import Pin, for_workers, pins
-from train.supervisor.events import Event, Events, Exit, Result, Signal
+from train.supervisor.events import Due, Event, Events, Exit, Result, Signal
 from train.supervisor.processes import Workers
 from train.supervisor.refusal import EXIT_USAGE, Refusal
 from train.supervisor.words import Command
 
 _NAMED = 8  # of many hosts, so many are named in a line
+
+
+# Between a child that a signal has ended, and that signal here.
+_LATE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,10 @@ class Tier(Protocol):
     def at_end(self, end: End) -> Outcome:
         """What the end of the workers means."""
 
+    def report(self, outcome: Outcome) -> None:
+        """The end is known, and is told to whoever has to know it beside the terminal."""
+        return
+
 
 class NotBegunError(Exception):
     """A signal came before the workers were started."""
@@ -145,6 +154,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"
     )
+    add("--setup", default="", help="a file of bash, run once in the environment before all else")
     add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
     add("--preflight", action="store_true", help="only check whether the job can start")
     add("--driven", action="store_true", help="all hosts speak on one terminal, by hosts/run.sh")
@@ -172,6 +182,7 @@ class Supervisor:
             outcome = self._tier.not_begun(str(stop))
         for line in outcome.lines:
             say(line)
+        self._tier.report(outcome)
         return outcome.code
 
     def _run(self) -> Outcome:
@@ -179,6 +190,8 @@ class Supervisor:
         check_arguments(self._command)
         self.member = member = self._beside(self._tier.membership)
         self.checkpoint_dir = directory.of(self._options.checkpoint_dir, member.part)
+        if self._options.setup:
+            self._set_up(self._options.setup)
         if member.is_head and len(member.roster) > 1:
             say(f"{member.me} is the head, at {member.meets_at}; expecting {member.others}")
         only = self._options.preflight
@@ -207,6 +220,29 @@ class Supervisor:
                 say(f"{event.name}: stopping before the training begins")
                 raise NotBegunError(event.name)
             self._tier.on_event(event)
+
+    def _set_up(self, lines: str) -> None:
+        """Run the spec's setup. Raises Refusal, NotBegunError."""
+        words = ("bash", "-euo", "pipefail", lines)
+        child = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+        self._events.watch_child(child.pid)
+        failed = Refusal(EXIT_UNAVAILABLE, "setup of the spec failed; its words are above")
+        while True:
+            event = self._events.next()
+            if isinstance(event, Signal):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGTERM)
+                raise NotBegunError(event.name)
+            if isinstance(event, Exit):
+                child.returncode = event.code
+                if event.code == 0:
+                    return
+                if event.code <= 128:
+                    raise failed
+                # Who signals one process after the other may not have come to this one yet.
+                self._events.set_alarm("late", _LATE_S)
+            if isinstance(event, Due):
+                raise failed
 
     # --- before the workers -----------------------------------------------------------------------
 
@@ -270,7 +306,8 @@ class Supervisor:
     def _start(self, nic: str, address: str, head: str, kept: Sequence[int]) -> None:
         pinned = [pin for pin in self._pins(nic) if pin.name not in self._options.keep]
         command = words.workers(self._command, self._values(address, head))
-        self._tell(pinned, command)
+        if self.member.is_head or not self._tier.scheduler:  # one log for all hosts: once is enough
+            self._tell(pinned, command)
         try:
             environment = for_workers(os.environ, pinned, self._launch_environment(head))
             self._workers = Workers(command, environment, kept, self._tier.ignored)

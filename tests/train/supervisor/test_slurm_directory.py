@@ -1,0 +1,219 @@
+"""What a start of a Slurm job may touch in a checkpoint directory, and when."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from train import lock
+from train.status import Status, read_status, write_status
+from train.supervisor.refusal import Refusal
+from train.supervisor.slurm_decision import CRASH, Begun, Failure
+from train.supervisor.slurm_directory import Directory, checkpoint_directory
+from train.supervisor.slurm_job import Controller
+
+
+class Queue(Controller):
+    """squeue, as a table: a job that is not in it is not known."""
+
+    def __init__(self, states: Mapping[str, str]) -> None:
+        super().__init__("7")
+        self._states = states
+
+    def state_of(self, other: str, say: object) -> str | None:
+        return self._states.get(other)
+
+
+def mine(place: Path, restart: int = 0, job: str = "7") -> Directory:
+    return Directory(place, job, job, restart, "here")
+
+
+def bundle_of(place: Path, job: str) -> Path:
+    copy = place / f"bundle-{job}"
+    copy.mkdir()
+    (copy / "bundle.json").touch()
+    return copy
+
+
+def files(place: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(place)): path.read_bytes()
+        for path in place.rglob("*")
+        if path.is_file() and not path.name.endswith(".guard")
+    }
+
+
+@pytest.mark.parametrize(
+    ("on_file", "state", "said"),
+    [
+        ("5 0 here", "RUNNING", "belongs to Slurm job 5, which is RUNNING; wait for it, end it"),
+        ("5 2 here", "PENDING", "belongs to Slurm job 5, which is PENDING"),
+        ("5_1 2", "NODE_FAIL", "belongs to Slurm job 5_1, which is NODE_FAIL"),
+        ("5 0 here", "", "belongs to Slurm job 5, which is unknown"),  # squeue does not answer
+        (
+            "5 0 there",
+            "COMPLETED",
+            "belongs to Slurm job 5 of the cluster there; if it is over, rm ",
+        ),
+    ],
+)
+def test_a_refused_job_touches_nothing(tmp_path: Path, on_file: str, state: str, said: str) -> None:
+    write_status(tmp_path, Status("running", "slurm.5.0", 10))
+    (tmp_path / "slurm-job").write_text(f"{on_file}\n")
+    (tmp_path / "stop").touch()
+    bundle_of(tmp_path, "5")
+    before = files(tmp_path)
+    directory = mine(tmp_path)
+    with pytest.raises(Refusal, match=said) as refused:
+        directory.take(Queue({on_file.split(maxsplit=1)[0]: state}))
+    directory.release()
+    assert refused.value.code == 69
+    assert files(tmp_path) == before
+
+
+def test_a_live_job_that_slurm_has_not_started_is_not_disturbed(tmp_path: Path) -> None:
+    lock.claim(tmp_path, "local", os.getpid())
+    before = files(tmp_path)
+    with pytest.raises(Refusal, match=r"in use by job 'local'.*\(DIR004\)"):
+        mine(tmp_path).take(Queue({}))
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", None])
+def test_what_a_job_that_is_over_has_left_is_taken_and_given_back(
+    tmp_path: Path, state: str | None
+) -> None:
+    (tmp_path / "slurm-job").write_text("5 0 here\n")
+    mine(tmp_path).take(Queue({"5": state} if state else {}))
+    assert (tmp_path / "slurm-job").read_text() == "7 0 here\n"
+    later = mine(tmp_path, restart=1)
+    later.take(Queue({}))
+    mine(tmp_path).release()  # an earlier start that ends late
+    assert later.is_ours
+    assert mine(tmp_path).is_replaced()
+    bundle_of(tmp_path, "7")
+    before = os.getcwd()
+    later.release()
+    os.chdir(before)
+    assert files(tmp_path) == {}
+
+
+def test_only_what_is_provably_ours_and_over_is_removed(tmp_path: Path) -> None:
+    for job in ("3", "4", "5", "7"):
+        bundle_of(tmp_path, job)
+    for other in ("bundle-of-papers", "bundle-6"):  # the second one without a bundle.json
+        (tmp_path / other).mkdir()
+        (tmp_path / other / "paper.pdf").touch()
+    mine(tmp_path, restart=1).remove_old_snapshots(Queue({"4": "PENDING", "5": ""}))
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["bundle-4", "bundle-5", "bundle-6", "bundle-7", "bundle-of-papers"]
+    # A job that had this number before.
+    mine(tmp_path).remove_old_snapshots(Queue({"4": "PENDING", "5": ""}))
+    assert not (tmp_path / "bundle-7").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "restart", "age", "obeyed"),
+    [
+        ("", 0, -10, True),  # made while the job was in the queue
+        ("", 0, 10, False),  # an old one
+        ("", 1, 10, True),
+        ("slurm 7 0 USR1\n", 1, -10, False),  # of an earlier start that was killed
+        ("slurm 5 0 TERM\n", 1, -10, False),  # left by another job
+        ("slurm 5 0 TERM\n", 0, -10, False),
+        ("please\n", 1, 10, True),
+    ],
+)
+def test_a_stop_file_is_obeyed_that_is_meant_for_this_job(
+    tmp_path: Path, words: str, restart: int, age: float, obeyed: bool
+) -> None:
+    submitted = time.time() - 100
+    (tmp_path / "stop").write_text(words)
+    os.utime(tmp_path / "stop", (submitted - age, submitted - age))
+    directory = mine(tmp_path, restart)
+    if obeyed:
+        with pytest.raises(Refusal, match="made while the job was in the queue") as stopped:
+            directory.obey_stop(submitted)
+        assert stopped.value.code == 75
+    else:
+        directory.obey_stop(submitted)
+    assert not (tmp_path / "stop").exists()
+
+
+def test_a_stop_file_says_for_whom_it_is_and_replaces_none(tmp_path: Path) -> None:
+    directory = mine(tmp_path)
+    assert directory.whose_stop() == ""
+    directory.request_stop("USR1")
+    directory.request_stop("TERM")
+    assert (tmp_path / "stop").read_text() == "slurm 7 0 USR1\n"
+    assert directory.whose_stop() == "job"
+    assert mine(tmp_path, job="8").whose_stop() == "other"
+    (tmp_path / "stop").write_text("")
+    directory.request_stop("TERM")
+    assert directory.whose_stop() == "user"
+    assert os.listdir(tmp_path) == ["stop"]
+
+
+def test_what_was_submitted_is_what_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, place = tmp_path / "build" / "gpt", tmp_path / "build" / "checkpoints" / "gpt"
+    (bundle / "train").mkdir(parents=True)
+    (bundle / "train/__main__.py").write_text("as submitted")
+    (bundle / "gpt-17.log").touch()
+    place.mkdir(parents=True)
+    submitted = time.time() - 100
+    for path in bundle.rglob("*"):
+        if path.suffix != ".log":  # Slurm writes it meanwhile
+            os.utime(path, (submitted, submitted))
+    assert checkpoint_directory(bundle, "../checkpoints/gpt", "") == place
+    snapshot = mine(place).keep_snapshot(bundle, submitted)
+    assert capsys.readouterr().err == ""
+    (bundle / "train/__main__.py").write_text("another")
+    assert mine(place, restart=1).keep_snapshot(bundle, submitted) == snapshot
+    assert (snapshot / "train/__main__.py").read_text() == "as submitted"
+    assert mine(place, job="8").keep_snapshot(bundle, submitted) == place / "bundle-8"
+    assert "train/__main__.py has changed since the job was submitted" in capsys.readouterr().err
+    # The bundle is gone: the batch script starts the snapshot.
+    (place / "slurm-job").write_text("7 0\n")
+    assert checkpoint_directory(snapshot, "../checkpoints/gpt", "") == place
+    assert mine(place, restart=1).keep_snapshot(snapshot, submitted) == snapshot
+
+
+def test_where_the_checkpoints_are(tmp_path: Path) -> None:
+    copy = tmp_path / "build" / ".submitted" / "gpt-3"
+    beside = tmp_path / "build" / "checkpoints"
+    assert checkpoint_directory(copy, "../checkpoints/gpt", "") == beside / "gpt"
+    assert mine(beside).keep_snapshot(copy, 0.0) == copy  # nobody writes there again
+    assert checkpoint_directory(tmp_path / "b", "../c", "4") == tmp_path / "c-4"
+    assert checkpoint_directory(tmp_path / "b", "/scratch/c", "") == Path("/scratch/c")
+    assert checkpoint_directory(tmp_path / "b", "~/c", "") == Path.home() / "c"
+
+
+def test_checkpoints_that_were_set_aside_are_none(tmp_path: Path) -> None:
+    assert mine(tmp_path).newest_step == 0
+    for name in ("step-000000008", "step-000000040.corrupt", "step-000000050.corrupt-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "checkpoint.json").touch()
+    (tmp_path / "step-000000060").mkdir()  # one that is being removed
+    assert mine(tmp_path).newest_step == 8
+
+
+def test_what_is_put_on_file_is_this_starts_own(tmp_path: Path) -> None:
+    directory = mine(tmp_path)
+    begun = [Begun(0, 0, CRASH), Begun(1, 20)]
+    directory.keep_starts(begun, 6, 3)
+    assert directory.starts() == begun
+    assert mine(tmp_path, job="8").starts() == []
+    directory.keep_failure(69, "node2", "setup of the spec failed;\nits words are above")
+    assert directory.failure() == Failure(
+        69, "node2", "setup of the spec failed; its words are above"
+    )
+    assert mine(tmp_path, restart=1).failure() is None
+    directory.say_running()
+    assert directory.status() == read_status(tmp_path) == Status("running", "slurm.7.0", 0)
+    assert mine(tmp_path, restart=1).status() is None

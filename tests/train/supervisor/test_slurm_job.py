@@ -1,0 +1,169 @@
+"""What Slurm's commands say, as they said it (Slurm 22.05), and how long they are asked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from train.supervisor.slurm import is_step
+from train.supervisor.slurm_job import (
+    Controller,
+    Shown,
+    State,
+    environment,
+    is_over,
+    patience_s,
+    state,
+)
+
+SHOWN = """\
+JobId={id} {array}JobName=gpt
+   UserId=trainer(2000) GroupId=trainer(2000) MCS_label=N/A
+   Priority=4294901758 Nice=0 Account=(null) QOS=(null)
+   JobState={state} Reason={reason} Dependency=(null)
+   Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:00:00 TimeLimit=02:00:00 TimeMin=N/A
+   SubmitTime=2026-11-22T13:04:00 EligibleTime=2026-11-22T19:03:13
+   StartTime=2026-11-22T13:05:07 EndTime=2026-11-22T21:03:14 Deadline=N/A
+   PreemptEligibleTime=2026-11-22T13:05:07 PreemptTime={preempted}
+   NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+   Command=/shared/a b/slurm.sbatch Restarts=5 JobState=RUNNING
+   WorkDir=/shared
+"""
+BEFORE, AT, AFTER = (f"2026-11-22T13:05:0{second}" for second in (6, 7, 8))
+
+
+def shown(state: str = "RUNNING", **more: str) -> str:
+    usual = {"id": "7", "array": "", "reason": "None", "restarts": "0", "preempted": "None"}
+    return SHOWN.format(**{**usual, **more, "state": state})
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        (shown(), State.RUNNING),
+        (shown("COMPLETING"), State.OVER),  # scancel
+        (shown("CANCELLED"), State.OVER),
+        (shown("COMPLETING", reason="TimeLimit"), State.ENDED),
+        (shown("TIMEOUT", reason="TimeLimit"), State.ENDED),
+        (shown("COMPLETING", preempted=AFTER), State.ENDED),
+        (shown("COMPLETING", preempted=AT), State.ENDED),  # within the second of its start
+        (shown("COMPLETING", preempted=BEFORE), State.OVER),  # of an earlier start
+        (shown("PREEMPTED", preempted=AFTER), State.ENDED),
+        (shown("COMPLETING", restarts="1"), State.REQUEUED),
+        (shown("PENDING", restarts="1", reason="BeginTime"), State.REQUEUED),
+        (shown("COMPLETING", restarts="1", preempted=AFTER), State.REQUEUED),
+        ("", State.UNKNOWN),
+        ("slurm_load_jobs error: Unable to contact slurm controller", State.UNKNOWN),
+    ],
+)
+def test_what_slurm_means_to_do_with_the_job(text: str, meant: State) -> None:
+    assert state(Shown.parse(text, "7"), restart=0) is meant
+
+
+def test_a_job_of_an_array_is_found_by_its_own_number() -> None:
+    array = "ArrayJobId=7 ArrayTaskId={} "
+    text = shown(id="8", array=array.format(0)) + shown("PENDING", array=array.format(1))
+    first, second = Shown.parse(text, "8"), Shown.parse(text, "7")
+    assert first is not None
+    assert second is not None
+    assert (first.name, first.index, first.fields["JobState"]) == ("7_0", "0", "RUNNING")
+    assert (second.name, second.index, second.fields["JobState"]) == ("7_1", "1", "PENDING")
+    assert Shown.parse(text, "7_0") == first
+    assert Shown.parse(text, "9") is None
+
+
+def test_when_it_was_submitted_is_this_hosts_time() -> None:
+    found = Shown.parse(shown(), "7")
+    assert found is not None
+    assert found.submitted is not None
+    assert Shown({}).submitted is None
+
+
+@pytest.mark.parametrize(
+    ("config", "seconds"),
+    [("KillWait                = 30 sec\n", 22), ("KillWait = 17 sec", 9), ("KillWait = 12 sec", 6), ("", 22)],
+)  # fmt: skip
+def test_there_is_time_for_the_last_act_before_slurm_kills(config: str, seconds: int) -> None:
+    assert patience_s(f"SlurmdTimeout = 300 sec\n{config}") == seconds
+
+
+@pytest.mark.parametrize(
+    ("answer", "over"),
+    [("RUNNING", False), ("PENDING", False), ("COMPLETING", False), ("NODE_FAIL", False), ("PREEMPTED", False),
+     ("COMPLETED", True), ("CANCELLED", True), (None, True), ("", None)],
+)  # fmt: skip
+def test_no_answer_is_not_the_end_of_a_job(answer: str | None, over: bool | None) -> None:
+    assert is_over(answer) is over
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Commands of Slurm that fail as often as the file `fails` has lines, and are counted in `asked`."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "fails").write_text("")
+    for name in ("scontrol", "squeue"):
+        (tmp_path / name).write_text(
+            f"#!/bin/bash\ncd {tmp_path}\necho {name} >>asked\n"
+            '[ "$(wc -l <asked)" -gt "$(wc -l <fails)" ] || { cat why >&2; exit 1; }\ncat answer\n'
+        )
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "why").write_text("Unable to contact slurm controller\n")
+    return tmp_path
+
+
+def test_a_controller_that_is_away_for_a_minute_is_asked_again(command: Path) -> None:
+    (command / "answer").write_text(shown())
+    (command / "fails").write_text("\n" * 3)
+    pauses: list[float] = []
+    found = Controller("7", pauses.append).show((2, 5, 10, 20))
+    assert found is not None
+    assert pauses == [0, 2, 5, 10]
+    (command / "asked").unlink()
+    assert Controller("7", pauses.append).show((1, 1)) is None
+
+
+def test_the_state_of_another_job(command: Path) -> None:
+    said: list[str] = []
+    pauses: list[float] = []
+    controller = Controller("7", pauses.append)
+    (command / "answer").write_text("RUNNING\n")
+    assert controller.state_of("5", said.append) == "RUNNING"
+    assert said == []
+    (command / "fails").write_text("\n" * 100)
+    assert controller.state_of("5", said.append) == ""
+    assert (len(said), pauses) == (6, [5] * 6)
+    (command / "why").write_text("slurm_load_jobs error: Invalid job id specified\n")
+    assert controller.state_of("5", said.append) is None
+
+
+def test_the_users_own_tastes_are_left_out() -> None:
+    given = {
+        "SQUEUE_FORMAT": "%i",
+        "SLURM_TIME_FORMAT": "relative",
+        "SLURM_EXPORT_ENV": "NONE",
+        "A": "b",
+    }
+    assert environment(given) == {"A": "b"}
+
+
+@pytest.mark.parametrize(
+    ("env", "parent", "step"),
+    [
+        ({}, "slurmstepd: [7.batch]", False),
+        ({"SLURM_TASK_PID": "5"}, "slurmstepd: [7.batch]", False),
+        # sbatch hands on the variables of the step that it was called in.
+        ({"SLURM_STEP_ID": "0", "SLURM_TASK_PID": "5"}, "slurmstepd: [7.batch]", False),
+        ({"SLURM_STEP_ID": "0", "SLURM_TASK_PID": "5"}, "slurmstepd: [7.0]", True),
+        ({"SLURM_STEP_ID": "0", "SLURM_TASK_PID": "4"}, "bash", True),
+        (
+            {"SLURM_STEP_ID": "4294967290", "SLURM_TASK_PID": "4"},
+            "bash",
+            False,
+        ),  # salloc's own shell
+    ],
+)
+def test_a_step_is_told_from_a_batch_script(env: dict[str, str], parent: str, step: bool) -> None:
+    assert is_step(env, 5, parent) is step

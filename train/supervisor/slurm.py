@@ -1,0 +1,484 @@
+"""The tier `slurm` on the job's first node: one start of the job, from its batch script to its way back.
+
+Takes the directory, starts `supervise slurm-node` on every node by srun, waits, turns Slurm's signals
+into the stop file, and puts the job back into the queue. What the end of a start means is
+slurm_decision.py's; what Slurm says is slurm_job.py's; the files are slurm_directory.py's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from train import nic, reserve
+from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
+from train.metrics import say
+from train.scheduler import VARIABLE
+from train.supervisor.events import Due, Event, Events, Exit, Result, Signal
+from train.supervisor.processes import Workers
+from train.supervisor.refusal import Refusal
+from train.supervisor.slurm_decision import (
+    AGAIN,
+    Begun,
+    Decision,
+    End,
+    Finish,
+    Job,
+    Leave,
+    Requeue,
+    Return,
+    decide,
+    go_back,
+    may_be_lost,
+    standstill,
+)
+from train.supervisor.slurm_directory import Directory, checkpoint_directory
+from train.supervisor.slurm_job import (
+    Controller,
+    Shown,
+    State,
+    environment,
+    every_node_answers,
+    state,
+)
+from train.supervisor.supervisor import check_arguments
+from train.supervisor.words import Command
+
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+# A controller that is being restarted answers a minute or two later.
+_PATIENT = (2, 5, 10, 20, 30, 30, 30)
+_LOOK_S = 0.5
+# Who signals one process after the other may not have come to this one yet.
+_LATE_S = 1.0
+# What a node runs first of all: by a shell, which needs no shared directory, and says so where it has none.
+_ON_NODE = """\
+me=${SLURMD_NODENAME:-$HOSTNAME}
+cd -- "$1" || { echo "ddpgen: $me does not see the bundle, $1; put it where all nodes see it" >&2; exit 69; }
+[ -z "$2" ] || . "./$2"
+shift 2
+type -P -- "$1" >/dev/null || {
+  echo "ddpgen: there is no Python called $1 on $me (PATH=$PATH); set python: or environment: in the spec (PY001)" >&2
+  exit 69
+}
+exec "$@"
+"""
+
+
+class AskedError(Exception):
+    """A signal came before the training began."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What the batch script says of the job."""
+    add = parser.add_argument
+    add(
+        "--ports",
+        type=_ports,
+        default=range(29500, 30500),
+        help="FROM-TO: where a free one is looked for",
+    )
+    add("--requeues", type=int, default=20, help="how often it may go back into the queue")
+    add("--restarts", type=int, default=3, help="how often it may do so after a crash")
+    add("--array", action="store_true", help="it is one of an array, with a directory of its own")
+    add("--python", default="", help="the interpreter on the nodes; default: this one")
+    add(
+        "--in",
+        dest="inside",
+        action="append",
+        default=[],
+        help="a word that takes a command into the container",
+    )
+    add("--srun", action="append", default=[], help="a word for srun")
+    add("--source", default="", help="sourced on the nodes, in the container")
+
+
+class Slurm:
+    """One start of a job."""
+
+    def __init__(self, options: argparse.Namespace, command: Command, events: Events) -> None:
+        self._options, self._events, self._command = options, events, command
+        self._only_preflight = options.preflight
+        self._number = os.environ["SLURM_JOB_ID"]
+        self._restart = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        self._controller = Controller(self._number)
+        self._asked, self._term_at_hand = "", False
+        self._directory: Directory | None = None
+        self._taken = False
+        self._stop_made: tuple[int, int] | None = None
+        self._begun: list[Begun] = []
+
+    def run(self) -> int:
+        """The exit code of the job."""
+        _speak_for_slurm()
+        try:
+            return self._run()
+        except Refusal as refusal:
+            if str(refusal):
+                say(str(refusal))
+            return self._leave(refusal.code)
+        except nic.NetworkError as error:
+            say(str(error))
+            return self._leave(EXIT_UNAVAILABLE)
+        except AskedError as asked:
+            return self._come_back(Return(f"{asked} came before the training began", EXIT_STOPPED))
+
+    def _run(self) -> int:
+        check_arguments(self._command)
+        self._check_activation()
+        shown = self._beside(lambda: self._controller.show(_PATIENT))
+        bundle = self._find_directory(shown)
+        if not self._only_preflight:
+            bundle = self._beside(lambda: self._take(bundle, shown))
+        os.chdir(bundle)
+        nodes = self._nodes()
+        self._check_is_head(nodes)
+        say(f"start {self._restart + 1}: {len(nodes)} node(s), {' '.join(nodes)}")
+        words = self._words(nodes, bundle)
+        self._note_start()
+        self._workers = Workers(words, environment(self._told(nodes)))
+        self._events.watch_child(self._workers.pid)
+        ended = self._wait()
+        return self._end(ended, len(nodes)) if isinstance(ended, int) else self._come_back(*ended)
+
+    def _beside(self, work: Callable[[], Any]) -> Any:
+        """The result of `work`, for which the loop goes on. Raises AskedError, and what it raises."""
+        self._events.run_in_thread(work)
+        while True:
+            event = self._events.next()
+            if isinstance(event, Result):
+                if event.error is not None:
+                    raise event.error
+                return event.value
+            self._heed(event)
+
+    def _heed(self, event: Event) -> None:
+        """Before the training: a signal is the end of this start."""
+        if isinstance(event, Signal) and not (self._only_preflight and event.name == "USR1"):
+            self._asked = event.name
+            raise AskedError(event.name)
+
+    # --- may it start, and where ----------------------------------------------------------------------
+
+    def _check_activation(self) -> None:
+        """What the batch script says of the environment's lines. Raises Refusal, AskedError."""
+        code, _, words = os.environ.pop("DDPGEN_FAILED", "").partition(" ")
+        if not code:
+            return
+        say(f"the environment of the spec failed: {words}")
+        if int(code) > 128:  # a signal may have ended what it waited for, which is no fault of it
+            self._events.set_alarm("late", _LATE_S)
+            while not isinstance(event := self._events.next(), Due):
+                self._heed(event)
+        raise Refusal(EXIT_UNAVAILABLE, "")
+
+    def _find_directory(self, shown: Shown | None) -> Path:
+        """Where the bundle is; from now on the checkpoint directory is known."""
+        if shown is None:
+            who = f"scontrol on {socket.gethostname()} says nothing of job {self._number}"
+            raise Refusal(EXIT_UNAVAILABLE, f"{who}; is the controller of Slurm up?")
+        if shown.index and not self._options.array:
+            raise Refusal(
+                EXIT_UNAVAILABLE,
+                "this job is one of an array (--array), and all of them would write to one directory; "
+                "write array: below targets.slurm and render again",
+            )
+        bundle = Path.cwd()
+        path = checkpoint_directory(bundle, self._options.checkpoint_dir, shown.index)
+        self._controller.job = shown.name
+        cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
+        self._directory = Directory(path, shown.name, self._number, self._restart, cluster)
+        self._index = shown.index
+        self._directory.make()
+        if state(shown, self._restart) is not State.RUNNING:
+            self._events.inject(Signal("TERM"))  # it came while this program was being started
+        return bundle
+
+    @property
+    def directory(self) -> Directory:
+        assert self._directory is not None
+        return self._directory
+
+    def _take(self, bundle: Path, shown: Shown) -> Path:
+        """Take the directory; the snapshot of the bundle. Raises Refusal."""
+        directory = self.directory
+        directory.take(self._controller)
+        self._taken = True
+        directory.remove_old_snapshots(self._controller)
+        directory.obey_stop(shown.submitted)
+        directory.say_running()
+        return directory.keep_snapshot(bundle, shown.submitted)
+
+    def _nodes(self) -> list[str]:
+        """Never a fallback to this host: without the list, every node would make a world of its own."""
+        listed = os.environ.get("SLURM_JOB_NODELIST", "")
+        nodes = self._controller.hostnames(listed)
+        if not nodes or str(len(nodes)) != os.environ.get("SLURM_JOB_NUM_NODES"):
+            raise Refusal(
+                EXIT_UNAVAILABLE,
+                f"scontrol does not name the nodes of this job ({listed}); it has to work on "
+                f"{socket.gethostname()}",
+            )
+        return nodes
+
+    def _check_is_head(self, nodes: Sequence[str]) -> None:
+        """By hand, in a step or elsewhere, nobody could reach what is started here."""
+        by_sbatch = "submit it: sbatch slurm.sbatch"
+        if is_step(os.environ, os.getpid(), _parent_title()):
+            raise Refusal(
+                EXIT_UNAVAILABLE,
+                f"this is a step of job {self._number}, started by srun; {by_sbatch}",
+            )
+        here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        if here != nodes[0] and here.partition(".")[0] != nodes[0]:
+            raise Refusal(
+                EXIT_UNAVAILABLE,
+                f"this is {here}, and the first node of job {self._number} is {nodes[0]}; {by_sbatch}",
+            )
+
+    # --- the start ------------------------------------------------------------------------------------
+
+    def _words(self, nodes: Sequence[str], bundle: Path) -> list[str]:
+        """The command that starts the nodes. Raises Refusal, NetworkError."""
+        options, directory = self._options, self.directory
+        head, peer = nodes[0], nodes[1] if len(nodes) > 1 else ""
+        # An address, not the name: a node may know the name by another network, or as 127.0.1.1.
+        name, address = self._beside(lambda: nic.choose(head, options.nic, True, peer))
+        self._reserved = reserve.reserve(address, options.ports, int(self._number))
+        port = self._reserved.getsockname()[1]
+        say(f"meeting at {head}, interface {name}, address {address}, port {port}")
+        known = {"{bundle}": str(bundle), "{checkpoint_dir}": str(directory.path)}
+        inside = [_filled(word, known) for word in options.inside]
+        if inside and shutil.which(inside[0]) is None:
+            raise Refusal(
+                EXIT_UNAVAILABLE,
+                f"there is no {inside[0]} on {socket.gethostname()} (PATH={os.environ.get('PATH')}); "
+                "environment.modules may name the module that has it",
+            )
+        count = f"{len(nodes)}"
+        cpus = os.environ.get("SLURM_CPUS_PER_TASK")
+        store = []
+        if options.store and self._index:  # each task of an array has a place of its own
+            store = [f"--store={options.store.rstrip('/')}/{self._index}"]
+        return [
+            "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
+            *([f"--cpus-per-task={cpus}"] if cpus else []),  # some versions do not inherit it
+            # A node that fails takes the others along; one that is done leaves them all the time they need.
+            "--kill-on-bad-exit=1", "--wait=0",
+            *(_filled(word, known) for word in options.srun),
+            *inside, "bash", "-c", _ON_NODE, "ddpgen", str(bundle), options.source,
+            options.python or sys.executable, "-m", "train", "supervise", "slurm-node",
+            *self._command.options[1:], *store, f"--checkpoint-dir={directory.path}",
+            f"--head={head}", f"--address={address}", f"--port={port}", f"--peer={peer}",
+            "--", *self._command.launcher, "--", *self._command.program, "--", *self._command.arguments,
+        ]  # fmt: skip
+
+    def _told(self, nodes: Sequence[str]) -> dict[str, str]:
+        told = {VARIABLE: self.directory.scheduler, "DDPGEN_ROSTER": "\n".join(nodes)}
+        return {**os.environ, "DDPGEN_SCRIPT": "sbatch slurm.sbatch", **told}
+
+    def _note_start(self) -> None:
+        """Raises Refusal where the starts before have come to nothing."""
+        if self._only_preflight:
+            return
+        directory = self.directory
+        begun = [start for start in directory.starts() if start.restart < self._restart]
+        job = self._job(begun)
+        if job.stands_still:
+            raise Refusal(1, f"{standstill()}; {AGAIN}")
+        self._begun = [*begun, Begun(self._restart, job.newest)]
+        directory.keep_starts(self._begun, self._options.requeues, self._options.restarts)
+
+    def _job(self, begun: Sequence[Begun]) -> Job:
+        options = self._options
+        newest = self.directory.newest_step if self._directory else 0
+        return Job(
+            self._restart, options.requeues, options.restarts, newest, begun, self._only_preflight
+        )
+
+    # --- while it runs --------------------------------------------------------------------------------
+
+    def _wait(self) -> int | tuple[Return, State]:
+        """srun's exit code; or why the job goes back although srun still runs."""
+        while True:
+            event = self._events.next()
+            if isinstance(event, Exit) and event.pid == self._workers.pid:
+                self._workers.ended(event.code)
+                return event.code
+            if isinstance(event, Signal):
+                self._on_signal(event.name)
+            elif isinstance(event, Due) and event.name == "look":
+                self._request_stop()  # it is to stay there
+                self._events.set_alarm("look", _LOOK_S)
+            elif isinstance(event, Due):
+                self._events.run_in_thread(self._fate)
+            elif isinstance(event, Result) and isinstance(event.value, float):
+                self._events.set_alarm("kill", event.value)
+            elif isinstance(event, Result) and self._no_clean_stop(event.value):
+                return Return("no clean stop within Slurm's KillWait", 1), event.value
+
+    def _on_signal(self, name: str) -> None:
+        if self._only_preflight and name == "USR1":
+            return  # it is over in a moment, and does not come back
+        if not self._asked:
+            say(f"{name} from Slurm: asking for a clean stop after the current step")
+        self._asked = name
+        if name == "TERM" and not self._term_at_hand:
+            self._term_at_hand = True
+            self._events.run_in_thread(self._controller.patience_s)
+        self._request_stop()
+        self._events.set_alarm("look", _LOOK_S)
+
+    def _request_stop(self) -> None:
+        """A file, not a signal, goes on to the training: srun answers TERM by killing its tasks."""
+        stop = self.directory.stop_file
+        if os.path.lexists(stop):
+            return
+        try:
+            self.directory.request_stop(self._asked)
+            self._stop_made = _identity(stop)
+        except OSError as error:
+            say(f"{self._asked}: cannot create {stop} ({error.strerror})")
+
+    def _no_clean_stop(self, fate: State) -> bool:
+        """Slurm kills everything now, this process too, which could then not ask for another start."""
+        if fate is State.UNKNOWN:
+            self._events.set_alarm("kill", _LATE_S)
+        if fate is State.RUNNING:
+            self._term_at_hand = False  # no KILL comes
+        return fate in (State.ENDED, State.REQUEUED)
+
+    def _fate(self) -> State:
+        return state(self._controller.show(), self._restart)
+
+    # --- how it ended ---------------------------------------------------------------------------------
+
+    def _end(self, code: int, nodes: int) -> int:
+        directory = self.directory
+        end = End(code, directory.status(), self._asked, self._whose_stop(), directory.failure())
+        if may_be_lost(end, nodes) and not every_node_answers(nodes):
+            end = End(code, end.status, end.asked, end.stop, end.failure, lost=True)
+        meant = decide(end, self._job(self._begun))
+        if isinstance(meant, Return):
+            return self._come_back(meant)
+        if end.stop:
+            directory.stop_file.unlink(missing_ok=True)
+        where = f"; results are in {directory.path}" if meant.line.startswith("done") else ""
+        return self._finish(Finish(meant.code, meant.line + where))
+
+    def _whose_stop(self) -> str:
+        if self._only_preflight:
+            return ""
+        whose = self.directory.whose_stop()
+        touched = self._stop_made not in (None, _identity(self.directory.stop_file))
+        return "user" if whose == "job" and touched else whose
+
+    def _come_back(self, wanted: Return, fate: State | None = None) -> int:
+        if fate is None and not self._only_preflight:
+            fate = self._fate()
+        cancelled = self._asked in ("TERM", "signal")
+        decision: Decision = go_back(
+            wanted, fate or State.RUNNING, cancelled, self._job(self._begun)
+        )
+        if isinstance(decision, Finish):
+            return self._finish(decision)
+        say(decision.line)
+        if isinstance(decision, Leave):
+            return decision.code
+        return self._requeue(decision)
+
+    def _requeue(self, decision: Requeue) -> int:
+        if self._directory is not None:
+            if self._whose_stop() == "job":
+                self.directory.stop_file.unlink(missing_ok=True)
+            ended = [
+                Begun(s.restart, s.step, decision.counter) if s.restart == self._restart else s
+                for s in self._begun
+            ]
+            if ended:
+                self.directory.keep_starts(ended, self._options.requeues, self._options.restarts)
+        # The last act: Slurm kills everything of the job at once, this process too.
+        for last in (False, False, False, False, True):
+            if self._controller.requeue():
+                return 0
+            fate = self._fate()
+            if fate is State.REQUEUED:
+                return 0
+            if fate is State.OVER:
+                return self._leave(EXIT_STOPPED)
+            if not last:
+                self._pause(2)
+        say(f"Slurm does not take it back; {AGAIN}")
+        return self._leave(decision.code)
+
+    def _pause(self, seconds: float) -> None:
+        self._events.set_alarm("pause", seconds)
+        while not isinstance(event := self._events.next(), Due) or event.name != "pause":
+            pass
+
+    def _finish(self, decision: Finish) -> int:
+        if decision.line:
+            say(decision.line)
+        return self._leave(decision.code)
+
+    def _leave(self, code: int) -> int:
+        """This job does not come back, and its directory is free for another: if Slurm says so."""
+        if not self._taken:
+            return code
+        fate = self._fate()
+        if code == EXIT_STOPPED and fate is State.RUNNING:
+            self._controller.send_no_mail()  # of a failure, which it is to Slurm, and not to the user
+        if fate not in (State.REQUEUED, State.UNKNOWN):
+            with contextlib.suppress(OSError):
+                self.directory.release()
+        return code
+
+
+def is_step(env: dict[str, str] | os._Environ[str], pid: int, parent: str) -> bool:
+    """Whether this process is, or is below, a task of srun. The variables alone do not tell: sbatch hands on
+    those of a step that it is called in. `parent`: the title of the parent process."""
+    step = env.get("SLURM_STEP_ID", "")
+    if not step.isdecimal() or int(step) > 0xFFFF0000:
+        return False
+    if env.get("SLURM_TASK_PID") == str(pid):
+        return re.match(r"slurmstepd: \[.*\.[0-9]+\]", parent) is not None
+    return True
+
+
+def _parent_title() -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode("utf-8", "replace")
+    return ""
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Changes when somebody touches the file."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns
+    return None
+
+
+def _filled(word: str, known: dict[str, str]) -> str:
+    for name, value in known.items():
+        word = word.replace(name, value)
+    return word
+
+
+def _speak_for_slurm() -> None:
+    """Lines of this process say when and where they were said, as those of the nodes do."""
+    number, restart = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT") or "0"
+    os.environ[VARIABLE] = f"slurm {number} {restart}"
+
+
+def _ports(text: str) -> range:
+    low, _, high = text.partition("-")
+    return range(int(low), int(high or low) + 1)

@@ -1,0 +1,220 @@
+"""What becomes of a job of Slurm when a start of it ends: functions over values.
+
+Owns the two budgets (crashes, and everything else that ends a start), and what is said. Reads no file,
+no clock, and asks nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Union
+
+from train.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE
+from train.status import Status
+from train.supervisor.refusal import EXIT_USAGE
+from train.supervisor.slurm_job import State
+
+AGAIN = "to go on: sbatch slurm.sbatch"
+CRASH, REQUEUE = "crash", "requeue"
+_KILLED, _LAST_SIGNAL = 128 + 9, 128 + 64
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A start that had its processes started. `step`: the newest checkpoint then; `ended`: by what, "" while
+    that is not known."""
+
+    restart: int
+    step: int
+    ended: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a node has decided by itself: it ended with `code`, and this was the last it said."""
+
+    code: int
+    node: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job, as far as it concerns its end. `begun`: its starts, this one last."""
+
+    restart: int
+    requeues: int
+    restarts: int
+    newest: int = 0
+    begun: Sequence[Begun] = ()
+    only_preflight: bool = False
+
+    @property
+    def crashes(self) -> int:
+        return sum(start.ended == CRASH for start in self.begun if start.restart < self.restart)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the last two starts have made no newer checkpoint."""
+        last = self.begun[-2:]
+        return len(last) == 2 and all(start.step >= self.newest for start in last)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a start ended. `code`: srun's; `status`: what this start has put on file, if anything; `asked`:
+    the signal that this supervisor got; `stop`: whose the stop file is that is there, "job" or "user";
+    `lost`: a node does not answer."""
+
+    code: int
+    status: Status | None = None
+    asked: str = ""
+    stop: str = ""
+    failure: Failure | None = None
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The job is over."""
+
+    code: int
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """It is to go back into the queue; `code`: the exit code if Slurm does not take it."""
+
+    line: str
+    counter: str
+    code: int
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Slurm does what is to be done."""
+
+    code: int
+    line: str
+
+
+Decision = Union[Finish, Requeue, Leave]
+
+
+@dataclass(frozen=True)
+class Return:
+    """It should go back into the queue, if it may."""
+
+    why: str
+    code: int
+    counter: str = REQUEUE
+
+
+def decide(end: End, job: Job) -> Finish | Return:
+    """What the end of a start means, before Slurm is asked what it means to do."""
+    end = _as_decided(end)
+    said = _by_status(end)
+    if said is not None:
+        return said
+    if end.asked:
+        return Return("ended by Slurm before a clean stop was complete", EXIT_FAILED)
+    if end.code == 0 and job.only_preflight:
+        return Finish(0)
+    if end.lost:
+        return Return("a node does not answer any more", EXIT_FAILED)
+    if 128 < end.code <= _LAST_SIGNAL:
+        return Return(f"killed on a node (srun ended with {end.code})", EXIT_FAILED, CRASH)
+    if end.code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_STOPPED) and end.failure is not None:
+        return Finish(end.code, _told(end.failure))
+    if end.code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_STOPPED):
+        return Finish(end.code)
+    words = _told(end.failure) or f"srun ended with {end.code}; the last words of the job are above"
+    return Finish(EXIT_FAILED, f"{words}; to go on from the newest checkpoint: sbatch slurm.sbatch")
+
+
+def may_be_lost(end: End, nodes: int) -> bool:
+    """Whether it has to be looked at if all nodes still answer: to the others that is a failure."""
+    end = _as_decided(end)
+    # What is above all signals is srun's own, as when it could not start the task of a node.
+    unclear = end.code == EXIT_FAILED or end.code > _LAST_SIGNAL
+    return nodes > 1 and unclear and not end.asked and _by_status(end) is None
+
+
+def _as_decided(end: End) -> End:
+    """With what a node has decided before srun ended the others, and the signal that the tasks alone got."""
+    failure = end.failure
+    # A torchrun that has lost a killed node's ends with 1, maybe before srun has seen the kill.
+    if failure is not None and failure.code == 1 and end.code == _KILLED:
+        failure = None
+    code = failure.code if failure else end.code
+    # A task that failed has srun send the others a TERM: their stop file says nothing about Slurm then.
+    asked = end.asked or ("signal" if end.stop == "job" and code == 0 else "")
+    return replace(end, code=code, asked=asked, failure=failure)
+
+
+def _by_status(end: End) -> Finish | Return | None:
+    status = end.status
+    if status is None:
+        return None
+    at = f" at step {status.step}" if status.step else ""
+    if status.word == "done" and end.code == 0:
+        return Finish(0, f"done{at}")
+    if status.word == "failed":
+        return Finish(EXIT_FAILED, f"failed{at}: {status.reason or 'no reason given'}")
+    if status.word == "stopped" and end.asked and end.stop != "user":
+        return Return(f"stopped{at}", EXIT_STOPPED)
+    if status.word == "stopped":
+        return Finish(EXIT_STOPPED, f"stopped{at}; {AGAIN}")
+    return None
+
+
+def _told(failure: Failure | None) -> str:
+    if failure is None or not failure.words:
+        return ""
+    return f"{failure.node} ended this start (exit code {failure.code}): {failure.words}"
+
+
+def go_back(wanted: Return, state: State, cancelled: bool, job: Job) -> Decision:
+    """What is done about a start that should come again. `cancelled`: TERM came, which scancel sends too."""
+    why = wanted.why
+    if job.only_preflight:
+        return Finish(wanted.code, why)
+    if state is State.OVER:
+        return Finish(EXIT_STOPPED, f"{why}; cancelled, so it stays out of the queue; {AGAIN}")
+    if state is State.REQUEUED:
+        return Leave(0, f"{why}; Slurm takes it back into the queue by itself")
+    if state is State.UNKNOWN and cancelled:
+        asked = "Slurm does not say whether it was cancelled, so it is not put into the queue"
+        return Leave(EXIT_STOPPED, f"{why}; {asked}; {AGAIN}")
+    if job.stands_still:
+        return Finish(EXIT_FAILED, f"{why}; {standstill(wanted.counter)}")
+    return _within_budget(wanted, job)
+
+
+def _within_budget(wanted: Return, job: Job) -> Decision:
+    back = "back into the queue, to go on from the newest checkpoint"
+    if wanted.counter == CRASH:
+        if job.crashes >= job.restarts:
+            over = f"it was killed {job.crashes + 1} times, and restarts: is {job.restarts}"
+            return Finish(wanted.code, f"{wanted.why}; {over}; {AGAIN}")
+        count = f"crash {job.crashes + 1} of at most {job.restarts}"
+        return Requeue(f"{wanted.why}; {back} ({count})", CRASH, wanted.code)
+    requeued = job.restart - job.crashes
+    if requeued >= job.requeues:
+        over = f"it has been requeued {requeued} times, all that targets.slurm.requeues allows"
+        return Finish(wanted.code, f"{wanted.why}; {over}; {AGAIN}")
+    count = f"requeue {requeued + 1} of at most {job.requeues}"
+    return Requeue(f"{wanted.why}; {back} ({count})", REQUEUE, wanted.code)
+
+
+def standstill(counter: str = REQUEUE) -> str:
+    """Why two starts without a newer checkpoint are the last ones."""
+    first = "this is the second start without a newer checkpoint; giving up"
+    if counter == CRASH:
+        return f"{first}. Is there enough memory (targets.slurm.mem)?"
+    return (
+        f"{first}. One step and one checkpoint have to fit between the beginning of a start and its "
+        "end: set a longer targets.slurm.time, the step_time that the metrics show, or a longer warning"
+    )

@@ -1,0 +1,303 @@
+"""The checkpoint directory of a job of Slurm, between and during its starts.
+
+Owns the files that the batch supervisor keeps there: `slurm-job` (whose directory it is, also while the job
+waits in the queue), `slurm-starts` (what its starts came to), `slurm-failed` (which node ended a start),
+`bundle-JOBID` (what was submitted), and the stop file where Slurm's signals are the reason for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from train import lock
+from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
+from train.layout import MARKER, step_directory, steps_on_disk
+from train.metrics import say
+from train.status import Status, read_file, read_status, replace_file, write_status
+from train.supervisor import stopfile
+from train.supervisor.refusal import Refusal
+from train.supervisor.slurm_decision import AGAIN, Begun, Failure
+from train.supervisor.slurm_job import Controller, is_over
+
+_GUARD_S = 90.0
+_COMPLETING_LOOKS, _COMPLETING_S = 12, 5.0
+_SNAPSHOT = re.compile(r"bundle-([0-9]+)(\.part)?")
+
+
+@dataclass(frozen=True)
+class Directory:
+    """The checkpoint directory at `path` for the start number `restart` of `job`, which Slurm calls so;
+    `number`: the job's own, of an array too."""
+
+    path: Path
+    job: str
+    number: str
+    restart: int
+    cluster: str = ""
+
+    @property
+    def launch(self) -> str:
+        return f"slurm.{self.job}.{self.restart}"
+
+    @property
+    def scheduler(self) -> str:
+        return f"slurm {self.job} {self.restart}"
+
+    # --- whose it is --------------------------------------------------------------------------------
+
+    def make(self) -> None:
+        """Raises Refusal."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable("cannot be made", error, "DIR001") from None
+
+    def take(self, controller: Controller) -> None:
+        """Make it this job's; nothing of it is touched before that is certain. Raises Refusal."""
+        try:
+            with self._guard():
+                self._check_free(controller)
+                replace_file(self.path / "slurm-job", self._mark.encode() + b"\n")
+        except lock.HeldByLiveJobError as error:
+            raise Refusal(EXIT_UNAVAILABLE, f"{error} (DIR004)") from None
+        except OSError as error:
+            raise self._unusable("cannot be written to", error, "DIR002, DIR003") from None
+
+    @property
+    def _mark(self) -> str:
+        return f"{self.job} {self.restart} {self.cluster}".rstrip()
+
+    def _unusable(self, what: str, error: OSError, codes: str) -> Refusal:
+        where = f"the checkpoint directory {self.path} {what} on {os.uname().nodename}"
+        remedy = "set checkpoint.dir to a place you can write to"
+        return Refusal(EXIT_UNAVAILABLE, f"{where}: {error.strerror}; {remedy} ({codes})")
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """One job after the other, where the file system has locks."""
+        with open(self.path / ".slurm-job.guard", "a") as guard:
+            deadline = time.monotonic() + _GUARD_S
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.2)  # flock(2) knows no timeout
+                except OSError:
+                    break
+            yield
+
+    def _check_free(self, controller: Controller) -> None:
+        holder = self._holder()
+        if holder and holder[0] != self.job:
+            self._check_over(holder, controller)
+        lock.check_free(self.path, self.scheduler)
+
+    def _holder(self) -> list[str]:
+        """The job, its restart, its cluster; [] where there is none."""
+        with contextlib.suppress(OSError):
+            return read_file(self.path / "slurm-job").decode("utf-8", "replace").split()
+        return []
+
+    def _check_over(self, holder: list[str], controller: Controller) -> None:
+        job, cluster = holder[0], holder[2] if len(holder) > 2 else self.cluster
+        whose = f"{self.path} belongs to Slurm job {job}"
+        if cluster != self.cluster:
+            remedy = f"if it is over, rm {self.path / 'slurm-job'}"
+            raise Refusal(EXIT_UNAVAILABLE, f"{whose} of the cluster {cluster}; {remedy} (DIR004)")
+        state = controller.state_of(job, say)
+        for _ in range(_COMPLETING_LOOKS):  # it may come back: what becomes of it is known soon
+            if state != "COMPLETING":
+                break
+            time.sleep(_COMPLETING_S)
+            state = controller.state_of(job, say)
+        if not is_over(state):
+            remedy = f"wait for it, end it (scancel {job}), or give this job another checkpoint.dir"
+            raise Refusal(
+                EXIT_UNAVAILABLE, f"{whose}, which is {state or 'unknown'}; {remedy} (DIR004)"
+            )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this very start has taken it."""
+        return self._holder()[:2] == [self.job, str(self.restart)]
+
+    def release(self) -> None:
+        """The job does not come back: its directory is free for another."""
+        if self.is_ours:
+            os.chdir("/")
+            shutil.rmtree(self.snapshot, ignore_errors=True)
+            (self.path / "slurm-job").unlink(missing_ok=True)
+
+    # --- what its starts came to --------------------------------------------------------------------
+
+    @property
+    def newest_step(self) -> int:
+        """Of the newest checkpoint that is complete; 0 without one."""
+        steps = steps_on_disk(self.path)
+        return max(
+            (s for s in steps if (step_directory(self.path, s) / MARKER).exists()), default=0
+        )
+
+    def starts(self) -> list[Begun]:
+        """Those of this job that are on file, the first one first."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            data = json.loads(read_file(self.path / "slurm-starts"))
+            if data["job"] == self.number:
+                return [Begun(int(n), int(step), str(ended)) for n, step, ended in data["starts"]]
+        return []
+
+    def keep_starts(self, starts: list[Begun], requeues: int, restarts: int) -> None:
+        """Put them on file, with how many there may be. It is no reason to fail if that does not work."""
+        content = {
+            "job": self.number,
+            "requeues": requeues,
+            "restarts": restarts,
+            "starts": [[start.restart, start.step, start.ended] for start in starts],
+        }
+        with contextlib.suppress(OSError):
+            replace_file(self.path / "slurm-starts", json.dumps(content).encode() + b"\n")
+
+    def say_running(self) -> None:
+        """From now on the directory's job is one that runs, whatever an earlier one ended with."""
+        with contextlib.suppress(OSError):
+            write_status(self.path, Status("running", self.launch, self.newest_step))
+
+    def status(self) -> Status | None:
+        """What this start has put on file."""
+        status = read_status(self.path)
+        return status if status is not None and status.attempt == self.launch else None
+
+    def failure(self) -> Failure | None:
+        """Which node has ended this start by itself."""
+        with contextlib.suppress(OSError, ValueError):
+            text = read_file(self.path / "slurm-failed").decode("utf-8", "replace")
+            launch, code, node, *words = text.split(maxsplit=3)
+            if launch == self.launch:
+                return Failure(int(code), node, " ".join(words).strip())
+        return None
+
+    def keep_failure(self, code: int, node: str, words: str) -> None:
+        """Tell the batch supervisor: srun may drop what a node has said."""
+        line = " ".join(f"{self.launch} {code} {node} {words}".split())
+        with contextlib.suppress(OSError):
+            replace_file(self.path / "slurm-failed", line.encode() + b"\n")
+
+    def is_replaced(self) -> bool:
+        """Whether a later start of the job has taken it: Slurm has lost this node, which lives on."""
+        holder = self._holder()
+        later = holder[1] if len(holder) > 1 and holder[0] == self.job else ""
+        return later.isdecimal() and int(later) > self.restart
+
+    # --- the stop file ------------------------------------------------------------------------------
+
+    @property
+    def stop_file(self) -> Path:
+        return self.path / "stop"
+
+    def request_stop(self, why: str) -> None:
+        """Make the stop file, unless there is one. Raises OSError."""
+        stopfile.create(self.stop_file, f"{self.scheduler} {why}")
+
+    def whose_stop(self) -> str:
+        """`job`: made for this job because a signal came; `user`: by whoever wants it to stop; `other`: for
+        another job; "" where there is none."""
+        try:
+            words = read_file(self.stop_file).decode("utf-8", "replace").split()
+        except FileNotFoundError:
+            return ""
+        except OSError:
+            return "user" if self.stop_file.exists() else ""
+        if words[:1] != ["slurm"] or len(words) < 2:
+            return "user"
+        return "job" if words[1] == self.job else "other"
+
+    def obey_stop(self, submitted: float | None) -> None:
+        """What stands there as a start begins. Raises Refusal where it was made for this one to see."""
+        whose = self.whose_stop()
+        with contextlib.suppress(FileNotFoundError):
+            made = self.stop_file.stat().st_mtime
+            self.stop_file.unlink()
+            fresh = submitted is not None and made > submitted + 1
+            if whose == "user" and (self.restart > 0 or fresh):
+                said = "there is a stop file, made while the job was in the queue"
+                raise Refusal(EXIT_STOPPED, f"{said}; {AGAIN}")
+
+    # --- what was submitted is what runs ------------------------------------------------------------
+
+    @property
+    def snapshot(self) -> Path:
+        return self.path / f"bundle-{self.number}"
+
+    def remove_old_snapshots(self, controller: Controller) -> None:
+        """Those of other jobs that are over, and one of a job that had this number before."""
+        for place in self.path.glob("bundle-*"):
+            found = _SNAPSHOT.fullmatch(place.name)
+            if found is None or not (place / "bundle.json").is_file() or place.is_symlink():
+                continue  # somebody else's
+            mine = found[1] == self.number
+            stale = self.restart == 0 or bool(found[2])
+            if stale if mine else is_over(controller.state_of(found[1], say)):
+                shutil.rmtree(place, ignore_errors=True)
+
+    def keep_snapshot(self, bundle: Path, submitted: float | None) -> Path:
+        """The copy of the bundle that all starts run; where it is. Raises Refusal."""
+        if bundle.parent.name == ".submitted" or bundle == self.snapshot:
+            return bundle  # nobody writes there again
+        if not self.snapshot.is_dir():
+            changed = _changed_since(bundle, submitted)
+            if changed:
+                say(
+                    f"warning: {changed} has changed since the job was submitted; it runs as it is "
+                    "now, and so in later starts"
+                )
+            try:
+                _copy(bundle, self.snapshot)
+            except OSError as error:
+                raise Refusal(
+                    EXIT_UNAVAILABLE,
+                    f"the bundle cannot be copied to {self.snapshot} ({error}); is it gone, or the "
+                    "file system full?",
+                ) from None
+        return self.snapshot
+
+
+def _copy(bundle: Path, snapshot: Path) -> None:
+    part = snapshot.with_name(f"{snapshot.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(bundle, part, symlinks=True)
+    part.rename(snapshot)
+
+
+def _changed_since(bundle: Path, submitted: float | None) -> str:
+    """A file of the bundle that is younger; "" without one."""
+    if submitted is None:
+        return ""
+    for place, _, names in os.walk(bundle):
+        for name in names:
+            if name.endswith(".pyc") or re.search(r"-[0-9][^/]*\.log$", name):
+                continue
+            path = Path(place, name)
+            with contextlib.suppress(OSError):
+                if path.lstat().st_mtime > submitted + 1:
+                    return str(path.relative_to(bundle))
+    return ""
+
+
+def checkpoint_directory(bundle: Path, option: str, index: str) -> Path:
+    """Where checkpoints go. A relative place lies beside the bundle; an array's tasks have one each."""
+    if (bundle.parent / "slurm-job").exists() and _SNAPSHOT.fullmatch(bundle.name):
+        return bundle.parent  # started from the snapshot, as the bundle is gone
+    # What `ddpgen launch` submits is a copy in build/.submitted: checkpoints stay beside build/NAME.
+    base = bundle.parent if bundle.parent.name == ".submitted" else bundle
+    path = os.path.abspath(os.path.join(base, os.path.expanduser(option)))
+    return Path(f"{path}-{index}" if index else path)

@@ -1,0 +1,185 @@
+"""Slurm's commands, asked with patience, and what their answers mean.
+
+Owns the calls of scontrol and squeue and the reading of what they print. Decides nothing; a command that
+does not answer gives UNKNOWN, which is never taken for an answer.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+# The answer may come as late as Slurm's own MessageTimeout, some times over.
+_ANSWER_S = 60.0
+_FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z]*)=(\S*)")
+# squeue's states of a job that does not come back.
+_OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
+
+
+class State(enum.Enum):
+    """What Slurm means to do with the job: it runs; it was requeued by Slurm itself; it was ended (a time
+    limit, a preemption) and may be requeued; it was cancelled; no answer."""
+
+    RUNNING = enum.auto()
+    REQUEUED = enum.auto()
+    ENDED = enum.auto()
+    OVER = enum.auto()
+    UNKNOWN = enum.auto()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What `scontrol show job` says of one job. Times as Slurm writes them: local, whole seconds."""
+
+    fields: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, text: str, job: str) -> Shown | None:
+        """The record of `job`, a number or an array's `NUMBER_INDEX`; None where there is none."""
+        for record in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
+            # From the command on it is what the user typed, which may look like anything.
+            fields = dict(reversed(_FIELD.findall(record.partition(" Command=")[0])))
+            array = f"{fields.get('ArrayJobId')}_{fields.get('ArrayTaskId')}"
+            if job in (fields.get("JobId"), array):
+                return cls(fields)
+        return None
+
+    @property
+    def name(self) -> str:
+        """What Slurm calls it: the number, or ARRAY_INDEX."""
+        if self.index:
+            return f"{self.fields['ArrayJobId']}_{self.index}"
+        return self.fields["JobId"]
+
+    @property
+    def index(self) -> str:
+        """Its index in an array, or ""."""
+        return self.fields.get("ArrayTaskId", "")
+
+    @property
+    def submitted(self) -> float | None:
+        """When it was submitted, in seconds since the epoch."""
+        try:
+            return datetime.fromisoformat(self.fields.get("SubmitTime", "")).timestamp()
+        except ValueError:
+            return None
+
+
+def state(shown: Shown | None, restart: int) -> State:
+    """What Slurm means to do with the job of which this is the start number `restart`."""
+    if shown is None:
+        return State.UNKNOWN
+    fields = shown.fields
+    if fields.get("JobState") == "RUNNING":
+        return State.RUNNING
+    if fields.get("Restarts") == str(restart + 1):  # it has counted the start that comes already
+        return State.REQUEUED
+    if fields.get("Reason") == "TimeLimit":
+        return State.ENDED
+    preempted = fields.get("PreemptTime", "None")
+    # That of an earlier start may still be there. ISO times compare like their texts.
+    if preempted[:1].isdigit() and preempted >= fields.get("StartTime", ""):
+        return State.ENDED
+    return State.OVER
+
+
+def is_over(squeue_state: str | None) -> bool | None:
+    """Whether a job with this state (None: there is no such job) is over; None where it cannot be said."""
+    if squeue_state is None or squeue_state in _OVER:
+        return True
+    return None if squeue_state == "" else False
+
+
+def patience_s(config: str) -> float:
+    """Seconds from TERM until something has to be done, as KILL comes after Slurm's KillWait."""
+    found = re.search(r"^KillWait *= *([0-9]+)", config, re.MULTILINE)
+    kill_wait = int(found[1]) if found else 30
+    return float(kill_wait - 8 if kill_wait > 16 else kill_wait // 2)
+
+
+class Controller:
+    """The commands. `pause`: waits between two questions."""
+
+    def __init__(self, job: str, pause: Callable[[float], None] = time.sleep) -> None:
+        self.job, self._pause = job, pause
+
+    def show(self, pauses: Sequence[float] = (1, 1, 1)) -> Shown | None:
+        """What is known of the job. Asked again after each of `pauses`; None: no answer."""
+        for pause in (0, *pauses):
+            self._pause(pause)
+            code, text, _ = ask("scontrol", "show", "job", self.job)
+            if code == 0:
+                return Shown.parse(text, self.job)
+        return None
+
+    def state_of(self, other: str, say: Callable[[str], None]) -> str | None:
+        """The state of another job; None when there is none of that number; "" without an answer."""
+        for turn in range(1, 7):
+            code, text, why = ask("squeue", "-h", "-j", other, "-o", "%T")
+            if code == 0:
+                return text.split()[0] if text.split() else None
+            if "Invalid job id" in why:
+                return None
+            say(f"squeue does not answer (attempt {turn} of 6): {why.strip()}")
+            self._pause(5)
+        return ""
+
+    def hostnames(self, listed: str) -> list[str]:
+        """The names of a list of nodes, in order; [] without an answer."""
+        code, text, _ = ask("scontrol", "show", "hostnames", listed)
+        return text.split() if code == 0 else []
+
+    def patience_s(self) -> float:
+        return patience_s(ask("scontrol", "show", "config")[1])
+
+    def requeue(self) -> bool:
+        """Have the job go back into the queue. Slurm kills all of it then, this process too."""
+        # Which may send its signals before the command has ended.
+        words = ("trap '' TERM USR1 INT; exec scontrol requeue \"$1\"", "sh", self.job)
+        return ask("sh", "-c", *words)[0] == 0
+
+    def send_no_mail(self) -> None:
+        """Whatever the directives say."""
+        ask("scontrol", "update", f"JobId={self.job}", "MailType=NONE")
+
+
+def every_node_answers(nodes: int) -> bool:
+    """Whether srun can start something on each node."""
+    words = (
+        "srun",
+        "--overlap",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "true",
+    )
+    return ask(*words)[0] == 0
+
+
+def ask(*words: str) -> tuple[int, str, str]:
+    """Run a command: exit code (-1: it did not end in time, or is not there), output, error output."""
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S,
+            env=environment(os.environ), check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return -1, "", str(error)
+    said, why = (each.decode("utf-8", "replace") for each in (done.stdout, done.stderr))
+    return done.returncode, said, why
+
+
+def environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Without the user's own tastes for what is read here, and with srun passing everything on."""
+    dropped = ("SLURM_TIME_FORMAT", "SLURM_EXPORT_ENV")
+    return {
+        name: value
+        for name, value in inherited.items()
+        if not name.startswith("SQUEUE_") and name not in dropped
+    }

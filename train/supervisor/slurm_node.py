@@ -1,0 +1,136 @@
+"""The tier `slurm` on every node: what srun starts there.
+
+Owns what this node is among the others, what Slurm's signals mean there, and what the batch supervisor
+hears of its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from train.scheduler import VARIABLE, Scheduled
+from train.supervisor import network, slurm
+from train.supervisor.decision import End, Outcome, Request
+from train.supervisor.events import Due, Event, Events, Result, Signal
+from train.supervisor.slurm_directory import Directory
+from train.supervisor.supervisor import Membership, Tier
+from train.supervisor.words import Command
+
+# Looked at so often; and seen so often in a row, it is believed.
+_WATCH, _WATCH_S, _BELIEVED = "watch", 10.0, 6
+# A later start of the job has begun, and Slurm has lost this node: no signal comes from there.
+_REPLACED = "REPLACED"
+
+
+class SlurmNode(Tier):
+    """One node of a start."""
+
+    again = "sbatch slurm.sbatch"
+    # Slurm sends its signals to every process of the step: a step and its checkpoint are finished first.
+    ignored = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """What the batch supervisor was told, and what it has found out."""
+        slurm.add_options(parser)
+        add = parser.add_argument
+        add("--head", required=True, help="the name of the first node")
+        add("--address", required=True, help="of the head")
+        add("--port", type=int, required=True)
+        add("--peer", default="", help="another node than the head")
+
+    def __init__(self, options: argparse.Namespace, command: Command) -> None:
+        options.shared = (
+            "true"  # the next start may be on other nodes: what one writes, all have to see
+        )
+        self._options = options
+        self.scheduler = os.environ[VARIABLE]
+        start = Scheduled.parse(self.scheduler)
+        assert start is not None
+        self._directory = Directory(
+            Path(options.checkpoint_dir), start.job, os.environ["SLURM_JOB_ID"], start.restarts
+        )
+        self._me = os.environ["SLURMD_NODENAME"]
+        self._stops, self._seen = 0, 0
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+    def membership(self) -> Membership:
+        names = os.environ["DDPGEN_ROSTER"].splitlines()
+        rank, procs = int(os.environ["SLURM_NODEID"]), self._options.procs
+        return Membership(
+            me=self._me,
+            procs=procs,
+            world_size=procs * len(names),
+            node_rank=rank,
+            first_rank=rank * procs,
+            nodes=len(names),
+            least=len(names),
+            head=self._options.head,
+            head_address=self._options.address,
+            port=self._options.port,
+            roster=[(name, "") for name in names],
+            launch=self._directory.launch,
+        )
+
+    def network(self, member: Membership) -> tuple[str, str]:
+        return network.choose(member, self._options.nic, self._options.peer)
+
+    def on_signal(self, name: str, stops: int, met: bool) -> Request:
+        """A stop, however often it comes. Before the processes of all nodes have met, nobody looks for the
+        stop file; then the launcher is ended."""
+        self._stops += 1
+        if name == _REPLACED:
+            job = self._directory.job
+            return Request(
+                "kill", f"{self._me}: a later start of job {job} has begun; ending this one"
+            )
+        message = f"{name}: asking for a clean stop after the current step"
+        return Request("stop" if met else "end", message, f"{self.scheduler} {name}")
+
+    def not_begun(self, name: str) -> Outcome:
+        self._stops += 1
+        with contextlib.suppress(OSError):
+            self._directory.request_stop(name)
+        return Outcome(0, (f"{self._me}: stopped before the training began",))
+
+    def at_end(self, end: End) -> Outcome:
+        """0 for what is no failure of this node: what it means for the job is for the batch supervisor."""
+        word = end.status.word if end.status else ""
+        if word in ("done", "stopped"):
+            return Outcome(0)
+        if word == "failed":
+            return Outcome(1)
+        if end.stops and not end.met:
+            return Outcome(0, (f"{self._me}: stopped before the training began",))
+        if end.code > 128:
+            said = f"{self._me}: the launcher was killed (signal {end.code - 128})"
+            return Outcome(end.code, (said,))
+        return Outcome(end.code or 1)  # it ended as if all were well, and nobody says so
+
+    def listen(self, events: Events) -> None:
+        self._events = events
+
+    def watch(self, stop_file: Path) -> None:
+        """A launcher may wait for an answer from a node that is gone; its processes look by themselves."""
+        self._events.set_alarm(_WATCH, _WATCH_S)
+
+    def on_event(self, event: Event) -> None:
+        if event == Due(_WATCH):
+            self._events.run_in_thread(self._directory.is_replaced)
+        elif isinstance(event, Result):
+            self._seen = self._seen + 1 if event.value else 0
+            if self._seen >= _BELIEVED:
+                self._events.inject(Signal(_REPLACED))
+            self._events.set_alarm(_WATCH, _WATCH_S)
+
+    def report(self, outcome: Outcome) -> None:
+        """What this node decides by itself: srun then ends the others, and may drop what it has said."""
+        if outcome.code and not self._stops:
+            words = outcome.lines[-1] if outcome.lines else ""
+            self._directory.keep_failure(
+                outcome.code, self._me, words.removeprefix(f"{self._me}: ")
+            )
