@@ -223,7 +223,9 @@ def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
         Artefact("sky.yaml", renderer.render("sky.yaml.j2", {**values, **parts}), start, False)
     ]
     if plan.sky.setup:
-        lines = renderer.render("setup.sh.j2", {**values, "setup": plan.sky.setup})
+        lines = renderer.render(
+            "setup.sh.j2", {**values, "setup": plan.sky.setup, "script": "sky.setup.sh"}
+        )
         artefacts.append(Artefact("sky.setup.sh", lines, executable=False))
     if plan.activate:
         lines = renderer.render("activate.sh.j2", values)

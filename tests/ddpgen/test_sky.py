@@ -395,8 +395,8 @@ def test_a_secret_that_skypilot_was_not_given_is_named_on_the_machine(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("exit 0", "ddpgen: sky.activate.sh (python.activate of the spec) failed"),
-        ("false", "sky.activate.sh (python.activate of the spec) failed at line 2: false"),
+        ("exit 0", "ddpgen: sky.activate.sh (python.activate) failed"),
+        ("false", "sky.activate.sh (python.activate) failed at line 2: false"),
         ('echo "open', "sky.activate.sh: line 2: unexpected EOF"),
         ("head=1 port=2 python=3 DDPGEN_JOB=4; cd /", "the secret X_Y is not set"),
     ],

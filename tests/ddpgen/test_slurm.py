@@ -22,6 +22,8 @@ from tests.ddpgen.conftest import ROOT, Run
 
 GPT = SMALL.replace("micro_batch_size: 4", "micro_batch_size: 1")
 
+SEEN = "{checkpoint_dir}:{checkpoint_dir}"
+
 
 def planned(slurm: str = "", top: str = "") -> LaunchPlan:
     job = read(f"{GPT}{top}\ntargets: {{slurm: {{{slurm}}}}}\n".encode(), "j")["slurm"].job
@@ -262,8 +264,7 @@ def test_what_equals_the_runtimes_default_is_left_out() -> None:
             "environment: {container: {image: a/b:1, runtime: pyxis, mounts: ['~/x:/x']}}",
             [
                 "--srun=--container-image=a/b:1",
-                "--srun=--container-mounts={bundle}:{bundle},{checkpoint_dir}:{checkpoint_dir},"
-                "/home/me/x:/x",
+                "--srun=--container-mounts={bundle}:{bundle}," + SEEN + ",/home/me/x:/x",
                 "--srun=--container-workdir={bundle}",
             ],
         ),
@@ -293,7 +294,7 @@ def test_the_lines_of_an_environment_have_files_of_their_own(run: Run, tmp_path:
     assert inside["slurm.activate.sh"].splitlines()[-1] == "module load m"
     assert inside["slurm.container.activate.sh"].splitlines()[-1] == "conda activate c"
     assert "export A=b\n" in inside["slurm.container.sh"]
-    assert "slurm.container.activate.sh\n" in inside["slurm.container.sh"]
+    assert "source slurm.container.activate.sh </dev/null\n" in inside["slurm.container.sh"]
 
 
 def test_the_plan_adds_up_the_time(run: Run, tmp_path: Path) -> None:

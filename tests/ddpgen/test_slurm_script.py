@@ -39,18 +39,18 @@ class Batch:
     def __init__(self, place: Path, run: Run) -> None:
         self.place, self._run = place, run
         self.bundle = place / "build" / "gpt"
-        bin = place / "bin"
-        bin.mkdir()
+        programs = place / "bin"
+        programs.mkdir()
         for name, text in (
             ("a-python", PYTHON),
             ("scontrol", SCONTROL),
             ("sleep", "#!/bin/bash\n"),
         ):
-            (bin / name).write_text(text)
-            (bin / name).chmod(0o755)
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
         self.env = {
             **os.environ,
-            "PATH": f"{bin}:{os.environ['PATH']}",
+            "PATH": f"{programs}:{os.environ['PATH']}",
             "FAKE": str(place),
             "SLURM_JOB_ID": "7",
             "SLURM_SUBMIT_DIR": str(place),
