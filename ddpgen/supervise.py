@@ -32,6 +32,11 @@ _FLAGS = (
     "optimizer lr weight_decay momentum schedule warmup_steps grad_clip seed precision reduction "
     "comm_hook bucket_cap_mb threads data_workers eval_every log_every"
 )
+# Hosts that are started together come within this time; one that comes later is taken in by a restart.
+_LAST_CALL_S = 15
+# Every host that comes or goes costs the others' torchrun a restart. The training itself gives up when it
+# crashes without getting on.
+_NO_END = 1000
 
 
 class Supervise(NamedTuple):
@@ -55,18 +60,11 @@ def local(job: JobSpec, backend: str, store: str) -> Supervise:
     )
 
 
-# Hosts that are started together come within this time; one that comes later is taken in by a restart.
-_LAST_CALL_S = 15
-# Every host that comes or goes costs the others' torchrun a restart. The training itself gives up when it
-# crashes without getting on.
-_NO_END = 1000
-
-
 def hosts(job: HostsJob, weight: int | Fraction, backend: str, store: str) -> Supervise:
     """The command of one of several hosts but for its name; `job` is the job as that host sees it."""
     return Supervise(
         (*options(job, backend, store), *_meeting(job)),
-        tuple(_launcher(job)),
+        tuple(launcher(job)),
         (*program(job, backend, store, weight), *_world(job)),
     )
 
@@ -86,8 +84,9 @@ def _meeting(job: HostsJob) -> Iterator[Word]:
     )
 
 
-def _launcher(job: HostsJob) -> Iterator[Word]:
-    """What starts the processes of one host so that all hosts meet."""
+def launcher(job: JobSpec) -> Iterator[Word]:
+    """What starts the processes of one host so that all hosts meet; `job` is the job as that host sees it."""
+    elastic = isinstance(job, HostsJob) and job.nodes.elastic
     if job.rendezvous.launcher == "env":
         yield from ("spawn", f"--procs={job.procs_per_node}", "--first-rank={first_rank}")
         yield from ("--world-size={world_size}", "--node-rank={node_rank}")
@@ -99,12 +98,12 @@ def _launcher(job: HostsJob) -> Iterator[Word]:
     else:
         yield from ("--rdzv-backend=c10d", "--rdzv-endpoint={head}:{port}", "--rdzv-id={launch}")
         waits = f"join_timeout={max(1, round(job.rendezvous.timeout))}"
-        if job.nodes.elastic:
+        if elastic:
             waits += f",last_call_timeout={_LAST_CALL_S}"
         # Left alone, torchrun guesses from the hostname whether it is to be the host, and with a second
         # card or a VPN nobody is.
         yield f"--rdzv-conf=is_host={{is_head}},{waits}"
-        restarts = _NO_END if job.nodes.elastic else job.restarts
+        restarts = _NO_END if elastic else job.restarts
     # What the others reach this host by. Left alone, torchrun takes the hostname, which may mean nothing to
     # them, or 127.0.1.1.
     yield "--local-addr={address}"
