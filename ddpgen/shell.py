@@ -103,7 +103,7 @@ def _wrapped(words: Iterable[Word]) -> str:
     lines: list[str] = []
     for source in map(quote, words):
         # Room for what stands before the first line, ` -- \\` behind the last one, and the indentation.
-        if lines and len(lines[-1]) + len(source) < _WIDTH - 12:
+        if lines and len(lines[-1]) + len(source) < _WIDTH - 10:
             lines[-1] += f" {source}"
         else:
             lines.append(source)

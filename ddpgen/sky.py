@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddpgen.shell import Joined, Word, at_home
+from ddpgen.shell import Joined, Var, Word, at_home
 from ddpgen.spec_sky import Bucket, SkyJob
 
 # How a clean stop for a preemption ends, for SkyPilot to start the job again. Of several machines on Slurm it
@@ -106,8 +106,8 @@ def interpreter(job: SkyJob) -> Word:
 
 
 def local_dir(job: SkyJob) -> Word:
-    """Where on a machine the job's tasks live while they run, each in a directory of its own."""
-    return at_home(f"~/.ddpgen/{job.name}")
+    """Where on a machine the job lives while it runs: of this task alone, whatever else ran there."""
+    return Joined((Var("HOME"), f"/.ddpgen/{job.name}/", Var("SKYPILOT_TASK_ID")))
 
 
 def hook(job: SkyJob) -> str:

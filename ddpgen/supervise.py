@@ -215,7 +215,7 @@ def _left_alone(job: JobSpec) -> tuple[str, ...]:
 
 def checkpoint_dir(job: JobSpec) -> str:
     """Relative to the bundle: a relative place lies beside it."""
-    if isinstance(job, SkyJob):  # each task has a directory of its own below
+    if isinstance(job, SkyJob):  # below it each task has a directory of its own
         return f"~/.ddpgen/{job.name}"
     path = job.checkpoint.path or f"checkpoints/{job.name}"
     return path if path.startswith(("/", "~/")) or path == "~" else f"../{path}"

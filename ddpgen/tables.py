@@ -121,7 +121,8 @@ def _range(rank: Rank) -> str:
 def _spoken(word: shell.Word) -> str:
     """A path with its late part in words."""
     if isinstance(word, shell.Joined):
-        late = {"beside": "<beside the bundle>", "HOME": "~", "SLURM_ARRAY_TASK_ID": "<task>"}
+        task = dict.fromkeys(("SLURM_ARRAY_TASK_ID", "SKYPILOT_TASK_ID"), "<task>")
+        late = {"beside": "<beside the bundle>", "HOME": "~", **task}
         parts = (late.get(p.name, p.name) if isinstance(p, shell.Var) else p for p in word.parts)
         return "".join(parts)
     return word if isinstance(word, str) else shell.quote(word)

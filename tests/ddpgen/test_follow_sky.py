@@ -510,7 +510,7 @@ def test_a_refused_launch_leaves_the_copies_of_others(
     spec(SKY.replace("steps: 300", "steps: 301"))
     assert run("launch", "job.yaml", "--target", "sky").code == 69
     (copy,) = (tmp_path / "build" / ".submitted").iterdir()
-    assert "steps=300" in (copy / "sky" / "node.sh").read_text()
+    assert "steps=300" in (copy / "sky.yaml").read_text()
 
 
 def test_a_launch_that_lost_its_server_on_the_way_keeps_what_that_may_go_on_with(

@@ -50,7 +50,9 @@ class Sky(Tier):
 
     def __init__(self, options: argparse.Namespace, command: Command) -> None:
         self._options, self._command = options, command
-        self._me = ""
+        self._me, self._task = "", ""
+        self._directory = Path()
+        self._stop_object: StopObject | None = None
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
@@ -87,8 +89,8 @@ class Sky(Tier):
                 f"{member.me}: the bucket {options.bucket} is not mounted at {options.mount}; sky jobs "
                 "logs --controller ID (or sky logs --provision CLUSTER) says why",
             )
-        self._directory = directory.of(options.checkpoint_dir, member.part)
         self._task = member.part
+        self._directory = directory.of(options.checkpoint_dir, member.part)
         try:
             number = enroll(self._directory, start(os.environ, member.launch), member.node_rank)
         except OSError as error:
@@ -108,7 +110,6 @@ class Sky(Tier):
                 replace_file(hook, f"{sys.executable}\n{self._directory}\n".encode())
             except OSError as error:
                 raise directory.unusable(hook.parent, error) from None
-        self._stop_object = None
         # The built-in training looks into the store itself. For a loop of the user's own the head does;
         # it is enough that one process sees the stop file.
         if self._command.program[0] == "script" and self._options.mount and self._me == "node0":
