@@ -45,8 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test first: the others are done beside it."""
-    items.sort(key=lambda item: item.path.name != "test_sky_jobs.py")
+    """The longest test first, then the other long ones: what is left to do at the end is short."""
+    items.sort(
+        key=lambda item: (
+            item.path.name != "test_sky_jobs.py",
+            item.get_closest_marker("real") is None,
+        )
+    )
 
 
 @pytest.fixture(scope="session")

@@ -144,4 +144,4 @@ def test_make_alone_lists_every_target_with_what_it_does() -> None:
     listed = dict(line.split(maxsplit=2)[1:] for line in done.stdout.splitlines())
     assert set(listed) == set(targets) - {"venv"}
     assert all(len(text) > 10 for text in listed.values())
-    assert set(listed) >= {"run", "test", "lint", "bench", "golden"}
+    assert set(listed) >= {"run", "check", "test", "nightly", "lint", "bench", "golden"}

@@ -252,6 +252,7 @@ def test_a_second_driver_is_refused_and_disturbs_nothing(rig: Rig, tmp_path: Pat
     assert first.end() == 75, first.output
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rig_possible")
 def test_fifty_hosts_are_driven_at_once(tmp_path: Path) -> None:
     names = [f"n{i:02}" for i in range(50)]
