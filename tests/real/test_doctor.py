@@ -144,6 +144,7 @@ def test_a_worker_stuck_in_the_users_code_is_named_with_its_line(tmp_path: Path)
     assert job.end() == 1, job.output
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_is_gone(tmp_path: Path) -> None:
     job = started(tmp_path, {}, "30s")
     job.until_step(1500)

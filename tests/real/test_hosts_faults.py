@@ -45,6 +45,7 @@ def endless(name: str, place: Path, **more: object) -> Path:
     return jobs.render(place, spec, target="hosts")
 
 
+@pytest.mark.nightly
 def test_a_host_that_loses_its_power_is_named_and_the_others_end(rig: Rig, tmp_path: Path) -> None:
     driver = fleet.Driver(rig, endless("power", tmp_path))
     driver.until_step(10)
@@ -56,6 +57,7 @@ def test_a_host_that_loses_its_power_is_named_and_the_others_end(rig: Rig, tmp_p
     assert rig.strays(within=10) == []
 
 
+@pytest.mark.nightly
 def test_a_cable_pulled_for_five_seconds_costs_five_seconds(rig: Rig, tmp_path: Path) -> None:
     bundles = fleet.both(tmp_path, fleet.spec(NAMES, {"steps": 600}, name="cable"))
     driver = fleet.Driver(rig, bundles[0])
@@ -89,6 +91,7 @@ def test_a_killed_driver_leaves_a_clean_stop_behind(rig: Rig, tmp_path: Path) ->
     assert ends.pop().startswith("stopped ")
 
 
+@pytest.mark.nightly
 def test_ssh_that_is_cut_off_ends_the_job_by_name(rig: Rig, tmp_path: Path) -> None:
     driver = fleet.Driver(rig, endless("ssh", tmp_path))
     driver.until_step(10)
@@ -107,7 +110,9 @@ def test_a_killed_worker_is_restarted_by_torchrun_on_all_hosts(rig: Rig, tmp_pat
     fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun-static", "env"])
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("torchrun-static", marks=pytest.mark.nightly), "env"]
+)
 def test_a_killed_worker_has_the_driver_start_all_anew(
     rig: Rig, tmp_path: Path, launcher: str
 ) -> None:
@@ -150,6 +155,7 @@ def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(tmp_path: Path)
         fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
 
 
+@pytest.mark.nightly
 def test_an_elastic_job_whose_head_is_lost_goes_on_with_another_head(
     rig: Rig, tmp_path: Path
 ) -> None:
@@ -181,6 +187,7 @@ def test_a_disk_without_room_is_named_before_anything_starts(rig: Rig, tmp_path:
     assert "room" in named or "space" in named
 
 
+@pytest.mark.nightly
 def test_a_disk_that_fills_up_while_training_fails_by_name(rig: Rig, tmp_path: Path) -> None:
     # The head has rank 0 with static ranks, so it is the one that writes.
     spec = fleet.spec(

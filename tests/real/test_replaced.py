@@ -106,6 +106,7 @@ def test_every_rank_of_an_earlier_start_ends_and_none_is_started_again(tmp_path:
     assert_no_trace(tmp_path, resumed)
 
 
+@pytest.mark.nightly
 def test_an_earlier_start_that_hangs_ends_too_and_so_does_a_rank_that_wakes_up_later(
     tmp_path: Path,
 ) -> None:
@@ -129,6 +130,7 @@ def test_an_earlier_start_that_hangs_ends_too_and_so_does_a_rank_that_wakes_up_l
     assert_no_trace(tmp_path, resumed)
 
 
+@pytest.mark.nightly
 def test_a_host_may_belong_to_the_earlier_and_to_the_later_start(tmp_path: Path) -> None:
     first = start("a", tmp_path, free_port(), restart=0, nodes=1, procs=2)
     with hosts(first):

@@ -50,6 +50,7 @@ def test_a_preemption_before_the_training_begins_brings_it_back(
     assert_done_with_the_bits_of_one_machine(job, alone, starts=2)
 
 
+@pytest.mark.nightly
 def test_a_step_that_is_longer_than_killwait_brings_it_back_all_the_same(
     cluster: Slurm, alone: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_stop_made_in_the_queue_ends_the_job_there(cluster: Slurm) -> None:
     assert sorted(path.name for path in job.directory.glob("bundle-*")) == []
 
 
+@pytest.mark.nightly
 def test_every_process_signalled_at_once_brings_it_back(cluster: Slurm, alone: Path) -> None:
     # srun ends the tasks by KILL then: what is lost is what stands behind the newest checkpoint.
     job = Batch(cluster, batch.spec("full", PAUSE, nodes=2))

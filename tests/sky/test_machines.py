@@ -70,6 +70,7 @@ def met_at(runs: list[machines.Run]) -> int:
     return int(re.search(r"node0 is the head, at [\d.]+:(\d+)", said(runs))[1])
 
 
+@pytest.mark.nightly
 def test_done_is_zero_and_the_bucket_has_the_bits_of_one_machine(
     task: MakeTask, rig: Rig, alone: dict[str, torch.Tensor]
 ) -> None:
@@ -128,6 +129,7 @@ def test_an_object_called_stop_ends_it_for_good_and_a_new_task_goes_on(
 OWN_LOOP = Path(__file__).parents[2] / "examples" / "code" / "own_loop" / "my_train.py"
 
 
+@pytest.mark.nightly
 def test_a_loop_of_your_own_stops_for_the_object_and_the_next_task_goes_on(
     skypilot: SkyPilot, rig: Rig, tmp_path: Path
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_notice_of_preemption_on_any_machine_makes_skypilot_start_it_again(
     assert_done(job, job.start(), alone)
 
 
+@pytest.mark.nightly
 def test_sky_cancel_loses_no_step(task: MakeTask, rig: Rig) -> None:
     job = task()
     runs = job.start(**SLOW)
