@@ -80,13 +80,12 @@ def test_a_fast_and_a_slow_machine_on_a_slow_wire(tmp_path: Path) -> None:
 def test_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start_goes_on(
     rig: Rig, tmp_path: Path
 ) -> None:
-    hosts = ["desk", "laptop", "tower"]
-    bundles = fleet.both(tmp_path, fleet.spec(hosts, {"steps": 600}, name="ctrl-c"))
+    bundles = fleet.both(tmp_path, fleet.spec(["desk", "laptop"], {"steps": 600}, name="ctrl-c"))
     first = fleet.Driver(rig, bundles[0])
     first.until_step(20)
     first.process.send_signal(signal.SIGINT)
     assert first.end() == 75, first.output
-    ends = {fleet.status(rig, each.name, "ctrl-c") for each in rig}
+    ends = {fleet.status(rig, each, "ctrl-c") for each in ("desk", "laptop")}
     assert len(ends) == 1
     assert ends.pop().startswith("stopped ")
     assert rig.strays(within=5) == []

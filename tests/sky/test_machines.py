@@ -1,4 +1,4 @@
-"""The exact bash that SkyPilot runs on each machine, on two machines with two processes each.
+"""The exact bash that SkyPilot runs on each machine, on two machines.
 
 Every story ends as SkyPilot sees it, by the exit codes that it acts on: 0 done, 175 start it again, 130
 leave it, 1 failed, 69 it could not start.
@@ -74,7 +74,7 @@ def met_at(runs: list[machines.Run]) -> int:
 def test_done_is_zero_and_the_bucket_has_the_bits_of_one_machine(
     task: MakeTask, rig: Rig, alone: dict[str, torch.Tensor]
 ) -> None:
-    job = task()
+    job = task(procs_per_node=2)
     runs = job.start()
     assert_done(job, runs, alone)
     assert "4 processes on 2 hosts" in said(runs)
