@@ -25,6 +25,9 @@ GRACE_S = 10.0
 # How long execve may leave a process without arguments and environment.
 EXEC_S = 1.0
 
+# Else each of some thousand processes compiles the training module anew, which no user's does.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # CI asks every time the same; at a desk hypothesis goes on looking for new cases.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("desk", deadline=None)

@@ -246,6 +246,7 @@ def test_hostile_values_arrive_byte_for_byte(rig: Rig, tmp_path: Path, launcher:
         assert not list(home.glob("**/pwned"))
 
 
+@pytest.mark.nightly
 def test_only_what_changed_is_sent_again(rig: Rig, tmp_path: Path) -> None:
     spec = fleet.spec(["desk", "laptop"], {"steps": 10}, name="changed")
     bundle = jobs.render(tmp_path, spec, target="hosts")

@@ -249,6 +249,7 @@ def test_a_fault_in_the_users_code_is_told_once_with_its_host(rig: Rig, tmp_path
         assert fleet.status(rig, name, "typo").startswith("failed 0 ")
 
 
+@pytest.mark.nightly
 def test_a_second_driver_is_refused_and_disturbs_nothing(rig: Rig, tmp_path: Path) -> None:
     bundle = endless("twice", tmp_path)
     first = fleet.Driver(rig, bundle)

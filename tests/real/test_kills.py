@@ -199,6 +199,7 @@ def test_torchrun_restarts_crashed_workers_by_itself(
     assert {row["generation"] for row in jobs.rows(tmp_path / "ckpt")} == {1, 2, 3, 4}
 
 
+@pytest.mark.nightly
 def test_it_gives_up_when_nothing_is_committed_between_two_crashes(tmp_path: Path) -> None:
     crashing = MODEL.replace(
         "    calls += 1\n", "    calls += 1\n    assert calls < 40, 'the bug of the user'\n"

@@ -219,6 +219,7 @@ def test_a_host_dies_and_comes_back_and_the_bits_are_those_of_one_process(
     jobs.assert_same_bits(jobs.final_tensors(last[0]), alone[STEPS])
 
 
+@pytest.mark.nightly
 def test_a_host_that_is_told_to_go_parts_from_the_others_at_a_step_they_agree_on(
     tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
 ) -> None:

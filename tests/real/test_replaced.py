@@ -167,6 +167,7 @@ def test_nothing_is_written_from_the_moment_the_directory_is_taken(tmp_path: Pat
     assert list(tmp_path.glob(".tmp-step-*")) == []
 
 
+@pytest.mark.nightly
 def test_an_earlier_start_that_comes_too_late_is_not_begun(tmp_path: Path) -> None:
     later = start("a", tmp_path, free_port(), restart=1, nodes=1)
     with hosts(later):

@@ -34,6 +34,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return batch.alone(tmp_path_factory.mktemp("alone"))
 
 
+@pytest.mark.nightly
 def test_every_shape_gives_the_bits_of_one_machine(cluster: Slurm, alone: Path) -> None:
     shapes = [(nodes, procs) for nodes in (1, 2, 3) for procs in (1, 2)]
     submitted = [

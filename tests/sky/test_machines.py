@@ -85,6 +85,7 @@ def test_done_is_zero_and_the_bucket_has_the_bits_of_one_machine(
     assert "owner.json" not in held  # a clean end gives it up: the next task need not wait
 
 
+@pytest.mark.nightly
 def test_a_task_whose_machines_vanish_goes_on_from_the_bucket_on_new_ones(
     task: MakeTask, rig: Rig, alone: dict[str, torch.Tensor]
 ) -> None:
