@@ -4,14 +4,17 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help run rig sky test lint types bench golden lock dist clean venv
+.PHONY: help run rig sky check test nightly lint types bench golden lock dist clean venv
 
 # The job that `make run` renders and runs: make run SPEC=examples/toy.yaml
 SPEC := examples/gpt.yaml
 # The hosts that `make rig` brings up: make rig HOSTS="desk laptop:wlan0 vm3"
 HOSTS := desk laptop
-# Passed on to pytest, to run a part: make test ARGS="tests/ddpgen -k quoting"
+# Passed on to pytest, to run a part: make check ARGS="tests/ddpgen -k quoting"
 ARGS :=
+
+# Five at a time on two cores: most tests wait for something.
+PYTEST := python -m pytest -n 5 --dist worksteal
 
 BIN := $(CURDIR)/.venv/bin
 # Rendered scripts call `python3` as a user's would; this makes it .venv's.
@@ -31,9 +34,16 @@ rig: venv ## as root: hosts on this machine (HOSTS="desk laptop:wlan0"), and a s
 sky: ## SkyPilot, in an environment of its own (.venv-sky); without it the tests of tier sky are skipped
 	@tools/venv.sh sky
 
-test: lint types ## everything: format, lint, types, the whole test suite
-	@# Four at a time: most of the time is waiting for a fault to be noticed.
-	python -m pytest -n 4 --dist worksteal $(ARGS)
+check: lint types ## format, lint, types and every test that starts no engine: at most 4 minutes
+	$(PYTEST) -m "not real and not nightly" $(ARGS)
+
+test: lint types ## check, and the real stories: local, hosts, Slurm, SkyPilot; at most 12 minutes
+	$(PYTEST) -m "not nightly" $(ARGS)
+
+nightly: lint types ## every test, and the promised times alone on the machine: more than an hour
+	$(PYTEST) --ignore-glob='*/tests/real/test_preflight*.py'
+	@# One at a time: a story that shares the processors says nothing of the seconds it takes.
+	DDPGEN_TEST_TIMES=1 python -m pytest tests/real/test_preflight*.py
 
 lint: venv ## formatting and lint, as CI judges them
 	ruff format --check .

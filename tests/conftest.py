@@ -25,6 +25,9 @@ GRACE_S = 10.0
 # How long execve may leave a process without arguments and environment.
 EXEC_S = 1.0
 
+# Else each of some thousand processes compiles the training module anew, which no user's does.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # CI asks every time the same; at a desk hypothesis goes on looking for new cases.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("desk", deadline=None)
@@ -45,8 +48,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test first: the others are done beside it."""
-    items.sort(key=lambda item: item.path.name != "test_sky_jobs.py")
+    """The longest test first, then the other long ones: what is left to do at the end is short."""
+    items.sort(
+        key=lambda item: (
+            item.path.name != "test_sky_jobs.py",
+            item.get_closest_marker("real") is None,
+        )
+    )
 
 
 @pytest.fixture(scope="session")

@@ -96,6 +96,7 @@ def test_sdist_holds_every_file_of_the_project_and_builds_the_same_wheel(
     assert zipfile.ZipFile(again).namelist() == zipfile.ZipFile(wheel).namelist()
 
 
+@pytest.mark.nightly
 def test_installed_wheel_puts_only_ddpgen_into_site_packages(empty_environment: Path) -> None:
     looked = run(
         empty_environment / "bin/python",
@@ -107,12 +108,14 @@ def test_installed_wheel_puts_only_ddpgen_into_site_packages(empty_environment: 
     assert looked.strip() == "True None"
 
 
+@pytest.mark.nightly
 def test_installed_wheel_explains_a_code_of_the_preflight(empty_environment: Path) -> None:
     env = clean(empty_environment)
     said = run("ddpgen", "explain", "nic001", cwd=empty_environment, env=env)
     assert said.startswith("NIC001: the interface does not exist\n")
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 @pytest.mark.timeout(400)
 def test_installed_wheel_renders_elsewhere_and_what_it_rendered_trains_to_the_end(

@@ -76,6 +76,7 @@ def works(checkout: Path) -> bool:
     return done.stdout.strip() == str(checkout / "ddpgen/__init__.py")
 
 
+@pytest.mark.nightly
 def test_second_make_has_nothing_to_do_and_a_changed_lock_is_noticed(checkout: Path) -> None:
     assert "creating .venv" in set_up(checkout)
     assert works(checkout)
@@ -86,6 +87,7 @@ def test_second_make_has_nothing_to_do_and_a_changed_lock_is_noticed(checkout: P
     assert set_up(checkout) == ""
 
 
+@pytest.mark.nightly
 def test_killed_install_is_done_over(checkout: Path) -> None:
     process = start(checkout)
     assert process.stdout is not None
@@ -99,6 +101,7 @@ def test_killed_install_is_done_over(checkout: Path) -> None:
     assert works(checkout)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("flock") is None, reason="this system has no flock")
 def test_two_makes_at_once_set_up_once(checkout: Path) -> None:
     both = [start(checkout), start(checkout)]
@@ -144,4 +147,4 @@ def test_make_alone_lists_every_target_with_what_it_does() -> None:
     listed = dict(line.split(maxsplit=2)[1:] for line in done.stdout.splitlines())
     assert set(listed) == set(targets) - {"venv"}
     assert all(len(text) > 10 for text in listed.values())
-    assert set(listed) >= {"run", "test", "lint", "bench", "golden"}
+    assert set(listed) >= {"run", "check", "test", "nightly", "lint", "bench", "golden"}

@@ -6,7 +6,6 @@ when. Knows no fault: stories do to the rig what they tell of.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -18,11 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.real import fleet, jobs
 from tests.real.rig import Host, Machine, Rig
 
 NAMES = ("desk", "laptop", "tower")
-LAUNCHERS = ("torchrun", "torchrun-static", "env")
+# --preflight never reads which launcher comes after it: one is enough outside of the night.
+LAUNCHERS = (
+    "torchrun",
+    pytest.param("torchrun-static", marks=pytest.mark.nightly),
+    pytest.param("env", marks=pytest.mark.nightly),
+)
 # What is promised: named so many seconds after the last host was started.
 WITHIN_S = 10.0
 PATIENCE_S = 90.0
@@ -33,15 +39,10 @@ REFUSED = 69
 SMALL_DISK = "/data"
 
 
-def stalled_s() -> float:
-    """Seconds so far in which something on this machine waited for a processor or for a disk; 0 where the
-    kernel does not count them (Documentation/accounting/psi.rst)."""
-    total = 0
-    for what in ("cpu", "io"):
-        with contextlib.suppress(OSError):
-            found = re.search(r"^some .*total=(\d+)", Path(f"/proc/pressure/{what}").read_text())
-            total += int(found[1]) if found else 0
-    return total / 1e6
+def in_time(took_s: float, within_s: float = WITHIN_S) -> bool:
+    """Whether it came within the seconds that are promised. Asked by `make nightly` only, which runs these
+    stories one at a time: beside others they show what is said, and not how fast."""
+    return took_s < within_s or "DDPGEN_TEST_TIMES" not in os.environ
 
 
 def hosts(names: Sequence[str] = NAMES, **more: Any) -> list[Host]:
@@ -74,7 +75,7 @@ class Terminal:
         self.lines: list[tuple[float, str]] = []
         self._news = threading.Condition()
         self._ended = False
-        self.began, self.stalled = time.monotonic(), stalled_s()
+        self.began = time.monotonic()
         self.process = machine.popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", **options,
@@ -157,8 +158,7 @@ class Launch:
 
     def __init__(self, terminals: Sequence[Terminal]) -> None:
         self.terminals = {each.host: each for each in terminals}
-        last = max(terminals, key=lambda each: each.began)
-        self.began, self._stalled = last.began, last.stalled
+        self.began = max(each.began for each in terminals)
 
     def __getitem__(self, host: str) -> Terminal:
         return self.terminals[host]
@@ -171,12 +171,6 @@ class Launch:
         codes = {name: each.end() for name, each in self.terminals.items()}
         assert codes == dict.fromkeys(codes, code), self.output
 
-    def within_s(self) -> float:
-        """The ten seconds that are promised, of a machine with a processor for everybody who wants one: here
-        several stories are told at once."""
-        busy = WITHIN_S * os.getloadavg()[0] / (os.cpu_count() or 1)
-        return max(busy, WITHIN_S + stalled_s() - self._stalled)
-
     def names(
         self, code: str, host: str, *words: str, on: Sequence[str] = (), severity: str = "error"
     ) -> None:
@@ -186,7 +180,7 @@ class Launch:
             assert len(shown) == 1, f"{each.host}: {code} {host}: {len(shown)}\n{self.output}"
             assert shown[0].severity == severity, self.output
             took = shown[0].at - self.began
-            assert took < self.within_s(), f"{each.host}: {code} after {took:.1f} s\n{self.output}"
+            assert in_time(took), f"{each.host}: {code} after {took:.1f} s\n{self.output}"
             for word in words:
                 assert word in shown[0].text, f"{word!r} is not in\n{shown[0].text}\n{self.output}"
 
@@ -200,7 +194,7 @@ class Launch:
         """These terminals have said in time that the host has not come."""
         for name in on:
             at = self[name].until(rf"waiting for .*\b{host}\b")
-            assert at - self.began < self.within_s(), self.output
+            assert in_time(at - self.began), self.output
             for word in words:
                 assert word in self[name].text, f"{word!r}: {self.output}"
 

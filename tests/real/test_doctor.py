@@ -88,6 +88,7 @@ def end(job: jobs.Job) -> None:
     job.end()
 
 
+@pytest.mark.nightly
 def test_a_healthy_run_has_nothing_odd_and_leaves_no_heartbeat(tmp_path: Path) -> None:
     job = started(tmp_path, {}, "60s")
     job.until_step(100)
@@ -144,6 +145,7 @@ def test_a_worker_stuck_in_the_users_code_is_named_with_its_line(tmp_path: Path)
     assert job.end() == 1, job.output
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_is_gone(tmp_path: Path) -> None:
     job = started(tmp_path, {}, "30s")
     job.until_step(1500)
@@ -169,6 +171,7 @@ def ask(rig: Rig, pattern: str, within: float) -> subprocess.CompletedProcess[st
         time.sleep(0.3)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rig_possible")
 def test_a_frozen_host_is_named_on_the_other_and_by_the_job(tmp_path: Path) -> None:
     spec = fleet.spec(

@@ -58,7 +58,11 @@ def test_no_example_is_forgotten_here() -> None:
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("toy", []), ("gpt", ["--steps=12", "--log-every=1"]), ("own_model", ["--steps=40"])],
+    [
+        pytest.param("toy", [], marks=pytest.mark.nightly),
+        ("gpt", ["--steps=12", "--log-every=1"]),
+        ("own_model", ["--steps=40"]),
+    ],
 )
 def test_an_example_runs_to_its_end(name: str, arguments: list[str], tmp_path: Path) -> None:
     job = jobs.run(rendered(name, tmp_path), *arguments, env=with_this_python())
@@ -102,6 +106,7 @@ def test_an_own_loop_is_stopped_goes_on_and_ends(tmp_path: Path) -> None:
     assert (directory / "status").read_text().startswith("done ")
 
 
+@pytest.mark.nightly
 def test_a_terminal_that_is_closed_ends_the_job_cleanly(tmp_path: Path) -> None:
     job = jobs.spec({**jobs.GPT, "steps": 100_000, "schedule": "constant"}, procs_per_node=2)
     bundle = jobs.render(tmp_path, job)

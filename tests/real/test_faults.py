@@ -73,10 +73,22 @@ def empty(newest: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncate, "is not valid: model.pt has 1000 bytes instead of"),
+        pytest.param(
+            truncate,
+            "is not valid: model.pt has 1000 bytes instead of",
+            marks=pytest.mark.nightly,
+        ),
         (flip_a_bit, "is not valid: optimizer.pt does not match its sha256"),
-        (remove_the_marker, "is not valid: checkpoint.json is missing"),
-        (empty, "is not valid: checkpoint.json is missing"),
+        pytest.param(
+            remove_the_marker,
+            "is not valid: checkpoint.json is missing",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            empty,
+            "is not valid: checkpoint.json is missing",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_gives_the_same_bits(
@@ -135,6 +147,7 @@ def test_a_disk_that_fills_up_keeps_the_checkpoint_before_and_room_brings_the_ru
     jobs.assert_same_bits(jobs.final_tensors(small_disk), undisturbed)
 
 
+@pytest.mark.nightly
 def test_a_second_job_is_refused_while_the_first_lives_and_the_first_is_not_disturbed(
     tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
@@ -175,56 +188,3 @@ def test_an_old_attempt_that_wakes_up_beside_a_new_one_ends_and_damages_nothing(
     assert (tmp_path / "ckpt" / "status").read_text() == status
     assert sorted(p.name for p in (tmp_path / "ckpt").glob("step-*")) == before
     jobs.assert_same_bits(jobs.final_tensors(tmp_path / "ckpt"), undisturbed)
-
-
-def test_a_finished_job_that_is_started_again_says_so_and_changes_nothing(tmp_path: Path) -> None:
-    bundle = rendered(tmp_path)
-    assert jobs.run(bundle).process.returncode == 0
-    newest = jobs.checkpoints(tmp_path / "ckpt")[-1]
-    inode = (newest / "model.pt").stat().st_ino
-    again = jobs.run(bundle)
-    assert again.process.returncode == 0
-    assert "resuming at step 40 of 40" in again.output
-    assert (newest / "model.pt").stat().st_ino == inode
-
-
-def test_other_settings_are_not_mixed_into_a_run_unless_asked(tmp_path: Path) -> None:
-    bundle = rendered(tmp_path)
-    assert jobs.run(bundle, "--steps=4", "--schedule=constant").process.returncode == 0
-    refused = jobs.run(bundle, "--steps=8", "--schedule=constant", "--lr=0.5")
-    assert refused.process.returncode == 1
-    assert "was written with other settings: lr: 0.001 -> 0.5" in refused.output
-    assert "add --accept-changes" in refused.lines[-2]
-    more = jobs.run(bundle, "--steps=8", "--schedule=constant")
-    assert more.process.returncode == 0, more.output
-    changed = ["--steps=10", "--schedule=constant", "--lr=0.5", "--accept-changes"]
-    assert jobs.run(bundle, *changed).process.returncode == 0
-
-
-def test_a_world_of_another_size_than_planned_is_an_error(tmp_path: Path) -> None:
-    job = jobs.run(rendered(tmp_path, restarts=0), "--world-size=3")
-    assert job.process.returncode == 1
-    assert "planned for 3 processes and started as 2" in job.lines[-2]
-
-
-def test_ranks_that_build_different_models_are_named_before_the_first_step(tmp_path: Path) -> None:
-    model = (
-        "import os, types, torch\n"
-        "def build(context):\n"
-        "    torch.manual_seed(int(os.environ['RANK']) // 2)\n"
-        "    model = torch.nn.Linear(2, 1)\n"
-        "    loss = lambda model, batch: model(batch).mean()\n"
-        "    return types.SimpleNamespace(model=model, dataset=torch.zeros(9, 2), loss=loss)\n"
-    )
-    train = {**TRAIN, "workload": "model.py:build", "args": {}}
-    spec = jobs.spec(train, procs_per_node=3)
-    job = jobs.run(jobs.render(tmp_path, spec, {"model.py": model}))
-    assert job.process.returncode == 1
-    assert "rank(s) 2 hold other parameters" in job.output
-    assert "step  1/" not in job.output
-
-
-def test_more_gpus_asked_for_than_there_are_is_named(tmp_path: Path) -> None:
-    job = jobs.run(rendered(tmp_path), "--backend=nccl", env={"CUDA_VISIBLE_DEVICES": ""})
-    assert job.process.returncode == 1
-    assert "backend nccl needs CUDA, and this torch sees no CUDA device" in job.lines[-2]

@@ -50,7 +50,13 @@ class Said(NamedTuple):
     err: str
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["login-node", "laptop"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(False, id="login-node", marks=pytest.mark.nightly),
+        pytest.param(True, id="laptop"),
+    ],
+)
 def desk(
     request: pytest.FixtureRequest, new_slurm: NewSlurm, tmp_path_factory: pytest.TempPathFactory
 ) -> Desk:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.real.rig import Host, Rig
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 NAMES = ["desk", "laptop", "tower"]
+PAIR = NAMES[:2]
 # Until a host that has gone silent is given up: ssh's 30 s, the collective timeout, torchrun's end.
 SILENT_S = 150
 
@@ -40,13 +42,14 @@ def rig(module_rig: Rig) -> Rig:
     return module_rig
 
 
-def endless(name: str, place: Path, **more: object) -> Path:
-    spec = fleet.spec(NAMES, {"steps": 1_000_000}, name=name, **more)
+def endless(name: str, place: Path, names: Sequence[str] = PAIR) -> Path:
+    spec = fleet.spec(names, {"steps": 1_000_000}, name=name)
     return jobs.render(place, spec, target="hosts")
 
 
+@pytest.mark.nightly
 def test_a_host_that_loses_its_power_is_named_and_the_others_end(rig: Rig, tmp_path: Path) -> None:
-    driver = fleet.Driver(rig, endless("power", tmp_path))
+    driver = fleet.Driver(rig, endless("power", tmp_path, NAMES))
     driver.until_step(10)
     rig["tower"].power_off()
     began = time.monotonic()
@@ -56,6 +59,7 @@ def test_a_host_that_loses_its_power_is_named_and_the_others_end(rig: Rig, tmp_p
     assert rig.strays(within=10) == []
 
 
+@pytest.mark.nightly
 def test_a_cable_pulled_for_five_seconds_costs_five_seconds(rig: Rig, tmp_path: Path) -> None:
     bundles = fleet.both(tmp_path, fleet.spec(NAMES, {"steps": 600}, name="cable"))
     driver = fleet.Driver(rig, bundles[0])
@@ -84,11 +88,12 @@ def test_a_killed_driver_leaves_a_clean_stop_behind(rig: Rig, tmp_path: Path) ->
     driver.process.kill()
     driver.end()
     assert rig.strays(within=60) == []
-    ends = {fleet.status(rig, name, "driver") for name in NAMES}
+    ends = {fleet.status(rig, name, "driver") for name in PAIR}
     assert len(ends) == 1
     assert ends.pop().startswith("stopped ")
 
 
+@pytest.mark.nightly
 def test_ssh_that_is_cut_off_ends_the_job_by_name(rig: Rig, tmp_path: Path) -> None:
     driver = fleet.Driver(rig, endless("ssh", tmp_path))
     driver.until_step(10)
@@ -99,7 +104,7 @@ def test_ssh_that_is_cut_off_ends_the_job_by_name(rig: Rig, tmp_path: Path) -> N
 
 
 def test_a_killed_worker_is_restarted_by_torchrun_on_all_hosts(rig: Rig, tmp_path: Path) -> None:
-    bundles = fleet.both(tmp_path, fleet.spec(NAMES, {"steps": 600}, name="worker"))
+    bundles = fleet.both(tmp_path, fleet.spec(PAIR, {"steps": 600}, name="worker"))
     driver = fleet.Driver(rig, bundles[0])
     driver.until_step(30)
     kill_a_worker(rig, "laptop")
@@ -107,13 +112,15 @@ def test_a_killed_worker_is_restarted_by_torchrun_on_all_hosts(rig: Rig, tmp_pat
     fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun-static", "env"])
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("torchrun-static", marks=pytest.mark.nightly), "env"]
+)
 def test_a_killed_worker_has_the_driver_start_all_anew(
     rig: Rig, tmp_path: Path, launcher: str
 ) -> None:
     name = f"anew-{launcher}"
     tier = {"rendezvous": {"launcher": launcher}}
-    bundles = fleet.both(tmp_path, fleet.spec(NAMES, {"steps": 600}, name=name, tier=tier))
+    bundles = fleet.both(tmp_path, fleet.spec(PAIR, {"steps": 600}, name=name, tier=tier))
     driver = fleet.Driver(rig, bundles[0])
     driver.until_step(30)
     kill_a_worker(rig, "laptop")
@@ -150,6 +157,7 @@ def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(tmp_path: Path)
         fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
 
 
+@pytest.mark.nightly
 def test_an_elastic_job_whose_head_is_lost_goes_on_with_another_head(
     rig: Rig, tmp_path: Path
 ) -> None:
@@ -181,6 +189,7 @@ def test_a_disk_without_room_is_named_before_anything_starts(rig: Rig, tmp_path:
     assert "room" in named or "space" in named
 
 
+@pytest.mark.nightly
 def test_a_disk_that_fills_up_while_training_fails_by_name(rig: Rig, tmp_path: Path) -> None:
     # The head has rank 0 with static ranks, so it is the one that writes.
     spec = fleet.spec(
@@ -203,7 +212,7 @@ def test_a_host_that_cannot_be_reached_is_named_and_nothing_starts(
     rig: Rig, tmp_path: Path
 ) -> None:
     rig["tower"].power_off()
-    driver = fleet.Driver(rig, endless("unreachable", tmp_path))
+    driver = fleet.Driver(rig, endless("unreachable", tmp_path, NAMES))
     assert driver.end() == 69, driver.output
     assert "nothing was started" in driver.output
     assert [line for line in driver.lines if line.startswith("ddpgen: tower: ")]
@@ -229,17 +238,18 @@ def test_a_host_that_is_set_up_wrongly_ends_all_with_its_reason(
 
 
 def test_a_fault_in_the_users_code_is_told_once_with_its_host(rig: Rig, tmp_path: Path) -> None:
-    spec = fleet.spec(NAMES, {"args": {"witdh": 3}}, name="typo")
+    spec = fleet.spec(PAIR, {"args": {"witdh": 3}}, name="typo")
     # Past the generator's own check, as a workload of the user's would be.
     spec["train"] |= {"workload": "mine.py:build", "args": {"dept": 3}}
     code = {"mine.py": "def build(context, *, depth=1):\n    raise SystemExit\n"}
     driver = fleet.Driver(rig, jobs.render(tmp_path, spec, code, target="hosts"))
     assert driver.end() == 1, driver.output
     assert "train.args.dept: workload 'mine.py:build' has no such argument" in driver.output
-    for name in NAMES:
+    for name in PAIR:
         assert fleet.status(rig, name, "typo").startswith("failed 0 ")
 
 
+@pytest.mark.nightly
 def test_a_second_driver_is_refused_and_disturbs_nothing(rig: Rig, tmp_path: Path) -> None:
     bundle = endless("twice", tmp_path)
     first = fleet.Driver(rig, bundle)
@@ -252,6 +262,7 @@ def test_a_second_driver_is_refused_and_disturbs_nothing(rig: Rig, tmp_path: Pat
     assert first.end() == 75, first.output
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rig_possible")
 def test_fifty_hosts_are_driven_at_once(tmp_path: Path) -> None:
     names = [f"n{i:02}" for i in range(50)]

@@ -131,14 +131,23 @@ def kill(victim: str, job: jobs.Job, dice: random.Random) -> None:
         os.kill(job.process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("victim", ["worker", "all workers", "agent", "launch script"])
+VICTIMS = ["worker", "all workers", "agent", "launch script"]
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [
+        pytest.param(VICTIMS, id="each"),
+        *(pytest.param([each] * 4, marks=pytest.mark.nightly, id=each) for each in VICTIMS),
+    ],
+)
 def test_killed_and_relaunched_on_other_process_counts(
-    tmp_path: Path, victim: str, undisturbed: dict[str, torch.Tensor]
+    tmp_path: Path, victims: list[str], undisturbed: dict[str, torch.Tensor]
 ) -> None:
-    dice = random.Random(f"{victim} {os.environ.get('DDPGEN_TEST_SEED', '0')}")
+    dice = random.Random(f"{victims} {os.environ.get('DDPGEN_TEST_SEED', '0')}")
     bundles = {n: rendered(tmp_path, n, restarts=0) for n in (1, 2, 3)}
     directory, hold, processes = tmp_path / "ckpt", tmp_path / "hold", 0
-    for _ in range(4):
+    for victim in victims:
         processes = dice.choice([n for n in bundles if n != processes])
         steps = dice.randint(2, 8)
         # All that is left takes less than a tenth of a second: it does not get far without the kill.
@@ -190,6 +199,7 @@ def test_torchrun_restarts_crashed_workers_by_itself(
     assert {row["generation"] for row in jobs.rows(tmp_path / "ckpt")} == {1, 2, 3, 4}
 
 
+@pytest.mark.nightly
 def test_it_gives_up_when_nothing_is_committed_between_two_crashes(tmp_path: Path) -> None:
     crashing = MODEL.replace(
         "    calls += 1\n", "    calls += 1\n    assert calls < 40, 'the bug of the user'\n"

@@ -120,11 +120,11 @@ def test_a_stop_file_on_one_host_stops_both_and_the_other_goes_on_from_its_check
     jobs.assert_same_bits(jobs.final_tensors(tmp_path / "b"), alone[STEPS])
 
 
-@pytest.mark.parametrize("culprit", ["first", "other"])
+@pytest.mark.parametrize("culprit", [pytest.param("first", marks=pytest.mark.nightly), "other"])
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        ("--backend=nccl", "backend nccl needs CUDA"),
+        pytest.param("--backend=nccl", "backend nccl needs CUDA", marks=pytest.mark.nightly),
         ("--workload=gtp", "workload 'gtp' is neither built in"),
     ],
 )
@@ -146,6 +146,7 @@ def test_a_fault_of_one_host_is_told_by_both_whoever_has_it(
         assert host.output.count("Traceback") <= barrier, host.output
 
 
+@pytest.mark.nightly
 def test_without_torchrun_the_bits_are_the_same(
     tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
 ) -> None:
@@ -159,6 +160,7 @@ def test_without_torchrun_the_bits_are_the_same(
     jobs.assert_same_bits(jobs.final_tensors(tmp_path / "a"), alone[12])
 
 
+@pytest.mark.nightly
 def test_two_hosts_of_one_name_are_told_apart_and_refused(tmp_path: Path) -> None:
     port = free_port()
     pair = [
@@ -171,6 +173,7 @@ def test_two_hosts_of_one_name_are_told_apart_and_refused(tmp_path: Path) -> Non
             assert "twin: two hosts are called 'twin'" in host.status, host.output
 
 
+@pytest.mark.nightly
 def test_a_directory_that_a_live_job_holds_is_refused_on_all_hosts(tmp_path: Path) -> None:
     attempt = claim(tmp_path / "a", "rival", os.getpid())
     port = free_port()
@@ -185,6 +188,7 @@ def test_a_directory_that_a_live_job_holds_is_refused_on_all_hosts(tmp_path: Pat
             )
 
 
+@pytest.mark.nightly
 def test_a_host_dies_and_comes_back_and_the_bits_are_those_of_one_process(
     tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
 ) -> None:
@@ -215,6 +219,7 @@ def test_a_host_dies_and_comes_back_and_the_bits_are_those_of_one_process(
     jobs.assert_same_bits(jobs.final_tensors(last[0]), alone[STEPS])
 
 
+@pytest.mark.nightly
 def test_a_host_that_is_told_to_go_parts_from_the_others_at_a_step_they_agree_on(
     tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
 ) -> None:
@@ -243,6 +248,7 @@ def test_a_host_that_is_told_to_go_parts_from_the_others_at_a_step_they_agree_on
     jobs.assert_same_bits(jobs.final_tensors(tmp_path / "stays"), alone[STEPS])
 
 
+@pytest.mark.nightly
 def test_a_worker_is_killed_and_the_workers_of_both_hosts_start_again(
     tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
 ) -> None:

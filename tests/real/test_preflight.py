@@ -1,6 +1,6 @@
 """Before torch starts: interfaces and names that lead astray, named on every host's terminal.
 
-Every fault is done to the hosts for real, once with each launcher. The other stories of the kind:
+Every fault is done to the hosts for real, in the night once with each launcher. The other stories of the kind:
 test_preflight_network (ports, firewalls, links), test_preflight_missing (hosts that do not come, ranks),
 test_preflight_hosts (versions, disks, limits, GPUs), test_preflight_healthy (no false alarm).
 """

@@ -84,6 +84,7 @@ def serving(machine: Machine) -> Iterator[Server]:
         server.process.stdin.close()  # type: ignore[union-attr]
 
 
+@pytest.mark.nightly
 def test_two_hundred_launches_of_healthy_hosts_raise_no_alarm(rig: Rig) -> None:
     assert launched(rig, LAUNCHES) == []
 

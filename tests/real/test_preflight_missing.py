@@ -1,6 +1,6 @@
 """Before torch starts: hosts that do not come, do not stay, or are not who they should be, named on all.
 
-Every fault is done to the hosts for real, once with each launcher; see test_preflight.
+Every fault is done to the hosts for real, in the night once with each launcher; see test_preflight.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from tests.real import preflight
 from tests.real.conftest import NewRig
 from tests.real.preflight import (
     LAUNCHERS,
+    WITHIN_S,
     Launch,
     Stage,
     edited,
+    in_time,
 )
 from tests.real.rig import Rig
 
@@ -60,7 +62,7 @@ def test_a_host_that_is_not_started_is_waited_for_by_name(stage: Stage) -> None:
     for name in OTHERS:
         shown = launch[name].findings()
         assert [(one.code, one.host) for one in shown] == [("HOST001", "laptop")], launch.output
-        assert shown[0].at - launch.began < preflight.IN_VAIN_S + launch.within_s()
+        assert in_time(shown[0].at - launch.began, preflight.IN_VAIN_S + WITHIN_S)
     assert stage.rig.strays(within=5) == []
 
 
@@ -139,7 +141,7 @@ def test_a_script_that_is_ended_before_the_verdict(stage: Stage) -> None:
     (script,) = [p for p in stage.rig["laptop"].processes() if "supervise" in p.command]
     os.kill(script.pid, signal.SIGKILL)
     at = launch["desk"].until(r"HOST003 +laptop|waiting for .*laptop")
-    assert at - launch.began < 2 * launch.within_s()
+    assert in_time(at - launch.began, 2 * WITHIN_S)
     stage.rig["desk"].kill_all()
 
 
@@ -154,7 +156,7 @@ def test_one_hosts_script_on_two_hosts(stage: Stage) -> None:
     for terminal in launch.terminals.values():
         shown = [one for one in terminal.findings() if one.code == "RANK001"]
         assert len(shown) == 1, launch.output
-        assert shown[0].at - launch.began < launch.within_s()
+        assert in_time(shown[0].at - launch.began)
         assert "192.168.7.2" in shown[0].text, launch.output
         assert "192.168.7.3" in shown[0].text, launch.output
 
@@ -182,7 +184,7 @@ def test_a_host_of_another_job_is_told_and_does_no_harm(stage: Stage) -> None:
     launch = job.start("desk", "laptop", "tower")
     launch["tower"].end()
     at = launch["desk"].until("another")
-    assert at - launch.began < launch.within_s()
+    assert in_time(at - launch.began)
     assert "RANK004" in launch["tower"].text, launch.output
     for name in ("desk", "laptop"):
         assert launch[name].process.poll() is None, launch.output

@@ -1,6 +1,6 @@
 """Before torch starts: ports, firewalls and links, named on every host's terminal.
 
-Every fault is done to the hosts for real, once with each launcher; see test_preflight.
+Every fault is done to the hosts for real, in the night once with each launcher; see test_preflight.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.real.preflight import (
     Stage,
     as_root,
     closed_but_for,
+    in_time,
 )
 from tests.real.rig import Machine, Rig
 
@@ -146,7 +147,7 @@ def test_a_firewall_in_both_directions(stage: Stage) -> None:
     launch.waits_for("tower", on=["desk"])
     for name in ("laptop", "tower"):
         at = launch[name].until(r"no answer|firewall")
-        assert at - launch.began < launch.within_s(), launch.output
+        assert in_time(at - launch.began), launch.output
     refused(launch, stage.rig)
 
 

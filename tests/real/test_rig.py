@@ -23,7 +23,7 @@ from tests.real.rig import Host, Machine, Rig, RigError
 from tests.real.rig.rig import PREFIX
 from tests.real.rig.spec import wire
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST_ID = "DDPGEN_TEST_ID"

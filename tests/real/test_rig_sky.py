@@ -15,7 +15,7 @@ from tests.real.rig import Host, Machine, s3
 from tests.real.rig.s3 import Bucket
 from tests.real.rig.sky import BIN
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(120)]
 MIB = 1 << 20
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.real.rig import RigError
 from tests.real.rig.slurm import Slurm, SlurmError
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(120)]
 
 PATIENCE_S = 30.0
 # Tells what it is on the first start, and on every later one only that; waits to be ended on the first.

@@ -1,4 +1,7 @@
-"""The same spec on 1, 2, 3 and 4 processes ends in the same weights, to the bit."""
+"""The same spec on 1, 2, 3 and 4 processes ends in the same weights, to the bit.
+
+By the launch script and torchrun; what decides it is shown without them in tests/train/test_same_bits.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tests.real import jobs
 from tests.train.workloads.http_files import serving
 from tests.train.workloads.idx_files import image_set
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 PROCESSES = (1, 2, 3, 4)
 
 

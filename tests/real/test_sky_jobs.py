@@ -1,7 +1,7 @@
 """Jobs on spot machines, by SkyPilot itself: its server, its commands, its mounts, on a cloud of our own.
 
-What is rendered is what runs; the command line says only where (--infra slurm/rig --no-use-spot). One
-long story, as a launch takes a minute: what else can happen is told of SkyPilot's bash in tests/sky.
+What is rendered is what runs; the command line says only where (--infra slurm/rig --no-use-spot). A launch
+takes a minute, so there are two stories: what else can happen is told of SkyPilot's bash in tests/sky.
 """
 
 from __future__ import annotations
@@ -29,6 +29,22 @@ def sky(new_sky: NewSky) -> Sky:
     return made
 
 
+def test_a_job_whose_machines_are_taken_away_comes_back_and_ends_in_the_same_bits(
+    sky: Sky, tmp_path: Path
+) -> None:
+    wanted = skyjob.spec("once", PAUSE_S, mode="cached", procs_per_node=1)
+    job = SkyJob(sky, wanted)
+    job.launch()
+    alone = skyjob.alone(tmp_path, wanted)
+    job.until_checkpoint(EVERY, WITHIN_S)
+    job.lose(lambda: sky.preempt(job.id))
+    job.hurry()
+    assert sky.wait(job.id, "SUCCEEDED", within=WITHIN_S) == "SUCCEEDED"
+    assert job.checkpoints()[-1] == STEPS
+    jobs.assert_same_bits(job.final_tensors(), jobs.final_tensors(alone))
+
+
+@pytest.mark.nightly
 def test_a_job_comes_back_from_all_that_takes_its_machines_and_stays_away_after_a_stop(
     sky: Sky, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return batch.alone(tmp_path_factory.mktemp("alone"))
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("culprit", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_node_that_cannot_start_ends_the_job_for_good(cluster: Slurm, culprit: int) -> None:
     # srun ends the other node's script by a TERM, as a preemption would.
     setup = f'if [ "$SLURM_NODEID" = {culprit} ]; then false; else sleep 20; fi'
@@ -50,6 +50,7 @@ def test_a_preemption_before_the_training_begins_brings_it_back(
     assert_done_with_the_bits_of_one_machine(job, alone, starts=2)
 
 
+@pytest.mark.nightly
 def test_a_step_that_is_longer_than_killwait_brings_it_back_all_the_same(
     cluster: Slurm, alone: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_step_that_is_longer_than_killwait_brings_it_back_all_the_same(
     assert_done_with_the_bits_of_one_machine(job, alone, starts=2)
 
 
+@pytest.mark.nightly
 def test_one_job_of_an_array_is_struck_and_the_others_are_not(cluster: Slurm) -> None:
     wanted = batch.spec("many", PAUSE, starts=2, tier={"array": "0-1"})
     array = Batch(cluster, wanted, "--nodelist=node1", "--oversubscribe")
@@ -78,6 +80,7 @@ def test_one_job_of_an_array_is_struck_and_the_others_are_not(cluster: Slurm) ->
     assert cluster.show(other)["Restarts"] == "0"
 
 
+@pytest.mark.nightly
 def test_a_stop_by_hand_is_obeyed_once(cluster: Slurm, alone: Path) -> None:
     job = Batch(cluster, batch.spec("byhand", PAUSE, nodes=2))
     job.until_step(3)
@@ -100,6 +103,7 @@ def test_a_stop_made_in_the_queue_ends_the_job_there(cluster: Slurm) -> None:
     assert sorted(path.name for path in job.directory.glob("bundle-*")) == []
 
 
+@pytest.mark.nightly
 def test_every_process_signalled_at_once_brings_it_back(cluster: Slurm, alone: Path) -> None:
     # srun ends the tasks by KILL then: what is lost is what stands behind the newest checkpoint.
     job = Batch(cluster, batch.spec("full", PAUSE, nodes=2))
@@ -119,6 +123,7 @@ def test_a_cancelled_job_stops_cleanly_and_stays_away(cluster: Slurm) -> None:
     assert (job.directory / "status").read_text().startswith("stopped ")
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("slurm_possible")
 def test_a_node_that_slurm_does_not_miss_yet_is_missed() -> None:
     times = {"timeout": "20s", "collective_timeout": "8s"}

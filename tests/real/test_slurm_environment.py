@@ -157,6 +157,7 @@ def test_what_cannot_be_entered_is_named(
     assert said in log
 
 
+@pytest.mark.nightly
 def test_setup_runs_once_on_every_node_in_the_environment(cluster: Slurm) -> None:
     lines = ['it="it\'s"', 'echo "$it $SLURMD_NODENAME $PATH" >>/shared/setup.log']
     tier = {"environment": {"venv": "/shared/venv"}, "setup": lines}

@@ -91,6 +91,7 @@ def test_a_higher_partition_takes_the_nodes_away(cluster: Slurm, alone: Path) ->
         assert_done_with_the_bits_of_one_machine(job, alone, starts=2)
 
 
+@pytest.mark.nightly
 def test_nodes_and_daemons_that_are_lost(cluster: Slurm, alone: Path) -> None:
     # Slurm does not know yet that this one is down, and takes it.
     cluster.node("node2").power_off()

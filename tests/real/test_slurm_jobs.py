@@ -34,6 +34,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return batch.alone(tmp_path_factory.mktemp("alone"))
 
 
+@pytest.mark.nightly
 def test_every_shape_gives_the_bits_of_one_machine(cluster: Slurm, alone: Path) -> None:
     shapes = [(nodes, procs) for nodes in (1, 2, 3) for procs in (1, 2)]
     submitted = [
@@ -48,6 +49,7 @@ def test_every_shape_gives_the_bits_of_one_machine(cluster: Slurm, alone: Path) 
     assert cluster.rig.strays(within=30) == []
 
 
+@pytest.mark.nightly
 def test_twenty_jobs_at_once_on_one_node_have_twenty_ports(cluster: Slurm) -> None:
     first = Batch(cluster, batch.spec("ports"), "--hold", "--nodelist=node1")
     ids = []
@@ -105,6 +107,7 @@ def test_a_job_that_fails_stays_failed(cluster: Slurm) -> None:
     assert cluster.ended(wrong) == ("FAILED", "2:0")
 
 
+@pytest.mark.nightly
 def test_the_example_runs_on_what_is_free(cluster: Slurm) -> None:
     wanted = yaml.safe_load((jobs.ROOT / "examples" / "cluster.yaml").read_text())
     wanted = {**wanted, "python": sys.executable}

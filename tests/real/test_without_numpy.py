@@ -23,7 +23,13 @@ def without_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 TOY = {"workload": "toy", "steps": 4, "global_batch_size": 8, "micro_batch_size": 4}
 
 
-@pytest.mark.parametrize("train", [TOY, {**jobs.GPT, "steps": 4}], ids=["toy", "gpt"])
+@pytest.mark.parametrize(
+    "train",
+    [
+        pytest.param(TOY, id="toy", marks=pytest.mark.nightly),
+        pytest.param({**jobs.GPT, "steps": 4}, id="gpt"),
+    ],
+)
 def test_built_in_workloads_train_and_go_on(
     train: dict[str, Any], without_numpy: None, tmp_path: Path
 ) -> None:

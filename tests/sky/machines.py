@@ -52,7 +52,7 @@ def build(context, *, dies_after: int = 0):
 
 
 def spec(name: str, **job: Any) -> dict[str, Any]:
-    """A job of two machines with two processes each; `tier` holds what belongs below targets.sky."""
+    """A job of two machines; `tier` holds what belongs below targets.sky."""
     tier = {"bucket": "s3://my-checkpoints", **job.pop("tier", {})}
     train = {
         "workload": "paced.py:build",
@@ -67,7 +67,7 @@ def spec(name: str, **job: Any) -> dict[str, Any]:
     return {
         "name": name,
         "nodes": 2,
-        "procs_per_node": 2,
+        "procs_per_node": 1,
         "python": sys.executable,
         "checkpoint": {"every": f"{EVERY} steps"},
         "rendezvous": {"timeout": "60s", "collective_timeout": "20s"},

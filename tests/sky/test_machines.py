@@ -1,4 +1,4 @@
-"""The exact bash that SkyPilot runs on each machine, on two machines with two processes each.
+"""The exact bash that SkyPilot runs on each machine, on two machines.
 
 Every story ends as SkyPilot sees it, by the exit codes that it acts on: 0 done, 175 start it again, 130
 leave it, 1 failed, 69 it could not start.
@@ -70,10 +70,11 @@ def met_at(runs: list[machines.Run]) -> int:
     return int(re.search(r"node0 is the head, at [\d.]+:(\d+)", said(runs))[1])
 
 
+@pytest.mark.nightly
 def test_done_is_zero_and_the_bucket_has_the_bits_of_one_machine(
     task: MakeTask, rig: Rig, alone: dict[str, torch.Tensor]
 ) -> None:
-    job = task()
+    job = task(procs_per_node=2)
     runs = job.start()
     assert_done(job, runs, alone)
     assert "4 processes on 2 hosts" in said(runs)
@@ -84,6 +85,7 @@ def test_done_is_zero_and_the_bucket_has_the_bits_of_one_machine(
     assert "owner.json" not in held  # a clean end gives it up: the next task need not wait
 
 
+@pytest.mark.nightly
 def test_a_task_whose_machines_vanish_goes_on_from_the_bucket_on_new_ones(
     task: MakeTask, rig: Rig, alone: dict[str, torch.Tensor]
 ) -> None:
@@ -128,6 +130,7 @@ def test_an_object_called_stop_ends_it_for_good_and_a_new_task_goes_on(
 OWN_LOOP = Path(__file__).parents[2] / "examples" / "code" / "own_loop" / "my_train.py"
 
 
+@pytest.mark.nightly
 def test_a_loop_of_your_own_stops_for_the_object_and_the_next_task_goes_on(
     skypilot: SkyPilot, rig: Rig, tmp_path: Path
 ) -> None:
@@ -180,6 +183,7 @@ def test_a_notice_of_preemption_on_any_machine_makes_skypilot_start_it_again(
     assert_done(job, job.start(), alone)
 
 
+@pytest.mark.nightly
 def test_sky_cancel_loses_no_step(task: MakeTask, rig: Rig) -> None:
     job = task()
     runs = job.start(**SLOW)

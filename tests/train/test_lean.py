@@ -1,4 +1,4 @@
-"""Training does not import torch's compiler, and whoever wants it still gets it."""
+"""Training imports neither torch's compiler nor sympy, and whoever wants them still gets them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,18 @@ def python(code: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_a_training_imports_neither_compiler_nor_sympy(tmp_path: Path) -> None:
+    argv = [
+        "--workload=toy", "--steps=2", "--global-batch-size=4", "--micro-batch-size=2",
+        "--optimizer=adamw", "--eval-every=1", f"--checkpoint-dir={tmp_path}",
+    ]  # fmt: skip
+    code = (
+        f"import sys; from train.run import main; assert main({argv}) == 0; "
+        "print({'sympy', 'torch._dynamo'} & {*sys.modules})"
+    )
+    assert python(code).splitlines()[-1] == "set()"
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])

@@ -18,6 +18,7 @@ import torch
 
 from tests.ports import free_port
 from tests.real.jobs import checkpoints
+from train import session  # noqa: F401 (what a run imports later, and every fork would import anew)
 from train.lock import claim
 from train.run import main
 

@@ -24,7 +24,7 @@ from train.preflight.wire import Door, background, bind, encode, within
 
 _OTHERS_S = 1.0  # after a first error, for what else is wrong
 _PROVES_S = 2.5  # … and for a host that was called, and tries its own way once more
-_LATE_S = 5.0  # after the start: hosts that are started together come so much apart
+_LATE_S = 4.0  # after the start: hosts that are started together come so much apart
 _ASTRAY_S = 2.0  # … and so much more where the head listens at another port than they try first
 _SETTLE_S = 3.0  # an elastic job begins so long after its last host came
 _ACKNOWLEDGE_S = 2.0

@@ -21,7 +21,7 @@ from train.preflight.wire import Message, background, within
 VERSION = 1  # of the exchange
 _FALLBACKS = 3
 _RIGHTS = 1024  # below it, listening takes special rights
-SILENT_S = 5.0  # who stands still for four is only busy
+SILENT_S = 4.0  # three beats that did not come
 MET_PATIENCE_S = 1.0  # for the first word of whoever answers
 EXAMINED_S = 12.0
 _FIRST_WORD_S, _NEXT_WORD_S = 5.0, 10.0

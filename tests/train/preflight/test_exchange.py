@@ -177,9 +177,9 @@ def test_who_can_still_come_is_waited_for_a_little_longer(launch: Any) -> None:
     asked, stub = parse(launch(3).given("a"))
     head = Head(asked, stub.judge, lambda _: None)
     desk, soon = head._desk, head._began + 1.0
-    assert head._last_chance(soon) == head._began + 5.0  # started at the same time
+    assert head._last_chance(soon) == head._began + 4.0  # started at the same time
     desk.listens = False
-    assert head._last_chance(soon) == head._began + 7.0  # and it looks for the head elsewhere first
+    assert head._last_chance(soon) == head._began + 6.0  # and it looks for the head elsewhere first
     later = head._began + 30.0
     assert head._last_chance(later) == later + 1.0
     desk.met[1] = "timeout"
@@ -189,7 +189,7 @@ def test_who_can_still_come_is_waited_for_a_little_longer(launch: Any) -> None:
     desk.roll.last_arrival = later + 2.0  # who has just come is heard out
     assert head._last_chance(later) == later + 3.0
     desk.roll.last_arrival = later + 60.0  # but not whoever comes again and again
-    assert head._last_chance(later) == later + 6.0
+    assert head._last_chance(later) == later + 5.0
 
 
 @pytest.mark.parametrize("least", [1, 2])

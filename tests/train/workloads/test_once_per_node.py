@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.train.workloads.http_files import Site
 from tests.train.workloads.test_mnist import hashes
 
+pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[3]
 TORCHRUN = "-m torch.distributed.run --standalone --local-addr=127.0.0.1"
 SETTINGS = (
@@ -50,6 +53,7 @@ def run(
     )
 
 
+@pytest.mark.nightly
 def test_three_processes_ask_the_server_once_for_each_file(site: Site, tmp_path: Path) -> None:
     ended = run(3, site, tmp_path, hashes(site.files))
     assert ended.returncode == 0, ended.stderr

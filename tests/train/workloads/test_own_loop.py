@@ -76,6 +76,8 @@ def saved(directory: Path) -> dict:
     return torch.load(directory / "checkpoint.pt", weights_only=True)
 
 
+@pytest.mark.real
+@pytest.mark.nightly
 def test_it_is_stopped_goes_on_is_killed_goes_on_and_ends(start: Start, tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
 

@@ -1,0 +1,68 @@
+"""What a start finds and cannot go on from: another job's settings, another world, other models, no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.real.jobs import checkpoints
+from tests.train.workers import Run, run
+
+DROPOUT = f"{Path(__file__).with_name('odd_models.py')}:dropout"
+
+
+def reason(failed: Run) -> str:
+    """Why it says that it has failed."""
+    assert set(failed.codes) == {1}, failed.output
+    word, _, _, why = failed.status.split(maxsplit=3)
+    assert word == "failed"
+    return why
+
+
+def test_a_finished_job_that_is_started_again_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    assert run(tmp_path, DROPOUT, 2).codes == [0, 0]
+    newest = checkpoints(tmp_path)[-1]
+    inode = (newest / "model.pt").stat().st_ino
+    again = run(tmp_path, DROPOUT, 2)
+    assert again.codes == [0, 0], again.output
+    assert "resuming at step 6 of 6" in again.output
+    assert (newest / "model.pt").stat().st_ino == inode
+
+
+def test_other_settings_are_not_mixed_into_a_run_unless_asked(tmp_path: Path) -> None:
+    assert run(tmp_path, DROPOUT, 1, "--steps=4").codes == [0]
+    refused = run(tmp_path, DROPOUT, 1, "--steps=8", "--lr=0.5")
+    assert "was written with other settings: lr: 0.05 -> 0.5" in reason(refused)
+    assert "add --accept-changes" in reason(refused)
+    more = run(tmp_path, DROPOUT, 1, "--steps=8")
+    assert more.codes == [0], more.output
+    changed = run(tmp_path, DROPOUT, 1, "--steps=10", "--lr=0.5", "--accept-changes")
+    assert changed.codes == [0], changed.output
+
+
+def test_a_world_of_another_size_than_planned_is_an_error(tmp_path: Path) -> None:
+    failed = run(tmp_path, DROPOUT, 2, "--world-size=3")
+    assert "planned for 3 processes and started as 2" in reason(failed)
+
+
+def test_ranks_that_build_different_models_are_named_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import os, types, torch\n"
+        "def build(context):\n"
+        "    torch.manual_seed(int(os.environ['RANK']) // 2)\n"
+        "    model = torch.nn.Linear(2, 1)\n"
+        "    loss = lambda model, batch: model(batch).mean()\n"
+        "    return types.SimpleNamespace(model=model, dataset=torch.zeros(9, 2), loss=loss)\n"
+    )
+    failed = run(tmp_path / "job", f"{tmp_path / 'model.py'}:build", 3, "--log-every=1")
+    assert "rank(s) 2 hold other parameters" in reason(failed)
+    assert "step  1/" not in failed.output
+
+
+def test_more_gpus_asked_for_than_there_are_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    failed = run(tmp_path, DROPOUT, 2, "--backend=nccl")
+    assert "backend nccl needs CUDA, and this torch sees no CUDA device" in reason(failed)
