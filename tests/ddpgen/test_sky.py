@@ -409,6 +409,14 @@ def test_activation_lines_are_contained(line: str, said: str, bundle: Callable[.
     assert done.stdout.endswith("ended with 69\n")
 
 
+def test_a_signal_while_the_environment_is_set_up_brings_the_job_back(
+    bundle: Callable[..., Path],
+) -> None:
+    done = runs(bundle(f"{BUCKET}, python: {{activate: ['kill -TERM $BASHPID']}}"), "run")
+    assert "ddpgen: node0: stopped before the training began\n" in done.stdout
+    assert done.stdout.endswith("ended with 175\n")
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ from train.status import Status
 from train.supervisor.decision import End
 from train.supervisor.refusal import Refusal
 from train.supervisor.sky import (
+    Sky,
     at_end,
     check_secrets,
     enroll,
@@ -25,6 +28,8 @@ from train.supervisor.sky import (
     task_name,
 )
 from train.supervisor.stopobject import StopObject
+from train.supervisor.supervisor import add_options
+from train.supervisor.words import Command
 
 ID = "sky-managed-2026-11-21-21-51-28-123456_spot_7-0"
 TOLD = {
@@ -219,6 +224,26 @@ def test_the_end_of_the_workers(end: End, code: int, line: str) -> None:
 
 def test_a_signal_before_the_workers_brings_the_job_back() -> None:
     assert not_begun("n").code == 175
+
+
+# --- what a pod's hook reads ----------------------------------------------------------------------
+
+
+def test_a_pods_hook_is_told_this_python_and_what_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**TOLD, "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    Sky.add_options(parser)
+    words = ["--job=j", "--checkpoint-dir=~/.ddpgen/j", "--nodes=2", "--hook=~/.ddpgen/j/hook"]
+    tier = Sky(parser.parse_args(words))
+    tier.membership()
+    tier.prepare(Command(("sky",), ("torchrun",), ("run",), ()))
+    told = (tmp_path / ".ddpgen/j/hook").read_text()
+    assert told == f"{sys.executable}\n{tmp_path}/.ddpgen/j/{ID}\n"
+    assert tier.scheduler == f"sky {ID} 0"
 
 
 # --- the object `stop` for a loop of the user's own -----------------------------------------------
