@@ -6,14 +6,12 @@ no network: values in, values out. Pure.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen import launcher, sky, slurm, supervise
-from ddpgen.fields import seconds
+from ddpgen import sky, slurm, supervise
 from ddpgen.shell import Joined, Var, Word, at_home, pieces
 from ddpgen.sky import SkyPlan
 from ddpgen.slurm import SlurmPlan
@@ -96,23 +94,12 @@ class LaunchPlan:
     interpreter: Word
     activate: tuple[str, ...]
     env: tuple[Export, ...]
-    pinned: tuple[Export, ...]
-    nic: str | None
     checkpoint_dir: Word
     store: str | Joined
-    preflight_on: bool
-    preflight: tuple[Word, ...]
-    torchrun: tuple[Word, ...]
-    check: tuple[Word, ...]
     supervise: Supervise
     hosts: HostsPlan | None = None
     slurm: SlurmPlan | None = None
     sky: SkyPlan | None = None
-
-    @property
-    def needs_home(self) -> bool:
-        """Whether a path begins at the home directory, which only the host knows."""
-        return below_home(self.interpreter, self.checkpoint_dir)
 
     @property
     def world_size(self) -> int:
@@ -125,11 +112,6 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
     talk = backend(job)  # over all hosts, so it is asked for once
     hosts = _hosts(job, talk) if isinstance(job, HostsJob) else None
     batch = _slurm(job) if isinstance(job, SlurmJob) else None
-    start = launcher.on_host(job) if job.meets else launcher.standalone(job)
-    supervised = _supervise(job, talk)
-    torchrun = _shown(hosts.hosts[0]) if hosts else (*start, *_program(job, talk))
-    if isinstance(job, SkyJob):
-        torchrun = (*supervised.launcher, "-m", "train", *supervised.program)
     return LaunchPlan(
         tier=tier,
         name=job.name,
@@ -141,15 +123,9 @@ def plan(job: JobSpec, tier: str) -> LaunchPlan:
         activate=tuple(_activation(job)),
         # Of the tier sky they stand in its YAML, where `sky launch --env` can say otherwise.
         env=() if isinstance(job, SkyJob) else _env(job),
-        pinned=_pins(job),
-        nic=job.nic,
         checkpoint_dir=_checkpoint_dir(job),
         store=_store(job),
-        preflight_on=job.preflight.enabled,
-        preflight=tuple(launcher.preflight(job, talk)),
-        torchrun=torchrun,
-        supervise=supervised,
-        check=() if job.train.script else tuple(_enough(job)),
+        supervise=hosts.hosts[0].supervise if hosts else _supervise(job, talk),
         hosts=hosts,
         slurm=batch,
         sky=sky.plan(job) if isinstance(job, SkyJob) else None,
@@ -231,10 +207,6 @@ def _each_host(job: HostsJob, backend: str) -> Iterator[HostPlan]:
             env=exports,
             supervise=command,
         )
-
-
-def _shown(host: HostPlan) -> tuple[Word, ...]:
-    return (*host.supervise.launcher, "--", *host.supervise.program)
 
 
 def address(host: Host) -> str:
@@ -338,10 +310,6 @@ def _env(job: JobSpec) -> tuple[Export, ...]:
     return tuple(Export(name, value, "") for name, value in sorted(job.env.items()))
 
 
-def _pins(job: JobSpec) -> tuple[Export, ...]:
-    return tuple(export for export in _pinned(job) if export.name not in job.env)
-
-
 def _checkpoint_dir(job: JobSpec) -> Word:
     if isinstance(job, SkyJob):
         return sky.local_dir(job)
@@ -353,60 +321,6 @@ def _checkpoint_dir(job: JobSpec) -> Word:
 
 def _checkpoint_path(job: JobSpec) -> str:
     return job.checkpoint.path or f"checkpoints/{job.name}"
-
-
-def _pinned(job: JobSpec) -> Iterator[Export]:
-    nic = Var("nic")
-    yield Export("GLOO_SOCKET_IFNAME", nic, "Left alone, gloo may pick docker0 or a VPN and hang.")
-    yield Export("NCCL_SOCKET_IFNAME", Joined(("=", nic)), "`=` makes NCCL take the name exactly.")
-    yield Export(
-        "OMP_NUM_THREADS",
-        str(job.train.threads),
-        "Threads per process: more than the cores allow is slow, and another number gives other bits.",
-    )
-    yield Export(
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-        "1",
-        "Restarted workers would read the dead ones' addresses from a shared store and fail.",
-    )
-    yield Export(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS gives the same bits twice only like this."
-    )
-    if job.meets or job.checkpoint.url:
-        why = "Else torch warns at every connection from an address without a name, and hides the rest."
-        yield Export("TORCH_CPP_LOG_LEVEL", "ERROR", why)
-    yield Export(
-        "PYTHONUNBUFFERED", "1", "The last words of a crashed process are the ones needed."
-    )
-
-
-def _program(job: JobSpec, backend: str, weight: int | Fraction = 1) -> Iterator[Word]:
-    yield from ("-m", "train")
-    if job.train.script:
-        yield from ("script", f"code/{job.train.script}")
-        for name, value in job.train.args.items():
-            yield from _script_argument(name, value)
-        return
-    yield "run"
-    yield from _training(job)
-    yield f"--backend={backend}"
-    yield from _world(job)
-    if weight != 1:
-        yield f"--weight={weight}"
-    yield f"--rendezvous-timeout={seconds(job.rendezvous.timeout)}"
-    yield f"--collective-timeout={seconds(job.rendezvous.collective_timeout)}"
-    yield Joined(("--checkpoint-dir=", Var("checkpoint_dir")))
-    store = _store(job)
-    if isinstance(store, Joined):
-        yield Joined(("--checkpoint-store=", *store.parts))
-    elif store:
-        yield f"--checkpoint-store={store}"
-    yield f"--checkpoint-every={job.checkpoint.every}"
-    yield f"--checkpoint-keep={job.checkpoint.keep}"
-    if job.code:
-        yield "--code-dir=code"
-    for name, value in job.train.args.items():
-        yield f"--arg={name}={_json(value)}"
 
 
 def _store(job: JobSpec) -> str | Joined:
@@ -422,52 +336,3 @@ def _place(job: JobSpec) -> str:
     if isinstance(job, SkyJob) and job.bucket:
         return sky.place(job, job.bucket)
     return job.checkpoint.url or ""
-
-
-def _world(job: JobSpec) -> Iterator[Word]:
-    if not job.meets:
-        yield f"--world-size={job.world_size}"
-    elif job.nodes.elastic and isinstance(job, HostsJob):
-        yield "--elastic"
-    else:
-        yield Joined(("--world-size=", Var("world_size")))
-
-
-def _training(job: JobSpec) -> Iterator[Word]:
-    """The flags that decide what is learned."""
-    train = job.train
-    yield f"--workload={train.workload}"
-    yield f"--steps={train.steps}" if train.steps else f"--epochs={train.epochs!r}"
-    names = (
-        "global_batch_size micro_batch_size optimizer lr weight_decay momentum schedule "
-        "warmup_steps grad_clip seed precision reduction comm_hook bucket_cap_mb threads "
-        "data_workers eval_every log_every"
-    )
-    for name in names.split():
-        value = getattr(train, name)
-        if value is not None:
-            yield f"--{name.replace('_', '-')}={value}"
-    if train.find_unused_parameters:
-        yield "--find-unused-parameters"
-
-
-def _enough(job: JobSpec) -> Iterator[Word]:
-    """The flags that arguments added by hand are judged together with."""
-    needed = ("workload", "steps", "epochs", "global-batch-size", "micro-batch-size")
-    for word in _training(job):
-        if isinstance(word, str) and word.partition("=")[0][2:] in needed:
-            yield word
-
-
-def _script_argument(name: str, value: Any) -> Iterator[str]:
-    if value is True:
-        yield f"--{name}"
-    elif isinstance(value, list):
-        for item in value:
-            yield f"--{name}={item if isinstance(item, str) else _json(item)}"
-    elif value is not None and value is not False:
-        yield f"--{name}={value if isinstance(value, str) else _json(value)}"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -45,6 +45,11 @@ class Supervise(NamedTuple):
     launcher: tuple[Word, ...]
     program: tuple[Word, ...]
 
+    @property
+    def shown(self) -> tuple[Word, ...]:
+        """What is started on a host, for a person who reads it."""
+        return (*self.launcher, "--", *self.program)
+
 
 def local(job: JobSpec, backend: str, store: str) -> Supervise:
     """The command of a job on one machine."""

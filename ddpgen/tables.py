@@ -43,7 +43,7 @@ def as_text(plan: LaunchPlan) -> str:
             "",
             f"on {plan.hosts.hosts[0].name}; the others' commands differ where the hosts do:",
         ]
-    return "\n".join([*lines, "", shell.continued(plan.torchrun)])
+    return "\n".join([*lines, "", shell.continued(plan.supervise.shown)])
 
 
 def as_json(plan: LaunchPlan) -> str:
@@ -73,7 +73,7 @@ def as_json(plan: LaunchPlan) -> str:
         "checkpoint_dir": shell.quote(plan.checkpoint_dir),
         **({"store": _spoken(plan.store)} if plan.store else {}),
         "nodes": nodes,
-        "command": [shell.quote(word) for word in plan.torchrun],
+        "command": [shell.quote(word) for word in plan.supervise.shown],
     }
     return json.dumps(facts, indent=2, ensure_ascii=False)
 
