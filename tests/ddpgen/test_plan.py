@@ -25,7 +25,9 @@ TIERS_OF = {
 
 
 def command(text: str) -> list[str]:
-    return [quote(word) for word in plan(read(text.encode(), "j")["local"].job, "local").torchrun]
+    return [
+        quote(word) for word in plan(read(text.encode(), "j")["local"].job, "local").supervise.shown
+    ]
 
 
 @given(st.integers(1, 500), st.integers(1, 64))
@@ -129,7 +131,7 @@ def test_training_accepts_every_flag_a_plan_can_hold() -> None:
     from train.config import parse
 
     text = GPT + "  grad_clip: 1.0\n  find_unused_parameters: true\n  args: {depth: 2}\ncode: .\n"
-    made = plan(read(text.encode(), "j")["local"].job, "local").torchrun
+    made = plan(read(text.encode(), "j")["local"].job, "local").supervise.shown
     words = [quote(word) for word in made]
     config = parse([word.replace("'", "") for word in words[words.index("run") + 1 :]])
     assert config.checkpoint_every.seconds == 600

@@ -177,7 +177,7 @@ def test_a_url_leaves_the_other_tiers_their_directory() -> None:
     job = read(f"{GPT}checkpoint: {{dir: s3://bbb/place}}\n".encode(), "j")["local"].job
     local = plan(job, "local")
     assert quote(local.checkpoint_dir) == '"$beside"/checkpoints/gpt'
-    assert "--checkpoint-store=s3://bbb/place" in local.torchrun
+    assert "--store=s3://bbb/place" in local.supervise.options
 
 
 def test_the_interval_is_found_from_how_long_machines_last() -> None:

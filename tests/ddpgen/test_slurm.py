@@ -316,12 +316,6 @@ def test_logs_in_the_bundle_survive_a_render(run: Run, tmp_path: Path) -> None:
 
 
 def test_each_task_of_an_array_keeps_its_checkpoints_in_a_store_of_its_own() -> None:
-    def store(slurm: str) -> list[str]:
-        words = map(quote, planned(slurm, "checkpoint: {dir: 's3://kept/gpt/'}").torchrun)
-        return [word for word in words if word.startswith("--checkpoint-store")]
-
-    assert store("") == ["--checkpoint-store=s3://kept/gpt/"]
-    assert store("array: 0-3") == ['--checkpoint-store=s3://kept/gpt/"$SLURM_ARRAY_TASK_ID"']
     made = planned("array: 0-3", "checkpoint: {dir: 's3://kept'}")
     assert "kept in      s3://kept/<task>\n" in as_text(made)
     assert json.loads(as_json(made))["store"] == "s3://kept/<task>"

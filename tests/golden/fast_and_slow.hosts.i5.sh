@@ -16,15 +16,13 @@ cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-hosts/i5.sh}")")/.."
 # --- the environment -----------------------------------------------------------------------------
 unset PYTHONSAFEPATH # it hides the bundle's own train/
 type -P -- python3 >/dev/null || {
-  printf 'ddpgen: there is no Python called %s here (PATH=%s); %s\n' \
-    python3 "$PATH" 'set python: in the spec to one that has torch (PY001)' >&2
-  exit 69
-}
+  printf 'ddpgen: there is no Python called %s here (PATH=%s); set python: in the spec (PY001)\n' \
+    python3 "$PATH" >&2; exit 69; }
 
 # --- run: {name} is filled in by the supervisor, which prints the whole command ------------------
 exec python3 -m train supervise host --me=i5 \
   --job=fast_and_slow --checkpoint-dir=../checkpoints/fast_and_slow --nic=eth0 -- \
   spawn --procs=1 --first-rank={first_rank} --world-size={world_size} --node-rank={node_rank} -- \
-  run --workload=toy --steps=200 --global-batch-size=64 --micro-batch-size=8 --optimizer=sgd \
-    --lr=0.1 --log-every=20 --backend=gloo --world-size={world_size} --checkpoint-every='20 steps' \
+  run --workload=toy --steps=200 --global-batch-size=64 --micro-batch-size=8 --optimizer=sgd --lr=0.1 \
+    --log-every=20 --backend=gloo --world-size={world_size} --checkpoint-every='20 steps' \
     --checkpoint-dir={checkpoint_dir} -- "$@"

@@ -15,10 +15,8 @@ cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-local.sh}")")"
 # --- the environment -----------------------------------------------------------------------------
 unset PYTHONSAFEPATH # it hides the bundle's own train/
 type -P -- python3 >/dev/null || {
-  printf 'ddpgen: there is no Python called %s here (PATH=%s); %s\n' \
-    python3 "$PATH" 'set python: in the spec to one that has torch (PY001)' >&2
-  exit 69
-}
+  printf 'ddpgen: there is no Python called %s here (PATH=%s); set python: in the spec (PY001)\n' \
+    python3 "$PATH" >&2; exit 69; }
 
 # --- run: {name} is filled in by the supervisor, which prints the whole command ------------------
 exec python3 -m train supervise local \
@@ -26,6 +24,6 @@ exec python3 -m train supervise local \
   torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=3 \
     --monitor-interval=0.1 -- \
   run --workload=gpt --steps=400 --global-batch-size=16 --micro-batch-size=2 --lr=0.002 \
-    --weight-decay=0.01 --schedule=cosine --warmup-steps=40 --grad-clip=1.0 --seed=1337 \
-    --eval-every=200 --backend=gloo --checkpoint-every='50 steps' --checkpoint-dir={checkpoint_dir} \
-    --arg=depth=4 --arg=dropout=0.1 --arg=heads=4 --arg=seq_len=128 --arg=width=128 -- "$@"
+    --weight-decay=0.01 --schedule=cosine --warmup-steps=40 --grad-clip=1.0 --seed=1337 --eval-every=200 \
+    --backend=gloo --checkpoint-every='50 steps' --checkpoint-dir={checkpoint_dir} --arg=depth=4 \
+    --arg=dropout=0.1 --arg=heads=4 --arg=seq_len=128 --arg=width=128 -- "$@"

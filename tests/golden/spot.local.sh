@@ -15,10 +15,8 @@ cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-local.sh}")")"
 # --- the environment -----------------------------------------------------------------------------
 unset PYTHONSAFEPATH # it hides the bundle's own train/
 type -P -- python3 >/dev/null || {
-  printf 'ddpgen: there is no Python called %s here (PATH=%s); %s\n' \
-    python3 "$PATH" 'set python: in the spec to one that has torch (PY001)' >&2
-  exit 69
-}
+  printf 'ddpgen: there is no Python called %s here (PATH=%s); set python: in the spec (PY001)\n' \
+    python3 "$PATH" >&2; exit 69; }
 
 # --- run: {name} is filled in by the supervisor, which prints the whole command ------------------
 exec python3 -m train supervise local \
@@ -26,5 +24,5 @@ exec python3 -m train supervise local \
   torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=3 \
     --monitor-interval=0.1 -- \
   run --workload=gpt --steps=2 --global-batch-size=4 --micro-batch-size=1 --lr=0.0006 \
-    --schedule=cosine --grad-clip=1.0 --precision=bf16 --backend=gloo \
-    --checkpoint-dir={checkpoint_dir} --arg=depth=12 --arg=heads=12 --arg=seq_len=1024 --arg=width=768 -- "$@"
+    --schedule=cosine --grad-clip=1.0 --precision=bf16 --backend=gloo --checkpoint-dir={checkpoint_dir} \
+    --arg=depth=12 --arg=heads=12 --arg=seq_len=1024 --arg=width=768 -- "$@"

@@ -15,10 +15,8 @@ cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-local.sh}")")"
 # --- the environment -----------------------------------------------------------------------------
 unset PYTHONSAFEPATH # it hides the bundle's own train/
 type -P -- python3 >/dev/null || {
-  printf 'ddpgen: there is no Python called %s here (PATH=%s); %s\n' \
-    python3 "$PATH" 'set python: in the spec to one that has torch (PY001)' >&2
-  exit 69
-}
+  printf 'ddpgen: there is no Python called %s here (PATH=%s); set python: in the spec (PY001)\n' \
+    python3 "$PATH" >&2; exit 69; }
 
 # --- run: {name} is filled in by the supervisor, which prints the whole command ------------------
 exec python3 -m train supervise local \

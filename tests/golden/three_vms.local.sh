@@ -15,16 +15,13 @@ cd -P -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]:-local.sh}")")"
 # --- the environment -----------------------------------------------------------------------------
 unset PYTHONSAFEPATH # it hides the bundle's own train/
 type -P -- python3 >/dev/null || {
-  printf 'ddpgen: there is no Python called %s here (PATH=%s); %s\n' \
-    python3 "$PATH" 'set python: in the spec to one that has torch (PY001)' >&2
-  exit 69
-}
+  printf 'ddpgen: there is no Python called %s here (PATH=%s); set python: in the spec (PY001)\n' \
+    python3 "$PATH" >&2; exit 69; }
 
 # --- run: {name} is filled in by the supervisor, which prints the whole command ------------------
 exec python3 -m train supervise local \
   --job=three_vms --checkpoint-dir=../checkpoints/three_vms --procs=2 -- \
   torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=3 \
     --monitor-interval=0.1 -- \
-  run --workload=toy --steps=200 --global-batch-size=96 --micro-batch-size=8 --optimizer=sgd \
-    --lr=0.1 --log-every=20 --backend=gloo --checkpoint-every='20 steps' \
-    --checkpoint-dir={checkpoint_dir} -- "$@"
+  run --workload=toy --steps=200 --global-batch-size=96 --micro-batch-size=8 --optimizer=sgd --lr=0.1 \
+    --log-every=20 --backend=gloo --checkpoint-every='20 steps' --checkpoint-dir={checkpoint_dir} -- "$@"

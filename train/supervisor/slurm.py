@@ -265,9 +265,7 @@ class Slurm:
             )
         count = f"{len(nodes)}"
         cpus = os.environ.get("SLURM_CPUS_PER_TASK")
-        store = []
-        if options.store and self._index:  # each task of an array has a place of its own
-            store = [f"--store={options.store.rstrip('/')}/{self._index}"]
+        store = [f"--store={store_of(options.store, self._index)}"] if options.store else []
         return [
             "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
             *([f"--cpus-per-task={cpus}"] if cpus else []),  # some versions do not inherit it
@@ -440,6 +438,11 @@ class Slurm:
             with contextlib.suppress(OSError):
                 self.directory.release()
         return code
+
+
+def store_of(store: str, task: str) -> str:
+    """Where checkpoints go that are to outlive the nodes; each task of an array has a place of its own."""
+    return f"{store.rstrip('/')}/{task}" if task else store
 
 
 def is_step(env: dict[str, str] | os._Environ[str], pid: int, parent: str) -> bool:
