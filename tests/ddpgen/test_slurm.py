@@ -15,7 +15,7 @@ import pytest
 
 from ddpgen.plan import LaunchPlan, plan
 from ddpgen.reader import read
-from ddpgen.shell import directive, quote, sections
+from ddpgen.shell import directive, sections
 from ddpgen.tables import as_json, as_text
 from tests.ddpgen.conftest import GPT as SMALL
 from tests.ddpgen.conftest import ROOT, Run

@@ -238,9 +238,9 @@ def test_a_pods_hook_is_told_this_python_and_what_to_stop(
     add_options(parser)
     Sky.add_options(parser)
     words = ["--job=j", "--checkpoint-dir=~/.ddpgen/j", "--nodes=2", "--hook=~/.ddpgen/j/hook"]
-    tier = Sky(parser.parse_args(words))
+    tier = Sky(parser.parse_args(words), Command(("sky",), ("torchrun",), ("run",), ()))
     tier.membership()
-    tier.prepare(Command(("sky",), ("torchrun",), ("run",), ()))
+    tier.prepare()
     told = (tmp_path / ".ddpgen/j/hook").read_text()
     assert told == f"{sys.executable}\n{tmp_path}/.ddpgen/j/{ID}\n"
     assert tier.scheduler == f"sky {ID} 0"
