@@ -81,6 +81,7 @@ CODES: Mapping[str, Code] = {
     "LIM003": Code("/dev/shm is small", WARNING),
     "PY001": Code("the Python of the spec is missing", ERROR),
     "PY002": Code("torch is missing", ERROR),
+    "PY003": Code("the Python is too old", ERROR),
 }
 
 
