@@ -12,7 +12,9 @@ import os
 import signal
 from pathlib import Path
 
+from train.layout import node_directory
 from train.scheduler import VARIABLE, Scheduled
+from train.status import Status, write_status
 from train.supervisor import network, slurm
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.events import Due, Event, Events, Result, Signal
@@ -55,7 +57,7 @@ class SlurmNode(Tier):
             Path(options.checkpoint_dir), start.job, os.environ["SLURM_JOB_ID"], start.restarts
         )
         self._me = os.environ["SLURMD_NODENAME"]
-        self._stops, self._seen = 0, 0
+        self._stops, self._seen, self._replaced = 0, 0, False
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
     def membership(self) -> Membership:
@@ -84,6 +86,7 @@ class SlurmNode(Tier):
         stop file; then the launcher is ended."""
         self._stops += 1
         if name == _REPLACED:
+            self._replaced = True
             job = self._directory.job
             return Request(
                 "kill", f"{self._me}: a later start of job {job} has begun; ending this one"
@@ -100,6 +103,8 @@ class SlurmNode(Tier):
     def at_end(self, end: End) -> Outcome:
         """0 for what is no failure of this node: what it means for the job is for the batch supervisor."""
         word = end.status.word if end.status else ""
+        if self._replaced and end.status and word == "running":
+            self._tell_replaced(end.status)
         if word in ("done", "stopped"):
             return Outcome(0)
         if word == "failed":
@@ -126,6 +131,13 @@ class SlurmNode(Tier):
             if self._seen >= _BELIEVED:
                 self._events.inject(Signal(_REPLACED))
             self._events.set_alarm(_WATCH, _WATCH_S)
+
+    def _tell_replaced(self, status: Status) -> None:
+        """The processes have not seen it themselves. `status`: what this start has on file."""
+        why = f"a later start of Slurm job {self._directory.job} has taken over; this one ends"
+        with contextlib.suppress(OSError):
+            held = node_directory(self._directory.path, self._me)
+            write_status(held, Status("failed", status.attempt, status.step, why))
 
     def report(self, outcome: Outcome) -> None:
         """What this node decides by itself: srun then ends the others, and may drop what it has said."""
