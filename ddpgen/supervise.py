@@ -131,10 +131,10 @@ def _batch(job: SlurmJob) -> Iterator[Word]:
         yield "--array"
     if job.setup:
         yield "--setup=slurm.setup.sh"
-    container = job.environment.container
-    if container is None:
+    if job.python.interpreter != "python3":
+        yield Joined(("--python=", *pieces(at_home(job.python.interpreter))))
+    if job.environment.container is None:
         return
-    yield Joined(("--python=", *pieces(at_home(job.python.interpreter))))
     if job.python.activate or any(slurm_tier.activation(job)) or job.env:
         yield "--source=slurm.container.sh"
     yield from (Joined(("--in=", *pieces(word))) for word in slurm_tier.inside(job))

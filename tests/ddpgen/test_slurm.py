@@ -255,7 +255,7 @@ def test_what_equals_the_runtimes_default_is_left_out() -> None:
         (
             "gpus_per_node: 2, environment: {container: {image: ~/i.sif, mounts: /data}}",
             [
-                "--python=python3", "--in=apptainer", "--in=exec", "--in=--nv", "--in=--bind={bundle}",
+                 "--in=apptainer", "--in=exec", "--in=--nv", "--in=--bind={bundle}",
                 "--in=--bind={checkpoint_dir}", "--in=--bind=/data", "--in=--pwd={bundle}",
                 "--in=/home/me/i.sif",
             ],

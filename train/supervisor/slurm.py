@@ -14,7 +14,6 @@ import re
 import shutil
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--requeues", type=int, default=20, help="how often it may go back into the queue")
     add("--restarts", type=int, default=3, help="how often it may do so after a crash")
     add("--array", action="store_true", help="it is one of an array, with a directory of its own")
-    add("--python", default="", help="the interpreter on the nodes; default: this one")
+    add("--python", default="python3", help="the interpreter on the nodes")
     add(
         "--in",
         dest="inside",
@@ -134,13 +133,16 @@ class Slurm:
     def _run(self) -> int:
         check_arguments(self._command)
         self._check_activation()
+        if is_step(os.environ, os.getpid(), _parent_title()):
+            what = f"this is a step of job {self._number}, started by srun"
+            raise Refusal(EXIT_UNAVAILABLE, f"{what}; submit it: sbatch slurm.sbatch")
+        nodes = self._nodes()
+        self._check_is_head(nodes)
         shown = self._beside(lambda: self._controller.show(_PATIENT))
         bundle = self._find_directory(shown)
         if not self._only_preflight:
             bundle = self._beside(lambda: self._take(bundle, shown))
         os.chdir(bundle)
-        nodes = self._nodes()
-        self._check_is_head(nodes)
         say(f"start {self._restart + 1}: {len(nodes)} node(s), {' '.join(nodes)}")
         words = self._words(nodes, bundle)
         self._note_start()
@@ -198,6 +200,7 @@ class Slurm:
         self._directory = Directory(path, shown.name, self._number, self._restart, cluster)
         self._index = shown.index
         self._directory.make()
+        self._begun = [s for s in self._directory.starts() if s.restart < self._restart]
         if state(shown, self._restart) is not State.RUNNING:
             self._events.inject(Signal("TERM"))  # it came while this program was being started
         return bundle
@@ -230,18 +233,13 @@ class Slurm:
         return nodes
 
     def _check_is_head(self, nodes: Sequence[str]) -> None:
-        """By hand, in a step or elsewhere, nobody could reach what is started here."""
-        by_sbatch = "submit it: sbatch slurm.sbatch"
-        if is_step(os.environ, os.getpid(), _parent_title()):
-            raise Refusal(
-                EXIT_UNAVAILABLE,
-                f"this is a step of job {self._number}, started by srun; {by_sbatch}",
-            )
+        """Elsewhere, by hand, nobody could reach the port that is held here."""
         here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         if here != nodes[0] and here.partition(".")[0] != nodes[0]:
             raise Refusal(
                 EXIT_UNAVAILABLE,
-                f"this is {here}, and the first node of job {self._number} is {nodes[0]}; {by_sbatch}",
+                f"this is {here}, and the first node of job {self._number} is {nodes[0]}; submit it: "
+                "sbatch slurm.sbatch",
             )
 
     # --- the start ------------------------------------------------------------------------------------
@@ -273,7 +271,7 @@ class Slurm:
             "--kill-on-bad-exit=1", "--wait=0",
             *(_filled(word, known) for word in options.srun),
             *inside, "bash", "-c", _ON_NODE, "ddpgen", str(bundle), options.source,
-            options.python or sys.executable, "-m", "train", "supervise", "slurm-node",
+            options.python, "-m", "train", "supervise", "slurm-node",
             *self._command.options[1:], *store, f"--checkpoint-dir={directory.path}",
             f"--head={head}", f"--address={address}", f"--port={port}", f"--peer={peer}",
             "--", *self._command.launcher, "--", *self._command.program, "--", *self._command.arguments,
@@ -287,13 +285,11 @@ class Slurm:
         """Raises Refusal where the starts before have come to nothing."""
         if self._only_preflight:
             return
-        directory = self.directory
-        begun = [start for start in directory.starts() if start.restart < self._restart]
-        job = self._job(begun)
+        job = self._job(self._begun)
         if job.stands_still:
             raise Refusal(1, f"{standstill()}; {AGAIN}")
-        self._begun = [*begun, Begun(self._restart, job.newest)]
-        directory.keep_starts(self._begun, self._options.requeues, self._options.restarts)
+        self._begun.append(Begun(self._restart, job.newest))
+        self.directory.keep_starts(self._begun, self._options.requeues, self._options.restarts)
 
     def _job(self, begun: Sequence[Begun]) -> Job:
         options = self._options
