@@ -30,6 +30,7 @@ from train.supervisor.slurm_decision import (
     Begun,
     Decision,
     End,
+    Failure,
     Finish,
     Job,
     Leave,
@@ -56,6 +57,9 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 # A controller that is being restarted answers a minute or two later.
 _PATIENT = (2, 5, 10, 20, 30, 30, 30)
 _LOOK_S = 0.5
+# Whether a node has failed is looked at so often; then srun has ended the others within this time, but for
+# one that does not answer.
+_WATCH_S, _ENDED_S = 5.0, 60.0
 # Who signals one process after the other may not have come to this one yet.
 _LATE_S = 1.0
 # What a node runs first of all: by a shell, which needs no shared directory, and says so where it has none.
@@ -111,7 +115,7 @@ class Slurm:
         self._controller = Controller(self._number)
         self._asked, self._term_at_hand = "", False
         self._directory: Directory | None = None
-        self._taken = False
+        self._taken, self._gave_up = False, False
         self._stop_made: tuple[int, int] | None = None
         self._begun: list[Begun] = []
 
@@ -302,18 +306,28 @@ class Slurm:
 
     def _wait(self) -> int | tuple[Return, State]:
         """srun's exit code; or why the job goes back although srun still runs."""
+        self._events.set_alarm("watch", _WATCH_S)
         while True:
             event = self._events.next()
             if isinstance(event, Exit) and event.pid == self._workers.pid:
                 self._workers.ended(event.code)
-                return event.code
+                return 1 if self._gave_up else event.code
             if isinstance(event, Signal):
                 self._on_signal(event.name)
             elif isinstance(event, Due) and event.name == "look":
                 self._request_stop()  # it is to stay there
                 self._events.set_alarm("look", _LOOK_S)
+            elif isinstance(event, Due) and event.name == "watch":
+                self._events.run_in_thread(self.directory.failure)
+            elif isinstance(event, Due) and event.name == "failed":
+                self._gave_up = True
+                self._workers.kill()
             elif isinstance(event, Due):
                 self._events.run_in_thread(self._fate)
+            elif isinstance(event, Result) and event.value is None:
+                self._events.set_alarm("watch", _WATCH_S)
+            elif isinstance(event, Result) and isinstance(event.value, Failure):
+                self._events.set_alarm("failed", _ENDED_S)
             elif isinstance(event, Result) and isinstance(event.value, float):
                 self._events.set_alarm("kill", event.value)
             elif isinstance(event, Result) and self._no_clean_stop(event.value):
