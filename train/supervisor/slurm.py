@@ -314,24 +314,34 @@ class Slurm:
                 return 1 if self._gave_up else event.code
             if isinstance(event, Signal):
                 self._on_signal(event.name)
-            elif isinstance(event, Due) and event.name == "look":
-                self._request_stop()  # it is to stay there
-                self._events.set_alarm("look", _LOOK_S)
-            elif isinstance(event, Due) and event.name == "watch":
-                self._events.run_in_thread(self.directory.failure)
-            elif isinstance(event, Due) and event.name == "failed":
-                self._gave_up = True
-                self._workers.kill()
             elif isinstance(event, Due):
-                self._events.run_in_thread(self._fate)
-            elif isinstance(event, Result) and event.value is None:
-                self._events.set_alarm("watch", _WATCH_S)
-            elif isinstance(event, Result) and isinstance(event.value, Failure):
-                self._events.set_alarm("failed", _ENDED_S)
-            elif isinstance(event, Result) and isinstance(event.value, float):
-                self._events.set_alarm("kill", event.value)
-            elif isinstance(event, Result) and self._no_clean_stop(event.value):
-                return Return("no clean stop within Slurm's KillWait", 1), event.value
+                self._on_due(event.name)
+            elif isinstance(event, Result) and isinstance(event.value, State):
+                if self._no_clean_stop(event.value):
+                    return Return("no clean stop within Slurm's KillWait", 1), event.value
+            elif isinstance(event, Result):
+                self._on_found(event.value)
+
+    def _on_due(self, name: str) -> None:
+        if name == "look":
+            self._request_stop()  # it is to stay there
+            self._events.set_alarm("look", _LOOK_S)
+        elif name == "watch":
+            self._events.run_in_thread(self.directory.failure)
+        elif name == "failed":
+            self._gave_up = True
+            self._workers.kill()
+        else:
+            self._events.run_in_thread(self._fate)
+
+    def _on_found(self, found: float | Failure | None) -> None:
+        """How long Slurm waits before it kills; or which node has failed, if any."""
+        if isinstance(found, float):
+            self._events.set_alarm("kill", found)
+        elif found is None:
+            self._events.set_alarm("watch", _WATCH_S)
+        else:
+            self._events.set_alarm("failed", _ENDED_S)
 
     def _on_signal(self, name: str) -> None:
         if self._only_preflight and name == "USR1":
