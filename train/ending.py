@@ -23,7 +23,7 @@ def exit_now(code: int) -> None:
 
 def exit_at_once(code: int) -> None:
     """End the process from any of its threads, whatever the others are waiting for."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed from the start
         # A closed terminal or a full log disk must not turn a good end into a bad one.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

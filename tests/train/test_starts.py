@@ -14,7 +14,8 @@ DROPOUT = f"{Path(__file__).with_name('odd_models.py')}:dropout"
 
 def reason(failed: Run) -> str:
     """Why it says that it has failed."""
-    assert set(failed.codes) == {1}, failed.output
+    # Who starts after another has written the reason ends with 0: no restart would change it.
+    assert {1} <= set(failed.codes) <= {0, 1}, failed.output
     word, _, _, why = failed.status.split(maxsplit=3)
     assert word == "failed"
     return why
