@@ -358,11 +358,11 @@ class Slurm:
     def _request_stop(self) -> None:
         """A file, not a signal, goes on to the training: srun answers TERM by killing its tasks."""
         stop = self.directory.stop_file
-        if os.path.lexists(stop):
+        if stop.is_symlink():
             return
         try:
-            self.directory.request_stop(self._asked)
-            self._stop_made = _identity(stop)
+            if self.directory.request_stop(self._asked):
+                self._stop_made = _identity(stop)
         except OSError as error:
             say(f"{self._asked}: cannot create {stop} ({error.strerror})")
 

@@ -23,6 +23,7 @@ from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
 from train.layout import MARKER, step_directory, steps_on_disk
 from train.metrics import say
 from train.status import Status, read_file, read_status, replace_file, write_status
+from train.stop import is_for, reason_in
 from train.supervisor import stopfile
 from train.supervisor.refusal import Refusal
 from train.supervisor.slurm_decision import AGAIN, Begun, Failure
@@ -204,9 +205,13 @@ class Directory:
     def stop_file(self) -> Path:
         return self.path / "stop"
 
-    def request_stop(self, why: str) -> None:
-        """Make the stop file, unless there is one. Raises OSError."""
-        stopfile.create(self.stop_file, f"{self.scheduler} {why}")
+    def request_stop(self, why: str) -> bool:
+        """Make the stop file, unless there is one for this start; whether it was made. Raises OSError."""
+        if self.stop_file.exists():
+            if is_for(reason_in(self.stop_file), self.scheduler):
+                return False
+            self.stop_file.unlink(missing_ok=True)  # left by another job, or an earlier start
+        return stopfile.create(self.stop_file, f"{self.scheduler} {why}")
 
     def whose_stop(self) -> str:
         """`job`: made for this job because a signal came; `user`: by whoever wants it to stop; `other`: for

@@ -155,6 +155,11 @@ def test_a_stop_file_says_for_whom_it_is_and_replaces_none(tmp_path: Path) -> No
     (tmp_path / "stop").write_text("")
     directory.request_stop("TERM")
     assert directory.whose_stop() == "user"
+    # What nobody obeys is no request.
+    for left in ("slurm 5 0 TERM\n", "slurm 7 0 USR1\n"):
+        (tmp_path / "stop").write_text(left)
+        mine(tmp_path, restart=1).request_stop("TERM")
+        assert (tmp_path / "stop").read_text() == "slurm 7 1 TERM\n"
     assert os.listdir(tmp_path) == ["stop"]
 
 
