@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +95,22 @@ def no_process_outlives_its_test(
     yield from leave_no_process(f"{os.getpid()}.{request.node.nodeid}")
 
 
+STARTS = frozenset(
+    ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system")
+)
+started = 0  # how often this process has started another one
+seen: tuple[int, set[int]] = (-1, set())  # its children, when so many had been started
+
+
+def _count_starts(event: str, arguments: tuple[object, ...]) -> None:
+    if event in STARTS:
+        global started
+        started += 1
+
+
+sys.addaudithook(_count_starts)
+
+
 def leave_no_process(test_id: str) -> Iterator[None]:
     """Mark what is started from here on; afterwards look for the mark and for children of ours.
 
@@ -102,7 +119,10 @@ def leave_no_process(test_id: str) -> Iterator[None]:
     does not show it, hence the second look.
     """
     outer = os.environ.get(TEST_ID)
-    children = set(processes(children_of_pytest))
+    global seen
+    if seen[0] != started:
+        seen = started, set(processes(children_of_pytest))
+    before, children = seen
     os.environ[TEST_ID] = test_id
     try:
         yield
@@ -111,6 +131,8 @@ def leave_no_process(test_id: str) -> Iterator[None]:
             del os.environ[TEST_ID]
         else:
             os.environ[TEST_ID] = outer
+    if started == before:
+        return  # most tests: to look at every process of the machine would take longer than they do
     mark = f"{TEST_ID}={test_id}".encode()
     left = set(processes(lambda pid: mark in shown(pid, "environ").split(b"\0")))
     left |= set(processes(children_of_pytest)) - children

@@ -20,29 +20,8 @@ from tests.real.rig import access, processes
 from tests.real.rig.slurm import Slurm
 
 STEPS, EVERY = 100, 5
-# The toy, at a pace that leaves room for something to happen and no work for the processor, until it has
-# been started often enough.
-SLOW = """\
-import dataclasses
-import os
-import time
-
-from train.workloads import toy
-
-
-def build(context, *, pause: float = 0.0, starts: int = 1):
-    made = toy.build(context, hidden=32)
-    if int(os.environ.get("SLURM_RESTART_COUNT") or 0) >= starts:
-        pause = 0
-
-    def loss(model, batch):
-        time.sleep(pause)
-        return made.loss(model, batch)
-
-    return dataclasses.replace(made, loss=loss)
-"""
 TRAIN: dict[str, Any] = {
-    "workload": "slow.py:build",
+    "workload": jobs.PACED,
     "steps": STEPS,
     "global_batch_size": 12,
     "micro_batch_size": 2,
@@ -86,7 +65,7 @@ class Batch:
         self.place = cluster.rig.shared / (place or self.name)
         # Not rendered there: seen from here it lies below /proc, where real paths end.
         with tempfile.TemporaryDirectory() as here:
-            jobs.render(Path(here), wanted, {"slow.py": SLOW}, target="slurm")
+            jobs.render(Path(here), wanted, target="slurm")
             copy(Path(here), self.place)
         self.id = self.submit(*options, arguments=arguments)
 
@@ -180,7 +159,7 @@ def environment(pid: int) -> bytes:
 def alone(place: Path) -> Path:
     """The checkpoint directory of the same job on this machine, undisturbed."""
     wanted = {**spec("job"), "targets": {"local": {"procs_per_node": 1}}}
-    done = jobs.run(jobs.render(place, wanted, {"slow.py": SLOW}))
+    done = jobs.run(jobs.render(place, wanted))
     assert done.process.returncode == 0, done.output
     return place / "checkpoints" / "job"
 

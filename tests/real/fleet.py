@@ -20,15 +20,15 @@ from tests.real import jobs
 from tests.real.rig import Rig
 
 TOY: dict[str, Any] = {
-    "workload": "toy",
-    "steps": 200,
+    "workload": jobs.PACED,
+    "steps": 100,
     "global_batch_size": 48,
     "micro_batch_size": 8,
     "optimizer": "sgd",
     "lr": 0.1,
     "log_every": "5 steps",
     # Slow enough for something to happen to it in the middle, quick enough to wait for its end.
-    "args": {"hidden": 512},
+    "args": {"pause": 0.02},
 }
 
 
@@ -46,10 +46,14 @@ def way_in(rig: Rig) -> dict[str, str]:
     return {"DDPGEN_SSH": f"ssh -F {rig.ssh_config}"}
 
 
-def example(name: str, place: Path) -> tuple[Path, Path]:
-    """The example's bundles for `hosts` and for `local`, with the Python that runs the tests."""
+def example(name: str, place: Path, **train: Any) -> tuple[Path, Path]:
+    """The example's bundles for `hosts` and for `local`, with the Python that runs the tests.
+
+    `train`: what of its section to change.
+    """
     spec = yaml.safe_load((jobs.ROOT / "examples" / f"{name}.yaml").read_text())
     spec["python"] = sys.executable
+    spec["train"].update(train)
     return both(place, spec)
 
 
@@ -74,7 +78,7 @@ def spec(hosts: Sequence[Any], train: dict[str, Any] | None = None, **job: Any) 
 
 def local_tensors(bundle: Path) -> dict[str, torch.Tensor]:
     """The weights of the same job on this machine alone."""
-    alone = jobs.run(bundle)
+    alone = jobs.run(bundle, *(["--arg=pause=0"] if (bundle / "code/paced.py").exists() else []))
     assert alone.process.returncode == 0, alone.output
     (directory,) = (bundle.parent / "checkpoints").iterdir()
     return jobs.final_tensors(directory)

@@ -79,6 +79,30 @@ def build(context, **args):
 """
 }
 
+# The toy at a pace that costs no processor: `pause` seconds a micro-batch, until the file `until` is there,
+# or Slurm has started it `starts` times. A spec with this workload brings it along.
+PACED = "paced.py:build"
+PACED_TOY = """
+import dataclasses
+import os
+import time
+
+from train.workloads import toy
+
+
+def build(context, *, pause=0.0, until="", starts=1_000, hidden=32):
+    made = toy.build(context, hidden=hidden)
+    if int(os.environ.get("SLURM_RESTART_COUNT") or 0) >= starts:
+        pause = 0
+
+    def loss(model, batch):
+        if not os.path.exists(until):
+            time.sleep(pause)
+        return made.loss(model, batch)
+
+    return dataclasses.replace(made, loss=loss)
+"""
+
 
 def spec(train: dict[str, Any], **job: Any) -> dict[str, Any]:
     """A job spec: `train` with these job fields around it."""
@@ -90,6 +114,8 @@ def render(
 ) -> Path:
     """Write the spec (and the user's files) into `place`, render it; returns the bundle."""
     place.mkdir(parents=True, exist_ok=True)
+    if code is None and job.get("train", {}).get("workload") == PACED:
+        code = {"paced.py": PACED_TOY}
     for name, text in (code or {}).items():
         (place / name).write_text(text)
     if code:

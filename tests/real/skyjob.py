@@ -26,25 +26,6 @@ DDPGEN = [sys.executable, "-B", "-m", "ddpgen"]
 BUCKET = "runs"
 # A launch takes 45 s on a machine that has nothing else to do, and minutes on one that has.
 WITHIN_S = 400
-# The toy, at a pace that leaves room for something to happen, until a file says that enough has happened.
-SLOW = """\
-import dataclasses
-import os
-import time
-
-from train.workloads import toy
-
-
-def build(context, *, pause: float = 0.0, until: str = "", hidden: int = 32):
-    made = toy.build(context, hidden=hidden)
-
-    def loss(model, batch):
-        if not os.path.exists(until):
-            time.sleep(pause)
-        return made.loss(model, batch)
-
-    return dataclasses.replace(made, loss=loss)
-"""
 
 
 def spec(
@@ -82,14 +63,14 @@ class SkyJob:
         self.bucket = sky.bucket(BUCKET)
         self.id = 0
         with tempfile.TemporaryDirectory() as place:
-            (Path(place) / "slow.py").write_text(SLOW)
+            (Path(place) / "paced.py").write_text(jobs.PACED_TOY)
             self.at = sky.bring(Path(place), self.name)
         self.write(wanted)
 
     def write(self, wanted: dict[str, Any]) -> None:
         """The spec, anew."""
         path = self.sky.desk.path(f"{self.at}/job.yaml")
-        path.write_text(yaml.safe_dump({**wanted, "code": ["slow.py"]}))
+        path.write_text(yaml.safe_dump({**wanted, "code": ["paced.py"]}))
 
     def types(self, command: str, *words: str) -> str:
         """`ddpgen command job.yaml ...`; what it answers."""
@@ -195,6 +176,6 @@ def alone(place: Path, wanted: dict[str, Any]) -> Path:
     """The checkpoint directory of the same job on this machine, undisturbed."""
     here = {**wanted, "nodes": 1, "targets": {"local": {"procs_per_node": 1}}}
     here["train"] = {**here["train"], "args": {**here["train"]["args"], "pause": 0.0}}
-    done = jobs.run(jobs.render(place, here, {"slow.py": SLOW}))
+    done = jobs.run(jobs.render(place, here))
     assert done.process.returncode == 0, done.output
     return place / "checkpoints" / str(wanted["name"])

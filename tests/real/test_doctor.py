@@ -24,7 +24,7 @@ TOY: dict[str, Any] = {
     "steps": 1_000_000,
     "global_batch_size": 24,
     "micro_batch_size": 4,
-    "args": {"hidden": 64},
+    "args": {"pause": 0.02, "hidden": 64},
 }
 STUCK = """\
 import time
@@ -109,7 +109,7 @@ def test_a_stopped_worker_is_named_from_outside_and_by_the_job_before_it_ends(
     tmp_path: Path,
 ) -> None:
     job = started(tmp_path, {}, "12s")
-    job.until_step(1500)
+    job.until_step(100)
     pid = job.workers()[1]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -148,7 +148,7 @@ def test_a_worker_stuck_in_the_users_code_is_named_with_its_line(tmp_path: Path)
 @pytest.mark.nightly
 def test_a_killed_worker_is_gone(tmp_path: Path) -> None:
     job = started(tmp_path, {}, "30s")
-    job.until_step(1500)
+    job.until_step(100)
     pid = job.workers()[2]
     os.kill(pid, signal.SIGKILL)
     assert job.end() == 1, job.output

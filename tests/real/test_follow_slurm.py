@@ -80,11 +80,11 @@ class Desk:
 
     def sit_down(self, name: str, **tier: object) -> None:
         login = {"login": "ctl", "dir": AWAY} if self.login else {}
-        wanted = batch.spec(name, nodes=2, code=["slow.py"], tier={**login, **tier})
+        wanted = batch.spec(name, nodes=2, code=["paced.py"], tier={**login, **tier})
         wanted["train"]["args"] = {"pause": 0.1}
         self.here.mkdir(exist_ok=True)
         (self.here / "job.yaml").write_text(yaml.safe_dump(wanted))
-        (self.here / "slow.py").write_text(SLOW)
+        (self.here / "paced.py").write_text(SLOW)
         if not self.login:
             for path in (self.here, *self.here.iterdir()):
                 os.chown(path, batch.access.UID, batch.access.UID)

@@ -80,7 +80,7 @@ def test_a_fast_and_a_slow_machine_on_a_slow_wire(tmp_path: Path) -> None:
 def test_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start_goes_on(
     rig: Rig, tmp_path: Path
 ) -> None:
-    bundles = fleet.both(tmp_path, fleet.spec(["desk", "laptop"], {"steps": 600}, name="ctrl-c"))
+    bundles = fleet.both(tmp_path, fleet.spec(["desk", "laptop"], name="ctrl-c"))
     first = fleet.Driver(rig, bundles[0])
     first.until_step(20)
     first.process.send_signal(signal.SIGINT)
@@ -289,7 +289,7 @@ def test_hosts_differ_in_users_ports_ways_in_and_numbers_of_processes(tmp_path: 
 def test_hosts_that_share_bundle_and_checkpoints(tmp_path: Path) -> None:
     names = ["desk", "laptop", "tower"]
     tier = {"dir": "/shared/ddpgen"}
-    bundles = fleet.both(tmp_path, fleet.spec(names, {"steps": 600}, name="shared", tier=tier))
+    bundles = fleet.both(tmp_path, fleet.spec(names, name="shared", tier=tier))
     with Rig([Host(name, shared="/shared") for name in names]) as rig:
         rig["desk"].run(["chmod", "1777", "/shared"], user="root", check=True)
         first = fleet.Driver(rig, bundles[0])

@@ -104,25 +104,24 @@ def test_ssh_that_is_cut_off_ends_the_job_by_name(rig: Rig, tmp_path: Path) -> N
 
 
 def test_a_killed_worker_is_restarted_by_torchrun_on_all_hosts(rig: Rig, tmp_path: Path) -> None:
-    bundles = fleet.both(tmp_path, fleet.spec(PAIR, {"steps": 600}, name="worker"))
+    bundles = fleet.both(tmp_path, fleet.spec(PAIR, name="worker"))
     driver = fleet.Driver(rig, bundles[0])
-    driver.until_step(30)
+    driver.until_step(10)
     kill_a_worker(rig, "laptop")
     driver.until("resuming at step")
     fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
 
 
-@pytest.mark.parametrize(
-    "launcher", [pytest.param("torchrun-static", marks=pytest.mark.nightly), "env"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("launcher", ["torchrun-static", "env"])
 def test_a_killed_worker_has_the_driver_start_all_anew(
     rig: Rig, tmp_path: Path, launcher: str
 ) -> None:
     name = f"anew-{launcher}"
     tier = {"rendezvous": {"launcher": launcher}}
-    bundles = fleet.both(tmp_path, fleet.spec(PAIR, {"steps": 600}, name=name, tier=tier))
+    bundles = fleet.both(tmp_path, fleet.spec(PAIR, name=name, tier=tier))
     driver = fleet.Driver(rig, bundles[0])
-    driver.until_step(30)
+    driver.until_step(10)
     kill_a_worker(rig, "laptop")
     driver.until("starting again, 1 of 3")
     driver.until("resuming at step")
@@ -139,21 +138,22 @@ def kill_a_worker(rig: Rig, host: str) -> None:
 
 @pytest.mark.usefixtures("rig_possible")
 def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(tmp_path: Path) -> None:
-    bundles = fleet.example("elastic", tmp_path)
-    with Rig([Host(name) for name in ("node1", "node2", "node3")]) as rig:
+    # So slow that it is not over before node3 may claim its directory again.
+    args = {"pause": 0.1, "until": "/shared/hurry"}
+    paced = {"workload": jobs.PACED, "args": args, "steps": 600, "log_every": "5 steps"}
+    bundles = fleet.example("elastic", tmp_path, **paced)
+    names = ("node1", "node2", "node3")
+    with Rig([Host(name, shared="/shared") for name in names]) as rig:
         driver = fleet.Driver(rig, bundles[0])
         driver.until("processes on 3 hosts")
-        driver.until_step(100)
+        driver.until_step(20)
         rig["node3"].power_off()
         driver.until("processes on 2 hosts")
         driver.until("resuming at step")
-        for stays in ("node1", "node2"):
-            rig[stays].delay(5)  # all would be over before node3 may claim its directory again
         rig["node3"].boot()
         driver.until("node3 is back")
         driver.until("processes on 3 hosts")
-        for stays in ("node1", "node2"):
-            rig[stays].delay(0)
+        (rig.shared / "hurry").touch()
         fleet.assert_done_with_the_bits_of_one_machine(rig, driver, bundles)
 
 

@@ -170,6 +170,7 @@ def test_killed_and_relaunched_on_other_process_counts(
     assert_every_sample_is_there_once(directory)
 
 
+@pytest.mark.nightly
 def test_torchrun_restarts_crashed_workers_by_itself(
     tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:

@@ -71,6 +71,7 @@ def hosts(*started: Host) -> Iterator[None]:
         yield
 
 
+@pytest.mark.nightly
 def test_three_processes_on_a_fast_and_a_slow_host_give_the_bits_of_one(
     tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
 ) -> None:

@@ -45,12 +45,17 @@ def start(
     more: Sequence[str] = (),
 ) -> Host:  # fmt: skip
     """A host of this start of the job 4711; its torchrun would start workers again that fail."""
+    slow = directory.with_name("slow")
+    slow.mkdir(exist_ok=True)
+    (slow / "slow.py").write_text(jobs.SLOW["slow.py"])
+    paced = [f"--workload={slow / 'slow.py'}:build"]
     env = {
+        "SLOW": "0.01",
         "DDPGEN_SCHEDULER": f"slurm 4711 {restart}",
         "DDPGEN_LAUNCH": f"slurm.4711.{restart}",
     }
     launcher = c10d(port, procs, str(nodes), head=head, restarts=3)
-    return Host(name, directory, launcher, [*(LATER if restart else EARLIER), *more], **env)
+    return Host(name, directory, launcher, [*paced, *(LATER if restart else EARLIER), *more], **env)
 
 
 def resumed_at(host: Host) -> int:

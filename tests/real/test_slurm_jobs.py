@@ -148,7 +148,7 @@ def test_slurm_refuses_gpus_that_no_node_has(cluster: Slurm, tmp_path: Path) -> 
 
 def refusal(cluster: Slurm, place: Path, spec: dict[str, Any]) -> str:
     """What sbatch has against it."""
-    bundle = jobs.render(place, spec, {"slow.py": batch.SLOW}, target="slurm")
+    bundle = jobs.render(place, spec, target="slurm")
     text = (bundle / "slurm.sbatch").read_text()
     done = cluster.run(["sbatch", "--test-only"], stdin=text)
     return done.stderr if done.returncode else ""

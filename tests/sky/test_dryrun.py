@@ -15,7 +15,7 @@ import yaml
 from tests.sky import files
 from tests.sky.cloud import Chosen, Cloud, table
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 # The list in tests/sky/catalogs sells no L4:8 as spot, and moto knows this image.
 NOT_AS_SPOT: dict[str, Any] = {"accelerators": "L4:8", "gpus_per_node": 8}

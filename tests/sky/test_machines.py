@@ -162,6 +162,7 @@ def test_a_loop_of_your_own_stops_for_the_object_and_the_next_task_goes_on(
     assert rig.strays(within=30) == []
 
 
+@pytest.mark.nightly
 def test_a_notice_of_preemption_on_any_machine_makes_skypilot_start_it_again(
     task: MakeTask, rig: Rig, alone: dict[str, torch.Tensor]
 ) -> None:
@@ -196,6 +197,7 @@ def test_sky_cancel_loses_no_step(task: MakeTask, rig: Rig) -> None:
     assert rig.strays(within=30) == []
 
 
+@pytest.mark.nightly
 def test_a_program_that_fails_is_one_on_every_machine(task: MakeTask, rig: Rig) -> None:
     job = task(train={"args": {"dies_after": 20}}, restarts=0)
     runs = job.start()

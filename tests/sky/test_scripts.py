@@ -171,6 +171,7 @@ def test_setup_installs_once_and_says_what_is_there(skypilot: SkyPilot, tmp_path
         assert f"ddpgen: in {setup.environment}: demo @ file://" in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_setup_that_was_killed_is_done_over(skypilot: SkyPilot, tmp_path: Path) -> None:
     setup = Setup(skypilot, tmp_path)
     assert setup.run().returncode == 0
@@ -182,6 +183,7 @@ def test_a_setup_that_was_killed_is_done_over(skypilot: SkyPilot, tmp_path: Path
     assert setup.imports() == "demo"
 
 
+@pytest.mark.nightly
 def test_machines_that_share_a_home_install_one_after_the_other(
     skypilot: SkyPilot, tmp_path: Path
 ) -> None:
@@ -199,6 +201,7 @@ def test_machines_that_share_a_home_install_one_after_the_other(
     assert setup.imports() == "demo"
 
 
+@pytest.mark.nightly
 def test_a_requirement_that_cannot_be_had_ends_the_setup_with_pips_words(
     skypilot: SkyPilot, tmp_path: Path
 ) -> None:

@@ -6,18 +6,33 @@ Owns the options' form and the signals that are listened to.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from train.supervisor.events import Events, Signal
+
+if TYPE_CHECKING:
+    from train.supervisor.hosts import Hosts
+    from train.supervisor.local import Local
+    from train.supervisor.sky import Sky
+    from train.supervisor.slurm_node import SlurmNode
 
 # A signal that the artefact's shell has noticed before it became this process: its name.
 _NOTICED = "DDPGEN_SIGNAL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Slurm sends USR1 before a time limit; its batch script has them ignored while it becomes this process.
 _SLURMS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Of each tier with this supervisor: the module here and its adapter. Slurm's batch script has its own.
+_TIERS = {
+    "local": ("local", "Local"),
+    "host": ("hosts", "Hosts"),
+    "sky": ("sky", "Sky"),
+    "slurm-node": ("slurm_node", "SlurmNode"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,34 +46,34 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _supervise(argv: Sequence[str], events: Events) -> int:
-    from train.supervisor import slurm, words
-    from train.supervisor.hosts import Hosts
-    from train.supervisor.local import Local
+    from train.supervisor import words
     from train.supervisor.refusal import EXIT_USAGE
-    from train.supervisor.sky import Sky
-    from train.supervisor.slurm_node import SlurmNode
     from train.supervisor.supervisor import Supervisor, add_options
 
-    tiers: Mapping[str, type[Local | Hosts | Sky | SlurmNode]] = {
-        "local": Local,
-        "host": Hosts,
-        "sky": Sky,
-        "slurm-node": SlurmNode,
-    }
     try:
         command = words.split(argv)
     except ValueError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
     parser = argparse.ArgumentParser(prog="python -m train supervise", allow_abbrev=False)
-    parser.add_argument("tier", choices=(*tiers, "slurm"))
+    parser.add_argument("tier", choices=(*_TIERS, "slurm"))
     add_options(parser)
     if command.options[0] == "slurm":
+        from train.supervisor import slurm
+
         slurm.add_options(parser)
         command = words.take_leading(command, ("--preflight",))
         return slurm.Slurm(parser.parse_args(command.options), command, events).run()
-    tier = tiers.get(command.options[0], Local)
+    tier = _tier(command.options[0])
     tier.add_options(parser)
     command = words.take_leading(command, tier.leading)
     options = parser.parse_args(command.options)
     return Supervisor(tier(options, command), options, command, events).run()
+
+
+def _tier(name: str) -> type[Local | Hosts | Sky | SlurmNode]:
+    """The adapter of a tier. The others' imports would take longer than all the rest of a start."""
+    module, adapter = _TIERS.get(name, _TIERS["local"])
+    found: type[Local | Hosts | Sky | SlurmNode]
+    found = getattr(importlib.import_module(f"train.supervisor.{module}"), adapter)
+    return found

@@ -585,6 +585,7 @@ def test_two_hosts_may_share_their_directory(stage: Make) -> None:
     assert sorted(os.listdir(ours.homes / "shared" / "pair")) == sorted(os.listdir(ours.bundle))
 
 
+@pytest.mark.nightly
 def test_fifty_hosts_at_once(stage: Make) -> None:
     names = tuple(f"node-{number:02d}" for number in range(50))
     ours = stage(*names)
