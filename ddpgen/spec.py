@@ -241,7 +241,8 @@ class Train:
     )
     comm_hook: str = setting(
         Choice("none", "fp16", "bf16", "powersgd"),
-        "Compress gradients on their way; less traffic, other bits. Only with allreduce.",
+        "Compress gradients on their way; less traffic, other bits. Only with allreduce. With powersgd a "
+        "restart changes the bits as well.",
         "none",
     )
     bucket_cap_mb: float = setting(

@@ -19,7 +19,8 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,17 @@ class Checkpoint:
 
     def load(self, name: str) -> Any:
         """Unpickle one file, weights only: a checkpoint cannot run code. Tensors land on the CPU."""
+        torch.serialization.add_safe_globals(list(_named_tuples(tuple)))
         return torch.load(io.BytesIO(self.files[name]), map_location="cpu", weights_only=True)
+
+
+def _named_tuples(kind: type) -> Iterator[type]:
+    """Those that are defined in this process: they hold values and do nothing."""
+    children: list[type] = kind.__subclasses__()
+    for each in children:
+        if hasattr(each, "_fields"):
+            yield each
+        yield from _named_tuples(each)
 
 
 def read(directory: Path, step: int) -> Checkpoint:
@@ -242,7 +253,7 @@ def copy_tensors(tree: Any) -> Any:
     """A copy of nested dicts and lists in which every tensor is a CPU copy of its own.
 
     Tensors that share memory (tied weights) share it in the copy as well, so that the file holds
-    them once.
+    them once. A named tuple stays one, and a module's state keeps the versions of its modules.
     """
     seen: dict[tuple[Any, ...], torch.Tensor] = {}
 
@@ -252,8 +263,14 @@ def copy_tensors(tree: Any) -> Any:
             if node.numel() == 0 or key not in seen:
                 seen[key] = node.detach().to("cpu", copy=True)
             return seen[key]
+        if isinstance(node, OrderedDict):
+            ordered = OrderedDict((k, copy(v)) for k, v in node.items())
+            ordered.__dict__.update(node.__dict__)  # _metadata, of torch.nn.Module.state_dict
+            return ordered
         if isinstance(node, Mapping):
             return {k: copy(v) for k, v in node.items()}
+        if isinstance(node, tuple) and hasattr(node, "_fields"):
+            return type(node)(*map(copy, node))
         if isinstance(node, (list, tuple)):
             return type(node)(copy(v) for v in node)
         return node

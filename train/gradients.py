@@ -17,6 +17,7 @@ from train.config import RunConfig
 from train.dist import World
 from train.errors import TrainError
 from train.lean import without_compiler
+from train.metrics import say
 from train.reduce import (
     Level,
     LocalSums,
@@ -150,10 +151,17 @@ def join_levels(world: World, ranges: Sequence[range]) -> list[Level]:
     ]
 
 
+NOT_EXACT = (
+    "warning: comm_hook powersgd keeps on each rank what it has not sent yet, and no checkpoint has "
+    "it: after a restart the weights are not those of an undisturbed run"
+)
+
+
 class AllReduceGradients:
     """reduction: allreduce. DDP's own path and its communication hooks.
 
-    Exact on resume with the same number of processes, not across different numbers.
+    Exact on resume with the same number of processes, not across different numbers; with powersgd
+    not at all, as what it has yet to send stays on each rank and is in no checkpoint.
     """
 
     def __init__(self, model: torch.nn.Module, world: World, config: RunConfig) -> None:
@@ -161,6 +169,8 @@ class AllReduceGradients:
         self.weight = world.size / config.micro_batches
         self.ddp = wrap(model, world, config, broadcast_buffers=True)
         _register_hook(self.ddp, config.comm_hook, world.backend)
+        if config.comm_hook == "powersgd" and world.rank == 0:
+            say(NOT_EXACT)
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._tolerant = config.find_unused_parameters
         self._arrived: set[int] = set()

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -214,6 +214,26 @@ def test_tied_weights_are_copied_and_stored_once() -> None:
     assert copies["a"].sum() == 0
     assert copies["c"][0].sum() == 0
     assert copies["c"][1] == (3, None)
+
+
+class Moments(NamedTuple):
+    first: torch.Tensor
+    count: int
+
+
+def test_named_tuples_and_the_versions_of_modules_come_back(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
+    state = {"model": model.state_dict(), "moments": [Moments(torch.ones(2), 3)]}
+    files = {"model.pt": copy_tensors(state)}
+    checkpoint.write(tmp_path, 1, files, {}, "a-1", lambda: None)
+    found = checkpoint.read(tmp_path, 1).load("model.pt")
+    (moments,) = found["moments"]
+    assert isinstance(moments, Moments)
+    assert (moments.first.tolist(), moments.count) == ([1.0, 1.0], 3)
+    # Without it BatchNorm takes the state for one of 2018, and makes up what that did not have.
+    assert found["model"]._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]
+    assert found["model"]._metadata["0"] == {"version": 2}
+    assert type(copy_tensors((1, [torch.zeros(1)]))) is tuple
 
 
 def test_the_state_may_change_as_soon_as_it_is_copied() -> None:

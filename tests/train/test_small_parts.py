@@ -9,12 +9,13 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from train import books, manifest, rng
+from train import books, gradients, manifest, rng
 from train.config import Period, RunConfig, parse, period, seconds
 from train.dist import Place
 from train.errors import TrainError, start_command
@@ -373,3 +374,22 @@ def test_a_world_of_another_size_is_told_with_its_cause(
         _check_world_size(settings, place, among_hosts)
     assert str(refused.value).startswith(said)
     assert ("clocks" in str(refused.value)) == (among_hosts and started < (planned or 0))
+
+
+@pytest.mark.parametrize(
+    ("hook", "rank", "told"), [("powersgd", 0, 1), ("powersgd", 1, 0), ("none", 0, 0)]
+)
+def test_powersgd_says_at_the_start_that_a_restart_changes_its_bits(
+    hook: str,
+    rank: int,
+    told: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(gradients, "wrap", lambda model, *rest, **more: model)
+    monkeypatch.setattr(gradients, "_register_hook", lambda *rest: None)
+    config = SimpleNamespace(comm_hook=hook, micro_batches=4, find_unused_parameters=False)
+    world = SimpleNamespace(size=2, rank=rank, backend="nccl")
+    gradients.AllReduceGradients(torch.nn.Linear(2, 2), world, config)  # type: ignore[arg-type]
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("after a restart the weights are not those") == told
