@@ -126,8 +126,14 @@ def render(
     # In this process: hundreds of times half a second.
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    shutil.copytree(compiled(), bundle / "train", dirs_exist_ok=True)
+    shutil.copytree(compiled(), bundle / "train", dirs_exist_ok=True, copy_function=_link)
     return bundle
+
+
+def _link(source: str, target: str) -> None:
+    """Python replaces its files here, it never writes into them."""
+    Path(target).unlink(missing_ok=True)
+    os.link(source, target)
 
 
 @functools.cache

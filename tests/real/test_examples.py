@@ -61,7 +61,7 @@ def test_no_example_is_forgotten_here() -> None:
     [
         pytest.param("toy", [], marks=pytest.mark.nightly),
         ("gpt", ["--steps=12", "--log-every=1"]),
-        ("own_model", ["--steps=40"]),
+        pytest.param("own_model", ["--steps=40"], marks=pytest.mark.nightly),
     ],
 )
 def test_an_example_runs_to_its_end(name: str, arguments: list[str], tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ Most have a checkpoint directory each here, as where no file system is shared.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -46,11 +47,15 @@ def build(context, **args):
 """
 
 
+Alone = Callable[[int], dict[str, torch.Tensor]]
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, torch.Tensor]]:
-    """The tensors after 12 steps and after STEPS, of one process without any other host."""
-    found = {}
-    for steps in (12, STEPS):
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """The tensors after so many steps, of one process without any other host."""
+
+    @functools.cache
+    def trained(steps: int) -> dict[str, torch.Tensor]:
         place = tmp_path_factory.mktemp("alone")
         done = subprocess.run(
             [sys.executable, "-m", "train", "run", *TRAIN, f"--steps={steps}",
@@ -58,8 +63,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, torch
             cwd=jobs.ROOT, capture_output=True, text=True, timeout=jobs.PATIENCE_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        found[steps] = jobs.final_tensors(place)
-    return found
+        return jobs.final_tensors(place)
+
+    return trained
 
 
 @contextmanager
@@ -73,7 +79,7 @@ def hosts(*started: Host) -> Iterator[None]:
 
 @pytest.mark.nightly
 def test_three_processes_on_a_fast_and_a_slow_host_give_the_bits_of_one(
-    tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
+    tmp_path: Path, alone: Alone
 ) -> None:
     port = free_port()
     fast = Host(
@@ -91,23 +97,25 @@ def test_three_processes_on_a_fast_and_a_slow_host_give_the_bits_of_one(
     )
     assert any(f"3 processes on 2 hosts {how}, backend gloo, device cpu" in both for how in either)
     head = tmp_path / ("a" if "done at step" in fast.output else "b")
-    jobs.assert_same_bits(jobs.final_tensors(head), alone[12])
+    jobs.assert_same_bits(jobs.final_tensors(head), alone(12))
 
 
 def test_a_stop_file_on_one_host_stops_both_and_the_other_goes_on_from_its_checkpoint(
-    tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
+    tmp_path: Path, alone: Alone
 ) -> None:
-    options = [f"--steps={STEPS}", "--world-size=2"]
+    steps, slow = 60, tmp_path / "slow.py"
+    slow.write_text(jobs.SLOW["slow.py"])
+    options = [f"--steps={steps}", "--world-size=2", f"--workload={slow}:build"]
     port = free_port()
-    first = Host("first", tmp_path / "a", static(port, 1, "2", 0), options)
-    other = Host("other", tmp_path / "b", static(port, 1, "2", 1), options)
+    first = Host("first", tmp_path / "a", static(port, 1, "2", 0), options, SLOW="0.1")
+    other = Host("other", tmp_path / "b", static(port, 1, "2", 1), options, SLOW="0.1")
     with hosts(first, other):
-        first.until_step(20)
+        first.until_step(5)
         (tmp_path / "b" / "stop").touch()
         assert (first.end(), other.end()) == (0, 0), first.output + other.output
     (saved,) = jobs.checkpoints(tmp_path / "a")
     step = int(saved.name.removeprefix("step-"))
-    assert 20 <= step < STEPS
+    assert 5 <= step < steps
     assert (first.status, other.status) == (f"stopped {step} user", f"stopped {step} user")
     assert jobs.checkpoints(tmp_path / "b") == []
 
@@ -116,9 +124,9 @@ def test_a_stop_file_on_one_host_stops_both_and_the_other_goes_on_from_its_check
     other = Host("other", tmp_path / "b", static(port, 1, "2", 0), options)
     with hosts(first, other):
         assert (first.end(), other.end()) == (0, 0), first.output + other.output
-    assert f"resuming at step {step} of {STEPS}, from the checkpoint of first" in other.output
-    assert (first.status, other.status) == (f"done {STEPS}", f"done {STEPS}")
-    jobs.assert_same_bits(jobs.final_tensors(tmp_path / "b"), alone[STEPS])
+    assert f"resuming at step {step} of {steps}, from the checkpoint of first" in other.output
+    assert (first.status, other.status) == (f"done {steps}", f"done {steps}")
+    jobs.assert_same_bits(jobs.final_tensors(tmp_path / "b"), alone(steps))
 
 
 @pytest.mark.parametrize("culprit", [pytest.param("first", marks=pytest.mark.nightly), "other"])
@@ -148,9 +156,7 @@ def test_a_fault_of_one_host_is_told_by_both_whoever_has_it(
 
 
 @pytest.mark.nightly
-def test_without_torchrun_the_bits_are_the_same(
-    tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
-) -> None:
+def test_without_torchrun_the_bits_are_the_same(tmp_path: Path, alone: Alone) -> None:
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     first = Host("first", tmp_path / "a", spawn(2, 0, 3), ["--world-size=3"], **env)
     other = Host("other", tmp_path / "b", spawn(1, 2, 3), ["--world-size=3"], **env)
@@ -158,7 +164,7 @@ def test_without_torchrun_the_bits_are_the_same(
         assert (first.end(), other.end()) == (0, 0), first.output + other.output
     assert "(first: 2, micro-batches 0-5; other: 1, 6-7)" in first.output
     assert (first.status, other.status) == ("done 12", "done 12")
-    jobs.assert_same_bits(jobs.final_tensors(tmp_path / "a"), alone[12])
+    jobs.assert_same_bits(jobs.final_tensors(tmp_path / "a"), alone(12))
 
 
 @pytest.mark.nightly
@@ -191,7 +197,7 @@ def test_a_directory_that_a_live_job_holds_is_refused_on_all_hosts(tmp_path: Pat
 
 @pytest.mark.nightly
 def test_a_host_dies_and_comes_back_and_the_bits_are_those_of_one_process(
-    tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
+    tmp_path: Path, alone: Alone
 ) -> None:
     port = free_port()
     (tmp_path / "patient.py").write_text(PATIENT)
@@ -217,12 +223,12 @@ def test_a_host_dies_and_comes_back_and_the_bits_are_those_of_one_process(
     assert (stays.status, back.status) == (f"done {STEPS}", f"done {STEPS}")
     places = [tmp_path / name for name in ("stays", "goes")]
     last = [p for p in places if jobs.checkpoints(p)[-1:] == [p / f"step-{STEPS:09}"]]
-    jobs.assert_same_bits(jobs.final_tensors(last[0]), alone[STEPS])
+    jobs.assert_same_bits(jobs.final_tensors(last[0]), alone(STEPS))
 
 
 @pytest.mark.nightly
 def test_a_host_that_is_told_to_go_parts_from_the_others_at_a_step_they_agree_on(
-    tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
+    tmp_path: Path, alone: Alone
 ) -> None:
     port = free_port()
     # Only a checkpoint taken at the parting can be there.
@@ -246,12 +252,12 @@ def test_a_host_that_is_told_to_go_parts_from_the_others_at_a_step_they_agree_on
     if jobs.checkpoints(tmp_path / "stays")[0].name == f"step-{step:09}":
         assert f"resuming at step {step} of {STEPS}" in stays.output
     assert stays.status == f"done {STEPS}"
-    jobs.assert_same_bits(jobs.final_tensors(tmp_path / "stays"), alone[STEPS])
+    jobs.assert_same_bits(jobs.final_tensors(tmp_path / "stays"), alone(STEPS))
 
 
 @pytest.mark.nightly
 def test_a_worker_is_killed_and_the_workers_of_both_hosts_start_again(
-    tmp_path: Path, alone: dict[int, dict[str, torch.Tensor]]
+    tmp_path: Path, alone: Alone
 ) -> None:
     port = free_port()
     options = [f"--steps={STEPS}", "--world-size=2", "--checkpoint-every=5 steps"]
@@ -267,4 +273,4 @@ def test_a_worker_is_killed_and_the_workers_of_both_hosts_start_again(
     holder = read_lock(tmp_path / "shared")
     assert holder is not None
     assert holder.generation >= 2
-    jobs.assert_same_bits(jobs.final_tensors(tmp_path / "shared"), alone[STEPS])
+    jobs.assert_same_bits(jobs.final_tensors(tmp_path / "shared"), alone(STEPS))

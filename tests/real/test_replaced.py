@@ -50,7 +50,7 @@ def start(
     (slow / "slow.py").write_text(jobs.SLOW["slow.py"])
     paced = [f"--workload={slow / 'slow.py'}:build"]
     env = {
-        "SLOW": "0.01",
+        "SLOW": "0.03",
         "DDPGEN_SCHEDULER": f"slurm 4711 {restart}",
         "DDPGEN_LAUNCH": f"slurm.4711.{restart}",
     }

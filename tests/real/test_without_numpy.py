@@ -23,10 +23,11 @@ def without_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 TOY = {"workload": "toy", "steps": 4, "global_batch_size": 8, "micro_batch_size": 4}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "train",
     [
-        pytest.param(TOY, id="toy", marks=pytest.mark.nightly),
+        pytest.param(TOY, id="toy"),
         pytest.param({**jobs.GPT, "steps": 4}, id="gpt"),
     ],
 )

@@ -106,6 +106,7 @@ def test_a_task_whose_machines_vanish_goes_on_from_the_bucket_on_new_ones(
     assert f"step {reached}" in said(runs)
 
 
+@pytest.mark.nightly
 def test_an_object_called_stop_ends_it_for_good_and_a_new_task_goes_on(
     task: MakeTask, rig: Rig, alone: dict[str, torch.Tensor]
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_torch_that_is_not_there_or_only_half_there_is_none(alone: Path) -> No
     assert facts.torch() is None
 
 
+@pytest.mark.nightly
 def test_the_torch_of_this_interpreter_says_the_same_of_itself() -> None:
     say = (
         "import torch; c = torch.backends.cpu.get_cpu_capability(); "

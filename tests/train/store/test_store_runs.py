@@ -334,6 +334,7 @@ def test_a_later_start_of_the_same_job_ends_the_earlier_one(
     assert whole_steps(bucket) == [], "its marker came too late"
 
 
+@pytest.mark.nightly
 def test_the_interval_follows_what_an_upload_takes(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, free_running: None
 ) -> None:
