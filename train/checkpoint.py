@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import glob
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -30,6 +29,8 @@ import torch
 
 from train.layout import MARKER, step_directory, steps_on_disk
 
+_READ_BYTES = 1 << 22
+
 
 class BadCheckpointError(Exception):
     """A directory that looks like a checkpoint and is not a whole one. The message says why."""
@@ -37,16 +38,22 @@ class BadCheckpointError(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint, read into memory: `files` maps file name to content."""
+    """A verified checkpoint on disk: `files` maps file name to size in bytes and sha256."""
 
     step: int
     meta: dict[str, Any]
-    files: dict[str, bytes]
+    place: Path
+    files: dict[str, tuple[int, str]]
 
     def load(self, name: str) -> Any:
-        """Unpickle one file, weights only: a checkpoint cannot run code. Tensors land on the CPU."""
-        torch.serialization.add_safe_globals(list(_named_tuples(tuple)))
-        return torch.load(io.BytesIO(self.files[name]), map_location="cpu", weights_only=True)
+        """One file's content, see `unpickle`. Raises OSError too."""
+        return unpickle(self.place / name)
+
+
+def unpickle(source: Path | BinaryIO) -> Any:
+    """Weights only: a checkpoint cannot run code. Tensors land on the CPU."""
+    torch.serialization.add_safe_globals(list(_named_tuples(tuple)))
+    return torch.load(source, map_location="cpu", weights_only=True)
 
 
 def _named_tuples(kind: type) -> Iterator[type]:
@@ -59,7 +66,7 @@ def _named_tuples(kind: type) -> Iterator[type]:
 
 
 def read(directory: Path, step: int) -> Checkpoint:
-    """Read and verify one checkpoint. Raises BadCheckpointError."""
+    """Verify one checkpoint, which reads all of it. Raises BadCheckpointError."""
     place = step_directory(directory, step)
     try:
         marker = (place / MARKER).read_bytes()
@@ -68,7 +75,9 @@ def read(directory: Path, step: int) -> Checkpoint:
     except OSError as error:
         raise BadCheckpointError(f"{MARKER} cannot be read: {error.strerror}") from None
     meta, listed = parse_marker(marker, step)
-    return Checkpoint(step, meta, {n: _verified(place / n, *want) for n, want in listed.items()})
+    for name, (size, sha256) in listed.items():
+        _verify(place / name, size, sha256)
+    return Checkpoint(step, meta, place, listed)
 
 
 def parse_marker(content: bytes, step: int) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
@@ -86,18 +95,19 @@ def parse_marker(content: bytes, step: int) -> tuple[dict[str, Any], dict[str, t
     return meta, files
 
 
-def _verified(path: Path, size: int, sha256: str) -> bytes:
+def _verify(path: Path, size: int, sha256: str) -> None:
+    found, sum_ = 0, hashlib.sha256()
     try:
-        content = path.read_bytes()
+        with open(path, "rb", buffering=0) as file:
+            while part := file.read(_READ_BYTES):
+                found += len(part)
+                sum_.update(part)
     except OSError as error:
         raise BadCheckpointError(f"{path.name} cannot be read: {error.strerror}") from None
-    if len(content) != size:
-        raise BadCheckpointError(
-            f"{path.name} has {len(content)} bytes instead of {size}: truncated"
-        )
-    if hashlib.sha256(content).hexdigest() != sha256:
+    if found != size:
+        raise BadCheckpointError(f"{path.name} has {found} bytes instead of {size}: truncated")
+    if sum_.hexdigest() != sha256:
         raise BadCheckpointError(f"{path.name} does not match its sha256: its content has changed")
-    return content
 
 
 def newest_valid(directory: Path, reject: Callable[[int, str], None]) -> Checkpoint | None:

@@ -89,11 +89,17 @@ class World:
         if self.rank == 0:
             self.store.set(name, value or " ")
             return value
+        if self.await_key(name, patience_s):
+            return self.store.get(name).decode().strip()
+        raise TrainError(f"rank 0 was not done with its {name} after {patience_s:g} s")
+
+    def await_key(self, name: str, patience_s: float) -> bool:
+        """Whether the store has it, at the latest after `patience_s`. Raises as from_rank_0 does."""
         for _ in range(max(1, round(patience_s / _LOOK_S))):
             with contextlib.suppress(dist.DistStoreError):
                 self.store.wait([name], timedelta(seconds=_LOOK_S))
-                return self.store.get(name).decode().strip()
-        raise TrainError(f"rank 0 was not done with its {name} after {patience_s:g} s")
+                return True
+        return False
 
     def new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         """A group for gradients. Every rank has to call it for every group, in the same order."""

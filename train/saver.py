@@ -1,29 +1,24 @@
-"""When checkpoints are taken, what goes into them, and how a run finds its way back.
+"""When checkpoints are taken, and what goes into them.
 
-Owns the checkpoint period, the content of model.pt and optimizer.pt, and the agreement of all nodes
-on the newest valid checkpoint. Knows nothing of the loop that calls it.
+Owns the checkpoint period and the content of model.pt and optimizer.pt; resume.py reads them. Knows
+nothing of the loop that calls it.
 """
 
 from __future__ import annotations
 
 import errno
-import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from train import checkpoint
-from train.checkpoint import BackgroundWriter, Checkpoint
+from train.checkpoint import BackgroundWriter
 from train.config import Period
-from train.dist import World
-from train.errors import TrainError
 from train.interval import Interval
-from train.layout import step_directory
 from train.lock import Fence, FencedOffError
 from train.loop import State
 from train.metrics import say
@@ -264,83 +259,3 @@ def _why(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "no space left on the device"
     return str(error)
-
-
-def restore(state: State, found: Checkpoint) -> None:
-    """Put a checkpoint's content into the state. Raises TrainError when it does not fit."""
-    try:
-        state.model.load_state_dict(found.load("model.pt"))
-        parts = found.load("optimizer.pt")
-        state.optimizer.load_state_dict(parts["optimizer"])
-        state.scaler.load_state_dict(parts["scaler"])
-    except (
-        AttributeError, KeyError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError,
-    ) as error:  # fmt: skip
-        raise TrainError(
-            f"the checkpoint of step {found.step} does not fit this model or optimizer: {error}; "
-            "use the code it was written with, or another checkpoint.dir to start anew"
-        ) from None
-    state.step = found.step
-
-
-@dataclass(frozen=True)
-class Found:
-    """A checkpoint, and the rank on whose node's disk it was found."""
-
-    checkpoint: Checkpoint
-    rank: int
-
-
-def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found | None:
-    """The newest valid checkpoint anywhere in the world, on every rank.
-
-    One process of each node looks at its own disk; the newest step wins and its holder broadcasts
-    it, so this works with and without a shared file system. Bad checkpoints are reported and set
-    aside. `may_tidy` raises when this attempt no longer holds the directory.
-    """
-    mine: Checkpoint | None = None
-    if world.place.local_rank == 0:
-        mine = _look(directory, world.rank, may_tidy)
-    steps = world.gather(mine.step if mine else -1)
-    newest = max(steps)
-    if newest < 0:
-        return None
-    holder = steps.index(newest)
-    return Found(_broadcast(mine if world.rank == holder else None, holder, world), holder)
-
-
-def _look(directory: Path, rank: int, may_tidy: Callable[[], None]) -> Checkpoint | None:
-    bad: list[int] = []
-
-    def reject(step: int, why: str) -> None:
-        bad.append(step)
-        say(f"checkpoint {step_directory(directory, step)} is not valid: {why}", rank)
-
-    found = checkpoint.newest_valid(directory, reject)
-    for step in bad:
-        may_tidy()
-        try:
-            aside = checkpoint.set_aside(directory, step)
-        except FileNotFoundError:
-            continue  # another node of a shared directory was faster
-        say(f"it is set aside as {aside}", rank)
-    if bad:
-        say(f"using the checkpoint of step {found.step}" if found else "starting anew", rank)
-    return found
-
-
-def _broadcast(mine: Checkpoint | None, holder: int, world: World) -> Checkpoint:
-    if world.size == 1:
-        assert mine is not None
-        return mine
-    sizes = {name: len(content) for name, content in mine.files.items()} if mine else {}
-    step, meta, sizes = world.gather((mine.step, mine.meta, sizes) if mine else None)[holder]
-    files = {}
-    for name, size in sizes.items():
-        content = bytearray(mine.files[name] if mine else size)
-        # The tensor is a view of the bytes: what is received lands in them.
-        dist.broadcast(
-            torch.frombuffer(content, dtype=torch.uint8), src=holder, group=world.control
-        )
-        files[name] = bytes(content)
-    return Checkpoint(step, meta, files)

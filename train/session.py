@@ -24,7 +24,6 @@ import torch
 from train import hosts, manifest, rng
 from train.books import Books
 from train.buffers import Buffers
-from train.checkpoint import Checkpoint
 from train.config import RunConfig
 from train.control import Control
 from train.data import (
@@ -48,7 +47,7 @@ from train.metrics import say
 from train.node import Node
 from train.optim import LearningRate, build_optimizer
 from train.replaced import Replacement
-from train.saver import find, restore
+from train.resume import Source, find, restore
 from train.scheduler import VARIABLE
 from train.stop import BY_SIGNAL, PREEMPTED, StopRequest, foremost
 from train.verdict import Verdict
@@ -345,8 +344,8 @@ def _resume(
     found = find(directory, job.world, fence.check if fence else lambda: None)
     if found is None:
         return ""
-    _check_settings(job, found.checkpoint)
-    restore(state, found.checkpoint)
+    _check_settings(job, found.source)
+    restore(state, found.source)
     if state.step > job.last_step:
         raise TrainError(
             f"the newest checkpoint in {directory} is of step {state.step}, beyond the "
@@ -355,7 +354,7 @@ def _resume(
     return assembly.members[found.rank].host if found.rank else ""
 
 
-def _check_settings(job: Job, found: Checkpoint) -> None:
+def _check_settings(job: Job, found: Source) -> None:
     """Refuse to continue a run as a different one; say so where only the bits may differ."""
     now = _as_json(manifest.settings(job.config, job.last_step))
     changed = manifest.differences(found.meta.get("settings", {}), now)

@@ -1,0 +1,117 @@
+"""Every process gets the newest checkpoint that any host has, from its own disk or in pieces from another's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.train.world import in_world
+from train import checkpoint, resume
+from train.dist import World
+from train.errors import TrainError
+
+FILES = ("model.pt", "optimizer.pt")
+# Three hosts, with one, two and two processes.
+LAYOUT = [[0], [1, 2], [3, 4]]
+
+
+def content(seed: int) -> dict[str, Any]:
+    made = torch.Generator().manual_seed(seed)
+    return {name: {"w": torch.rand(1000, generator=made)} for name in FILES}
+
+
+def write(directory: Path, step: int, seed: int) -> None:
+    checkpoint.write(directory, step, content(seed), {"run": seed}, "a-1", lambda: None)
+
+
+def resumed(place: Path, layout: list[list[int]] = LAYOUT, timeout: float = 30.0) -> list[Any]:
+    """Of each rank: step, holder, whether the content is that of the seed, how many pieces came."""
+
+    def body(world: World) -> Any:
+        host = next(n for n, ranks in enumerate(layout) if world.rank in ranks)
+        pieces: list[int] = []
+        receive = resume._Sent._receive
+
+        def counted(self: Any, piece: torch.Tensor) -> None:
+            pieces.append(len(piece))
+            receive(self, piece)
+
+        resume._Sent._receive = counted  # type: ignore[method-assign]
+        found = resume.find(place / str(host), world, lambda: None)
+        if found is None:
+            return None
+        loaded = {name: found.source.load(name) for name in FILES}
+        wanted = content(found.source.meta["run"])
+        same = all(torch.equal(loaded[name]["w"], wanted[name]["w"]) for name in FILES)
+        return found.source.step, found.rank, same, len(pieces)
+
+    return in_world(sum(map(len, layout)), body, layout, timeout)
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "expected"),
+    [
+        ({}, [None] * 5),
+        # The same everywhere, as with a shared directory: nothing is sent.
+        ({0: [(5, 1)], 1: [(5, 1)], 2: [(5, 1)]}, [(5, 0, True, 0)] * 5),
+        # On the second host alone: one process of each other host gets it, and hands it on.
+        ({1: [(5, 1)]}, [(5, 1, True, 2), *[(5, 1, True, 0)] * 2, *[(5, 1, True, 2)] * 2]),
+        # The newest one counts, and who has an older one gets it.
+        (
+            {0: [(5, 1)], 1: [(5, 1)], 2: [(5, 1), (9, 2)]},
+            [*[(9, 3, True, 2)] * 3, *[(9, 3, True, 0)] * 2],
+        ),
+        # A step of the same number and of other content is another one: the first host's counts.
+        ({0: [(5, 1)], 2: [(5, 3)]}, [(5, 0, True, 0), *[(5, 0, True, 2)] * 4]),
+    ],
+    ids=["nowhere", "everywhere", "on_one", "newer_on_one", "of_two_runs"],
+)
+def test_all_get_the_newest(
+    on_disk: Mapping[int, list[tuple[int, int]]], expected: list[Any], tmp_path: Path
+) -> None:
+    for host, held in on_disk.items():
+        for step, seed in held:
+            write(tmp_path / str(host), step, seed)
+    assert resumed(tmp_path) == expected
+
+
+def test_a_large_one_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "PIECE_BYTES", 1000)
+    write(tmp_path / "0", 5, 1)
+    size = sum((tmp_path / "0" / "step-000000005" / name).stat().st_size for name in FILES)
+    first, *others = resumed(tmp_path, [[0], [1, 2]])
+    assert first == (5, 0, True, 0)
+    for step, holder, same, pieces in others:
+        assert (step, holder, same) == (5, 0, True)
+        assert pieces >= size // 1000
+
+
+def test_a_host_that_reads_for_longer_than_a_collective_may_take_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = resume._look
+
+    def slow(directory: Path, rank: int, may_tidy: Any) -> Any:
+        time.sleep(3.0 if rank == 0 else 0.0)
+        return look(directory, rank, may_tidy)
+
+    monkeypatch.setattr(resume, "_look", slow)
+    write(tmp_path / "0", 5, 1)
+    assert [each[:3] for each in resumed(tmp_path, [[0], [1]], 1.5)] == [(5, 0, True)] * 2
+
+
+def test_what_changes_on_its_way_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 5, 1)
+    whole = checkpoint.read(tmp_path, 5)
+    monkeypatch.setattr(resume._Sent, "_pass_on", lambda *pieces: None)  # all zeros, then
+    sent = resume._Sent(whole, SimpleNamespace(rank=1), 0, [(1,)])  # type: ignore[arg-type]
+    with pytest.raises(TrainError, match="of step 5 changed on its way"):
+        sent.load("model.pt")
