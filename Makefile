@@ -13,8 +13,8 @@ HOSTS := desk laptop
 # Passed on to pytest, to run a part: make check ARGS="tests/ddpgen -k quoting"
 ARGS :=
 
-# Five at a time on two cores: most tests wait for something.
-PYTEST := python -m pytest -n 5 --dist worksteal
+# Five files at a time on two cores: most tests wait for something. In the order of tests/conftest.py.
+PYTEST := python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 # What runs before the job's own Python is there; pyproject.toml tells ruff the same.
 ON_SYSTEM_PYTHON := train/supervisor train/preflight train/notices \

@@ -23,6 +23,12 @@ TEST_ID = "DDPGEN_TEST_ID"
 # What was killed a moment ago may still be dying when its test ends: a worker whose agent was killed
 # gets its own signal only then.
 GRACE_S = 10.0
+# Each file is run by one process, so that it brings up its hosts once. These take minutes.
+LONGEST = (
+    "test_sky_jobs.py", "test_slurm_faults.py", "test_hosts.py", "test_hosts_faults.py",
+    "test_exchange.py", "test_run.py", "test_kills.py", "test_faults.py", "test_slurm_jobs.py",
+    "test_local_sh.py", "test_docs.py", "test_follow_slurm.py",
+)  # fmt: skip
 # How long execve may leave a process without arguments and environment.
 EXEC_S = 1.0
 
@@ -49,13 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test first, then the other long ones: what is left to do at the end is short."""
-    items.sort(
-        key=lambda item: (
-            item.path.name != "test_sky_jobs.py",
-            item.get_closest_marker("real") is None,
-        )
-    )
+    """The longest files first, then the other long ones: what is left to do at the end is short."""
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        name = item.path.name
+        at = LONGEST.index(name) if name in LONGEST else len(LONGEST)
+        return at, item.get_closest_marker("real") is None
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
