@@ -7,6 +7,7 @@ for good (on any host), or crashed and worth a restart. Imports torch only when 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import traceback
@@ -196,8 +197,13 @@ def _run(
     node: Node | None = None,
     verdict: Verdict | None = None,
 ) -> int:
-    # Imports torch, which takes seconds: not before it is known that there is something to run.
+    # Imports torch, which takes seconds: not before it is known that there is something to run. The garbage
+    # collector would look at the million objects of torch again and again while they are made, and ever after.
+    gc.disable()
     from train import session
+
+    gc.freeze()
+    gc.enable()
 
     try:
         return session.run(config, directory, attempt, heart, replaced, node, verdict)

@@ -60,7 +60,8 @@ def test_no_example_is_forgotten_here() -> None:
     ("name", "arguments"),
     [
         pytest.param("toy", [], marks=pytest.mark.nightly),
-        ("gpt", ["--steps=12", "--log-every=1"]),
+        # `make run`, and so the README's test, trains it in make test as well.
+        pytest.param("gpt", ["--steps=12", "--log-every=1"], marks=pytest.mark.nightly),
         pytest.param("own_model", ["--steps=40"], marks=pytest.mark.nightly),
     ],
 )

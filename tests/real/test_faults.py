@@ -124,6 +124,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True, timeout=30)
 
 
+@pytest.mark.nightly
 def test_a_disk_that_fills_up_keeps_the_checkpoint_before_and_room_brings_the_run_home(
     tmp_path: Path, small_disk: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:

@@ -140,6 +140,7 @@ def test_a_script_on_the_wrong_host_asks_whether_it_is_the_right_one(
     process.communicate(timeout=30)
 
 
+@pytest.mark.nightly
 def test_a_second_ctrl_c_kills_and_leaves_nothing(rig: Rig, tmp_path: Path) -> None:
     spec = fleet.spec(["desk", "laptop"], {"steps": 100_000}, name="killed")
     driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))

@@ -129,6 +129,7 @@ def test_a_stop_file_on_one_host_stops_both_and_the_other_goes_on_from_its_check
     jobs.assert_same_bits(jobs.final_tensors(tmp_path / "b"), alone(steps))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("culprit", [pytest.param("first", marks=pytest.mark.nightly), "other"])
 @pytest.mark.parametrize(
     ("option", "reason"),

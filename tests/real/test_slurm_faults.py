@@ -20,7 +20,8 @@ from tests.real.rig.slurm import Slurm
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 PAUSE, LONG_PAUSE = 0.15, 0.25
-LIMITED = "node[1-9]"  # where the jobs with a time limit do not run
+# A minute; and where such jobs do not run.
+LIMIT = ("--time=1", "--exclude=node[1-9]")
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +47,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def limited(whole: Slurm, alone: Path) -> list[Batch]:
-    """Two jobs with a minute each, the shortest limit there is: while they run, others are looked at."""
-    asked = ("--time=1", f"--exclude={LIMITED}")
-    return [
-        Batch(whole, batch.spec("warned", LONG_PAUSE), "--signal=B:USR1@20", *asked),
-        # CONT is no warning: this one learns of its limit when that has been reached.
-        Batch(whole, batch.spec("unwarned", LONG_PAUSE), "--signal=CONT@1", *asked),
-    ]
+def warned(whole: Slurm, alone: Path) -> Batch:
+    """A job with a minute, the shortest limit there is: while it runs, others are looked at."""
+    return Batch(whole, batch.spec("warned", LONG_PAUSE), "--signal=B:USR1@20", *LIMIT)
 
 
 def test_a_killed_worker_a_warning_and_a_killed_node_one_after_the_other(
@@ -137,14 +133,19 @@ def test_nodes_and_daemons_that_are_lost(cluster: Slurm, alone: Path) -> None:
     lost.clear_firewall()
 
 
-def test_a_time_limit_with_and_without_a_warning(limited: list[Batch], alone: Path) -> None:
-    for job in limited:
-        # On a busy machine the minute may be over a second time.
-        assert_done_with_the_bits_of_one_machine(job, alone, starts=range(2, 6))
-    warned, unwarned = limited
+def test_a_time_limit_with_a_warning(warned: Batch, alone: Path) -> None:
+    # On a busy machine the minute may be over a second time.
+    assert_done_with_the_bits_of_one_machine(warned, alone, starts=range(2, 6))
     assert "USR1 from Slurm" in warned.log
     assert "DUE TO TIME LIMIT" not in warned.log
-    assert "DUE TO TIME LIMIT" in unwarned.log
+
+
+@pytest.mark.nightly
+def test_a_time_limit_without_a_warning(cluster: Slurm, alone: Path) -> None:
+    # CONT is no warning: it learns of its limit when that has been reached.
+    job = Batch(cluster, batch.spec("unwarned", LONG_PAUSE), "--signal=CONT@1", *LIMIT)
+    assert_done_with_the_bits_of_one_machine(job, alone, starts=range(2, 6))
+    assert "DUE TO TIME LIMIT" in job.log
 
 
 def second(job: Batch) -> Machine:
