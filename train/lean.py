@@ -23,10 +23,9 @@ _COMPILER = "torch._dynamo"
 
 
 @contextlib.contextmanager
-def without_compiler(optimizer: Optimizer | None = None) -> Iterator[None]:
-    """Build an optimizer of torch's or a DDP in here, or make a step with `optimizer`."""
-    foreign = optimizer is not None and not type(optimizer).__module__.startswith("torch.optim")
-    if foreign or _COMPILER in sys.modules:
+def without_compiler() -> Iterator[None]:
+    """Build an optimizer of torch's or a DDP in here, before other threads of the user's run."""
+    if _COMPILER in sys.modules:
         yield
         return
     _leave_all_uncompiled()
@@ -36,6 +35,36 @@ def without_compiler(optimizer: Optimizer | None = None) -> Iterator[None]:
         yield
     finally:
         stand_in.step_aside()
+
+
+def keep_steps_uncompiled(optimizer: Optimizer) -> None:
+    """Have the steps of its class, if that is torch's, do without the compiler until somebody imports it.
+
+    Torch wraps each step twice: by the user's hooks, and by what sets the gradient mode and asks the
+    compiler for a graph break. The second one is replaced.
+    """
+    kind = type(optimizer)
+    asking = getattr(kind.step, "__wrapped__", None)
+    plain = getattr(asking, "__wrapped__", None)
+    name = getattr(getattr(asking, "__code__", None), "co_name", "")
+    if (
+        asking is None
+        or plain is None
+        or name != "_use_grad"
+        or not kind.__module__.startswith("torch.optim")
+    ):
+        return
+
+    @functools.wraps(plain)
+    def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if _COMPILER in sys.modules:
+            return asking(self, *args, **kwargs)
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return plain(self, *args, **kwargs)
+
+    hooked = kind.profile_hook_step(step)
+    hooked.hooked = True  # type: ignore[attr-defined]  # as torch says that it has done so
+    kind.step = hooked  # type: ignore[method-assign]
 
 
 @functools.cache
@@ -65,10 +94,6 @@ class _NotYet(ModuleType):
         @staticmethod
         def get_optimize_ddp_mode() -> str:
             return "ddp_optimizer"
-
-    @staticmethod
-    def graph_break() -> None:
-        """Outside of a compiled graph it is nothing (torch/_dynamo/decorators.py)."""
 
     def step_aside(self) -> None:
         if sys.modules.get(_COMPILER) is self:

@@ -22,7 +22,6 @@ from train.data import BatchPlan, to_device
 from train.dist import World
 from train.errors import TrainError
 from train.gradients import Gradients
-from train.lean import without_compiler
 from train.optim import LearningRate
 from train.workload import Workload
 
@@ -175,6 +174,5 @@ def _update(config: RunConfig, state: State) -> None:
     if config.grad_clip is not None:
         state.scaler.unscale_(state.optimizer)
         torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.grad_clip)
-    with without_compiler(state.optimizer):
-        state.scaler.step(state.optimizer)
+    state.scaler.step(state.optimizer)
     state.scaler.update()

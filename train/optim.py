@@ -10,16 +10,19 @@ import math
 import torch
 
 from train.config import RunConfig
-from train.lean import without_compiler
+from train.lean import keep_steps_uncompiled, without_compiler
 from train.workload import Workload
 
 
 def build_optimizer(workload: Workload, config: RunConfig) -> torch.optim.Optimizer:
     """The workload's own optimizer if it brings one, else the one the config names."""
     if workload.optimizer is not None:
-        return workload.optimizer(workload.model, config.lr)
-    with without_compiler():
-        return _built_in(workload, config)
+        optimizer = workload.optimizer(workload.model, config.lr)
+    else:
+        with without_compiler():
+            optimizer = _built_in(workload, config)
+    keep_steps_uncompiled(optimizer)
+    return optimizer
 
 
 def _built_in(workload: Workload, config: RunConfig) -> torch.optim.Optimizer:

@@ -11,13 +11,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 STEP = """
 import sys, torch
-from train.lean import without_compiler
+from train.lean import keep_steps_uncompiled, without_compiler
 model = torch.nn.Linear(2, 2)
 with without_compiler():
     optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
+keep_steps_uncompiled(optimizer)
 model(torch.ones(1, 2)).sum().backward()
-with without_compiler(optimizer):
-    optimizer.step()
+optimizer.step()
 optimizer.zero_grad()
 state = optimizer.state_dict()
 optimizer.load_state_dict(state)
@@ -74,6 +74,50 @@ for use in USES:
     assert python(code) == "\n".join(["True"] * 2 * len(USES))
 
 
+def test_hooks_of_the_users_are_called_and_may_import_it() -> None:
+    """In another thread, too: a step hides nothing."""
+    code = """
+import threading
+def before(optimizer, args, kwargs):
+    def use():
+        import torch._dynamo.config
+    other = threading.Thread(target=use)
+    other.start()
+    other.join()
+    print('torch._dynamo.config' in sys.modules)
+optimizer.register_step_pre_hook(before)
+optimizer.register_step_post_hook(lambda *rest: print(torch.is_grad_enabled()))
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+optimizer.step()
+"""
+    assert python(STEP.format(optimizer="AdamW") + code) == "\n".join(["True"] * 4)
+
+
+def test_the_weights_are_those_of_torchs_own_step() -> None:
+    code = """
+from copy import deepcopy
+from train.lean import keep_steps_uncompiled
+import torch
+for name, more in (('AdamW', {'lr': .1}), ('SGD', {'lr': .1, 'momentum': .9}), ('Adam', {'lr': .1})):
+    kind, found = getattr(torch.optim, name), []
+    start = torch.nn.Linear(3, 2)
+    for patched in (False, True):
+        model = deepcopy(start)
+        optimizer = kind(model.parameters(), **more)
+        if patched:
+            keep_steps_uncompiled(optimizer)
+            keep_steps_uncompiled(optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 3)).square().sum().backward()
+            optimizer.step(lambda: None)
+        found.append(model.weight.detach().clone())
+    print(torch.equal(*found))
+"""
+    assert python(code) == "\n".join(["True"] * 3)
+
+
 def test_an_optimizer_of_the_users_meets_torch_as_it_is() -> None:
     code = """
 class Own(torch.optim.SGD):
@@ -82,8 +126,8 @@ class Own(torch.optim.SGD):
         return super().step(closure)
 own = Own(model.parameters(), lr=0.1)
 model(torch.ones(1, 2)).sum().backward()
-with without_compiler(own):
-    own.step()
+keep_steps_uncompiled(own)
+own.step()
 print('torch._dynamo.config' in sys.modules)
 """
     assert python(STEP.format(optimizer="AdamW") + code) == "True"
