@@ -80,8 +80,8 @@ class World:
     def barrier(self) -> None:
         dist.barrier(group=self.control)
 
-    def from_rank_0(self, name: str, value: str, patience_s: float) -> str:
-        """Rank 0's `value`, on every rank, however long rank 0 takes up to `patience_s`.
+    def from_rank_0(self, name: str, value: str, timeout_s: float) -> str:
+        """Rank 0's `value`, on every rank, however long rank 0 takes up to `timeout_s`.
 
         Through the store, whose waits are short and many: a collective would give up after the
         collective timeout. Raises what the store raises when rank 0 is gone.
@@ -89,22 +89,25 @@ class World:
         if self.rank == 0:
             self.store.set(name, value or " ")
             return value
-        if self.await_key(name, patience_s):
+        if self.wait_for(name, timeout_s):
             return self.store.get(name).decode().strip()
-        raise TrainError(f"rank 0 was not done with its {name} after {patience_s:g} s")
+        raise TrainError(f"rank 0 was not done with its {name} after {timeout_s:g} s")
 
-    def await_key(self, name: str, patience_s: float) -> bool:
-        """Whether the store has it, at the latest after `patience_s`. Raises as from_rank_0 does."""
-        for _ in range(max(1, round(patience_s / _LOOK_S))):
+    def wait_for(self, name: str, timeout_s: float) -> bool:
+        """Whether the store has it, at the latest after `timeout_s`. Raises as from_rank_0 does."""
+        for _ in range(max(1, round(timeout_s / _LOOK_S))):
             with contextlib.suppress(dist.DistStoreError):
                 self.store.wait([name], timedelta(seconds=_LOOK_S))
                 return True
         return False
 
-    def new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        """A group for gradients. Every rank has to call it for every group, in the same order."""
+    def new_group(self, ranks: tuple[int, ...], backend: str = "") -> dist.ProcessGroup:
+        """A group, for gradients unless it is of another backend. Every rank has to call it for every
+        group, in the same order."""
         group = dist.new_group(
-            list(ranks), backend=self.backend, timeout=timedelta(seconds=self.collective_timeout)
+            list(ranks),
+            backend=backend or self.backend,
+            timeout=timedelta(seconds=self.collective_timeout),
         )
         assert isinstance(group, dist.ProcessGroup) or self.rank not in ranks
         return group  # type: ignore[no-any-return]

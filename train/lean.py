@@ -24,7 +24,7 @@ _COMPILER = "torch._dynamo"
 
 @contextlib.contextmanager
 def without_compiler() -> Iterator[None]:
-    """Build an optimizer of torch's or a DDP in here, before other threads of the user's run."""
+    """Build an optimizer of torch's or a DDP in here."""
     if _COMPILER in sys.modules:
         yield
         return

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,8 +28,8 @@ from train.metrics import say
 
 # A tenth of a second at 1 Gbit/s, two at the 50 Mbit/s of a bad Wi-Fi.
 PIECE_BYTES = 1 << 24
-# How long the others wait for a host that reads and verifies its newest checkpoint.
-LOOK_S = 3600.0
+# How long a host may take to read and verify its newest checkpoint: 60 GB at 100 MB/s.
+LOOK_S = 600.0
 
 
 class Source(Protocol):
@@ -96,7 +95,7 @@ def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found |
         if world.store.add("resume/looked", 1) == len(world.layout):
             world.store.set("resume/all", "looked")
     # A collective would give up while a host still reads a large one.
-    world.await_key("resume/all", LOOK_S)
+    world.wait_for("resume/all", LOOK_S)
     all_found = world.gather((mine.step, mine.meta, mine.files) if mine else None)
     holder = max(range(world.size), key=lambda rank: (_step(all_found[rank]), -rank))
     if all_found[holder] is None:
@@ -142,53 +141,50 @@ class _Sent:
     ) -> None:
         self.step, self.meta = here.step, here.meta
         self._here, self._world, self._holder = here, world, holder
-        self._leaders = [host[0] for host in lacking]
+        # gloo sends to it as a tree: twice the hosts are one more transfer of the holder's.
+        self._leaders = world.new_group((holder, *(host[0] for host in lacking)), "gloo")
         # Of this rank's host, if it is one of them.
         self._host = next((host for host in lacking if world.rank in host), ())
 
     def load(self, name: str) -> Any:
         size, sha256 = self._here.files[name]
-        received = bytearray(size if self._host else 0)
-        with open(self._here.place / name if self._sends else os.devnull, "rb") as file:
+        received = io.BytesIO(bytes(size if self._host else 0))
+        with received.getbuffer() as whole:
             for begin in range(0, size, PIECE_BYTES):
                 end = min(begin + PIECE_BYTES, size)
-                piece = file.read(end - begin) if self._sends else b""
+                piece = self._read(name, begin, end) if self._sends else whole[begin:end]
                 try:
-                    self._pass_on(bytearray(piece), memoryview(received)[begin:end])
+                    self._pass_on(piece)
                 except RuntimeError as error:
                     raise LostOnTheWayError(str(error)) from None
-        if not self._host:
-            return self._here.load(name)
-        if hashlib.sha256(received).hexdigest() != sha256:
-            raise TrainError(
-                f"{name} of the checkpoint of step {self.step} changed on its way to this host"
-            )
-        return checkpoint.unpickle(io.BytesIO(received))
-
-    def _pass_on(self, piece: bytearray, place: memoryview) -> None:
-        if self._sends:
-            self._send(_tensor(piece), self._leaders)
-        elif self._host:
-            self._receive(_tensor(place))
-        # Nobody is further ahead than a piece: each wait of the others is a short one.
-        self._world.barrier()
+            if self._host and hashlib.sha256(whole).hexdigest() != sha256:
+                raise TrainError(
+                    f"{name} of the checkpoint of step {self.step} changed on its way to this host"
+                )
+        return checkpoint.unpickle(received) if self._host else self._here.load(name)
 
     @property
     def _sends(self) -> bool:
         return self._world.rank == self._holder
 
-    def _receive(self, piece: torch.Tensor) -> None:
-        leader, *others = self._host
-        if self._world.rank == leader:
-            dist.recv(piece, self._holder, group=self._world.control)
-            self._send(piece, others)
-        else:
-            dist.recv(piece, leader, group=self._world.control)
+    def _read(self, name: str, begin: int, end: int) -> bytearray:
+        with open(self._here.place / name, "rb") as file:
+            file.seek(begin)
+            return bytearray(file.read(end - begin))
 
-    def _send(self, piece: torch.Tensor, ranks: list[int]) -> None:
-        for work in [dist.isend(piece, rank, group=self._world.control) for rank in ranks]:
-            assert work is not None  # this rank is in the group
-            work.wait()
+    def _pass_on(self, piece: bytearray | memoryview) -> None:
+        """Send this piece, or receive it."""
+        rank, control = self._world.rank, self._world.control
+        leader, *neighbours = self._host or (-1,)
+        if self._sends or rank == leader:
+            dist.broadcast(_tensor(piece), src=self._holder, group=self._leaders)
+        if rank == leader:
+            for neighbour in neighbours:
+                dist.send(_tensor(piece), neighbour, group=control)
+        elif self._host:
+            dist.recv(_tensor(piece), leader, group=control)
+        # Nobody is further ahead than a piece: each wait of the others is a short one.
+        self._world.barrier()
 
 
 def _tensor(content: bytearray | memoryview) -> torch.Tensor:

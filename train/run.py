@@ -197,8 +197,8 @@ def _run(
     node: Node | None = None,
     verdict: Verdict | None = None,
 ) -> int:
-    # Imports torch, which takes seconds: not before it is known that there is something to run. The garbage
-    # collector would look at the million objects of torch again and again while they are made, and ever after.
+    # Imports torch, which takes seconds: not before it is known that there is something to run. It makes
+    # 250,000 objects that stay; the garbage collector would look at them again and again.
     gc.disable()
     from train import session
 

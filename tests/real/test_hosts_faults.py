@@ -163,7 +163,7 @@ def test_an_elastic_job_whose_head_is_lost_goes_on_with_another_head(
 ) -> None:
     # Its checkpoints may have been on the host that is gone: then it begins anew, to the same end.
     bundles = fleet.both(
-        tmp_path, fleet.spec(NAMES, {"steps": 1500}, name="head", tier={"nodes": "2..3"})
+        tmp_path, fleet.spec(NAMES, {"steps": 400}, name="head", tier={"nodes": "2..3"})
     )
     driver = fleet.Driver(rig, bundles[0])
     driver.until("the head is desk")

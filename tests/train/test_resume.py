@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,19 +30,20 @@ def write(directory: Path, step: int, seed: int) -> None:
     checkpoint.write(directory, step, content(seed), {"run": seed}, "a-1", lambda: None)
 
 
-def resumed(place: Path, layout: list[list[int]] = LAYOUT, timeout: float = 30.0) -> list[Any]:
+def resumed(place: Path, layout: list[list[int]] = LAYOUT) -> list[Any]:
     """Of each rank: step, holder, whether the content is that of the seed, how many pieces came."""
 
     def body(world: World) -> Any:
         host = next(n for n, ranks in enumerate(layout) if world.rank in ranks)
         pieces: list[int] = []
-        receive = resume._Sent._receive
+        pass_on = resume._Sent._pass_on
 
-        def counted(self: Any, piece: torch.Tensor) -> None:
-            pieces.append(len(piece))
-            receive(self, piece)
+        def counted(self: Any, piece: Any) -> None:
+            if self._host:
+                pieces.append(len(piece))
+            pass_on(self, piece)
 
-        resume._Sent._receive = counted  # type: ignore[method-assign]
+        resume._Sent._pass_on = counted  # type: ignore[method-assign]
         found = resume.find(place / str(host), world, lambda: None)
         if found is None:
             return None
@@ -51,7 +52,7 @@ def resumed(place: Path, layout: list[list[int]] = LAYOUT, timeout: float = 30.0
         same = all(torch.equal(loaded[name]["w"], wanted[name]["w"]) for name in FILES)
         return found.source.step, found.rank, same, len(pieces)
 
-    return in_world(sum(map(len, layout)), body, layout, timeout)
+    return in_world(sum(map(len, layout)), body, layout)
 
 
 @pytest.mark.parametrize(
@@ -92,18 +93,29 @@ def test_a_large_one_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert pieces >= size // 1000
 
 
-def test_a_host_that_reads_for_longer_than_a_collective_may_take_is_waited_for(
+def test_nobody_is_in_a_collective_while_a_host_still_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = resume._look
+    """Those end by the collective timeout, at every restart again."""
+    look, wait_for = resume._look, World.wait_for
 
-    def slow(directory: Path, rank: int, may_tidy: Any) -> Any:
-        time.sleep(3.0 if rank == 0 else 0.0)
-        return look(directory, rank, may_tidy)
+    def waits(self: World, name: str, timeout_s: float) -> bool:
+        self.store.set("test/waits", "yes")
+        return wait_for(self, name, timeout_s)
 
-    monkeypatch.setattr(resume, "_look", slow)
-    write(tmp_path / "0", 5, 1)
-    assert [each[:3] for each in resumed(tmp_path, [[0], [1]], 1.5)] == [(5, 0, True)] * 2
+    def body(world: World) -> Any:
+        def slow(directory: Path, rank: int, may_tidy: Any) -> Any:
+            if rank == 0:  # it reads until the other one has come to where it waits
+                world.store.wait(["test/waits"], timedelta(seconds=20))
+            return look(directory, rank, may_tidy)
+
+        monkeypatch.setattr(resume, "_look", slow)
+        monkeypatch.setattr(World, "wait_for", waits)
+        found = resume.find(tmp_path, world, lambda: None)
+        return found and found.source.step
+
+    write(tmp_path, 5, 1)
+    assert in_world(2, body, [[0], [1]]) == [5, 5]
 
 
 def test_what_changes_on_its_way_is_not_loaded(
@@ -112,6 +124,6 @@ def test_what_changes_on_its_way_is_not_loaded(
     write(tmp_path, 5, 1)
     whole = checkpoint.read(tmp_path, 5)
     monkeypatch.setattr(resume._Sent, "_pass_on", lambda *pieces: None)  # all zeros, then
-    sent = resume._Sent(whole, SimpleNamespace(rank=1), 0, [(1,)])  # type: ignore[arg-type]
+    sent = resume._Sent(whole, SimpleNamespace(rank=1, new_group=lambda *words: None), 0, [(1,)])  # type: ignore[arg-type]
     with pytest.raises(TrainError, match="of step 5 changed on its way"):
         sent.load("model.pt")

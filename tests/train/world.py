@@ -25,10 +25,7 @@ TIMEOUT_S = 60.0
 
 
 def in_world(
-    size: int,
-    body: Callable[[World], Any],
-    layout: list[list[int]] | None = None,
-    collective_timeout: float = 30.0,
+    size: int, body: Callable[[World], Any], layout: list[list[int]] | None = None
 ) -> list[Any]:
     """What `body` returns on each rank of a gloo world of `size` processes.
 
@@ -41,9 +38,7 @@ def in_world(
         for rank in range(size):
             mine, theirs = fork.Pipe()
             child = fork.Process(
-                target=_rank,
-                args=(rank, size, body, layout, directory, theirs, collective_timeout),
-                daemon=True,
+                target=_rank, args=(rank, size, body, layout, directory, theirs), daemon=True
             )
             child.start()
             theirs.close()
@@ -73,20 +68,19 @@ def _rank(
     layout: list[list[int]] | None,
     directory: str,
     pipe: Connection,
-    timeout: float,
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         store = dist.FileStore(str(Path(directory) / "store"), size)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
         )
         hosts = tuple(map(tuple, layout or [list(range(size))]))
         host = next(h for h in hosts if rank in h)
         place = Place(rank, size, host.index(rank), len(host), launched=True)
         control = dist.group.WORLD
         assert control is not None
-        world = World(place, "gloo", torch.device("cpu"), control, hosts, store, timeout)
+        world = World(place, "gloo", torch.device("cpu"), control, hosts, store, 30.0)
         value = body(world)
         world.barrier()
         answer = (True, value)
