@@ -107,12 +107,13 @@ def test_another_program_at_the_heads_port(stage: Stage) -> None:
 
 
 def test_a_port_where_the_head_may_not_listen(stage: Stage) -> None:
-    job = stage.job(port=80)
+    """Where the others may not either, the head cannot call them: they say that it is not there."""
+    job = stage.job(port=80, patience=preflight.IN_VAIN_S)
     as_root(stage.rig["desk"], "sysctl", "-q", "net.ipv4.ip_unprivileged_port_start=1024")
     launch = job.start()
     refused(launch, stage.rig)
-    launch.names("PORT007", "desk", "port 80")
-    launch.names_only("PORT007")
+    launch.names("PORT007", "desk", "port 80", on=["desk"])
+    launch.names("HOST001", "desk", "port 80", on=["laptop", "tower"])
 
 
 def test_a_firewall_on_the_head_that_drops(stage: Stage) -> None:

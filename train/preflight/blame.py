@@ -69,12 +69,6 @@ def waits_for_head(asked: Asked, address: str, trouble: str) -> str:
     return f"waiting for the head, {why}"
 
 
-def waits_for_return(asked: Asked, address: str) -> str:
-    """What a host says when the head's script has ended while the hosts gathered."""
-    name = at(head_name(asked), address or asked.head)
-    return f"the head, {name}, left before the verdict; waiting for it to come back"
-
-
 def waits_for_run(asked: Asked) -> str:
     """What a host says that comes too late for the check of an elastic job."""
     return f"the hosts have gathered without {asked.me}; waiting for their run, to join it"
@@ -319,14 +313,3 @@ def clocks(head: str, ahead_s: Mapping[str, float]) -> Iterator[Finding]:
             "for dead, and logs mislead",
             ERROR if spread > CLOCK_BREAKS_S else WARNING,
         )
-
-
-def no_python(name: str, host: str) -> Finding:
-    """PY001, as the host's bash told it."""
-    return Finding(
-        "PY001",
-        host,
-        f"there is no Python on {name} under the name that the spec gives",
-        "set python: (also per host) in the spec to one that has torch, or activate its environment in "
-        "python: {activate: …}; render again",
-    )

@@ -81,5 +81,5 @@ class Calls:
             found = blame.at(there.host, conn.address)
             desk.fail(blame.same_rank(desk.asked, there.rank, here, found))
             return
-        conn.send("call", **desk.hello.as_json())
+        conn.send("call", listens=desk.listens, **desk.hello.as_json())
         await desk.converse(conn, await conn.receive(_HELLO_S))

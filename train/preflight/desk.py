@@ -42,7 +42,7 @@ _RETURN_S = 2.0  # for a guest whose connection broke
 
 class Desk:
     """What the head knows of a launch, and how it hears of it. `phase`: GATHER, PROBE, TELL, OVER;
-    `listens`: at the very port that the others try; `met`: what calling a missing host met, by rank;
+    `listens`: at the port that the others try; `met`: what calling a missing host met, by rank;
     `unheard`: whose acknowledgement is awaited; `turned`: who is told the verdict but takes no part;
     `open`: all conversations; `lost`: hosts that left or fell silent; `changed`: set when there is something to decide."""
 
@@ -90,19 +90,6 @@ class Desk:
             await links.serve(conn, self.token, first, self.turns)
         elif first["kind"] == "hello":
             await self.converse(conn, first)
-        elif first["kind"] == "cannot":
-            self._hear_of_no_python(first)
-
-    def _hear_of_no_python(self, message: Message) -> None:
-        """Bash's words, from a host that has nothing better to check in with."""
-        host = str(message.get("host"))
-        if message.get("job") != self.asked.job or host not in self.asked.addresses:
-            return
-        finding = blame.no_python(blame.at(host, self.asked.addresses[host]), host)
-        if self.elastic:
-            self._say_once(host, "", finding)
-        else:
-            self.fail(finding)
 
     async def converse(self, conn: Conn, first: Message) -> None:
         """Hear a guest out, from its hello on. Raises WireError when it is gone."""
@@ -130,13 +117,12 @@ class Desk:
             finding = blame.other_job(name, hello.job, here, self.asked.job, port)
             self._refuse(conn, finding)
             self._say_once(hello.host, hello.job, finding)
-        elif self.phase != GATHER:
-            self._late(conn, hello, name)
+        elif self.phase not in (GATHER, PROBE):
+            conn.send("late")
         elif fault := self._wrong(conn, hello, name, here):
             self._turn_away(conn, fault)
-        elif (old := self.roll.members.get(hello.rank)) and self._is_rival(old, hello):
-            # Its old process may be gone without a word: the next heartbeat tells.
-            self.roll.rivals[hello.rank] = (conn, hello)
+        elif self.phase == PROBE:
+            conn.send("late")
         else:
             self._greet(conn, hello)
 
@@ -145,16 +131,6 @@ class Desk:
         if (host, job) not in self._told and len(self._told) < _TOLD:
             self._told.add((host, job))
             self.say(f"preflight: {printable(finding.cause)}")
-
-    def _late(self, conn: Conn, hello: Hello, name: str) -> None:
-        old = self.roll.members.get(hello.rank)
-        if self.phase == PROBE and old and self._is_rival(old, hello):
-            self._turn_away(conn, self._same_rank(old.hello, old.address, hello, conn.address))
-        else:
-            conn.send("late")
-
-    def _is_rival(self, old: Member, hello: Hello) -> bool:
-        return old.conn is not None and old.hello.instance != hello.instance
 
     def _wrong(self, conn: Conn, hello: Hello, name: str, here: str) -> Finding | None:
         """What keeps a guest of this job from taking part."""
@@ -169,8 +145,9 @@ class Desk:
             return blame.bad_rank(asked, name, hello.rank)
         if hello.rank == asked.node_rank:
             return self._same_rank(self.hello, asked.own_address, hello, conn.address)
-        if (rival := self.roll.rivals.get(hello.rank)) and rival[1].instance != hello.instance:
-            return self._same_rank(rival[1], rival[0].address, hello, conn.address)
+        old = self.roll.members.get(hello.rank)
+        if old is not None and old.conn is not None and old.hello.instance != hello.instance:
+            return self._same_rank(old.hello, old.address, hello, conn.address)
         return self._misled(conn, hello, name, here)
 
     def _same_rank(self, one: Hello, address: str, other: Hello, its_address: str) -> Finding:
@@ -224,10 +201,6 @@ class Desk:
         if member is None:
             return
         member.heard = time.monotonic()
-        if rival := self.roll.rivals.pop(member.hello.rank, None):
-            conn2, hello2 = rival
-            fault = self._same_rank(member.hello, member.address, hello2, conn2.address)
-            self._turn_away(conn2, fault)
         kind = message["kind"]
         if kind == "here":
             member.note_clock(number(message["clock"], -_CLOCK, _CLOCK))
@@ -278,16 +251,11 @@ class Desk:
         self.turned.discard(conn)
         self.unheard.discard(conn)
         self.changed.set()
-        for rank, (other, _) in list(self.roll.rivals.items()):
-            if other is conn:
-                del self.roll.rivals[rank]
         member = self.roll.at(conn)
         if member is None:
             return
         self.roll.hang_up(member)
-        if rival := self.roll.rivals.pop(member.hello.rank, None):
-            self._greet(*rival)
-        elif self.phase == TELL:
+        if self.phase == TELL:
             self.lose_left(member)  # the others are about to go on: there is no coming back
         else:
             asyncio.get_running_loop().call_later(_RETURN_S, self._gone, member)
@@ -306,11 +274,8 @@ class Desk:
         self.roll.pending.discard(member.hello.rank)
         if member.conn is not None:
             self.unheard.discard(member.conn)
-        rival = self.roll.rivals.pop(member.hello.rank, None)
         self.roll.hang_up(member)
-        if rival:
-            self._greet(*rival)
-        elif self.elastic:
+        if self.elastic:
             self.roll.drop(member)
             self._without(fault)
         else:
@@ -330,7 +295,7 @@ class Desk:
             last = now
             text = self._waits_for()
             line = encode("wait", text=text)
-            for conn in [*self.turned, *(conn for conn, _ in self.roll.rivals.values())]:
+            for conn in self.turned:
                 conn.write(line)
             for member in self.roll.connected():
                 if now - member.heard > SILENT_S * every:

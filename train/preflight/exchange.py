@@ -29,8 +29,8 @@ after it has tried once more whether it cannot reach the head itself: what stand
 only is a firewall. What passes no firewall in either direction is said by each side for itself.
 
 A run under way (torch's TCPStore) at the head's port is asked in its own language, and joined by a
-host of an elastic job, or one that took part before. A head whose script ends while the hosts gather
-may come back; later, it ends the check for all.
+host of an elastic job, or one that took part before. A head that ends before the verdict ends the
+check for all.
 """
 
 from __future__ import annotations

@@ -49,14 +49,12 @@ _STORE_S = 3.0  # a run's store and no preflight for so long: the run is under w
 _PROGRAM_S = 5.0
 _JOB_S = 2.0
 _LOST_S = 3.0  # to find the head again
-_NEWS_S = 1.0  # before it is said that the head has left: it may have been the network
 _EVERY_S = (0.5, 60.0)  # between heartbeats
 _LINE = 1000  # characters of the head's words
 _FAULTY_S = 6.0  # after the start, and …
 _HEARD_S = 3.0  # … after its checks: so long a faulty host looks for the head to tell it
 _ANSWER_S = 4.0
 _STRANGERS = 64
-_GONE = ("unresolved", "noroute", "unreachable", "timeout")  # it is not only the script
 
 
 async def visit_head(
@@ -82,10 +80,11 @@ class Guest:
         self._own: list[Finding] = []
         self._turns = links.Turns()
         self._call: Conn | None = None
+        self._head_listens = False
         self._called = asyncio.Event()
         self._token, self._doing = "", "it checked in"
         self._lost: tuple[str, float] | None = None  # the trouble, and when
-        self._gathering, self._late = False, False
+        self._late = False
         self._took_part = background(self._has_taken_part)
         self._tasks: list[asyncio.Task[None]] = []
         self._report: asyncio.Task[Report] | None = None
@@ -150,7 +149,7 @@ class Guest:
             with contextlib.suppress(ValueError):
                 there = Hello.from_json(first)
                 if (there.job, there.role) == (self._asked.job, "head"):
-                    self._call = conn
+                    self._call, self._head_listens = conn, first.get("listens") is True
                     self._called.set()
                     await conn.until_closed()
 
@@ -175,8 +174,6 @@ class Guest:
         asked, met = self._asked, self._search
         if self._late:
             return blame.waits_for_run(asked)
-        if self._lost:
-            return blame.waits_for_return(asked, met.address)
         return blame.waits_for_head(asked, met.address, met.trouble)
 
     async def _prove(self, call: Conn) -> Conn:
@@ -187,7 +184,7 @@ class Guest:
             conn = await self._search.knock_again()
         self._call = None
         if conn is None:
-            if self._search.is_program and not self._own:
+            if self._search.is_program and self._head_listens and not self._own:
                 self._blame_program()
             return call
         call.close()
@@ -208,7 +205,8 @@ class Guest:
     def _end_alone(self) -> Outcome | None:
         """Whether, and how, this host ends without the head."""
         asked, search, now = self._asked, self._search, time.monotonic()
-        if self._lost and now >= self._lost[1] + _LOST_S and not self._may_return():
+        joins = search.trouble == "store" and self._joins()
+        if self._lost and now >= self._lost[1] + _LOST_S and not joins:
             return self._without_head(self._lost_head())
         if search.trouble == "job" and search.fault and search.met_for_s >= _JOB_S:
             return self._without_head(search.fault)
@@ -216,22 +214,12 @@ class Guest:
         if report is not None and (self._own or is_bad(asked, report)):
             if now >= max(self._began + _FAULTY_S, self._reported_at + _HEARD_S):
                 return self._without_head()
-        elif report is not None and search.trouble == "store" and self._joins():
+        elif report is not None and joins:
             return self._outcome(joined=True) if search.met_for_s >= _STORE_S else None
         elif now >= self._since + asked.patience_s:
             none = blame.no_head(asked, search.address, search.trouble)
             return self._without_head(self._lost_head() if self._lost else none)
         return None
-
-    def _may_return(self) -> bool:
-        """Whether there may be a head again: its script ended while the hosts gathered, and its
-        host is still there; or the run is, and this host may join it."""
-        assert self._lost is not None
-        search = self._search
-        if search.trouble == "store":
-            return self._joins()
-        gone = search.trouble in _GONE and search.met_for_s >= _LOST_S
-        return self._gathering and self._lost[0] == "broken" and not gone
 
     def _joins(self) -> bool:
         """Whether a run under way at the head's port is meant for this host, and no stranger's."""
@@ -295,7 +283,6 @@ class Guest:
 
     def _be_late(self) -> None:
         """The hosts have gathered without this one: it joins their run, if they can do without it."""
-        self._gathering = False
         if self._asked.least == self._asked.nodes:
             self._lose("broken")
             return
@@ -307,7 +294,6 @@ class Guest:
         # Whom the head has not greeted, it may have had no time for.
         if self._token or trouble == "silent":
             self._lose(trouble)
-            self._waiting.hasten(_NEWS_S)
         self._verdict = None
         return self._without_head(self._lost_head()) if trouble == "silent" else None
 
@@ -325,15 +311,13 @@ class Guest:
         elif kind == "greet":
             self._silent_s = SILENT_S * number(message["every"], *_EVERY_S)
             self._token, self._lost = str(message["token"]), None
-            self._gathering, self._late = True, False
+            self._late = False
             conn.send("here", token=self._token, clock=time.time())
             jobs.append(asyncio.create_task(self._send_report(conn)))
         elif kind == "probe":
-            self._gathering = False
             peers = [links.Peer.from_json(peer) for peer in message["peers"]]
             jobs.append(asyncio.create_task(self._probe(conn, peers)))
         elif kind == "verdict":
-            self._gathering = False
             self._verdict = Verdict.from_json(message)
             self._doing = "it heard the verdict"
             conn.send("ack", token=self._token)

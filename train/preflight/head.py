@@ -17,7 +17,7 @@ from train.preflight.calls import Calls
 from train.preflight.desk import OVER, PROBE, TELL, Desk
 from train.preflight.finding import Finding, ordered
 from train.preflight.outcome import Outcome
-from train.preflight.own import EXAMINED_S, SILENT_S, examined, fallbacks, is_bad, slack_s
+from train.preflight.own import EXAMINED_S, SILENT_S, examined, is_bad, slack_s
 from train.preflight.report import Link, Report
 from train.preflight.verdict import Verdict
 from train.preflight.wire import Door, background, bind, encode, within
@@ -25,7 +25,6 @@ from train.preflight.wire import Door, background, bind, encode, within
 _OTHERS_S = 1.0  # after a first error, for what else is wrong
 _PROVES_S = 2.5  # … and for a host that was called, and tries its own way once more
 _LATE_S = 4.0  # after the start: hosts that are started together come so much apart
-_ASTRAY_S = 2.0  # … and so much more where the head listens at another port than they try first
 _SETTLE_S = 3.0  # an elastic job begins so long after its last host came
 _ACKNOWLEDGE_S = 2.0
 _CLOSE_S = 1.0
@@ -77,7 +76,7 @@ class Head:
         await self._door.close()
 
     async def _open(self) -> None:
-        """Listen for guests, elsewhere if need be, and for probes with packets of normal size."""
+        """Listen for guests, and for probes with packets of normal size."""
         desk, port = self._desk, self._asked.port
         desk.hello = replace(desk.hello, port=await self._door.open(bind(0, segment=0)))
         try:
@@ -86,9 +85,6 @@ class Head:
             refused = error if isinstance(error, OSError) else OSError(0, str(error))
             desk.listens = False
             desk.fail(await self._blamed(refused))
-            for other in fallbacks(port):
-                with contextlib.suppress(OSError, OverflowError):
-                    await self._door.open(bind(other))
 
     async def _blamed(self, refused: OSError) -> Finding:
         """Who has the port. Nobody else is heard meanwhile, and a process may not let itself be read."""
@@ -146,8 +142,8 @@ class Head:
         if desk.roll.is_full:
             return arrived
         proving = any(desk.met.get(rank) == "" for rank in desk.roll.missing())
-        late = self._began + _LATE_S + (0.0 if desk.listens else _ASTRAY_S)
-        return max(failed_at + (_PROVES_S if proving else _OTHERS_S), arrived, late)
+        proved = failed_at + (_PROVES_S if proving else _OTHERS_S)
+        return max(proved, arrived, self._began + _LATE_S)
 
     def _next_look(self, now: float) -> float:
         failed_at = self._desk.failed_at
@@ -262,7 +258,6 @@ class Head:
         line = encode("verdict", **verdict.as_json())
         desk = self._desk
         guests = [member.conn for member in desk.roll.connected() if member.conn is not None]
-        rivals = [conn for conn, _ in desk.roll.rivals.values()]
-        for conn in [*guests, *rivals, *desk.turned]:
+        for conn in [*guests, *desk.turned]:
             desk.unheard.add(conn)
             conn.write(line)

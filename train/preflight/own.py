@@ -19,8 +19,6 @@ from train.preflight.table import visible
 from train.preflight.wire import Message, background, within
 
 VERSION = 1  # of the exchange
-_FALLBACKS = 3
-_RIGHTS = 1024  # below it, listening takes special rights
 SILENT_S = 4.0  # three beats that did not come
 MET_PATIENCE_S = 1.0  # for the first word of whoever answers
 EXAMINED_S = 12.0
@@ -28,12 +26,6 @@ _FIRST_WORD_S, _NEXT_WORD_S = 5.0, 10.0
 _UNSAID = 32  # lines
 _LAST_WORDS_S = 1.0
 _MOST = 200  # characters of others, on this host's terminal
-
-
-def fallbacks(port: int) -> range:
-    """Where the head listens instead when it cannot have its own port."""
-    first = (port if port >= _RIGHTS else port + 29_000) + 1
-    return range(first, min(first + _FALLBACKS, 65536))
 
 
 def beat_s(nodes: int) -> float:
@@ -100,10 +92,6 @@ class Waiting:
         if text and time.monotonic() >= self.next_s:
             self.next_s = time.monotonic() + _NEXT_WORD_S
             self.say(text)
-
-    def hasten(self, within_s: float) -> None:
-        """There is news, if it is still so then."""
-        self.next_s = min(self.next_s, time.monotonic() + within_s)
 
 
 @dataclass(frozen=True)

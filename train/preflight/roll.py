@@ -48,14 +48,13 @@ class Member:
 
 class Roll:
     """`members` by node rank, without the head; `pending`: ranks, the head's too, whose report is
-    still to come; `owing`: whose links are; `rivals`: a second host with the rank of a connected one."""
+    still to come; `owing`: whose links are."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
         self.members: dict[int, Member] = {}
         self.pending: set[int] = {asked.node_rank}
         self.owing: set[int] = set()
-        self.rivals: dict[int, tuple[Conn, Hello]] = {}
         self.last_arrival = time.monotonic()
         self._by_conn: dict[Conn, Member] = {}
 
@@ -66,8 +65,8 @@ class Roll:
 
     @property
     def is_steady(self) -> bool:
-        """Whether nobody who has come is away for a moment or has a rival: both are settled in seconds."""
-        return not self.rivals and all(m.conn is not None for m in self.members.values())
+        """Whether nobody who has come is away for a moment: that is settled in seconds."""
+        return all(m.conn is not None for m in self.members.values())
 
     def missing(self) -> Iterator[int]:
         """The node ranks that have not come."""

@@ -1,24 +1,21 @@
 """A guest's way to the head: where it knocks, and what is made of who answers.
 
-Owns the attempts at the head's port (and at those after it, where the head listens when its own is
-taken), and what they met. What is said once the head is found, guest.py knows.
+Owns the attempts at the head's port, and what they met. What is said once the head is found, guest.py
+knows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 
 from train.preflight import blame
 from train.preflight.asked import Asked
 from train.preflight.finding import Finding
-from train.preflight.own import MET_PATIENCE_S, VERSION, Hello, fallbacks, slack_s
+from train.preflight.own import MET_PATIENCE_S, VERSION, Hello, slack_s
 from train.preflight.wire import Conn, WireError, dial, is_store, resolve
 
 CONNECT_S = 1.5  # a second SYN goes out after 1 s
-_FALLBACK_S = 0.5
-_FALLBACK_EVERY_S = 1.0
 _PROGRAM = ("silent", "foreign", "broken")
 
 
@@ -33,7 +30,6 @@ class Search:
         self.fault: Finding | None = None
         self._since = time.monotonic()
         self._told = False
-        self._fallback_at = 0.0
 
     async def knock(self) -> Conn | None:
         """One attempt: a connection to the head of this job, or None."""
@@ -43,8 +39,6 @@ class Search:
             met = "other"
         except WireError as error:
             conn, met = None, error.trouble
-        if conn is None and met in ("refused", "silent", "foreign", "broken", "store", "job"):
-            conn = await self._at_fallbacks()
         met = "" if conn else met
         if _kind(met) != _kind(self.trouble):
             self._since = time.monotonic()
@@ -112,38 +106,6 @@ class Search:
             self.fault = blame.disagree(asked, met, theirs, asked.me, ours)
         else:
             self.fault = blame.wrong_host(asked, self.address, met)
-
-    async def _at_fallbacks(self) -> Conn | None:
-        """The head listens there when its port is taken; who else does is of no interest."""
-        if time.monotonic() < self._fallback_at:
-            return None
-        self._fallback_at = time.monotonic() + _FALLBACK_EVERY_S
-        found = await asyncio.gather(*map(self._fallback, fallbacks(self._asked.port)))
-        return _first(conn for conn in found if conn)
-
-    async def _fallback(self, port: int) -> Conn | None:
-        try:
-            conn = await dial(self.address, port, _FALLBACK_S)
-        except WireError:
-            return None
-        try:
-            if self._is_head(Hello.from_json(await conn.receive(_FALLBACK_S))):
-                return conn
-        except (WireError, ValueError):
-            pass
-        conn.abort()
-        return None
-
-
-def _first(conns: Iterable[Conn]) -> Conn | None:
-    """One of them; the others are closed."""
-    chosen = None
-    for conn in conns:
-        if chosen is None:
-            chosen = conn
-        else:
-            conn.close()
-    return chosen
 
 
 def _kind(trouble: str) -> str:
