@@ -9,8 +9,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,15 +28,23 @@ TEST_ID = "DDPGEN_TEST_ID"
 GRACE_S = 10.0
 # Each file is run by one process, so that it brings up its hosts once. These take minutes.
 LONGEST = (
-    "test_sky_jobs.py", "test_slurm_faults.py", "test_hosts.py", "test_hosts_faults.py",
-    "test_exchange.py", "test_run.py", "test_kills.py", "test_faults.py", "test_slurm_jobs.py",
-    "test_local_sh.py", "test_docs.py", "test_follow_slurm.py",
+    "test_sky_jobs.py", "test_slurm_jobs.py", "test_hosts_faults.py", "test_slurm_faults.py",
+    "test_hosts.py", "test_exchange.py", "test_docs.py", "test_kills.py", "test_run.py",
+    "test_follow_slurm.py", "test_examples.py", "test_faults.py", "test_doctor.py", "test_local_sh.py",
+    "test_replaced.py",
 )  # fmt: skip
 # How long execve may leave a process without arguments and environment.
 EXEC_S = 1.0
 
+# Bundles are small files by the hundred thousand: on some disks they cost more than all the rest.
+MEMORY, ROOM = Path("/dev/shm"), 4 << 30
+
 # Else each of some thousand processes compiles the training module anew, which no user's does.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
+    os.environ["TMPDIR"] = str(MEMORY)
+    tempfile.tempdir = None
 
 # CI asks every time the same; at a desk hypothesis goes on looking for new cases.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)

@@ -20,6 +20,7 @@ from tests.real.rig import access, processes
 from tests.real.rig.slurm import Slurm
 
 STEPS, EVERY = 100, 5
+ASK_S = 2.0  # between two questions to Slurm: each is four processes
 TRAIN: dict[str, Any] = {
     "workload": jobs.PACED,
     "steps": STEPS,
@@ -112,11 +113,13 @@ class Batch:
         return status.read_text().split()[1] if status.exists() else ""
 
     def until(self, is_so: Callable[[], bool], timeout: float = jobs.PATIENCE_S) -> None:
-        deadline = time.monotonic() + timeout
+        deadline, again = time.monotonic() + timeout, 0.0
         while not is_so():
-            shown = self.cluster.show(self.id)
-            assert time.monotonic() < deadline, f"{shown}\n{self.log}"
-            assert shown["JobState"] not in ("FAILED", "CANCELLED", "TIMEOUT"), self.log
+            if time.monotonic() > again:
+                shown = self.cluster.show(self.id)
+                assert time.monotonic() < deadline, f"{shown}\n{self.log}"
+                assert shown["JobState"] not in ("FAILED", "CANCELLED", "TIMEOUT"), self.log
+                again = time.monotonic() + ASK_S
             time.sleep(0.1)
 
     def ended(self) -> tuple[str, str]:

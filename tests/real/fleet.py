@@ -6,6 +6,7 @@ Knows nothing of what is being tested.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -32,6 +33,9 @@ TOY: dict[str, Any] = {
 }
 
 
+_alone: dict[str, dict[str, torch.Tensor]] = {}  # weights by what was trained
+
+
 class Driver(jobs.Job):
     """A running hosts/run.sh. Its lines are the hosts', each with the host's name before it."""
 
@@ -46,13 +50,15 @@ def way_in(rig: Rig) -> dict[str, str]:
     return {"DDPGEN_SSH": f"ssh -F {rig.ssh_config}"}
 
 
-def example(name: str, place: Path, **train: Any) -> tuple[Path, Path]:
+def example(name: str, place: Path, procs: int = 0, **train: Any) -> tuple[Path, Path]:
     """The example's bundles for `hosts` and for `local`, with the Python that runs the tests.
 
-    `train`: what of its section to change.
+    `procs`: on each host, where not as in the example; `train`: what of its section to change.
     """
     spec = yaml.safe_load((jobs.ROOT / "examples" / f"{name}.yaml").read_text())
     spec["python"] = sys.executable
+    if procs:
+        spec["procs_per_node"] = procs
     spec["train"].update(train)
     return both(place, spec)
 
@@ -77,7 +83,15 @@ def spec(hosts: Sequence[Any], train: dict[str, Any] | None = None, **job: Any) 
 
 
 def local_tensors(bundle: Path) -> dict[str, torch.Tensor]:
-    """The weights of the same job on this machine alone."""
+    """The weights of the same job on this machine alone; of one training once for all stories."""
+    train = yaml.safe_load((bundle.parent / "job.yaml").read_text())["train"]
+    key = json.dumps(train, sort_keys=True)
+    if key not in _alone:
+        _alone[key] = _trained(bundle)
+    return _alone[key]
+
+
+def _trained(bundle: Path) -> dict[str, torch.Tensor]:
     alone = jobs.run(bundle, *(["--arg=pause=0"] if (bundle / "code/paced.py").exists() else []))
     assert alone.process.returncode == 0, alone.output
     (directory,) = (bundle.parent / "checkpoints").iterdir()

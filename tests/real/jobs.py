@@ -126,7 +126,11 @@ def render(
     # In this process: hundreds of times half a second.
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    shutil.copytree(compiled(), bundle / "train", dirs_exist_ok=True, copy_function=_link)
+    for place, package in COMPILED.items():
+        if (bundle / place).is_dir():
+            shutil.copytree(
+                compiled(package), bundle / place, dirs_exist_ok=True, copy_function=_link
+            )
     return bundle
 
 
@@ -136,16 +140,20 @@ def _link(source: str, target: str) -> None:
     os.link(source, target)
 
 
+# The packages of a bundle, and where they come from.
+COMPILED = {"train": ROOT / "train", "hosts/driver": ROOT / "ddpgen" / "driver"}
+
+
 @functools.cache
-def compiled() -> Path:
-    """The __pycache__ of the training module, as a first start leaves it in a bundle.
+def compiled(package: Path) -> Path:
+    """The __pycache__ of a package, as a first start leaves it in a bundle.
 
     By content, not by time: a file that a test edits is compiled anew.
     """
     place = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    for source in (ROOT / "train").rglob("*.py"):
-        name = source.relative_to(ROOT / "train")
+    for source in package.rglob("*.py"):
+        name = source.relative_to(package)
         cache = importlib.util.cache_from_source(str(place / name))
         mode = py_compile.PycInvalidationMode.CHECKED_HASH
         py_compile.compile(str(source), cache, invalidation_mode=mode)

@@ -20,7 +20,7 @@ from tests.real import batch, jobs
 from tests.real.rig.sky import AGAIN_S, OVER, Sky
 from tests.real.rig.slurm import CPUS
 
-# At a second each they last longer than the whole story, however busy the machine.
+# At a second each they last longer than the long story, however busy the machine.
 STEPS, EVERY = 600, batch.EVERY
 DDPGEN = [sys.executable, "-B", "-m", "ddpgen"]
 BUCKET = "runs"
@@ -29,7 +29,12 @@ WITHIN_S = 400
 
 
 def spec(
-    name: str, pause: float | str = 0.0, mode: str = "mount", hidden: int = 32, **job: Any
+    name: str,
+    pause: float | str = 0.0,
+    mode: str = "mount",
+    hidden: int = 32,
+    steps: int = STEPS,
+    **job: Any,
 ) -> dict[str, Any]:
     """A job of two machines with two processes each; `tier` holds what belongs below targets.sky.
 
@@ -48,7 +53,7 @@ def spec(
         "procs_per_node": 2,
         "checkpoint": {"every": f"{EVERY} steps"},
         "rendezvous": {"timeout": "60s", "collective_timeout": "20s"},
-        "train": {**batch.TRAIN, "steps": STEPS, "args": args},
+        "train": {**batch.TRAIN, "steps": steps, "args": args},
         "targets": {"sky": tier},
         **job,
     }

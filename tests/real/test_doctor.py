@@ -105,6 +105,7 @@ def test_a_healthy_run_has_nothing_odd_and_leaves_no_heartbeat(tmp_path: Path) -
     assert not (tmp_path / "ckpt" / "heartbeats").exists()
 
 
+@pytest.mark.nightly
 def test_a_stopped_worker_is_named_from_outside_and_by_the_job_before_it_ends(
     tmp_path: Path,
 ) -> None:

@@ -114,7 +114,7 @@ class Desk:
             if re.search(pattern, said.out):
                 return said
             assert time.monotonic() < deadline, said
-            time.sleep(0.2)
+            time.sleep(1)
 
 
 def test_a_job_is_launched_stopped_launched_again_and_done(desk: Desk, cluster: Slurm) -> None:

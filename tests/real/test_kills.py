@@ -148,7 +148,7 @@ def test_killed_and_relaunched_on_other_process_counts(
     bundles = {n: rendered(tmp_path, n, restarts=0) for n in (1, 2, 3)}
     directory, hold, processes = tmp_path / "ckpt", tmp_path / "hold", 0
     for victim in victims:
-        processes = dice.choice([n for n in bundles if n != processes])
+        processes = dice.choice([n for n in (1, 2) if n != processes])
         steps = dice.randint(2, 8)
         # All that is left takes less than a tenth of a second: it does not get far without the kill.
         hold.touch()
@@ -164,7 +164,7 @@ def test_killed_and_relaunched_on_other_process_counts(
         else:
             assert code == 1, job.output
             assert "to go on from the newest checkpoint" in job.output
-    last = jobs.run(bundles[3 if processes != 3 else 2])
+    last = jobs.run(bundles[3])
     assert last.process.returncode == 0, last.output
     jobs.assert_same_bits(jobs.final_tensors(directory), undisturbed)
     assert_every_sample_is_there_once(directory)

@@ -100,6 +100,7 @@ def test_three_processes_on_a_fast_and_a_slow_host_give_the_bits_of_one(
     jobs.assert_same_bits(jobs.final_tensors(head), alone(12))
 
 
+@pytest.mark.nightly
 def test_a_stop_file_on_one_host_stops_both_and_the_other_goes_on_from_its_checkpoint(
     tmp_path: Path, alone: Alone
 ) -> None:

@@ -89,6 +89,7 @@ def test_two_hundred_launches_of_healthy_hosts_raise_no_alarm(rig: Rig) -> None:
     assert launched(rig, LAUNCHES) == []
 
 
+@pytest.mark.nightly
 def test_a_host_far_away_and_one_on_a_slower_wire_raise_none_either(rig: Rig) -> None:
     """As between rooms and cities: all wires carry more than what is called slow."""
     rig["n1"].delay(15)

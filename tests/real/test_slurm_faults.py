@@ -80,8 +80,17 @@ def test_a_requeue_by_hand_and_a_kill_of_the_first_node(cluster: Slurm, alone: P
     assert_done_with_the_bits_of_one_machine(job, alone, starts=range(3, 5))
 
 
-def test_a_higher_partition_takes_the_nodes_away(cluster: Slurm, alone: Path) -> None:
-    lower = {"low": "node1", "lowc": "node2", "lowg": "node3"}
+@pytest.mark.parametrize(
+    "lower",
+    [
+        {"low": "node1", "lowc": "node2"},
+        pytest.param({"lowg": "node3"}, marks=pytest.mark.nightly),
+    ],
+    ids="-".join,
+)
+def test_a_higher_partition_takes_the_nodes_away(
+    cluster: Slurm, alone: Path, lower: dict[str, str]
+) -> None:
     taken = [
         Batch(cluster, batch.spec(f"in-{name}", PAUSE), "-p", name, "-w", node, "--exclusive")
         for name, node in lower.items()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -24,12 +27,44 @@ optimizer.load_state_dict(state)
 """
 
 
-def python(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+# Every piece of code runs in a child of a process that has imported torch, and nothing else, once.
+FORKS = """
+import json, os, sys, torch
+for line in sys.stdin:
+    if not os.fork():
+        exec(json.loads(line), {})
+        sys.stdout.flush()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+class Torch:
+    """A fresh Python with torch, again and again."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def __call__(self, code: str) -> str:
+        """What it prints."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(code), file=self._process.stdin, flush=True)
+        said: list[str] = []
+        for line in self._process.stdout:
+            said.append(line.strip())
+            if said[-1].lstrip("-").isdigit():
+                break
+        assert said[-1:] == ["0"], said
+        return "\n".join(said[:-1])
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[Torch]:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS], cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True
+    ) as process:
+        yield Torch(process)
 
 
 def test_a_training_imports_neither_compiler_nor_sympy(tmp_path: Path) -> None:
@@ -41,11 +76,14 @@ def test_a_training_imports_neither_compiler_nor_sympy(tmp_path: Path) -> None:
         f"import sys; from train.run import main; assert main({argv}) == 0; "
         "print({'sympy', 'torch._dynamo'} & {*sys.modules})"
     )
-    assert python(code).splitlines()[-1] == "set()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1:] == ["set()"], done
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
-def test_steps_of_torchs_optimizers_do_without_it(optimizer: str) -> None:
+def test_steps_of_torchs_optimizers_do_without_it(python: Torch, optimizer: str) -> None:
     code = STEP.format(optimizer=optimizer) + "print('torch._dynamo' in sys.modules)"
     assert python(code) == "False"
 
@@ -58,23 +96,13 @@ USES = [
 ]
 
 
-def test_it_is_there_for_whoever_asks() -> None:
-    """Each in a child of its own, of one process that has made a step."""
-    each = """
-for use in USES:
-    child = os.fork()
-    if not child:
-        exec(use)
-        import torch._dynamo.utils
-        print(torch._dynamo is sys.modules['torch._dynamo'], flush=True)
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
-    code = f"{STEP.format(optimizer='AdamW')}\nimport os\nUSES = {USES}\n{each}"
-    assert python(code) == "\n".join(["True"] * 2 * len(USES))
+@pytest.mark.parametrize("use", USES)
+def test_it_is_there_for_whoever_asks(python: Torch, use: str) -> None:
+    asks = "import torch._dynamo.utils\nprint(torch._dynamo is sys.modules['torch._dynamo'])"
+    assert python(f"{STEP.format(optimizer='AdamW')}\n{use}\n{asks}") == "True\nTrue"
 
 
-def test_hooks_of_the_users_are_called_and_may_import_it() -> None:
+def test_hooks_of_the_users_are_called_and_may_import_it(python: Torch) -> None:
     """In another thread, too: a step hides nothing."""
     code = """
 import threading
@@ -94,7 +122,7 @@ optimizer.step()
     assert python(STEP.format(optimizer="AdamW") + code) == "\n".join(["True"] * 4)
 
 
-def test_the_weights_are_those_of_torchs_own_step() -> None:
+def test_the_weights_are_those_of_torchs_own_step(python: Torch) -> None:
     code = """
 from copy import deepcopy
 from train.lean import keep_steps_uncompiled
@@ -118,7 +146,7 @@ for name, more in (('AdamW', {'lr': .1}), ('SGD', {'lr': .1, 'momentum': .9}), (
     assert python(code) == "\n".join(["True"] * 3)
 
 
-def test_an_optimizer_of_the_users_meets_torch_as_it_is() -> None:
+def test_an_optimizer_of_the_users_meets_torch_as_it_is(python: Torch) -> None:
     code = """
 class Own(torch.optim.SGD):
     def step(self, closure=None):

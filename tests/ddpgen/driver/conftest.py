@@ -57,7 +57,7 @@ class Stage:
         (self.bundle / "train" / "__main__.py").write_text("it is a copy\n")
         (self.bundle / "bundle.json").write_text("{}\n")
         driver = self.bundle / "hosts" / "driver"
-        shutil.copytree(ROOT / "ddpgen" / "driver", driver, ignore=shutil.ignore_patterns("__py*"))
+        shutil.copytree(ROOT / "ddpgen" / "driver", driver)  # as it was compiled at an import here
         self.plan = {
             "name": "pair",
             "launcher": "torchrun",

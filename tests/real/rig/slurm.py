@@ -69,7 +69,7 @@ SHARED = "/shared"
 LOGIN = "ctl"
 NICS = ("enp1s0", "eth7", "ens5f0np0", "eno1")
 CPUS, GPUS = 32, 4
-AGAIN_S = 0.1
+AGAIN_S = 0.5  # a look takes four processes, and the controller's time
 ANSWER_S = 30.0
 READY_S = 60.0
 # Debian's names for what brings them.
@@ -139,6 +139,7 @@ class Slurm(Upkeep):
         self.rig = Rig([*cluster, *hosts], lifetime_s=lifetime_s)
         self.shared = SHARED
         self._names = names
+        self._logs: dict[str, str] = {}
 
     def start(self) -> Slurm:
         """Bring it up; returns when all nodes can take jobs."""
@@ -234,9 +235,10 @@ class Slurm(Upkeep):
 
     def log(self, job: str) -> str:
         """What it printed so far; empty while it has not begun to."""
-        place = self.show(job).get("StdOut", "")
+        place = self._logs.get(job) or self.show(job).get("StdOut", "")
         if not place:
             return ""
+        self._logs[job] = place
         path = self.rig.shared / os.path.relpath(place, SHARED)
         if place.startswith(f"{SHARED}/"):
             return path.read_text(errors="replace") if path.exists() else ""

@@ -34,6 +34,7 @@ class Switch:
     def __init__(self, keeper: Keeper, bridges: Mapping[str, str]) -> None:
         self._keeper = keeper
         self._relays: dict[str, int] = {}
+        self._cut: set[str] = set()
         self.ip("link set lo up")
         for bridge in bridges.values():
             self.ip(f"link add {bridge} type bridge mcast_snooping 0", f"link set {bridge} up")
@@ -68,13 +69,18 @@ class Switch:
         """Take the cables away for good, with whatever was wrong with them."""
         for link in links:
             self.repair(link)
+            self._cut.discard(link.port)
             with contextlib.suppress(RigError):  # its other end may have gone and taken it along
                 self.ip(f"link del {link.port}")
 
     def cut(self, link: Link) -> None:
+        self._cut.add(link.port)
         self.ip(f"link set {link.port} down")
 
     def mend(self, link: Link) -> None:
+        if link.port not in self._cut:
+            return
+        self._cut.remove(link.port)
         self.ip(f"link set {link.port} up")
         self._carries([link.port])
 

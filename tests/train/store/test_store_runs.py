@@ -285,12 +285,13 @@ def test_a_store_that_loses_its_newest_object_costs_one_checkpoint(
 
 
 def test_a_store_that_is_missing_ends_every_process_with_the_reason(tmp_path: Path) -> None:
-    failed = trained(tmp_path / "one", tmp_path / "not" / "mounted")
+    # Below a mount point it would be made; the tests' own directory may lie below one.
+    failed = trained(tmp_path / "one", Path("/no-bucket/mounted/here"))
     assert failed.codes == [1, 1], failed.output
     word, _, _, reason = failed.status.split(maxsplit=3)
     why = (
-        f"the checkpoint store {tmp_path}/not/mounted cannot be used: there is no directory "
-        f"{tmp_path}/not; is the bucket mounted there?\n"
+        "the checkpoint store /no-bucket/mounted/here cannot be used: there is no directory "
+        "/no-bucket/mounted; is the bucket mounted there?\n"
     )
     assert (word, reason) == ("failed", why)
 

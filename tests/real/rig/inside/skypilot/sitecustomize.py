@@ -56,6 +56,14 @@ def workers(module: Any) -> None:
     module._max_short_worker_parallism = lambda *arguments, **options: 2
 
 
+def daemons(module: Any) -> None:
+    """Volumes, heartbeats to SkyPilot's makers, tokens: none here, and each daemon keeps one of those
+    processes for itself, so that every request would start a new one, at four seconds of a processor.
+    """
+    kept = [each for each in module.INTERNAL_REQUEST_DAEMONS if "status" in each.id]
+    module.INTERNAL_REQUEST_DAEMONS[:] = [each for each in kept if "volume" not in each.id]
+
+
 def intervals(module: Any) -> None:
     """How often the controller looks at its job: made for days, and a test waits for it."""
     module.JOB_STATUS_CHECK_GAP_SECONDS = LOOK_S
@@ -97,6 +105,7 @@ PATCHES: dict[str, Callable[[Any], None]] = {
     "sky.jobs.recovery_strategy": retries,
     "sky.jobs.utils": intervals,
     "sky.server.config": workers,
+    "sky.server.daemons": daemons,
     "sky.skylet.constants": constants,
     "sky.utils.controller_utils": controllers,
     "sky.data.mounting_utils": mounting,
