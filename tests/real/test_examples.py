@@ -74,6 +74,7 @@ def test_an_example_runs_to_its_end(name: str, arguments: list[str], tmp_path: P
     assert jobs.rows(directory, "eval")
 
 
+@pytest.mark.nightly
 def test_mnist_fetches_its_data_and_learns_digits(tmp_path: Path) -> None:
     digits = load_digits()
     images = (digits.images * 15).astype("uint8")

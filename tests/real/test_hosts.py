@@ -67,6 +67,7 @@ def test_two_machines_on_a_vpn_whose_names_lead_elsewhere(tmp_path: Path) -> Non
     assert "laptop  | ddpgen: laptop: interface tailscale0, address 100.64.0.2" in output
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rig_possible")
 def test_a_fast_and_a_slow_machine_on_a_slow_wire(tmp_path: Path) -> None:
     bundles = fleet.example("fast_and_slow", tmp_path)

@@ -137,7 +137,7 @@ VICTIMS = ["worker", "all workers", "agent", "launch script"]
 @pytest.mark.parametrize(
     "victims",
     [
-        pytest.param(VICTIMS, id="each"),
+        pytest.param(["worker", "agent", "launch script"], id="each"),
         *(pytest.param([each] * 4, marks=pytest.mark.nightly, id=each) for each in VICTIMS),
     ],
 )

@@ -89,6 +89,7 @@ def test_an_interface_that_does_not_exist(stage: Stage) -> None:
     nobody_is_left(stage.rig)
 
 
+@pytest.mark.nightly
 def test_an_interface_that_is_down(stage: Stage) -> None:
     as_root(stage.rig["laptop"], "ip", "link", "set", "eth1", "down")
     try:
@@ -110,6 +111,7 @@ def test_an_interface_without_a_cable(stage: Stage) -> None:
     nobody_is_left(stage.rig)
 
 
+@pytest.mark.nightly
 def test_an_interface_without_an_address(stage: Stage) -> None:
     laptop = stage.rig["laptop"]
     as_root(laptop, "ip", "addr", "flush", "dev", "eth1")
@@ -155,6 +157,7 @@ def test_docker0_chosen_on_one_host(stage: Stage) -> None:
     nobody_is_left(stage.rig)
 
 
+@pytest.mark.nightly
 def test_docker0_chosen_on_all_hosts(stage: Stage) -> None:
     launch = stage.launch(nic="docker0")
     launch.ends()
@@ -215,6 +218,7 @@ def test_a_name_that_one_host_does_not_know(stage: Stage) -> None:
     nobody_is_left(stage.rig)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("called")
 def test_a_name_that_no_host_knows(stage: Stage) -> None:
     launch = stage.launch(NAMED)
@@ -255,6 +259,7 @@ def test_a_name_that_leads_to_another_host(stage: Stage) -> None:
     nobody_is_left(stage.rig)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("called")
 def test_a_name_that_means_another_address_of_the_head_somewhere(stage: Stage) -> None:
     call_the_head(stage, laptop=stage.rig["desk"].addresses["lab"])

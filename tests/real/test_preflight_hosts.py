@@ -68,6 +68,7 @@ def test_another_torch_on_one_host(stage: Stage) -> None:
     launch.names_only("VER001")
 
 
+@pytest.mark.nightly
 def test_another_python_on_one_host(stage: Stage) -> None:
     custom(
         stage.rig["laptop"],
@@ -81,6 +82,7 @@ def test_another_python_on_one_host(stage: Stage) -> None:
     launch.names_only("VER002")
 
 
+@pytest.mark.nightly
 def test_torch_for_another_cuda_on_one_host(stage: Stage) -> None:
     for name in NAMES:
         give_gpus(stage.rig[name], cuda="12.4" if name == "laptop" else "12.6")
@@ -90,6 +92,7 @@ def test_torch_for_another_cuda_on_one_host(stage: Stage) -> None:
     launch.names_only("VER003")
 
 
+@pytest.mark.nightly
 def test_another_nccl_on_one_host(stage: Stage) -> None:
     for name in NAMES:
         give_gpus(stage.rig[name], nccl="2.20.5" if name == "laptop" else "2.27.3")
@@ -152,6 +155,7 @@ def test_fewer_gpus_than_processes(stage: Stage) -> None:
     launch.names_only("GPU001")
 
 
+@pytest.mark.nightly
 def test_a_gpu_in_use(stage: Stage) -> None:
     for each in stage.rig:
         give_gpus(each)
@@ -162,6 +166,7 @@ def test_a_gpu_in_use(stage: Stage) -> None:
     launch.names_only("GPU002")
 
 
+@pytest.mark.nightly
 def test_a_gpu_that_an_earlier_run_holds(stage: Stage) -> None:
     for each in stage.rig:
         give_gpus(each)
@@ -172,6 +177,7 @@ def test_a_gpu_that_an_earlier_run_holds(stage: Stage) -> None:
     launch.names_only("GPU003")
 
 
+@pytest.mark.nightly
 def test_a_driver_that_is_too_old(stage: Stage) -> None:
     for name in NAMES:
         give_gpus(stage.rig[name], driver="470.57.02" if name == "laptop" else "580.65.06")
@@ -181,6 +187,7 @@ def test_a_driver_that_is_too_old(stage: Stage) -> None:
     launch.names_only("GPU004")
 
 
+@pytest.mark.nightly
 def test_no_cuda_where_nccl_was_asked_for(stage: Stage) -> None:
     for name in OTHERS:
         give_gpus(stage.rig[name])
@@ -202,6 +209,7 @@ def test_a_driver_that_hangs(stage: Stage) -> None:
 # The checkpoint directory
 
 
+@pytest.mark.nightly
 def test_a_directory_that_cannot_be_made(stage: Stage) -> None:
     as_root(stage.rig["laptop"], "chown", "root", preflight.SMALL_DISK)
     as_root(stage.rig["laptop"], "chmod", "755", preflight.SMALL_DISK)
@@ -225,6 +233,7 @@ def test_a_directory_that_cannot_be_written_to(stage: Stage) -> None:
     launch.names_only("DIR002")
 
 
+@pytest.mark.nightly
 def test_a_file_system_that_is_mounted_read_only(stage: Stage) -> None:
     laptop = stage.rig["laptop"]
     as_root(laptop, "mkdir", "-m", "1777", "/data/mounted")
@@ -291,6 +300,7 @@ def test_too_few_open_files(stage: Stage, files: int, severity: str, code: int) 
     launch.names_only("LIM001")
 
 
+@pytest.mark.nightly
 def test_too_little_memory_to_lock(stage: Stage) -> None:
     """InfiniBand, as far as /sys tells of it, and a limit as distributions set it."""
     for each in stage.rig:
@@ -310,6 +320,7 @@ def test_too_little_memory_to_lock(stage: Stage) -> None:
     launch.names("LIM002", "laptop", "64 KiB", severity="warning")
 
 
+@pytest.mark.nightly
 def test_little_shared_memory(stage: Stage) -> None:
     laptop = stage.rig["laptop"]
     as_root(laptop, "mount", "-o", "remount,size=1m", "/dev/shm")

@@ -82,6 +82,7 @@ def test_a_port_that_is_taken_by_another_program(stage: Stage) -> None:
     launch.names_only("PORT001")
 
 
+@pytest.mark.nightly
 def test_a_port_that_is_taken_by_another_users_program(stage: Stage) -> None:
     listen(stage.rig["desk"], user="root")
     launch = stage.launch()
@@ -163,6 +164,7 @@ def test_ephemeral_ports_that_are_closed(stage: Stage) -> None:
         launch.names("PORT005", one.host, "ephemeral")
 
 
+@pytest.mark.nightly
 def test_ephemeral_ports_that_are_closed_on_one_host(stage: Stage) -> None:
     closed_but_for(stage.rig["laptop"], PORT)
     launch = stage.launch()

@@ -152,6 +152,7 @@ def test_a_host_may_belong_to_the_earlier_and_to_the_later_start(tmp_path: Path)
     assert_no_trace(tmp_path, resumed)
 
 
+@pytest.mark.nightly
 def test_nothing_is_written_from_the_moment_the_directory_is_taken(tmp_path: Path) -> None:
     # Who writes no checkpoint has no other reason to look.
     rarely = ["--checkpoint-every=100000 steps"]

@@ -74,7 +74,7 @@ def test_twenty_jobs_at_once_on_one_node_have_twenty_ports(cluster: Slurm) -> No
 def test_a_second_job_for_the_same_directory_is_refused_with_the_number_of_the_first(
     cluster: Slurm, alone: Path
 ) -> None:
-    first = Batch(cluster, batch.spec("twice", 0.2, nodes=2))
+    first = Batch(cluster, batch.spec("twice", 0.2))
     first.until_step(batch.EVERY + 1)
     second = first.submit()
     assert cluster.ended(second) == ("FAILED", "69:0")
@@ -244,7 +244,7 @@ def test_every_process_signalled_at_once_brings_it_back(cluster: Slurm, alone: P
 
 
 def test_a_cancelled_job_stops_cleanly_and_stays_away(cluster: Slurm) -> None:
-    job = Batch(cluster, batch.spec("cancelled", PAUSE, nodes=2))
+    job = Batch(cluster, batch.spec("cancelled", PAUSE))
     job.until_step(3)
     cluster.run(["scancel", job.id], check=True)
     assert cluster.ended(job.id)[0] == "CANCELLED"

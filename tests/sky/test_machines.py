@@ -245,7 +245,12 @@ FLUSHED = "vfs cache: cleaned: objects 3 (was 3) in use 0, to upload 0, uploadin
 
 
 @pytest.mark.parametrize(
-    ("how", "code"), [({}, 0), ({"SKYPILOT_TASK_ID": None}, 69), ({"DDPGEN_ARGS": "--no-such"}, 2)]
+    ("how", "code"),
+    [
+        pytest.param({}, 0, marks=pytest.mark.nightly),
+        ({"SKYPILOT_TASK_ID": None}, 69),
+        ({"DDPGEN_ARGS": "--no-such"}, 2),
+    ],
 )
 def test_however_it_ends_skypilot_waits_for_the_uploads_of_a_cached_mount(
     task: MakeTask, rig: Rig, how: dict[str, str], code: int

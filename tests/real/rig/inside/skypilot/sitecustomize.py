@@ -15,8 +15,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-# A look at a job costs two seconds of a processor on its first node.
-LOOK_S = 5
+# A look at a job costs four seconds of a processor on its first node.
+LOOK_S = 12
 
 
 def network(module: Any) -> None:
