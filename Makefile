@@ -17,9 +17,9 @@ ARGS :=
 PYTEST := python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 # What runs before the job's own Python is there; pyproject.toml tells ruff the same.
-ON_SYSTEM_PYTHON := train/supervisor train/preflight train/notices \
+ON_SYSTEM_PYTHON := train/supervisor train/preflight train/health train/notices \
   $(patsubst %,train/%.py,__main__ commands config errors ifaddrs layout leash lock metrics nic node notice \
-  processes reserve scheduler spawn status stop diagnosis doctor heartbeats sight stacks ways)
+  processes reserve scheduler spawn status stop)
 
 BIN := $(CURDIR)/.venv/bin
 # Rendered scripts call `python3` as a user's would; this makes it .venv's.

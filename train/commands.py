@@ -125,7 +125,7 @@ def main_supervise(argv: Sequence[str]) -> int:
 
 def main_doctor(argv: Sequence[str]) -> int:
     """Say which rank holds a training up, where each stands, and what the network says."""
-    from train.doctor import main
+    from train.health.doctor import main
 
     return main(argv)
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from train.dist import World
+from train.health.phase import WAITING
 from train.mesh import MOST_NUMBERS, Mesh, Message
 
 
@@ -43,7 +44,8 @@ class Control:
         """Send this rank's losses and wishes on their way."""
         slots = [0.0] * self._count
         # All at once: on a GPU every look at a number waits for it.
-        values = torch.stack([loss.reshape(()) for loss in losses]).tolist()
+        with WAITING:  # there it may wait for what waits for other processes
+            values = torch.stack([loss.reshape(()) for loss in losses]).tolist()
         slots[self._mine.start : self._mine.stop] = values
         vector = torch.tensor([float(stop), float(leave), *slots, *changed], dtype=torch.float64)
         self._asked = vector

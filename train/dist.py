@@ -22,7 +22,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from train import master_port
 from train.errors import TrainError
-from train.verdict import Verdict
+from train.failure import FailureBroadcast
+from train.health.phase import WAITING, doing
 
 _LOOK_S = 5.0
 
@@ -75,10 +76,12 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank."""
-        return _gather(value, self.size, self.control)
+        with WAITING:
+            return _gather(value, self.size, self.control)
 
     def barrier(self) -> None:
-        dist.barrier(group=self.control)
+        with WAITING:
+            dist.barrier(group=self.control)
 
     def from_rank_0(self, name: str, value: str, timeout_s: float) -> str:
         """Rank 0's `value`, on every rank, however long rank 0 takes up to `timeout_s`.
@@ -96,7 +99,7 @@ class World:
     def wait_for(self, name: str, timeout_s: float) -> bool:
         """Whether the store has it, at the latest after `timeout_s`. Raises as from_rank_0 does."""
         for _ in range(max(1, round(timeout_s / _LOOK_S))):
-            with contextlib.suppress(dist.DistStoreError):
+            with contextlib.suppress(dist.DistStoreError), WAITING:
                 self.store.wait([name], timedelta(seconds=_LOOK_S))
                 return True
         return False
@@ -130,7 +133,8 @@ class World:
 
     def _follow(self, name: str, key: str, timeout_s: float) -> None:
         try:
-            self.store.wait([name], timedelta(seconds=timeout_s))
+            with WAITING:
+                self.store.wait([name], timedelta(seconds=timeout_s))
         except dist.DistStoreError:
             raise TrainError(
                 f"{key}: the process of this node that does it was not done after {timeout_s:g} s"
@@ -175,15 +179,26 @@ def join(
     wanted: str,
     join_timeout: float,
     collective_timeout: float,
-    verdict: Verdict | None = None,
+    failures: FailureBroadcast | None = None,
 ) -> World:
     """Join the process group. Raises TrainError when the world cannot be joined in time."""
+    with doing("joining"), WAITING:
+        return _join(place, wanted, join_timeout, collective_timeout, failures)
+
+
+def _join(
+    place: Place,
+    wanted: str,
+    join_timeout: float,
+    collective_timeout: float,
+    failures: FailureBroadcast | None,
+) -> World:
     # The store first: a process that cannot go on can then tell those that wait for it.
     store = _store(place, timedelta(seconds=join_timeout))
-    if verdict is not None and place.launched:
-        verdict.listen(store, place.world_size)
+    if failures is not None and place.launched:
+        failures.listen(store, place.world_size)
     backend = choose_backend(wanted)
-    if wanted == "auto" and verdict is not None:
+    if wanted == "auto" and failures is not None:
         backend = _common_backend(store, place, backend, timedelta(seconds=join_timeout))
     device = choose_device(backend, place)
     timeout = timedelta(seconds=collective_timeout)

@@ -15,6 +15,7 @@ from train.config import RunConfig
 from train.data import batch_reader, ranges, to_device
 from train.dist import World
 from train.errors import TrainError
+from train.health.phase import WAITING
 from train.workload import Workload
 
 RESERVED = ("kind", "step", "attempt", "generation", "time")
@@ -84,6 +85,7 @@ def _mean(
     for n, row in rows.items():
         table[n] = torch.tensor([row[name] for name in names], dtype=torch.float64)
     if world.size > 1:
-        dist.all_reduce(table, group=world.control)
+        with WAITING:
+            dist.all_reduce(table, group=world.control)
     totals = [sum(column) for column in table.T.tolist()]
     return {name: total / samples for name, total in zip(names, totals, strict=True)}

@@ -204,8 +204,8 @@ class Fence:
         self._inode: int | None = os.fstat(self._file.fileno()).st_ino
         self.lost: FencedOffError | None = None
         self._ended = threading.Event()
-        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._heart.start()
+        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._beating.start()
 
     @property
     def attempt(self) -> str:
@@ -240,7 +240,7 @@ class Fence:
     def close(self) -> None:
         """Stop the heartbeat. The lock itself ends with the processes it names."""
         self._ended.set()
-        self._heart.join()
+        self._beating.join()
         self._file.close()
 
     def _beat(self) -> None:

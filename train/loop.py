@@ -22,6 +22,18 @@ from train.data import BatchPlan, to_device
 from train.dist import World
 from train.errors import TrainError
 from train.gradients import Gradients
+from train.health.phase import (
+    BACKWARD,
+    BUFFERS,
+    DATA,
+    EXCHANGE,
+    FORWARD,
+    NOW,
+    RECORDS,
+    SNAPSHOT,
+    UPDATE,
+    WAITING,
+)
 from train.optim import LearningRate
 from train.workload import Workload
 
@@ -94,6 +106,7 @@ def train(
         lr = job.learning_rate.set_for(state.step)
         decision = train_step(job, state, machinery, batches, watcher)
         state.step += 1
+        NOW.name = RECORDS
         watcher.stepped(state, decision.loss, lr)
         if (decision.stop or decision.leave) and state.step < job.last_step:
             return Outcome.STOPPED if decision.stop else Outcome.LEFT
@@ -112,7 +125,10 @@ def train_step(
     for v in job.mine:
         last = v == job.mine[-1]
         with nullcontext() if last else machinery.gradients.ddp.no_sync():
-            loss = _forward(job, state, machinery, v, next(batches))
+            NOW.name = DATA
+            batch = next(batches)
+            NOW.name = FORWARD
+            loss = _forward(job, state, machinery, v, batch)
             losses.append(loss.detach())
             if buffers is not None:
                 # Now, as a forward pass repeated for its activations writes to them once more.
@@ -120,16 +136,24 @@ def train_step(
             if last:
                 changed = buffers.changed() if buffers is not None else []
                 stop, leave = watcher.stop_requested(), watcher.leave_requested()
+                NOW.name = EXCHANGE
                 machinery.control.ask(losses, stop, leave, changed)
+            NOW.name = BACKWARD
             _backward(state, machinery, loss)
         if not last:
             machinery.gradients.keep()
     _check_complete(machinery.gradients, state.step)
+    NOW.name = SNAPSHOT
     watcher.state_may_change()
+    NOW.name = UPDATE
     _update(job.config, state)
-    decision = machinery.control.answer()
+    NOW.name = EXCHANGE
+    with WAITING:
+        decision = machinery.control.answer()
     if buffers is not None:
-        buffers.combine(decision.changed_buffers)
+        NOW.name = BUFFERS
+        with WAITING:
+            buffers.combine(decision.changed_buffers)
     return decision
 
 

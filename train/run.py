@@ -18,13 +18,14 @@ from train import leash, master_port
 from train.config import RunConfig, parse
 from train.ending import exit_at_once
 from train.errors import EXIT_FAILED, ToldError, TrainError
-from train.heart import Heart
+from train.failure import LAST_WAIT_S, FailureBroadcast
+from train.health.phase import doing
+from train.health.reporter import Reporter
 from train.lock import FencedOffError, read_lock
 from train.metrics import say
 from train.node import Node
 from train.replaced import Replacement
 from train.status import Status, read_status, write_status
-from train.verdict import LINGER_S, Verdict
 
 # What a survivor sees of a peer's death, and of one that is there and does not come.
 _LOST_A_PEER = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused")
@@ -57,22 +58,22 @@ def main(argv: Sequence[str]) -> int:
     replaced.end_if_come()
     replaced.watch()
     name = node.name if node else ""
-    heart = Heart(directory, os.environ, name, may_write=lambda: not replaced.has_come())
-    heart.start()
+    reporter = Reporter(directory, os.environ, name, may_write=lambda: not replaced.has_come())
+    reporter.start()
     if node is not None:
-        return _among_hosts(config, directory, node, rank, heart, replaced)
+        return _among_hosts(config, directory, node, rank, reporter, replaced)
     try:
-        return _run(config, directory, attempt, heart, replaced)
+        return _run(config, directory, attempt, reporter, replaced)
     except FencedOffError as error:
-        heart.fail(error, waited=False)
+        reporter.fail(error, waited=False)
         say(str(error), rank)
         return 0
     except TrainError as error:
-        heart.fail(error, waited=False)
+        reporter.fail(error, waited=False)
         _report_failure(directory, attempt, str(error), rank)
         return EXIT_FAILED
     except Exception as error:  # noqa: BLE001 - the worker's last resort
-        _report_crash(error, rank, heart)
+        _report_crash(error, rank, reporter)
         return EXIT_FAILED
 
 
@@ -81,7 +82,7 @@ def _among_hosts(
     directory: Path,
     node: Node,
     rank: int,
-    heart: Heart,
+    reporter: Reporter,
     replaced: Replacement,
 ) -> int:
     """As on one host; and what ends the job for good on one host ends it on all, with its reason.
@@ -92,36 +93,36 @@ def _among_hosts(
 
     def end_as_told(reason: str) -> None:
         replaced.end_if_come()
-        verdict.before_end()
+        failures.before_end()
         code = _put_down(directory, node, reason, rank)
-        verdict.linger()
+        failures.wait_until_read()
         exit_at_once(code)
 
-    verdict = Verdict(node.name, rank, end_as_told)
+    failures = FailureBroadcast(node.name, rank, end_as_told)
     # Who listens when the process with the store dies has torch print a page of C++ frames, in front
     # of the one line that matters. Read by torch when it is imported.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
-        return _run(config, directory, node.attempt, heart, replaced, node, verdict)
+        return _run(config, directory, node.attempt, reporter, replaced, node, failures)
     except FencedOffError as error:
-        heart.fail(error, waited=False)
+        reporter.fail(error, waited=False)
         say(str(error), rank)
         return 0
     except ToldError as error:
-        heart.fail(error, waited=True)
-        verdict.harken(LINGER_S)  # who has told it in the exchange leaves word next
+        reporter.fail(error, waited=True)
+        failures.wait_for_word(LAST_WAIT_S)  # who has told it in the exchange leaves word next
         return _put_down(directory, node, str(error), rank)
     except TrainError as error:
-        heart.fail(error, waited=False)
-        reason, is_mine = verdict.tell(str(error))
+        reporter.fail(error, waited=False)
+        reason, is_mine = failures.tell(str(error))
         if is_mine:
             say(" ".join(str(error).split()), rank)
         code = _put_down(directory, node, reason, rank)
-        verdict.linger()
+        failures.wait_until_read()
         return code
     except Exception as error:  # noqa: BLE001 - the worker's last resort
-        verdict.harken()
-        _report_crash(error, rank, heart)
+        failures.wait_for_word()
+        _report_crash(error, rank, reporter)
         return EXIT_FAILED
 
 
@@ -169,19 +170,19 @@ def _report_failure(directory: Path, attempt: str, why: str, rank: int) -> None:
             say(f"the status file cannot be written: {error.strerror}", rank)
 
 
-def _report_crash(error: Exception, rank: int, heart: Heart) -> None:
+def _report_crash(error: Exception, rank: int, reporter: Reporter) -> None:
     """Say what has happened; of what happened to others, who and where it was."""
     text = str(error)
     lost, late = (
         isinstance(error, RuntimeError) and any(sign in text for sign in signs)
         for signs in (_LOST_A_PEER, _WAITED_IN_VAIN)
     )
-    heart.fail(error, waited=lost or late)
+    reporter.fail(error, waited=lost or late)
     if lost or late:
         # A traceback through DDP would only hide the cause.
         what = "lost a peer" if lost else "waited in vain for a peer"
         say(f"{what}: {text.splitlines()[0][:200]}", rank)
-        for line in heart.explain() if late else heart.explain(patience_s=0.0):
+        for line in reporter.explain() if late else reporter.explain(patience_s=0.0):
             say(line, rank)
         return
     traceback.print_exc()
@@ -192,21 +193,22 @@ def _run(
     config: RunConfig,
     directory: Path,
     attempt: str,
-    heart: Heart,
+    reporter: Reporter,
     replaced: Replacement,
     node: Node | None = None,
-    verdict: Verdict | None = None,
+    failures: FailureBroadcast | None = None,
 ) -> int:
     # Imports torch, which takes seconds: not before it is known that there is something to run. It makes
     # 250,000 objects that stay; the garbage collector would look at them again and again.
-    gc.disable()
-    from train import session
+    with doing("importing torch"):
+        gc.disable()
+        from train import session
 
-    gc.freeze()
-    gc.enable()
+        gc.freeze()
+        gc.enable()
 
     try:
-        return session.run(config, directory, attempt, heart, replaced, node, verdict)
+        return session.run(config, directory, attempt, reporter, replaced, node, failures)
     except Exception:
         # Whatever it is, it then comes of that: of others that have ended, or of the fence.
         replaced.end_if_come()

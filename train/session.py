@@ -38,8 +38,10 @@ from train.data import (
 from train.dist import Place, World, join, leave
 from train.errors import EXIT_CHANGED, TrainError, start_command
 from train.evaluate import evaluate
+from train.failure import FailureBroadcast
 from train.gradients import AllReduceGradients, Gradients, TreeGradients
-from train.heart import Heart
+from train.health.phase import EVALUATION, NOW, doing
+from train.health.reporter import Reporter
 from train.lock import Fence, FencedOffError, claim
 from train.loop import Job, Machinery, Outcome, State, train
 from train.mesh import MeshReducer, connect
@@ -50,7 +52,6 @@ from train.replaced import Replacement
 from train.resume import Source, find, restore
 from train.scheduler import VARIABLE
 from train.stop import BY_SIGNAL, PREEMPTED, StopRequest, foremost
-from train.verdict import Verdict
 from train.workload import Context, load_workload
 
 if TYPE_CHECKING:
@@ -66,16 +67,17 @@ def run(
     config: RunConfig,
     directory: Path,
     attempt: str,
-    heart: Heart,
+    reporter: Reporter,
     replaced: Replacement,
     node: Node | None = None,
-    verdict: Verdict | None = None,
+    failures: FailureBroadcast | None = None,
 ) -> int:
     """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises.
 
-    `heart` beats, and is stopped at a good end; `replaced` may end this process at any time. `node`
-    and `verdict` are there when the job was started on several hosts, each by its script.
+    `reporter` beats, and is stopped at a good end; `replaced` may end this process at any time. `node`
+    and `failures` are there when the job was started on several hosts, each by its script.
     """
+    NOW.name = "starting"
     place = Place.from_environment(os.environ)
     _check_world_size(config, place, node is not None)
     fence = None
@@ -84,27 +86,31 @@ def run(
         fence = Fence(directory, attempt or _claim_by_hand(directory))
     manifest.pin(config.threads)
     timeouts = config.rendezvous_timeout, config.collective_timeout
-    world = join(place, config.backend, *timeouts, verdict)
+    world = join(place, config.backend, *timeouts, failures)
     # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
     scheduler = os.environ.get(VARIABLE, "")
     stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
     facts = manifest.facts(config, world.device)
     assembly = hosts.assemble(world, config.weight, facts, directory, node)
-    _acquaint(heart, world)
+    _acquaint(reporter, world)
     host = None
     if node is not None:
-        host = Host(node, hosts.enter(node, assembly, place), verdict)
+        host = Host(node, hosts.enter(node, assembly, place), failures)
         fence = hosts.take_directory(directory, assembly, world)
     parts = ranges(_shares(config, assembly))
     if world.rank == 0:
         hosts.introduce(assembly, world.backend, parts)
-    job, state = _set_up(config, world, parts[world.rank])
+    with doing("building model and data"):
+        job, state = _set_up(config, world, parts[world.rank])
     with _told_to_all(node), _store(config, directory, fence, world) as mirror:
-        source = _resume(job, state, directory, fence, assembly)
-        heart.follow(state)
+        with doing("loading the checkpoint"):
+            source = _resume(job, state, directory, fence, assembly)
+        reporter.follow(state)
         # Before DDP, which would quietly give every rank the parameters of rank 0.
-        _check_equal(job, state)
-        machinery = _machinery(job, parts)
+        with doing("comparing the parameters"):
+            _check_equal(job, state)
+        with doing("connecting the ranks"):
+            machinery = _machinery(job, parts)
         books = Books(directory, fence, job, state.step, source, mirror) if fence else None
         if books is not None:
             replaced.before_end = books.saver.abandon
@@ -115,14 +121,14 @@ def run(
         try:
             outcome = _train(job, state, machinery, Observer(job, books, stop, host))
         finally:
-            heart.hold()
+            reporter.hold()
             if books is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
                 books.saver.settle()
-    if verdict is not None:
+    if failures is not None:
         world.barrier()
-        verdict.close()
-    heart.stop()
+        failures.close()
+    reporter.stop()
     leave(world)
     return EXIT_CHANGED if outcome is Outcome.LEFT else 0
 
@@ -170,13 +176,13 @@ def _store(
         raise
 
 
-def _acquaint(heart: Heart, world: World) -> None:
-    """Let the hearts of this world know each other, over the network where it has several hosts."""
+def _acquaint(reporter: Reporter, world: World) -> None:
+    """Let the reporters of this world know each other, over the network where it has several hosts."""
     name = world.gather(secrets.token_hex(4))[0]
-    heart.meet(name, world.store if len(world.layout) > 1 else None)
+    reporter.meet(name, world.store if len(world.layout) > 1 else None)
     if world.backend == "nccl":
         # Its watchdog aborts the process; no exception ever comes.
-        heart.speak_before(world.collective_timeout, lambda line: say(line, world.rank))
+        reporter.speak_before(world.collective_timeout, lambda line: say(line, world.rank))
 
 
 def _claim_by_hand(directory: Path) -> str:
@@ -193,13 +199,13 @@ class Host:
 
     node: Node
     fence: Fence | None
-    verdict: Verdict | None
+    failures: FailureBroadcast | None
 
     def begin(self, step: int, books: Books | None) -> None:
         if self.fence is not None:
             self.node.write("running", step)
-        if self.verdict is not None and books is not None:
-            self.verdict.before_end = books.saver.settle
+        if self.failures is not None and books is not None:
+            self.failures.before_end = books.saver.settle
 
     def end(self, word: str, step: int, reason: str = "") -> None:
         """The host's last word. Raises FencedOffError, TrainError when it cannot be written."""
@@ -239,7 +245,7 @@ class Observer:
             self.evaluate(state.step)
 
     def evaluate(self, step: int) -> None:
-        with self._job.autocast():
+        with doing(EVALUATION), self._job.autocast():
             metrics = evaluate(self._job.workload, self._job.world, self._job.config)
         if metrics and self._books is not None:
             self._books.evaluated(step, metrics)
@@ -439,7 +445,8 @@ def _train(job: Job, state: State, machinery: Machinery, observer: Observer) -> 
     )
     outcome = train(job, state, machinery, batches, observer)
     machinery.gradients.close()
-    observer.close(state, outcome)
+    with doing("last checkpoint"):
+        observer.close(state, outcome)
     return outcome
 
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from tests.ports import free_port
-from train import doctor, heartbeats, lock, processes, sight, ways
-from train.diagnosis import Diagnosis, examine, ranks
-from train.heartbeats import Beat, Heard, Hearing
+from train import lock, processes
+from train.health import doctor, heartbeats, network, view
+from train.health.diagnosis import Diagnosis, examine, ranks
+from train.health.heartbeats import Beat, Heard, Hearing
+from train.health.phase import EXCHANGE
 from train.layout import MARKER, step_directory
-from train.stacks import EXCHANGE
 from train.status import Status, read_status, write_status
 
 NOW = 1_000.0
@@ -312,7 +313,7 @@ def test_who_is_to_blame_and_only_late_is_waited_for(
         file = heartbeats.rank_file(tmp_path, rank)
         late = {"monotonic": time.monotonic() - 30} if rank == 1 else {}
         heartbeats.write(file, {**json.loads(file.read_text()), **change, **late})
-    assert sight.settled(tmp_path, 0.0).wrong
+    assert view.settled(tmp_path, 0.0).wrong
     waited: list[float] = []
 
     def comes(seconds: float) -> None:
@@ -321,8 +322,8 @@ def test_who_is_to_blame_and_only_late_is_waited_for(
         now = {"monotonic": time.monotonic(), "time": time.time()}
         heartbeats.write(file, {**json.loads(file.read_text()), **now})
 
-    monkeypatch.setattr("train.sight.time.sleep", comes)
-    sight.settled(tmp_path, 20.0)
+    monkeypatch.setattr("train.health.view.time.sleep", comes)
+    view.settled(tmp_path, 20.0)
     assert len(waited) == 1
 
 
@@ -363,7 +364,7 @@ def test_only_ranks_with_young_heartbeats_are_said_to_go_on(
         now = {"monotonic": time.monotonic(), "time": time.time()}
         heartbeats.write(file, {**said, **now})
 
-    monkeypatch.setattr("train.sight.time.sleep", comes)
+    monkeypatch.setattr("train.health.view.time.sleep", comes)
     assert "All ranks beat and go on, at step 121." in run(tmp_path, capsys)[1]
 
 
@@ -420,7 +421,7 @@ def test_a_lock_that_makes_no_sense_holds_nothing(tmp_path: Path, launcher: Any)
     lock.claim(tmp_path, "mine", os.getpid())
     held = json.loads((tmp_path / "lock").read_text())
     (tmp_path / "lock").write_text(json.dumps({**held, "launcher": launcher}))
-    assert sight.launch(tmp_path) is None
+    assert view.launch(tmp_path) is None
 
 
 def test_a_launch_that_the_preflight_refused_is_told_with_its_findings(
@@ -449,7 +450,7 @@ def test_where_a_rank_should_be_is_known_from_the_preflight(tmp_path: Path) -> N
         for rank, name in ((1, "b"), (0, "a"))
     ]
     (tmp_path / "preflight.json").write_text(json.dumps({"ok": True, "hosts": hosts}))
-    assert sight.homes(tmp_path) == {0: "a", 1: "a", 2: "b", 3: "b"}
+    assert view.homes(tmp_path) == {0: "a", 1: "a", 2: "b", 3: "b"}
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "file"])
@@ -531,7 +532,7 @@ def test_a_directory_that_is_closed_is_told(
     monkeypatch.setattr(Path, "iterdir", closed)  # root reads everything
     assert run(tmp_path, capsys)[0] == 0
     monkeypatch.setattr(doctor, "steps_on_disk", closed)
-    monkeypatch.setattr("train.doctor.os.listdir", closed)
+    monkeypatch.setattr("train.health.doctor.os.listdir", closed)
     code, said = run(tmp_path, capsys)
     assert code == 1
     assert "cannot be read: nodes: Permission denied" in said
@@ -555,7 +556,7 @@ def test_a_lock_of_numbers_without_end_holds_nothing(tmp_path: Path) -> None:
     lock.claim(tmp_path, "mine", os.getpid())
     held = json.loads((tmp_path / "lock").read_text())
     (tmp_path / "lock").write_text(json.dumps({**held, "launcher": [float("inf"), 1]}))
-    assert sight.launch(tmp_path) is None
+    assert view.launch(tmp_path) is None
 
 
 def test_a_preflight_may_not_claim_the_sky(tmp_path: Path) -> None:
@@ -566,10 +567,10 @@ def test_a_preflight_may_not_claim_the_sky(tmp_path: Path) -> None:
     check = {"ok": False, "hosts": [report] * 20_000 + odd + many, "findings": [fault] * 20_000}
     (tmp_path / "preflight.json").write_text(json.dumps(check))
     began = time.process_time()
-    found = sight.homes(tmp_path)
+    found = view.homes(tmp_path)
     assert time.process_time() - began < 2
     assert (len(found), set(found.values())) == (heartbeats.MOST_RANKS, {"b"})
-    told = sight.preflight(tmp_path)
+    told = view.preflight(tmp_path)
     assert told is not None
     assert len(told.findings) == 1000
 
@@ -577,14 +578,14 @@ def test_a_preflight_may_not_claim_the_sky(tmp_path: Path) -> None:
 def test_a_preflight_of_empty_values_without_end_is_none(tmp_path: Path) -> None:
     (tmp_path / "preflight.json").write_text('{"ok": true, "hosts": [' + "[]," * 4_000_000 + "[]]}")
     began = time.process_time()
-    assert sight.preflight(tmp_path) is None
+    assert view.preflight(tmp_path) is None
     assert time.process_time() - began < 0.5
 
 
 def test_an_address_is_nothing_but_an_address(tmp_path: Path) -> None:
     report = {"host": "a", "address": "192.0.2.1 \x1b[2J", "node_rank": 0, "procs": 1}
     (tmp_path / "preflight.json").write_text(json.dumps({"hosts": [report]}))
-    assert sight.addresses(Diagnosis((), (), False), "", tmp_path) == {}
+    assert view.addresses(Diagnosis((), (), False), "", tmp_path) == {}
 
 
 @pytest.mark.parametrize("known", [1, 20_000])
@@ -593,7 +594,7 @@ def test_a_world_without_end_is_judged_at_once(tmp_path: Path, known: int) -> No
     silent = [Heard(beat(rank, size), 60.0) for rank in range(known)]
     began = time.process_time()
     found = examine([*silent, Heard(beat(size - 1, size), 0.5)], {})
-    sight.addresses(replace(found, blamed=tuple(range(size, 2 * size))), "a")
+    view.addresses(replace(found, blamed=tuple(range(size, 2 * size))), "a")
     list(doctor._stacks(found))
     assert (
         list(doctor._table(found.patients, 100))[-1] == "… and 99936 more, 99935 of them not well"
@@ -613,8 +614,8 @@ def test_a_host_that_is_not_on_this_network_is_named(
         "here", processes.machine(), time.time(), time.monotonic(), 2.0, 0.0, (Heard(away, 44.0),)
     )
     heartbeats.write_hearing(tmp_path, hearing)
-    monkeypatch.setattr(ways, "_connect", lambda address, port: "silent")
-    monkeypatch.setattr(ways, "_ping", lambda address: "silent")
+    monkeypatch.setattr(network, "_connect", lambda address, port: "silent")
+    monkeypatch.setattr(network, "_ping", lambda address: "silent")
     code, said = run(tmp_path, capsys)
     assert code == 1
     assert re.search(r"Rank 1 on b \(process 101\) has not been heard of for 4[4-9] s", said)
@@ -629,13 +630,13 @@ def listener() -> Iterator[socket.socket]:
 
 def test_the_network_is_asked_for_real(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    answers = ways.look({"near": "127.0.0.1"}, f"127.0.0.1:{port}", "nosuch0", "127.0.0.9")
+    answers = network.look({"near": "127.0.0.1"}, f"127.0.0.1:{port}", "nosuch0", "127.0.0.9")
     assert answers[0] == (False, answers[0][1])
     assert "has no interface nosuch0 any more" in answers[0][1]
     assert answers[1] == (True, "near (127.0.0.1) answers")
     assert answers[2] == (True, f"the run's store (127.0.0.1 port {port}) takes connections")
     listener.close()
-    assert ways.look({}, f"127.0.0.1:{port}") == [
+    assert network.look({}, f"127.0.0.1:{port}") == [
         (
             False,
             f"the run's store (127.0.0.1 port {port}) is closed: its process on the head has ended",
@@ -644,7 +645,7 @@ def test_the_network_is_asked_for_real(listener: socket.socket) -> None:
 
 
 def test_the_own_interface_is_looked_at() -> None:
-    assert ways.look({}, "", "lo", "127.0.0.1")[0][0]
-    well, says = ways.look({}, "", "lo", "10.1.2.3")[0]
+    assert network.look({}, "", "lo", "127.0.0.1")[0][0]
+    well, says = network.look({}, "", "lo", "10.1.2.3")[0]
     assert not well
     assert "has lost its address 10.1.2.3" in says

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from train.heart import Heart
+from train.health.reporter import Reporter
 from train.lock import claim, take
 from train.node import Node
 from train.replaced import Replacement
@@ -60,16 +60,16 @@ def test_without_a_scheduler_nothing_replaces(tmp_path: Path) -> None:
 
 def test_a_replaced_process_puts_no_heartbeat_on_file_and_removes_none(tmp_path: Path) -> None:
     replaced = Replacement(tmp_path, ENV, None)
-    heart = Heart(tmp_path, {}, may_write=lambda: not replaced.has_come())
+    reporter = Reporter(tmp_path, {}, may_write=lambda: not replaced.has_come())
     take(tmp_path, "job", os.getpid(), "slurm.4711.1", "slurm 4711 1")
     others = tmp_path / "heartbeats" / "rank-00000.json"
     others.parent.mkdir()
     others.write_text("the later start's")
-    heart.start()
-    heart.meet("world", None)
-    heart.fail(RuntimeError("lost"), waited=True)
+    reporter.start()
+    reporter.meet("world", None)
+    reporter.fail(RuntimeError("lost"), waited=True)
     assert others.read_text() == "the later start's"
-    heart.stop()
+    reporter.stop()
     assert others.read_text() == "the later start's"
 
 

@@ -1,4 +1,4 @@
-"""The heart beats whatever the disk and the store do, and knows where the main thread stands."""
+"""The reporter beats whatever the disk and the store do, and knows where the main thread stands."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ import pytest
 import torch.distributed as dist
 
 from tests.ports import free_port
-from train import heartbeats, stacks
-from train.heart import Heart, _Moves
-from train.heartbeats import Beat, Heard, Hearing, read_beats
-from train.mail import Mail
-from train.stacks import Stand, Watch
+from train.health import heartbeats, stacks
+from train.health.exchange import Exchange
+from train.health.heartbeats import Beat, Heard, Hearing, read_beats
+from train.health.phase import BACKWARD, EXCHANGE, FORWARD, NOW, WAITING, doing
+from train.health.reporter import Reporter, _Moves
+from train.health.stacks import Stand, Watch
 
 ENV = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
 
@@ -60,35 +61,39 @@ def frames_of(source: str, path: str, call: str = "f") -> list[stacks.Frame]:
     return found
 
 
-OURS = str(Path(stacks.__file__).parent)
+OURS = str(Path(stacks.__file__).parents[1])
 
 
 def test_it_says_who_and_where_it_is_and_leaves_nothing_after_a_good_end(tmp_path: Path) -> None:
-    heart = Heart(tmp_path, ENV, "desk", every=0.05)
-    heart.start()
-    heart.meet("w", None)
-    heart.follow(Steps())
+    reporter = Reporter(tmp_path, ENV, "desk", every=0.05)
+    reporter.start()
+    reporter.meet("w", None)
+    reporter.follow(Steps())
     until(lambda: beats(tmp_path) and beats(tmp_path)[0].step == 7)
     (beat,) = beats(tmp_path)
     assert (beat.rank, beat.world_size, beat.host, beat.pid) == (0, 2, "desk", os.getpid())
     assert (beat.world, beat.machine) == ("w", heartbeats.machine())
     # It may have looked while this test read beats, deep in the product's own frames.
-    until(lambda: any("test_heart.py:" in line for each in beats(tmp_path) for line in each.stack))
+    until(
+        lambda: any(
+            "test_heartbeats.py:" in line for each in beats(tmp_path) for line in each.stack
+        )
+    )
     before = beat.monotonic
     until(lambda: beats(tmp_path)[0].monotonic > before)
-    heart.stop()
+    reporter.stop()
     assert os.listdir(tmp_path) == []
 
 
 def test_a_place_that_takes_no_file_costs_heartbeats_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / heartbeats.NAME).write_text("in the way")
-    heart = Heart(tmp_path, ENV, every=0.02)
-    heart.start()
-    first = heart.beat.monotonic
-    until(lambda: heart.beat.monotonic > first)
-    heart.fail(RuntimeError("why"), waited=True)
-    assert heart.beat.ended == "RuntimeError: why"
-    heart.stop()
+    reporter = Reporter(tmp_path, ENV, every=0.02)
+    reporter.start()
+    first = reporter.beat.monotonic
+    until(lambda: reporter.beat.monotonic > first)
+    reporter.fail(RuntimeError("why"), waited=True)
+    assert reporter.beat.ended == "RuntimeError: why"
+    reporter.stop()
 
 
 def test_a_file_server_that_hangs_holds_up_neither_the_loop_nor_the_end(
@@ -101,25 +106,25 @@ def test_a_file_server_that_hangs_holds_up_neither_the_loop_nor_the_end(
         hangs.wait(60)
 
     monkeypatch.setattr(heartbeats, "write", write)
-    heart = Heart(tmp_path, ENV, every=0.02)
-    heart.start()
+    reporter = Reporter(tmp_path, ENV, every=0.02)
+    reporter.start()
     assert reached.wait(10)
     began = time.monotonic()
-    heart.follow(Steps())
-    heart.meet("w", None)
-    heart.fail(RuntimeError("why"), waited=True)
+    reporter.follow(Steps())
+    reporter.meet("w", None)
+    reporter.fail(RuntimeError("why"), waited=True)
     assert time.monotonic() - began < 30
     hangs.set()
 
 
 def test_the_end_of_a_process_stays_on_file_with_its_line(tmp_path: Path) -> None:
-    heart = Heart(tmp_path, ENV, every=0.05)
-    heart.start()
-    heart.meet("w", None)
+    reporter = Reporter(tmp_path, ENV, every=0.05)
+    reporter.start()
+    reporter.meet("w", None)
     try:
         exec(compile("def f():\n\n    return 1 / 0\nf()", "/home/me/mine.py", "exec"), {})
     except ZeroDivisionError as error:
-        heart.fail(error, waited=False)
+        reporter.fail(error, waited=False)
     (beat,) = beats(tmp_path)
     assert beat.ended == "ZeroDivisionError: division by zero"
     assert beat.where == "/home/me/mine.py:3 in f"
@@ -129,41 +134,41 @@ def test_the_end_of_a_process_stays_on_file_with_its_line(tmp_path: Path) -> Non
 def test_a_beat_that_is_late_on_its_way_does_not_take_the_last_words_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("train.heart._LAST_WORD_S", 0.2)
+    monkeypatch.setattr("train.health.reporter._LAST_WORD_S", 0.2)
     stuck, go = threading.Event(), threading.Event()
     real = os.replace
 
     def late(source: Path, target: Path) -> None:
-        if threading.current_thread() is heart._thread and not stuck.is_set():
+        if threading.current_thread() is reporter._thread and not stuck.is_set():
             stuck.set()
             go.wait(60)
         real(source, target)
 
-    monkeypatch.setattr("train.heartbeats.os.replace", late)
-    heart = Heart(tmp_path, ENV, every=0.05)
-    heart.start()
+    monkeypatch.setattr("train.health.heartbeats.os.replace", late)
+    reporter = Reporter(tmp_path, ENV, every=0.05)
+    reporter.start()
     assert stuck.wait(60)
-    heart.fail(RuntimeError("why"), waited=True)
+    reporter.fail(RuntimeError("why"), waited=True)
     assert beats(tmp_path)[0].ended == "RuntimeError: why"
     go.set()
-    heart._thread.join(60)
+    reporter._thread.join(60)
     assert beats(tmp_path)[0].ended == "RuntimeError: why"
 
 
 def test_where_it_stood_is_kept_once_the_training_has_ended(tmp_path: Path) -> None:
-    heart = Heart(tmp_path, ENV, every=0.02)
-    heart.start()
-    heart.hold()
-    stood, at = heart.beat.stack, heart.beat.monotonic
-    until(lambda: heart.beat.monotonic > at)
-    assert heart.beat.stack == stood
-    heart.stop()
+    reporter = Reporter(tmp_path, ENV, every=0.02)
+    reporter.start()
+    reporter.hold()
+    stood, at = reporter.beat.stack, reporter.beat.monotonic
+    until(lambda: reporter.beat.monotonic > at)
+    assert reporter.beat.stack == stood
+    reporter.stop()
 
 
 def test_a_look_that_is_under_way_comes_before_the_end_of_the_training(tmp_path: Path) -> None:
-    heart = Heart(tmp_path, ENV)
-    holding = threading.Thread(target=heart.hold)
-    with heart._change:
+    reporter = Reporter(tmp_path, ENV)
+    holding = threading.Thread(target=reporter.hold)
+    with reporter._change:
         holding.start()
         holding.join(0.2)
         assert holding.is_alive()
@@ -175,7 +180,7 @@ def test_what_a_step_takes_is_learned_after_the_first_that_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("train.heart.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("train.health.reporter.time.monotonic", lambda: clock[0])
     moves, mine = _Moves(), Beat(0, 0, 2, "a", 1, "machine")
     standing = Stand("forward", "", (), False, 0.0)
     usual = []
@@ -196,27 +201,27 @@ def test_only_the_first_of_a_host_explains(tmp_path: Path) -> None:
         monotonic=time.monotonic(), step=120, phase="backward", where="my_model.py:88 in forward",
     )  # fmt: skip
     (tmp_path / heartbeats.NAME).mkdir()
-    heart = Heart(tmp_path, ENV, "desk", every=0.02)
-    heart.start()
-    heart.meet("w", None)
+    reporter = Reporter(tmp_path, ENV, "desk", every=0.02)
+    reporter.start()
+    reporter.meet("w", None)
     heartbeats.write(heartbeats.rank_file(tmp_path, 1), gone.as_json())
     until(lambda: any(beat.world == "w" and beat.rank == 0 for beat in beats(tmp_path)))
-    heart.fail(RuntimeError("Connection closed by peer"), waited=True)
-    (line,) = heart.explain(patience_s=0.0)
+    reporter.fail(RuntimeError("Connection closed by peer"), waited=True)
+    (line,) = reporter.explain(patience_s=0.0)
     assert line.startswith(f"rank 1 on desk (process {2**22 + 1}) is gone without a word")
     assert line.endswith("it last stood at step 121, backward, my_model.py:88 in forward")
-    assert heart.explain(patience_s=0.0) == []
+    assert reporter.explain(patience_s=0.0) == []
     assert heartbeats.read_said(tmp_path, "w") == {"desk": [line]}
 
 
 def test_who_is_only_late_is_waited_for_before_it_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heart = Heart(tmp_path, ENV, "desk", every=0.02)
-    heart.start()
-    heart.meet("w", None)
+    reporter = Reporter(tmp_path, ENV, "desk", every=0.02)
+    reporter.start()
+    reporter.meet("w", None)
     until(lambda: any(beat.world == "w" for beat in beats(tmp_path)))
-    heart.fail(RuntimeError("Connection closed by peer"), waited=True)
+    reporter.fail(RuntimeError("Connection closed by peer"), waited=True)
     (mine,) = beats(tmp_path)
     late = replace(mine, rank=1, ended="", waited=False, every=10.0, monotonic=mine.monotonic - 30)
     heartbeats.write(heartbeats.rank_file(tmp_path, 1), late.as_json())
@@ -227,15 +232,15 @@ def test_who_is_only_late_is_waited_for_before_it_is_explained(
         now = replace(late, monotonic=time.monotonic(), time=time.time())
         heartbeats.write(heartbeats.rank_file(tmp_path, 1), now.as_json())
 
-    monkeypatch.setattr("train.sight.time.sleep", comes)
-    heart.explain(patience_s=20.0)
+    monkeypatch.setattr("train.health.view.time.sleep", comes)
+    reporter.explain(patience_s=20.0)
     assert len(waited) == 1
 
 
 def test_a_rank_by_itself_explains_nothing(tmp_path: Path) -> None:
-    heart = Heart(tmp_path, {"WORLD_SIZE": "1"}, every=0.02)
-    heart.meet("w", None)
-    assert heart.explain() == []
+    reporter = Reporter(tmp_path, {"WORLD_SIZE": "1"}, every=0.02)
+    reporter.meet("w", None)
+    assert reporter.explain() == []
 
 
 def test_hosts_hear_of_each_other_through_the_store_and_notice_silence(tmp_path: Path) -> None:
@@ -244,15 +249,15 @@ def test_hosts_hear_of_each_other_through_the_store_and_notice_silence(tmp_path:
         dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=20), False)
         for rank in range(2)
     ]
-    hearts = []
+    reporters = []
     for rank, name in enumerate(("a", "b")):
         place = tmp_path / name
         place.mkdir()
         env = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-        hearts.append(Heart(place, env, name, every=0.05))
-    for heart, store in zip(hearts, stores, strict=True):
-        heart.start()
-        heart.meet("w", store)
+        reporters.append(Reporter(place, env, name, every=0.05))
+    for reporter, store in zip(reporters, stores, strict=True):
+        reporter.start()
+        reporter.meet("w", store)
 
     def heard() -> list[Heard]:
         hearings = heartbeats.read_hearings(tmp_path / "a")
@@ -260,55 +265,84 @@ def test_hosts_hear_of_each_other_through_the_store_and_notice_silence(tmp_path:
 
     until(heard)
     assert heard()[0].beat.rank == 1
-    hearts[1]._quiet()  # as if it were frozen
-    mail = hearts[0]._mail
-    assert mail is not None
-    mail.fresh(1.0)  # its last beat has arrived
-    until(lambda: [each for each in mail.heard().heard if each.beat.rank == 1 and each.age > 2.0])
-    mail.fresh(0.5)
-    (frozen,) = (each for each in mail.heard().heard if each.beat.rank == 1)
+    reporters[1]._quiet()  # as if it were frozen
+    exchange = reporters[0]._exchange
+    assert exchange is not None
+    exchange.fresh(1.0)  # its last beat has arrived
+    until(
+        lambda: [each for each in exchange.heard().heard if each.beat.rank == 1 and each.age > 2.0]
+    )
+    exchange.fresh(0.5)
+    (frozen,) = (each for each in exchange.heard().heard if each.beat.rank == 1)
     assert frozen.age > 2.0, "asking again makes it no younger"
-    for heart in hearts:
-        heart.stop()
+    for reporter in reporters:
+        reporter.stop()
 
 
 def test_what_is_heard_is_put_on_file_while_it_is_news(tmp_path: Path) -> None:
     store: Any = None
-    mail = Mail(store, tmp_path, Beat(0, 0, 2, "h", 1, "m"))
-    assert mail.is_due()
-    assert not mail.is_due()
-    mail._rounds += 1
-    assert mail.is_due()
-    assert not mail.is_due()
-    mail._written_at -= mail.every  # the store is silent: that is told too
-    assert mail.is_due()
+    exchange = Exchange(store, tmp_path, Beat(0, 0, 2, "h", 1, "m"))
+    assert exchange.is_due()
+    assert not exchange.is_due()
+    exchange._rounds += 1
+    assert exchange.is_due()
+    assert not exchange.is_due()
+    exchange._written_at -= exchange.every  # the store is silent: that is told too
+    assert exchange.is_due()
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """now(phase, waits): what the training says of itself."""
+
+    def says(name: str, waits: bool = False) -> None:
+        monkeypatch.setattr(NOW, "name", name)
+        monkeypatch.setattr(NOW, "waits", int(waits))
+
+    says("")
+    return says
 
 
 @pytest.mark.parametrize(
-    ("function", "module", "phase", "waits"),
+    ("phase", "told", "busy", "waits"),
     [
-        ("_forward", "loop", "forward", False),
-        ("_backward", "loop", "backward", True),
-        ("answer", "control", stacks.EXCHANGE, True),
-        ("_set_up", "session", "building model and data", False),
-        ("train_step", "loop", "data", False),
+        (FORWARD, False, 0.0, False),
+        (EXCHANGE, True, 0.0, True),
+        # Nothing tells a reduction in a backward pass but the processor, which is idle meanwhile.
+        (BACKWARD, False, 0.0, True),
+        (BACKWARD, False, 0.9, False),
+        (BACKWARD, False, -1.0, False),  # a system that does not tell
     ],
 )
-def test_the_phase_is_read_off_the_stack(
-    function: str, module: str, phase: str, waits: bool
+def test_the_phase_is_what_the_training_says(
+    now: Any, phase: str, told: bool, busy: float, waits: bool
 ) -> None:
-    frame = frames_of(f"def {function}():\n    take()", f"{OURS}/{module}.py", function)
-    stand = Watch().read(frame, busy=0.0)
+    frame = frames_of("def step():\n    take()", f"{OURS}/loop.py", "step")
+    now(phase, told)
+    stand = Watch().read(frame, busy=busy)
     assert (stand.phase, stand.waits) == (phase, waits)
-    assert stand.where.endswith(f"train/{module}.py:2 in {function}")
+    assert stand.where.endswith("train/loop.py:2 in step")
 
 
-def test_who_computes_backwards_does_not_wait() -> None:
-    frame = frames_of("def _backward():\n    take()", f"{OURS}/loop.py", "_backward")
-    assert not Watch().read(frame, busy=0.9).waits
+def test_what_is_said_ends_with_what_is_done_and_stays_after_an_error(now: Any) -> None:
+    now(FORWARD)
+    with doing("evaluation"), WAITING, WAITING:
+        assert (NOW.name, NOW.waits) == ("evaluation", 2)
+    assert (NOW.name, NOW.waits) == (FORWARD, 0)
+    with pytest.raises(ValueError, match="why"), doing("evaluation"), WAITING:
+        raise ValueError("why")
+    assert (NOW.name, NOW.waits) == ("evaluation", 0)
 
 
-def test_the_users_line_is_shown_and_not_what_it_calls() -> None:
+def test_a_collective_that_the_user_calls_is_a_wait(now: Any) -> None:
+    now(FORWARD)
+    theirs = frames_of("def f():\n    take()", "/home/me/mine.py")
+    torchs = str(Path(dist.distributed_c10d.__file__))
+    stand = Watch().read([(torchs, 7, "all_reduce", 1), *theirs], busy=0.0)
+    assert (stand.where, stand.waits) == ("/home/me/mine.py:2 in f", True)
+
+
+def test_the_users_line_is_shown_and_not_what_it_calls(now: Any) -> None:
     source = (
         "import json\ndef f():\n    json.loads('1', object_hook=None, parse_int=lambda x: take())"
     )
@@ -323,7 +357,8 @@ def test_a_jump_of_no_line_is_shown_by_its_functions_first() -> None:
     assert Watch().read([("/home/me/mine.py", None, "f", 4)]).where == "/home/me/mine.py:4 in f"
 
 
-def test_a_backward_of_the_users_in_a_thread_of_torchs_is_found() -> None:
+def test_a_backward_of_the_users_in_a_thread_of_torchs_is_found(now: Any) -> None:
+    now(BACKWARD)
     ours = frames_of("def _backward():\n    take()", f"{OURS}/loop.py", "_backward")
     theirs = frames_of("def f():\n    take()", "/home/me/mine.py")
     stand = Watch().read(ours, lambda: [theirs], busy=0.0)
@@ -356,14 +391,14 @@ def test_a_thread_that_runs_on_is_looked_at_without_harm() -> None:
         going.set()
         runner.join()
     assert len(seen) > 1
-    assert all(any("test_heart.py" in line for line in stack) for stack in seen), seen
+    assert all(any("test_heartbeats.py" in line for line in stack) for stack in seen), seen
 
 
 # A thread that is not Python's gets its state, without the GIL, when it first calls into Python:
 # gloo's do at the first collective.
 NATIVE_THREADS = """
 import ctypes, sys, threading
-from train import stacks
+from train.health import stacks
 
 libc = ctypes.CDLL(None)
 frames = []
@@ -397,8 +432,7 @@ def test_threads_that_a_library_makes_meanwhile_do_no_harm() -> None:
     code = NATIVE_THREADS.replace("COUNT", "1000")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, (done.returncode, done.stderr)
-    listed = not (3, 11) <= sys.version_info < (3, 11, 9)
-    assert done.stdout == f"{listed}\nlooked on\n"
+    assert done.stdout == "True\nlooked on\n"
 
 
 HOSTILE: list[Any] = [
@@ -427,11 +461,11 @@ def test_a_beat_of_numbers_that_make_no_sense_is_none(name: str, number: int) ->
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"time": 1' + b"0" * 400 + b"}", b"\xff"])
 def test_mail_that_makes_no_sense_stops_nobody(tmp_path: Path, text: bytes) -> None:
     store: Any = None
-    mail = Mail(store, tmp_path, Beat(0, 0, 2, "h", 1, "m"))
+    exchange = Exchange(store, tmp_path, Beat(0, 0, 2, "h", 1, "m"))
     good = json.dumps(Beat(1, 0, 2, "b", 1, "m").as_json()).encode()
-    mail._ask = lambda: [(0, text), (1, good)]  # type: ignore[method-assign]
-    mail._listen()
-    assert [each.beat.rank for each in mail.heard().heard] == [1]
+    exchange._ask = lambda: [(0, text), (1, good)]  # type: ignore[method-assign]
+    exchange._listen()
+    assert [each.beat.rank for each in exchange.heard().heard] == [1]
 
 
 def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train import heartbeats, lock, processes
-from train.diagnosis import LATE, Diagnosis, examine
-from train.heartbeats import Heard, Hearing
+from train import lock, processes
+from train.health import heartbeats
+from train.health.diagnosis import LATE, Diagnosis, examine
+from train.health.heartbeats import Heard, Hearing
 from train.scheduler import Scheduled
 from train.status import read_file
 

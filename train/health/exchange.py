@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from train.heartbeats import Beat, Heard, Hearing
+from train.health.heartbeats import Beat, Heard, Hearing
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -27,7 +27,7 @@ _BEAT_BYTES = 900
 _SLOWEST_S = 60.0
 
 
-class Mail:
+class Exchange:
     """The beats of all hosts, through the store: every rank puts its own there; the first process
     of each host reads the others' and keeps them where this host's doctor finds them."""
 
@@ -133,7 +133,7 @@ class Mail:
         if not known:
             return []
         texts: Sequence[Any] = self._store.multi_get([self._key(rank) for rank in known])
-        return list(zip(known, texts, strict=True))
+        return list(zip(known, texts))
 
     def _take(self, rank: int, beat: Beat) -> None:
         """A beat's age counts from when it first came here, so that no two clocks are compared.
@@ -152,4 +152,4 @@ class Mail:
             self._beats[rank] = beat
 
     def _key(self, rank: int) -> str:
-        return f"heart/{self._own.world}/{rank}"
+        return f"heartbeat/{self._own.world}/{rank}"

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from tests.ports import free_port
-from train.verdict import Verdict
+from train.failure import FailureBroadcast
 
 
 def stores(count: int) -> list[dist.TCPStore]:
@@ -33,18 +33,18 @@ class Ear:
 
 def test_all_others_hear_the_first_reason_with_the_host_it_came_from() -> None:
     ears = [Ear() for _ in range(4)]
-    verdicts = [Verdict(f"host{rank}", rank, ear) for rank, ear in enumerate(ears)]
+    broadcasts = [FailureBroadcast(f"host{rank}", rank, ear) for rank, ear in enumerate(ears)]
     met = stores(4)  # kept: the first one serves the others
-    for verdict, store in zip(verdicts, met, strict=True):
-        verdict.listen(store, 4)
-    assert verdicts[2].tell("no\n space") == ("host2: no space", True)
-    assert verdicts[3].tell("no  peer") == ("host2: no space", False)
+    for failures, store in zip(broadcasts, met, strict=True):
+        failures.listen(store, 4)
+    assert broadcasts[2].tell("no\n space") == ("host2: no space", True)
+    assert broadcasts[3].tell("no  peer") == ("host2: no space", False)
     for rank in (0, 1):
         assert ears[rank].heard.wait(10)
         assert ears[rank].reasons == ["host2: no space"]
     assert not ears[2].reasons
     # All have read it, so the process with the store need not wait for anybody.
-    verdicts[0].linger()
+    broadcasts[0].wait_until_read()
 
 
 def test_who_has_heard_a_reason_has_the_time_to_write_it_down() -> None:
@@ -54,12 +54,12 @@ def test_who_has_heard_a_reason_has_the_time_to_write_it_down() -> None:
         heard.set()
         written.wait(30)
 
-    verdict = Verdict("a", 0, write_down)
+    failures = FailureBroadcast("a", 0, write_down)
     store = stores(1)[0]
-    verdict.listen(store, 1)
-    store.set("verdict/reason", "1 b: no space")
+    failures.listen(store, 1)
+    store.set("failure/reason", "1 b: no space")
     assert heard.wait(10)
-    waiting = threading.Thread(target=verdict.harken, args=[0.05])
+    waiting = threading.Thread(target=failures.wait_for_word, args=[0.05])
     waiting.start()
     waiting.join(1)
     assert waiting.is_alive()  # the process does not end meanwhile
@@ -70,18 +70,18 @@ def test_who_has_heard_a_reason_has_the_time_to_write_it_down() -> None:
 
 def test_after_a_good_end_nobody_listens_any_more() -> None:
     ear = Ear()
-    first, second = Verdict("a", 0, ear), Verdict("b", 1, lambda reason: None)
+    first, second = FailureBroadcast("a", 0, ear), FailureBroadcast("b", 1, lambda reason: None)
     met = stores(2)
-    for verdict, store in zip((first, second), met, strict=True):
-        verdict.listen(store, 2)
+    for failures, store in zip((first, second), met, strict=True):
+        failures.listen(store, 2)
     first.close()
-    first.harken()
+    first.wait_for_word()
     second.tell("too late")
     assert not ear.heard.wait(1)
 
 
 def test_before_the_world_has_met_there_is_nobody_to_tell() -> None:
-    verdict = Verdict("a", 0, Ear())
-    assert verdict.tell("why") == ("a: why", True)
-    verdict.linger()
-    verdict.harken()
+    failures = FailureBroadcast("a", 0, Ear())
+    assert failures.tell("why") == ("a: why", True)
+    failures.wait_until_read()
+    failures.wait_for_word()

@@ -1,8 +1,8 @@
 """One host's failure is every host's, with its reason.
 
 Owns the telling: through the store in which the processes met, since that is there before any
-process group is and outlives a collective that will never end. Every process listens on a
-connection of its own. Knows nothing of what can fail.
+process group is and outlives a collective that will never end. Every process waits there for the word, on
+a connection of its own. Knows nothing of what can fail.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-LOOK_S = 0.25
+# A wait in the store is answered by the word itself; after so long it is asked anew.
+WAIT_S = 60.0
 # How long the process in which the store lives waits, at its end, for the others to have read it.
-LINGER_S = 5.0
+LAST_WAIT_S = 5.0
 # How long a process that loses a peer waits for the peer's last word.
-HARKEN_S = 1.5
+WORD_S = 1.5
 # How long that may take to be written down: a busy disk, a file server.
 _WRITE_S = 60.0
-_REASON, _READ = "verdict/reason", "verdict/read"
+_REASON, _READ = "failure/reason", "failure/read"
 
 
-class Verdict:
+class FailureBroadcast:
     """What ended the job for good, as soon as any process knows.
 
     `on_heard(reason)` is called once, by a thread of its own, when another process has told it: it
@@ -37,25 +39,27 @@ class Verdict:
         self._host, self._rank, self._on_heard = host, rank, on_heard
         self._store: Store | None = None
         self._world_size = 1
-        self._use = threading.Lock()
         self._closed = threading.Event()
         self._heard = threading.Event()
-        self._deaf = threading.Event()
-        self._deaf.set()
+        # Set while nothing can be heard: before the meeting, after the end, once it is written down.
+        self._over = threading.Event()
+        self._over.set()
         # What is to be brought to its end before this process ends at another's word.
         self.before_end: Callable[[], None] = lambda: None
 
     def listen(self, store: Store, world_size: int) -> None:
         """Begin to listen: the processes have met in `store`."""
-        self._store, self._world_size = store.clone(), world_size  # type: ignore[attr-defined]
-        self._deaf.clear()
-        threading.Thread(target=self._listen, name="verdict", daemon=True).start()
+        # Two connections: one that waits takes no other question.
+        self._store, waits = store.clone(), store.clone()  # type: ignore[attr-defined]
+        self._world_size = world_size
+        self._over.clear()
+        threading.Thread(target=self._listen, args=[waits], name="failures", daemon=True).start()
 
     def tell(self, why: str) -> tuple[str, bool]:
         """Tell all processes. Returns the reason that stands, and whether it is this process' own."""
         word = f"{self._rank} {self._host}: {' '.join(why.split())}"
         self._closed.set()
-        if self._store is None or not self._use.acquire(timeout=LINGER_S):
+        if self._store is None:
             return _reason(word), True
         try:
             stands = self._store.compare_set(_REASON, "", word).decode()
@@ -64,20 +68,18 @@ class Verdict:
         except RuntimeError:
             # The store is gone, and with it everybody who could have read it there.
             return _reason(word), True
-        finally:
-            self._use.release()
 
-    def harken(self, patience_s: float = HARKEN_S) -> None:
+    def wait_for_word(self, patience_s: float = WORD_S) -> None:
         """After the loss of a peer: does not return if that one has left word."""
-        self._deaf.wait(patience_s)
+        self._over.wait(patience_s)
         if self._heard.is_set():  # who has heard it writes it down, and then ends this process
-            self._deaf.wait(_WRITE_S)
+            self._over.wait(_WRITE_S)
 
-    def linger(self) -> None:
+    def wait_until_read(self) -> None:
         """At the end of the process in which the store may live: let the others read it."""
         if self._store is None or self._rank != 0:
             return
-        deadline = time.monotonic() + LINGER_S
+        deadline = time.monotonic() + LAST_WAIT_S
         with contextlib.suppress(RuntimeError):
             while self._store.add(_READ, 0) < self._world_size and time.monotonic() < deadline:
                 time.sleep(0.05)  # the store has no event for a count
@@ -85,27 +87,32 @@ class Verdict:
     def close(self) -> None:
         """The job has ended well everywhere: what happens to the store no longer matters."""
         self._closed.set()
+        self._over.set()
 
-    def _listen(self) -> None:
+    def _listen(self, store: Store) -> None:
         try:
-            while not self._closed.wait(LOOK_S):
-                reason = self._look()
-                if reason:
-                    self._heard.set()
-                    self._on_heard(reason)
+            while not self._closed.is_set():
+                with contextlib.suppress(TimeoutError):
+                    reason = self._next(store)
+                    if reason and not self._closed.is_set():
+                        self._heard.set()
+                        store.add(_READ, 1)
+                        self._on_heard(reason)
                     return
         except RuntimeError:
             return  # the store is gone; who is in a collective with its host finds out by itself
         finally:
-            self._deaf.set()
+            self._over.set()
 
-    def _look(self) -> str:
-        assert self._store is not None
-        with self._use:
-            if self._closed.is_set() or not self._store.check([_REASON]):
-                return ""
-            self._store.add(_READ, 1)
-            return _reason(self._store.get(_REASON).decode())
+    def _next(self, store: Store) -> str:
+        """Wait for the reason. Raises TimeoutError where there was none for a while, RuntimeError."""
+        from torch.distributed import DistStoreError
+
+        try:
+            store.wait([_REASON], timedelta(seconds=WAIT_S))
+        except DistStoreError:
+            raise TimeoutError from None
+        return _reason(store.get(_REASON).decode())
 
 
 def _reason(word: str) -> str:

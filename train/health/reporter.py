@@ -1,4 +1,4 @@
-"""The heart of a training process: once a second it says where the main thread stands.
+"""What a training process says of itself: once a second, where its main thread stands.
 
 Owns the thread that looks and writes, the one that exchanges heartbeats with the other hosts through
 the store in which the processes met, and the last words of a process that has waited for the others
@@ -18,12 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from train import heartbeats, processes, ways
-from train.diagnosis import ENDED
-from train.heartbeats import Beat
-from train.mail import Mail
-from train.sight import addresses, diagnose, settled
-from train.stacks import TRAINING, Stand, Watch, innermost_user_line
+from train import processes
+from train.health import heartbeats, network
+from train.health.diagnosis import ENDED
+from train.health.exchange import Exchange
+from train.health.heartbeats import Beat
+from train.health.phase import EVALUATION, TRAINING
+from train.health.stacks import Stand, Watch, innermost_user_line
+from train.health.view import addresses, diagnose, settled
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -45,7 +47,7 @@ class Steps(Protocol):
     step: int
 
 
-class Heart:
+class Reporter:
     """Beats from `start` to `stop`, which removes every trace of it, or to the process' end."""
 
     def __init__(
@@ -68,10 +70,10 @@ class Heart:
         self._ended = threading.Event()
         self._nudged = threading.Event()  # to beat at once
         self._steps: Steps | None = None
-        self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
         self._files_every = 0.0
         self._filed_at = 0.0
-        self._mail: Mail | None = None
+        self._exchange: Exchange | None = None
         self._moved = _Moves()
         self._held = False
         self._patience = 0.0
@@ -100,8 +102,8 @@ class Heart:
         if self.beat.local_rank == 0 and self._may_write():
             heartbeats.clear(self._directory, but_below=self._size)
         if store is not None:
-            self._mail = Mail(store.clone(), self._directory, self.beat)  # type: ignore[attr-defined]
-            self._mail.start()
+            self._exchange = Exchange(store.clone(), self._directory, self.beat)  # type: ignore[attr-defined]
+            self._exchange.start()
         self._filed_at = 0.0
         self._nudged.set()
 
@@ -122,8 +124,8 @@ class Heart:
     def stop(self) -> None:
         """A good end: remove what it has left."""
         self._quiet()
-        if self._mail is not None:
-            self._mail.close()
+        if self._exchange is not None:
+            self._exchange.close()
         if not self._may_write():
             return
         if self.beat.local_rank == 0:
@@ -171,7 +173,7 @@ class Heart:
         return lines
 
     def _run(self) -> None:
-        nic, address, head = ways.own_place(self._env)
+        nic, address, head = network.own_place(self._env)
         self._files_every = heartbeats.pace(self._directory, self._every)
         with self._change:
             self.beat = replace(self.beat, nic=nic, address=address, head=head)
@@ -196,8 +198,8 @@ class Heart:
 
     def _publish(self) -> None:
         beat = self.beat
-        if self._mail is not None:
-            self._mail.send(beat)
+        if self._exchange is not None:
+            self._exchange.send(beat)
         if time.monotonic() - self._filed_at < self._files_every - 0.5 * self._every:
             return
         self._filed_at = time.monotonic()
@@ -207,8 +209,8 @@ class Heart:
             (self._directory / heartbeats.NAME).mkdir(exist_ok=True)
             path = heartbeats.rank_file(self._directory, beat.rank)
             heartbeats.write(path, replace(beat, every=self._files_every).as_json())
-            if self._mail is not None and beat.local_rank == 0 and self._mail.is_due():
-                heartbeats.write_hearing(self._directory, self._mail.heard())
+            if self._exchange is not None and beat.local_rank == 0 and self._exchange.is_due():
+                heartbeats.write_hearing(self._directory, self._exchange.heard())
 
     def _speak_in_time(self) -> None:
         if self._say is None or self._patience <= 0 or self.beat.phase not in TRAINING:
@@ -218,9 +220,9 @@ class Heart:
                 self._say(line)
 
     def _diagnose(self, patience_s: float) -> list[str]:
-        if self._mail is not None:
-            self._mail.fresh(patience_s)
-            found = diagnose(self._directory, self._mail.heard())
+        if self._exchange is not None:
+            self._exchange.fresh(patience_s)
+            found = diagnose(self._directory, self._exchange.heard())
         else:
             found = settled(self._directory, patience_s)
         blamed = set(found.blamed)
@@ -230,7 +232,7 @@ class Heart:
         lines = list(found.sentences)
         others = addresses(found, self.beat.host)
         if patience_s > 0.0:
-            looks = ways.look(others, self.beat.head, self.beat.nic, self.beat.address)
+            looks = network.look(others, self.beat.head, self.beat.nic, self.beat.address)
             lines += [f"the network now: {says}" for well, says in looks if not well]
             if others and all(well for well, _ in looks):
                 lines.append("the network now: every host asked answers")
@@ -255,7 +257,7 @@ class _Moves:
                 self._usual = 0.8 * self._usual + 0.2 * each if self._usual else each
             self._warm = 0 <= self._step < step
             self._step, self._step_at = step, now
-        elif stand.phase == "evaluation":
+        elif stand.phase == EVALUATION:
             self._step_at = now  # it belongs to no step
         if stand.phase != self._phase:
             self._phase, self._phase_at = stand.phase, now

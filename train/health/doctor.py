@@ -19,11 +19,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from train import heartbeats, processes, sight, ways
-from train.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, Patient, duration, ranks
-from train.heartbeats import plain
+from train import processes
+from train.health import heartbeats, network, view
+from train.health.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, Patient, duration, ranks
+from train.health.heartbeats import plain
+from train.health.view import Launch, Preflight
 from train.layout import steps_on_disk
-from train.sight import Launch, Preflight
 from train.status import Status, read_file, read_status
 
 EXIT_WELL, EXIT_WRONG, EXIT_USAGE = 0, 1, 2
@@ -120,12 +121,12 @@ def _not_one_of_ours(directory: Path) -> str:
 
 def look(directory: Path) -> Page:
     """Find out everything. Takes some seconds where a heartbeat is late or the network is asked."""
-    found = sight.settled(directory, NEWS_S)
+    found = view.settled(directory, NEWS_S)
     places = _places(directory)
     statuses = dict(_statuses(places))
     beats = [p.beat for p in found.patients if p.beat is not None]
     said = heartbeats.read_said(directory, beats[0].world) if beats else {}
-    held = [sight.launch(place) for place in places.values()]
+    held = [view.launch(place) for place in places.values()]
     page = Page(
         directory,
         statuses,
@@ -134,20 +135,20 @@ def look(directory: Path) -> Page:
         network=[],
         newest=_newest_checkpoint(directory),
         launches=tuple(launch for launch in held if launch is not None),
-        preflight=sight.preflight(directory),
+        preflight=view.preflight(directory),
         unreadable=tuple(islice(_unreadable(directory, places), _MOST_UNREADABLE)),
     )
     if not beats or page.over is not None:
         return page
     here = processes.machine()
     own = next((beat for beat in beats if beat.machine == here), None)
-    others = sight.addresses(found, own.host if own else "", directory)
+    others = view.addresses(found, own.host if own else "", directory)
     if not others and len({beat.host for beat in beats}) == 1:
         return page  # one host: no network takes part
-    network = ways.look(
+    ways = network.look(
         others, own.head if own else "", own.nic if own else "", own.address if own else ""
     )
-    return replace(page, network=network)
+    return replace(page, network=ways)
 
 
 def _newest_checkpoint(directory: Path) -> int | None:
@@ -173,7 +174,7 @@ def _unreadable(directory: Path, places: Mapping[str, Path]) -> Iterator[str]:
         (directory / name, os.listdir) for name in ("nodes", heartbeats.NAME)
     ]
     looks += [(place / name, read_file) for place in places.values() for name in ("lock", "status")]
-    looks.append((directory / "preflight.json", partial(read_file, most=sight.MOST_BYTES)))
+    looks.append((directory / "preflight.json", partial(read_file, most=view.MOST_BYTES)))
     beats = partial(read_file, most=heartbeats.MOST_BYTES)
     looks += [(path, beats) for path in heartbeats.files(directory)]
     for path, look_at in looks:

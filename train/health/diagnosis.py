@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from train.heartbeats import Beat, Heard
-from train.stacks import BACKWARD, DATA, EXCHANGE, FORWARD, TRAINING
+from train.health.heartbeats import Beat, Heard
+from train.health.phase import BACKWARD, DATA, EXCHANGE, FORWARD, TRAINING
 
 # A heartbeat may be late: a loaded machine, a long call into native code, two looks in between.
 SILENT_S = 6.0
