@@ -11,6 +11,11 @@ SSH_FAILED = 255  # ssh's own; the host scripts never end with it
 
 _VERDICT = re.compile(r"ddpgen: failed(?: at step \d+)?: (.*)")
 _CONSEQUENCE = re.compile(r"\b(?:lost|waited in vain for) (?:a|the|its) peer")
+_OF_A_RANK = re.compile(r"ddpgen rank \d+: ")
+_DIAGNOSIS = re.compile(r"ranks? \d[\d, -]* on \S+ .*")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b: ?.*")
+# What was said before one of these was no reason to end.
+_GOES_ON = re.compile(r"step +\d+/|ddpgen: restart \d")
 _OF_SSH = re.compile(
     r"ssh: |Connection |Shared connection |Timeout, server |client_loop|Read from remote|kex_|mux_"
     r"|.*: Permission denied|Host key|packet_write"
@@ -36,10 +41,12 @@ class End:
 
 
 class Ear:
-    """Listens to a host's lines for what its script says of itself."""
+    """Listens to a host's lines for what its script says of itself. `cause`: the first diagnosis or
+    exception since the training last went on, "" for none."""
 
     def __init__(self) -> None:
         self.verdict = ""
+        self.cause = ""
         self.last = ""
         self.ssh = ""
         self.lost_a_peer = False
@@ -53,6 +60,11 @@ class Ear:
             self.last = line.removeprefix("ddpgen: ")
         elif _OF_SSH.match(line):
             self.ssh = line
+        if _GOES_ON.match(line):
+            self.cause = ""
+        told = _OF_A_RANK.sub("", line, count=1)
+        if not self.cause and (_EXCEPTION.match(told) or (told != line and _DIAGNOSIS.match(told))):
+            self.cause = told
         self.lost_a_peer = self.lost_a_peer or bool(_CONSEQUENCE.search(line))
 
 
@@ -69,7 +81,7 @@ def judged(host: str, code: int, ear: Ear, forced: bool) -> End:
             host, "failed", code, ear.verdict, forced, bool(_CONSEQUENCE.search(ear.verdict))
         )
     state = "killed" if forced else "crashed"
-    return End(host, state, code, ear.last, forced, ear.lost_a_peer)
+    return End(host, state, code, ear.cause or ear.last, forced, ear.lost_a_peer)
 
 
 def culprit(ends: Sequence[End], names: Iterable[str]) -> End | None:

@@ -191,5 +191,14 @@ async def ask(ssh: Ssh, host: Host, text: bytes, within: float) -> Outcome:
 def why_not(outcome: Outcome, ssh: Ssh, host: Host, within: float) -> str:
     """Why a text did not do on a host what it should."""
     if outcome.code is None:
-        return f"no answer within {within:.0f} s; is it switched on, and is `{ssh.by_hand(host)}` right?"
-    return remote.troubles(outcome.output) or ssh.complaint(outcome.output, host)
+        said = outcome.output.decode("utf-8", "replace").strip().partition("\n")[0].strip()
+        after = f" after {said!r}" if said else ""
+        return (
+            f"no answer within {within:.0f} s{after}; is it switched on, and is "
+            f"`{ssh.by_hand(host)}` right?"
+        )
+    if told := remote.troubles(outcome.output):
+        return told
+    if outcome.code == 0:
+        return ssh.interrupted(outcome.output)
+    return ssh.complaint(outcome.output, host)

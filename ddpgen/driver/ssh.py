@@ -24,17 +24,35 @@ from .remote import quote, within
 # A socket's path has 104 bytes on macOS, 108 on Linux; ssh adds 17 of its own while it makes one.
 _SOCKET_PATH = 104 - 18
 _YOUNG_S = 60.0
+_QUIET = "let its ~/.bashrc begin with `[[ $- == *i* ]] || return`"
+# The line that tells why, and what to do about it; {forget} is what ssh itself says for a changed key.
 _REMEDIES = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "make sure that it is the machine you mean, then remove its old key: ssh-keygen -R",
+        "make sure that it is the machine you mean, then remove its old key: {forget}",
+    ),
+    (
+        r"Bad configuration option|[Bb]ad configuration options|Unsupported option",
+        "correct that line, or take it out",
+    ),
+    (
+        r"Cannot execute command-line and remote command",
+        "ssh_options: [-o, RemoteCommand=none] in the spec, or in ~/.ssh/config for this host",
+    ),
+    (
+        r"is your shell clean|protocol incompatibility",
+        f"the login shell there prints something where nobody types: {_QUIET}",
+    ),
+    (
+        r"rsync: .*Permission denied",
+        "that directory belongs to somebody else there: set dir: of the host, or its owner",
     ),
     (
         r"Host key verification failed",
         "its key is not known here yet: log in once by hand and check it: {by_hand}",
     ),
     (
-        r"Permission denied|Too many authentication failures",
+        r"Permission denied(?: \([a-z]|, please|\.)|Too many authentication failures",
         "nobody is there to type a password: install a key (ssh-copy-id {destination}), unlock it (ssh-add)",
     ),
     (
@@ -87,12 +105,24 @@ class Ssh:
         """The line in which ssh said why it could not, with a remedy where one is known."""
         text = output.decode("utf-8", "replace")
         said = [line.strip() for line in text.splitlines() if line.strip()]
-        cause = said[-1].rstrip(".") if said else "ssh said nothing"
         for pattern, remedy in _REMEDIES:
-            if re.search(pattern, text):
-                named = {"by_hand": self.by_hand(host), "destination": shlex.quote(host.ssh)}
-                return f"{cause}; {remedy.format(**named)}"
-        return cause
+            decisive = next((line for line in said if re.search(pattern, line)), "")
+            if decisive:
+                forget = re.search(r"ssh-keygen -f .+ -R .+|ssh-keygen -R .+", text)
+                named = {
+                    "by_hand": self.by_hand(host),
+                    "destination": shlex.quote(host.ssh),
+                    "forget": forget[0].strip() if forget else "ssh-keygen -R",
+                }
+                return f"{decisive.strip('@ .')}; {remedy.format(**named)}"
+        return said[-1].rstrip(".") if said else "ssh said nothing"
+
+    def interrupted(self, output: bytes) -> str:
+        """What kept a host's login shell from beginning ours, which it was told to."""
+        text = output.decode("utf-8", "replace")
+        first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        said = f" said {first!r} and" if first else ""
+        return f"the login shell there{said} ended before ours began, by an exit or exec of its own: {_QUIET}"
 
     def hang_up(self, host: Host) -> list[str]:
         """End the connection that the other commands share."""

@@ -14,10 +14,12 @@ import pytest
 
 from ddpgen.driver import remote, ssh
 from ddpgen.driver.argv import UsageError, Wanted, parse
+from ddpgen.driver.child import Outcome
 from ddpgen.driver.ends import Ear, End, culprit, exit_code, judged, may_start_again
 from ddpgen.driver.lines import LONGEST, Lines, shown
 from ddpgen.driver.plan import Host, Plan, PlanError, at_login, read
 from ddpgen.driver.screen import Screen
+from ddpgen.driver.session import why_not
 from train.config import build_parser
 
 LISTING: dict[str, Any] = {
@@ -162,9 +164,40 @@ def test_advice_names_the_command_that_the_driver_uses(tmp_path: Path) -> None:
     assert own.complaint(b"nc: proxy failed.", host).startswith(
         "nc: proxy failed; is it switched on"
     )
+    taken = (
+        b'rsync: [generator] mkdir "/data/x" failed: Permission denied (13)\nrsync error: code 11\n'
+    )
+    assert "ssh-copy-id" not in plain.complaint(taken, host)
+    assert plain.complaint(taken, host).startswith('rsync: [generator] mkdir "/data/x" failed')
+    denied = b"me@a: Permission denied (publickey).\nlost connection\n"
+    assert plain.complaint(denied, host).startswith("me@a: Permission denied (publickey); nobody")
+    changed = (
+        b"@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n"
+        b"  ssh-keygen -f '/home/me/.ssh/known_hosts' -R 'a'\nHost key verification failed.\n"
+    )
+    assert plain.complaint(changed, host).endswith(
+        "remove its old key: ssh-keygen -f '/home/me/.ssh/known_hosts' -R 'a'"
+    )
+    option = b"/home/me/.ssh/config: line 3: Bad configuration option: prot\nterminating, 1 bad\n"
+    assert plain.complaint(option, host).startswith("/home/me/.ssh/config: line 3: Bad config")
+    remote = b"Cannot execute command-line and remote command.\n"
+    assert "RemoteCommand=none" in plain.complaint(remote, host)
     assert plain.rsync_source(Host("b", "b", "x", "y"), "./it's") == "'b:it'\"'\"'s/'"
     assert plain.rsync_source(host, "/c") == "-e 'ssh -p 2222' me@a:/c/"
     assert plain.rsync_source(Host("c", "ssh://me@[::1]", "x", "y"), "/c") == "'me@[::1]:/c/'"
+
+
+def test_a_login_shell_that_does_not_come_to_an_end_is_quoted(tmp_path: Path) -> None:
+    way, host = ssh.Ssh(("ssh",), (), {"a": 0}, tmp_path), Host("a", "a", "x", "y")
+    why = why_not(Outcome(0, b"\r\nwelcome to a\r\n"), way, host, 5)
+    assert why.startswith("the login shell there said 'welcome to a' and ended before ours began")
+    assert "[[ $- == *i* ]] || return" in why
+    assert why_not(Outcome(0, b""), way, host, 5).startswith("the login shell there ended before")
+    asks = why_not(Outcome(None, b"which project? \n"), way, host, 5)
+    assert asks.startswith("no answer within 5 s after 'which project?'; is it switched on")
+    assert why_not(Outcome(69, b"hi\nddpgen: no rsync\n"), way, host, 5) == "no rsync"
+    unclean = b"protocol version mismatch -- is your shell clean?\nrsync error: protocol incompatibility\n"
+    assert way.complaint(unclean, host).startswith("protocol version mismatch -- is your shell")
 
 
 def test_what_a_killed_driver_left_is_removed(tmp_path: Path, monkeypatch: Any) -> None:
@@ -212,6 +245,43 @@ def test_what_an_exit_means() -> None:
     assert lost.reason == "the connection was lost: Connection to a closed by remote host."
     assert judged("a", -9, heard(), False).state == "lost"
     assert judged("a", 1, heard("ddpgen rank 0: lost a peer: reset"), False).follows
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            [
+                "ddpgen rank 0: waited in vain for a peer: timed out",
+                "ddpgen rank 0: rank 1 on lap (process 37) is frozen there; it last stood at step 3",
+                "ddpgen: torchrun ended with code 1",
+            ],
+            "rank 1 on lap (process 37) is frozen there; it last stood at step 3",
+        ),
+        (
+            [
+                "Traceback (most recent call last):",
+                '  File "x.py", line 1, in <module>',
+                "ModuleNotFoundError: No module named 'torch'",
+                "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+                "ddpgen: torchrun ended with code 1",
+            ],
+            "ModuleNotFoundError: No module named 'torch'",
+        ),
+        # What was got over, and what a checkpoint was found to be, is none.
+        (
+            [
+                "ValueError: retried by the user's own code",
+                "step     5/100  loss 1.0",
+                "ddpgen rank 1: using the checkpoint of step 4",
+                "ddpgen: torchrun ended with code 1",
+            ],
+            "torchrun ended with code 1",
+        ),
+    ],
+)
+def test_a_crash_is_told_by_its_first_cause(lines: list[str], reason: str) -> None:
+    assert judged("a", 1, heard(*lines), False).reason == reason
 
 
 def test_the_cause_is_told_from_its_consequences() -> None:
