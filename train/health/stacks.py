@@ -1,7 +1,7 @@
 """Where the main thread of this process stands: the source lines that are worth showing.
 
-Owns the reading of Python stacks. The phase is what the training says itself (train.health.phase). Knows nothing
-of files, stores or other processes.
+Owns the reading of Python stacks. The phase is what the training says itself (train.health.phase). Knows
+nothing of files, stores or other processes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat, starmap
 from operator import attrgetter, itemgetter
+from typing import Optional
 
 from train.health.phase import BACKWARD, NOW
 
@@ -24,7 +25,7 @@ from train.health.phase import BACKWARD, NOW
 _IDLE = 0.05
 
 # File, line, function, and its first line: a jump, the end of a loop say, may be of no line at all.
-Frame = tuple[str, int | None, str, int]
+Frame = tuple[str, Optional[int], str, int]
 _SAYS = attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name", "f_code.co_firstlineno")
 # There a collection while the threads are listed blocks all of them for good (python/cpython#106883).
 _NO_COLLECTION = (3, 11) <= sys.version_info < (3, 11, 9)

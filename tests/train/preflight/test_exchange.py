@@ -809,6 +809,7 @@ def test_hosts_that_look_for_different_heads(launch: Any) -> None:
 STORES = """
 import sys
 from torch.distributed import TCPStore
+print("imported", flush=True)
 made = {}
 for line in sys.stdin:
     port = int(line)
@@ -827,6 +828,9 @@ def switch_store() -> Iterator[Callable[[int], None]]:
         write, read = stores.stdin, stores.stdout
         assert write is not None
         assert read is not None
+        assert (
+            read.readline() == "imported\n"
+        )  # that takes longer than a host's patience, now and then
 
         def switch(port: int) -> None:
             print(port, file=write, flush=True)
