@@ -20,7 +20,7 @@ from .logs import Logs
 from .pace import Pace
 from .plan import Host, Plan
 from .screen import Screen
-from .ssh import Ssh, is_passing
+from .ssh import Ssh, interrupted, is_passing
 
 LAST_LINES = 20
 _TRIES = 4
@@ -190,9 +190,9 @@ async def ask(ssh: Ssh, host: Host, text: bytes, within: float) -> Outcome:
 
 def why_not(outcome: Outcome, ssh: Ssh, host: Host, within: float) -> str:
     """Why a text did not do on a host what it should."""
+    first = outcome.output.decode("utf-8", "replace").strip().partition("\n")[0].strip()
     if outcome.code is None:
-        said = outcome.output.decode("utf-8", "replace").strip().partition("\n")[0].strip()
-        after = f" after {said!r}" if said else ""
+        after = f" after {first!r}" if first else ""
         return (
             f"no answer within {within:.0f} s{after}; is it switched on, and is "
             f"`{ssh.by_hand(host)}` right?"
@@ -200,5 +200,5 @@ def why_not(outcome: Outcome, ssh: Ssh, host: Host, within: float) -> str:
     if told := remote.troubles(outcome.output):
         return told
     if outcome.code == 0:
-        return ssh.interrupted(outcome.output)
+        return interrupted(first)
     return ssh.complaint(outcome.output, host)

@@ -25,7 +25,7 @@ from .remote import quote, within
 _SOCKET_PATH = 104 - 18
 _YOUNG_S = 60.0
 _QUIET = "let its ~/.bashrc begin with `[[ $- == *i* ]] || return`"
-# The line that tells why, and what to do about it; {forget} is what ssh itself says for a changed key.
+# The line that tells why, and what to do about it; {forget} removes a changed key.
 _REMEDIES = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -45,7 +45,7 @@ _REMEDIES = (
     ),
     (
         r"rsync: .*Permission denied",
-        "that directory belongs to somebody else there: set dir: of the host, or its owner",
+        "correct the owner or the permissions of that path (ls -ld), or give the host another dir",
     ),
     (
         r"Host key verification failed",
@@ -108,21 +108,13 @@ class Ssh:
         for pattern, remedy in _REMEDIES:
             decisive = next((line for line in said if re.search(pattern, line)), "")
             if decisive:
-                forget = re.search(r"ssh-keygen -f .+ -R .+|ssh-keygen -R .+", text)
                 named = {
                     "by_hand": self.by_hand(host),
                     "destination": shlex.quote(host.ssh),
-                    "forget": forget[0].strip() if forget else "ssh-keygen -R",
+                    "forget": _forget(text),
                 }
                 return f"{decisive.strip('@ .')}; {remedy.format(**named)}"
         return said[-1].rstrip(".") if said else "ssh said nothing"
-
-    def interrupted(self, output: bytes) -> str:
-        """What kept a host's login shell from beginning ours, which it was told to."""
-        text = output.decode("utf-8", "replace")
-        first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-        said = f" said {first!r} and" if first else ""
-        return f"the login shell there{said} ended before ours began, by an exit or exec of its own: {_QUIET}"
 
     def hang_up(self, host: Host) -> list[str]:
         """End the connection that the other commands share."""
@@ -171,6 +163,20 @@ class Ssh:
             errors="surrogateescape",
         )
         return ["-e", f"bash {script}"]
+
+
+def interrupted(first: str) -> str:
+    """A login shell ended well and never began ours. `first`: the first line that it printed."""
+    said = f" said {first!r} and" if first else ""
+    return f"the login shell there{said} ended before ours began, by an exit or exec of its own: {_QUIET}"
+
+
+def _forget(text: str) -> str:
+    """What removes the key that ssh complains of."""
+    name = re.search(r"Host key for (\S+) has changed", text)
+    file = re.search(r"Offending .*key in (.+):\d+", text)
+    words = ["ssh-keygen", "-R", *([name[1]] if name else [])]
+    return shlex.join([*words, *(["-f", file[1]] if file else [])])
 
 
 def _options(values: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,17 @@ import pytest
 
 from train import loop
 from train.control import Decision
-from train.loop import Outcome, train
+from train.health.phase import (
+    BACKWARD,
+    BUFFERS,
+    DATA,
+    EXCHANGE,
+    FORWARD,
+    NOW,
+    SNAPSHOT,
+    UPDATE,
+)  # fmt: skip
+from train.loop import Outcome, train, train_step
 
 
 class Books:
@@ -52,3 +63,30 @@ def test_the_end(
     books: Any = Books()
     assert train(job, state, machinery, iter(()), books) is outcome
     assert books.seen == [(i, float(i)) for i in range(1, steps + 1)], "a step that is done counts"
+
+
+def test_a_step_says_what_it_does_and_when_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, bool]] = []
+
+    def says(*arguments: Any) -> Any:
+        said.append((NOW.name, NOW.waits > 0))
+        return SimpleNamespace(detach=int, stop=False, leave=False, loss=0.0, changed_buffers=[])
+
+    for name in ("_forward", "_backward", "_update"):
+        monkeypatch.setattr(loop, name, says)
+    monkeypatch.setattr(NOW, "name", "before")
+    machinery: Any = SimpleNamespace(
+        gradients=SimpleNamespace(
+            begin=list, keep=list, missing=list, ddp=SimpleNamespace(no_sync=nullcontext)
+        ),
+        buffers=SimpleNamespace(begin=list, take=bool, changed=list, combine=says),
+        control=SimpleNamespace(ask=says, answer=says),
+    )
+    watcher: Any = SimpleNamespace(stop_requested=bool, leave_requested=bool, state_may_change=says)
+    job: Any = SimpleNamespace(mine=range(1), config=None)
+    batches = (says() for _ in range(1))
+    train_step(job, SimpleNamespace(step=0), machinery, batches, watcher)  # type: ignore[arg-type]
+    assert said == [
+        (DATA, False), (FORWARD, False), (EXCHANGE, False), (BACKWARD, False), (SNAPSHOT, False),
+        (UPDATE, False), (EXCHANGE, True), (BUFFERS, True),
+    ]  # fmt: skip

@@ -173,10 +173,12 @@ def test_advice_names_the_command_that_the_driver_uses(tmp_path: Path) -> None:
     assert plain.complaint(denied, host).startswith("me@a: Permission denied (publickey); nobody")
     changed = (
         b"@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n"
-        b"  ssh-keygen -f '/home/me/.ssh/known_hosts' -R 'a'\nHost key verification failed.\n"
+        b"Offending ED25519 key in /home/me/.ssh/known hosts:7\r\n"
+        b"Host key for [a]:2222 has changed and you have requested strict checking.\r\n"
+        b"Host key verification failed.\r\n"
     )
     assert plain.complaint(changed, host).endswith(
-        "remove its old key: ssh-keygen -f '/home/me/.ssh/known_hosts' -R 'a'"
+        "remove its old key: ssh-keygen -R '[a]:2222' -f '/home/me/.ssh/known hosts'"
     )
     option = b"/home/me/.ssh/config: line 3: Bad configuration option: prot\nterminating, 1 bad\n"
     assert plain.complaint(option, host).startswith("/home/me/.ssh/config: line 3: Bad config")

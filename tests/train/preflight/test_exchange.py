@@ -31,6 +31,7 @@ from train.preflight.links import Peer
 from train.preflight.own import Hello, Voice
 from train.preflight.report import Link, Report
 from train.preflight.roll import Member, Roll
+from train.preflight.search import Search
 from train.preflight.wire import SEGMENT, Conn, WireError, bind, dial, is_store
 
 
@@ -828,9 +829,8 @@ def switch_store() -> Iterator[Callable[[int], None]]:
         write, read = stores.stdin, stores.stdout
         assert write is not None
         assert read is not None
-        assert (
-            read.readline() == "imported\n"
-        )  # that takes longer than a host's patience, now and then
+        # Before any host begins to wait: the import may take longer than its patience.
+        assert read.readline() == "imported\n"
 
         def switch(port: int) -> None:
             print(port, file=write, flush=True)
@@ -853,10 +853,31 @@ def run_under_way(switch_store: Callable[[int], None]) -> Any:
     return under_way
 
 
-def test_a_late_host_joins_a_run_under_way(launch: Any, run_under_way: Any) -> None:
+@pytest.fixture
+def until_refused(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """until_refused(times): waits until a guest's attempts have been refused so often."""
+    met: queue.SimpleQueue[str] = queue.SimpleQueue()
+    knock = Search.knock
+
+    async def knocks(search: Search) -> Conn | None:
+        conn = await knock(search)
+        met.put(search.trouble)
+        return conn
+
+    def until(times: int) -> None:
+        while times:
+            times -= met.get(timeout=WAIT_S) == "refused"
+
+    monkeypatch.setattr(Search, "knock", knocks)
+    return until
+
+
+def test_a_late_host_joins_a_run_under_way(
+    launch: Any, run_under_way: Any, until_refused: Any
+) -> None:
     here = launch(3, least=2)
     guest = here.thread("b", finds=["LIM003"])
-    time.sleep(0.5)  # refused, at first: torchrun has not bound the port yet
+    until_refused(1)  # torchrun has not bound the port yet
     with run_under_way(here.port):
         outcome = guest.result(WAIT_S)
     assert outcome.joined
@@ -891,15 +912,20 @@ def test_a_run_of_strangers_is_not_joined(
 
 @pytest.mark.parametrize("words", [["late"], []], ids=["late", "no answer"])
 def test_an_elastic_host_that_comes_at_the_verdict_waits_for_the_run(
-    launch: Any, run_under_way: Any, words: list[str]
+    launch: Any,
+    run_under_way: Any,
+    until_refused: Any,
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("train.preflight.guest._LOST_S", 0.1)
     here = launch(3, least=2)
     guest = here.thread("b")
     with _head(here) as (send, receive):
         receive("hello")
         for word in words:
             send(word)
-    time.sleep(4.0)  # torch takes its time
+    until_refused(3)  # torch takes its time
     with run_under_way(here.port):
         assert guest.result(WAIT_S).joined
 
