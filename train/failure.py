@@ -69,9 +69,9 @@ class FailureBroadcast:
             # The store is gone, and with it everybody who could have read it there.
             return _reason(word), True
 
-    def wait_for_word(self, patience_s: float = WORD_S) -> None:
+    def wait_for_word(self, within_s: float = WORD_S) -> None:
         """After the loss of a peer: does not return if that one has left word."""
-        self._over.wait(patience_s)
+        self._over.wait(within_s)
         if self._heard.is_set():  # who has heard it writes it down, and then ends this process
             self._over.wait(_WRITE_S)
 

@@ -44,6 +44,7 @@ def test_all_others_hear_the_first_reason_with_the_host_it_came_from() -> None:
         assert ears[rank].reasons == ["host2: no space"]
     assert not ears[2].reasons
     # All have read it, so the process with the store need not wait for anybody.
+    assert met[0].add("failure/read", 0) == 4
     broadcasts[0].wait_until_read()
 
 

@@ -930,6 +930,19 @@ def test_an_elastic_host_that_comes_at_the_verdict_waits_for_the_run(
         assert guest.result(WAIT_S).joined
 
 
+def test_an_elastic_host_that_has_lost_the_head_joins_the_run_that_is_there(
+    launch: Any, run_under_way: Any
+) -> None:
+    here = launch(3, least=2)
+    guest = here.thread("b")
+    with _head(here) as (send, receive):
+        receive("hello")
+        send("greet", token="t", every=1.0)
+        receive("here")
+    with run_under_way(here.port):
+        assert guest.result(WAIT_S).joined
+
+
 # --- the head calls -------------------------------------------------------------------------------
 
 
