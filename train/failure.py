@@ -44,6 +44,7 @@ class FailureBroadcast:
         # Set while nothing can be heard: before the meeting, after the end, once it is written down.
         self._over = threading.Event()
         self._over.set()
+        self._read = threading.Lock()  # taken for good by the thread that counts this process
         # What is to be brought to its end before this process ends at another's word.
         self.before_end: Callable[[], None] = lambda: None
 
@@ -63,7 +64,7 @@ class FailureBroadcast:
             return _reason(word), True
         try:
             stands = self._store.compare_set(_REASON, "", word).decode()
-            self._store.add(_READ, 1)
+            self._count_read(self._store)
             return _reason(stands), stands == word
         except RuntimeError:
             # The store is gone, and with it everybody who could have read it there.
@@ -96,13 +97,18 @@ class FailureBroadcast:
                     reason = self._next(store)
                     if reason and not self._closed.is_set():
                         self._heard.set()
-                        store.add(_READ, 1)
+                        self._count_read(store)
                         self._on_heard(reason)
                     return
         except RuntimeError:
             return  # the store is gone; who is in a collective with its host finds out by itself
         finally:
             self._over.set()
+
+    def _count_read(self, store: Store) -> None:
+        """Once for each process: it may hear another's reason just before it tells its own."""
+        if self._read.acquire(blocking=False):
+            store.add(_READ, 1)
 
     def _next(self, store: Store) -> str:
         """Wait for the reason. Raises TimeoutError where there was none for a while, RuntimeError."""

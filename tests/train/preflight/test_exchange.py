@@ -306,6 +306,7 @@ def test_a_host_that_is_started_anew_after_its_process_was_killed_takes_its_plac
     head, first = here.thread("a"), here.process("b")
     heard("b", "report")
     first.popen.kill()
+    first.popen.wait()  # only then its connection has ended
     rest = [here.thread("b"), here.thread("c")]
     assert [codes(each.result(WAIT_S)) for each in (head, *rest)] == [[], [], []]
 
