@@ -17,7 +17,7 @@ from tests.ci import do_without
 from tests.real import jobs
 from tests.real.rig import processes
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 TRAIN: dict[str, Any] = {**jobs.SLOW_GPT, "steps": 40}
 # Without it the 40 steps are over before anything can be done to the job.
 SLOW = {"SLOW": "0.035"}
@@ -70,22 +70,10 @@ def empty(newest: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        pytest.param(
-            truncate,
-            "is not valid: model.pt has 1000 bytes instead of",
-            marks=pytest.mark.nightly,
-        ),
+        (truncate, "is not valid: model.pt has 1000 bytes instead of"),
         (flip_a_bit, "is not valid: optimizer.pt does not match its sha256"),
-        pytest.param(
-            remove_the_marker,
-            "is not valid: checkpoint.json is missing",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            empty,
-            "is not valid: checkpoint.json is missing",
-            marks=pytest.mark.nightly,
-        ),
+        (remove_the_marker, "is not valid: checkpoint.json is missing"),
+        (empty, "is not valid: checkpoint.json is missing"),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_gives_the_same_bits(
@@ -121,7 +109,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True, timeout=30)
 
 
-@pytest.mark.nightly
 def test_a_disk_that_fills_up_keeps_the_checkpoint_before_and_room_brings_the_run_home(
     tmp_path: Path, small_disk: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
@@ -145,7 +132,6 @@ def test_a_disk_that_fills_up_keeps_the_checkpoint_before_and_room_brings_the_ru
     jobs.assert_same_bits(jobs.final_tensors(small_disk), undisturbed)
 
 
-@pytest.mark.nightly
 def test_a_second_job_is_refused_while_the_first_lives_and_the_first_is_not_disturbed(
     tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
@@ -163,7 +149,6 @@ def test_a_second_job_is_refused_while_the_first_lives_and_the_first_is_not_dist
     jobs.assert_same_bits(jobs.final_tensors(tmp_path / "ckpt"), undisturbed)
 
 
-@pytest.mark.nightly
 def test_an_old_attempt_that_wakes_up_beside_a_new_one_ends_and_damages_nothing(
     tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:

@@ -103,6 +103,7 @@ def test_ssh_that_is_cut_off_ends_the_job_by_name(rig: Rig, tmp_path: Path) -> N
     assert rig.strays(within=SILENT_S) == []
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_is_restarted_by_torchrun_on_all_hosts(rig: Rig, tmp_path: Path) -> None:
     bundles = fleet.both(tmp_path, fleet.spec(PAIR, name="worker"))
     driver = fleet.Driver(rig, bundles[0])
@@ -136,6 +137,7 @@ def kill_a_worker(rig: Rig, host: str) -> None:
     os.kill(workers[-1].pid, signal.SIGKILL)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rig_possible")
 def test_an_elastic_job_goes_on_without_a_host_and_takes_it_back(tmp_path: Path) -> None:
     # So slow that it is not over before node3 may claim its directory again.

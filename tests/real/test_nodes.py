@@ -22,7 +22,7 @@ from tests.real import jobs
 from tests.real.nodes import TRAIN, Host, c10d, spawn, static, until_met, until_step
 from train.lock import claim, read_lock
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(240)]
 
 STEPS = 400  # a few seconds: long enough to reach in
 # The same model and the same bits; one process alone has time, until another host is back.
@@ -77,7 +77,6 @@ def hosts(*started: Host) -> Iterator[None]:
         yield
 
 
-@pytest.mark.nightly
 def test_three_processes_on_a_fast_and_a_slow_host_give_the_bits_of_one(
     tmp_path: Path, alone: Alone
 ) -> None:
@@ -100,7 +99,6 @@ def test_three_processes_on_a_fast_and_a_slow_host_give_the_bits_of_one(
     jobs.assert_same_bits(jobs.final_tensors(head), alone(12))
 
 
-@pytest.mark.nightly
 def test_a_stop_file_on_one_host_stops_both_and_the_other_goes_on_from_its_checkpoint(
     tmp_path: Path, alone: Alone
 ) -> None:
@@ -130,12 +128,11 @@ def test_a_stop_file_on_one_host_stops_both_and_the_other_goes_on_from_its_check
     jobs.assert_same_bits(jobs.final_tensors(tmp_path / "b"), alone(steps))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("culprit", [pytest.param("first", marks=pytest.mark.nightly), "other"])
+@pytest.mark.parametrize("culprit", ["first", "other"])
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        pytest.param("--backend=nccl", "backend nccl needs CUDA", marks=pytest.mark.nightly),
+        ("--backend=nccl", "backend nccl needs CUDA"),
         ("--workload=gtp", "workload 'gtp' is neither built in"),
     ],
 )
@@ -157,7 +154,6 @@ def test_a_fault_of_one_host_is_told_by_both_whoever_has_it(
         assert host.output.count("Traceback") <= barrier, host.output
 
 
-@pytest.mark.nightly
 def test_without_torchrun_the_bits_are_the_same(tmp_path: Path, alone: Alone) -> None:
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     first = Host("first", tmp_path / "a", spawn(2, 0, 3), ["--world-size=3"], **env)
@@ -169,7 +165,6 @@ def test_without_torchrun_the_bits_are_the_same(tmp_path: Path, alone: Alone) ->
     jobs.assert_same_bits(jobs.final_tensors(tmp_path / "a"), alone(12))
 
 
-@pytest.mark.nightly
 def test_two_hosts_of_one_name_are_told_apart_and_refused(tmp_path: Path) -> None:
     port = free_port()
     pair = [
@@ -182,7 +177,6 @@ def test_two_hosts_of_one_name_are_told_apart_and_refused(tmp_path: Path) -> Non
             assert "twin: two hosts are called 'twin'" in host.status, host.output
 
 
-@pytest.mark.nightly
 def test_a_directory_that_a_live_job_holds_is_refused_on_all_hosts(tmp_path: Path) -> None:
     attempt = claim(tmp_path / "a", "rival", os.getpid())
     port = free_port()
@@ -197,7 +191,6 @@ def test_a_directory_that_a_live_job_holds_is_refused_on_all_hosts(tmp_path: Pat
             )
 
 
-@pytest.mark.nightly
 def test_a_host_dies_and_comes_back_and_the_bits_are_those_of_one_process(
     tmp_path: Path, alone: Alone
 ) -> None:
@@ -228,7 +221,6 @@ def test_a_host_dies_and_comes_back_and_the_bits_are_those_of_one_process(
     jobs.assert_same_bits(jobs.final_tensors(last[0]), alone(STEPS))
 
 
-@pytest.mark.nightly
 def test_a_host_that_is_told_to_go_parts_from_the_others_at_a_step_they_agree_on(
     tmp_path: Path, alone: Alone
 ) -> None:
@@ -257,7 +249,6 @@ def test_a_host_that_is_told_to_go_parts_from_the_others_at_a_step_they_agree_on
     jobs.assert_same_bits(jobs.final_tensors(tmp_path / "stays"), alone(STEPS))
 
 
-@pytest.mark.nightly
 def test_a_worker_is_killed_and_the_workers_of_both_hosts_start_again(
     tmp_path: Path, alone: Alone
 ) -> None:

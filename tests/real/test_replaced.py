@@ -21,7 +21,7 @@ from tests.real.nodes import Host, c10d, until_step
 from train.lock import read_lock, take
 from train.status import Status, write_status
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(240)]
 
 # torchrun, by the first process of its host; what counts is the status.
 KILLED = -signal.SIGKILL
@@ -111,7 +111,6 @@ def test_every_rank_of_an_earlier_start_ends_and_none_is_started_again(tmp_path:
     assert_no_trace(tmp_path, resumed)
 
 
-@pytest.mark.nightly
 def test_an_earlier_start_that_hangs_ends_too_and_so_does_a_rank_that_wakes_up_later(
     tmp_path: Path,
 ) -> None:
@@ -135,7 +134,6 @@ def test_an_earlier_start_that_hangs_ends_too_and_so_does_a_rank_that_wakes_up_l
     assert_no_trace(tmp_path, resumed)
 
 
-@pytest.mark.nightly
 def test_a_host_may_belong_to_the_earlier_and_to_the_later_start(tmp_path: Path) -> None:
     first = start("a", tmp_path, free_port(), restart=0, nodes=1, procs=2)
     with hosts(first):
@@ -152,7 +150,6 @@ def test_a_host_may_belong_to_the_earlier_and_to_the_later_start(tmp_path: Path)
     assert_no_trace(tmp_path, resumed)
 
 
-@pytest.mark.nightly
 def test_nothing_is_written_from_the_moment_the_directory_is_taken(tmp_path: Path) -> None:
     # Who writes no checkpoint has no other reason to look.
     rarely = ["--checkpoint-every=100000 steps"]
@@ -173,7 +170,6 @@ def test_nothing_is_written_from_the_moment_the_directory_is_taken(tmp_path: Pat
     assert list(tmp_path.glob(".tmp-step-*")) == []
 
 
-@pytest.mark.nightly
 def test_an_earlier_start_that_comes_too_late_is_not_begun(tmp_path: Path) -> None:
     later = start("a", tmp_path, free_port(), restart=1, nodes=1)
     with hosts(later):

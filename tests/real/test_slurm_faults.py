@@ -18,7 +18,7 @@ from tests.real.conftest import NewSlurm
 from tests.real.rig import Machine, processes
 from tests.real.rig.slurm import Slurm
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(400)]
 PAUSE, LONG_PAUSE = 0.15, 0.25
 # Two minutes, as a start takes half a one on a busy machine; and where such jobs do not run.
 LIMIT = ("--time=2", "--exclude=node[1-9]")
@@ -46,12 +46,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return batch.alone(tmp_path_factory.mktemp("alone"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warned(whole: Slurm, alone: Path) -> Batch:
-    """A job with a short limit: while it runs, others are looked at."""
-    return Batch(whole, batch.spec("warned", LONG_PAUSE), "--signal=B:USR1@20", *LIMIT)
-
-
 def test_a_killed_worker_a_warning_and_a_killed_node_one_after_the_other(
     cluster: Slurm, alone: Path
 ) -> None:
@@ -69,7 +63,6 @@ def test_a_killed_worker_a_warning_and_a_killed_node_one_after_the_other(
     assert_done_with_the_bits_of_one_machine(job, alone, starts=range(3, 5))
 
 
-@pytest.mark.nightly
 def test_a_requeue_by_hand_and_a_kill_of_the_first_node(cluster: Slurm, alone: Path) -> None:
     job = Batch(cluster, batch.spec("first", PAUSE, starts=2, nodes=2), "--exclude=node[10-11]")
     job.until_step(batch.EVERY + 1)
@@ -80,31 +73,6 @@ def test_a_requeue_by_hand_and_a_kill_of_the_first_node(cluster: Slurm, alone: P
     assert_done_with_the_bits_of_one_machine(job, alone, starts=range(3, 5))
 
 
-@pytest.mark.parametrize(
-    "lower",
-    [
-        {"low": "node1"},
-        pytest.param({"lowc": "node2", "lowg": "node3"}, marks=pytest.mark.nightly),
-    ],
-    ids="-".join,
-)
-def test_a_higher_partition_takes_the_nodes_away(
-    cluster: Slurm, alone: Path, lower: dict[str, str]
-) -> None:
-    taken = [
-        Batch(cluster, batch.spec(f"in-{name}", PAUSE), "-p", name, "-w", node, "--exclusive")
-        for name, node in lower.items()
-    ]
-    for job in taken:
-        job.until_step(3)
-    wanted = ("-p", "high", "-w", "node[1-3]", "--nodes=3", "--exclusive")
-    higher = cluster.sbatch(*wanted, "--wrap", "true")
-    assert cluster.ended(higher) == ("COMPLETED", "0:0")
-    for job in taken:
-        assert_done_with_the_bits_of_one_machine(job, alone, starts=2)
-
-
-@pytest.mark.nightly
 def test_nodes_and_daemons_that_are_lost(cluster: Slurm, alone: Path) -> None:
     # Slurm does not know yet that this one is down, and takes it.
     cluster.node("node2").power_off()
@@ -142,14 +110,6 @@ def test_nodes_and_daemons_that_are_lost(cluster: Slurm, alone: Path) -> None:
     lost.clear_firewall()
 
 
-def test_a_time_limit_with_a_warning(warned: Batch, alone: Path) -> None:
-    # On a busy machine the limit may come a second time.
-    assert_done_with_the_bits_of_one_machine(warned, alone, starts=range(2, 6))
-    assert "USR1 from Slurm" in warned.log
-    assert "DUE TO TIME LIMIT" not in warned.log
-
-
-@pytest.mark.nightly
 def test_a_time_limit_without_a_warning(cluster: Slurm, alone: Path) -> None:
     # CONT is no warning: it learns of its limit when that has been reached.
     job = Batch(cluster, batch.spec("unwarned", LONG_PAUSE), "--signal=CONT@1", *LIMIT)

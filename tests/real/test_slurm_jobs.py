@@ -17,7 +17,7 @@ from tests.real.conftest import NewSlurm
 from tests.real.rig.slurm import Slurm
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
-PAUSE = 0.05
+PAUSE, LONG_PAUSE = 0.05, 0.25
 EXAMPLES = [
     path
     for path in sorted((jobs.ROOT / "examples").glob("*.yaml"))
@@ -28,12 +28,20 @@ AT_ONCE = 20
 
 @pytest.fixture(scope="module")
 def cluster(new_slurm: NewSlurm) -> Slurm:
-    return new_slurm(nodes=3, KillWait=20)
+    return new_slurm(nodes=4, KillWait=20)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return batch.alone(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warned(cluster: Slurm) -> Batch:
+    """A job with a short limit: while it runs, others are looked at."""
+    return Batch(
+        cluster, batch.spec("warned", LONG_PAUSE), "--signal=B:USR1@20", "--time=2", "-w", "node4"
+    )
 
 
 @pytest.mark.nightly
@@ -167,6 +175,30 @@ def test_a_node_that_cannot_start_ends_the_job_for_good(cluster: Slurm, culprit:
     assert not (job.directory / "slurm-job").exists()
 
 
+@pytest.mark.parametrize(
+    "lower",
+    [
+        {"low": "node1"},
+        pytest.param({"lowc": "node2", "lowg": "node3"}, marks=pytest.mark.nightly),
+    ],
+    ids="-".join,
+)
+def test_a_higher_partition_takes_the_nodes_away(
+    cluster: Slurm, alone: Path, lower: dict[str, str]
+) -> None:
+    taken = [
+        Batch(cluster, batch.spec(f"in-{name}", 0.15), "-p", name, "-w", node, "--exclusive")
+        for name, node in lower.items()
+    ]
+    for job in taken:
+        job.until_step(3)
+    wanted = ("-p", "high", "-w", "node[1-3]", "--nodes=3", "--exclusive")
+    higher = cluster.sbatch(*wanted, "--wrap", "true")
+    assert cluster.ended(higher) == ("COMPLETED", "0:0")
+    for job in taken:
+        assert_done_with_the_bits_of_one_machine(job, alone, starts=2)
+
+
 def test_a_preemption_before_the_training_begins_brings_it_back(
     cluster: Slurm, alone: Path
 ) -> None:
@@ -251,6 +283,13 @@ def test_a_cancelled_job_stops_cleanly_and_stays_away(cluster: Slurm) -> None:
     cluster.wait_log(job.id, "cancelled, so it stays out of the queue")
     assert "stopped at step" in job.log
     assert (job.directory / "status").read_text().startswith("stopped ")
+
+
+def test_a_time_limit_with_a_warning(warned: Batch, alone: Path) -> None:
+    # On a busy machine the limit may come a second time.
+    assert_done_with_the_bits_of_one_machine(warned, alone, starts=range(2, 6))
+    assert "USR1 from Slurm" in warned.log
+    assert "DUE TO TIME LIMIT" not in warned.log
 
 
 @pytest.mark.nightly

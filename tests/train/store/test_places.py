@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.registry import _registry
 
 from train.store import places
 from train.store.places import DirectoryStore, Store, StoreError, open_store, why
@@ -136,6 +137,7 @@ def test_a_place_that_is_none_is_refused_with_a_remedy(place: str, message: str)
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(_registry, "s3", raising=False)  # what a test before has loaded
     with pytest.raises(StoreError, match=r"^s3:// needs a package .*; pip install s3fs$"):
         open_store("s3://bucket/x")
     monkeypatch.setitem(sys.modules, "fsspec", None)
