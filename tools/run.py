@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from train import leash
+from train import processes
 from train.errors import EXIT_STOPPED
 
 
@@ -22,8 +22,11 @@ def main(script: str) -> int:
     signal.signal(
         signal.SIGINT, signal.SIG_DFL
     )  # until there is a job: end here, with no traceback
-    leash.die_with_parent(signal.SIGTERM)
-    job = subprocess.Popen([sys.executable, "-m", "train", "leash", "--", "bash", script])
+    processes.die_with_parent(signal.SIGTERM)
+    job = subprocess.Popen(
+        ["bash", script],
+        preexec_fn=lambda: processes.die_with_parent(signal.SIGTERM),  # noqa: PLW1509 (one thread)
+    )
     # A terminal's Ctrl-C and hang-up reach the job by themselves; make's SIGTERM comes here alone.
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda *_: None)

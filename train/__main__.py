@@ -27,17 +27,10 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
        python -m train script FILE [ARG …]    run a training loop of your own
        python -m train supervise TIER … -- LAUNCHER … -- run … [-- ARGUMENT …]
                                               one host's launch, from its checks to its exit code
-       python -m train check [--OPTION=… …]   look at the options of a run, and run nothing
        python -m train preflight --job=NAME --checkpoint-dir=DIR … look at this host and the way to the
                                               others (see python -m train preflight --help)
        python -m train doctor CHECKPOINT_DIR [--json]
                                               say which rank holds a training up, and where each stands
-       python -m train claim --checkpoint-dir=DIR --pid=PID [--node=HOST]
-                                              take the checkpoint directory, or this host's part of
-                                              it; print the attempt id
-       python -m train leash -- COMMAND …     run COMMAND so that it ends with its starter
-       python -m train where --head=HOST --port=PORT [--nic=NIC] [--is-head] [--peer=HOST] [--own=HOST]
-                                              print the interface and address to take part by
        python -m train spawn --procs=N --first-rank=N --world-size=N -- COMMAND …
                                               run COMMAND once for each of these ranks
        python -m train notice --stop-file=FILE
@@ -46,18 +39,7 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
        python -m train install DIR -- REQUIREMENT …
                                               make a virtual environment with these, unless it is there
 """
-_SMALL = (
-    "supervise",
-    "preflight",
-    "doctor",
-    "claim",
-    "check",
-    "leash",
-    "where",
-    "spawn",
-    "notice",
-    "install",
-)
+_SMALL = ("supervise", "preflight", "doctor", "spawn", "notice", "install")
 
 
 def main(argv: Sequence[str]) -> int:

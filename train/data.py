@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from train import leash, rng
+from train import processes, rng
 from train.errors import TrainError
 from train.workload import Dataset
 
@@ -253,7 +253,7 @@ def _prepare_worker(threads: int, _: int) -> None:
     # a request to stop: the step that is under way still needs their batches.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    leash.die_with_parent(signal.SIGKILL)
+    processes.die_with_parent(signal.SIGKILL)
     # As in the process itself: another number of threads may give other bits.
     torch.set_num_threads(threads)
 

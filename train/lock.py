@@ -381,16 +381,6 @@ def await_last_words(directory: Path, scheduler: str = "") -> None:
         time.sleep(0.1)  # not a child of this process, so there is nothing to wait on
 
 
-def await_silence(directory: Path, scheduler: str = "") -> None:
-    """Where a holder on another machine may be alive, wait until that is certain; then claim() need not.
-
-    Raises OSError.
-    """
-    holder = read_lock(directory)
-    if holder is not None and not is_here(holder) and not is_same_job(holder, scheduler):
-        _heart_beats(directory, holder)
-
-
 def _heart_beats(directory: Path, holder: Holder) -> bool:
     """Whether a holder on another machine shows life within the time it may be silent."""
     silence = _silence(holder)

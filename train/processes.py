@@ -1,15 +1,19 @@
-"""Processes of this machine: what tells them, and the machine itself, from others.
+"""Processes of this machine: what tells them, and the machine itself, from others; their end with a parent.
 
 Owns the looks into /proc; where there is none (macOS) it says what a signal 0 says. Knows nothing of
-what the processes are for.
+what the processes are for, and nothing of torch.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
+import sys
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
 _EXITING = 0x4  # PF_EXITING of include/linux/sched.h, in the ninth field
 
 
@@ -58,3 +62,20 @@ def start_time(pid: int) -> int:
             return int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def die_with_parent(signum: signal.Signals) -> None:
+    """Have the kernel send `signum` to this process when its parent dies (prctl(2), Linux only).
+
+    Elsewhere (macOS) nothing happens: there a killed launcher leaves its workers to the collective
+    timeout.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # The parent may have died before the call; then nobody would ever send the signal.
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signum)

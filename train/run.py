@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from train import leash, master_port
+from train import master_port, processes
 from train.config import RunConfig, parse
 from train.ending import exit_at_once
 from train.errors import EXIT_FAILED, ToldError, TrainError
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
     0 whenever a restart by torchrun would be wrong: done, stopped, superseded, or failed for good.
     """
-    leash.die_with_parent(signal.SIGKILL)
+    processes.die_with_parent(signal.SIGKILL)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         # torchrun is to ignore it under Slurm, and has passed that on: it could not end this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

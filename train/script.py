@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from train import leash
+from train import processes
 from train.errors import EXIT_FAILED, EXIT_STOPPED
 from train.lock import HeldByLiveJobError, is_replaced, read_lock, take
 from train.metrics import say
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     Its exit code is taken as: 0 done; 75 stopped; 2 wrong arguments, which no restart can cure;
     anything else failed, and worth one.
     """
-    leash.die_with_parent(signal.SIGKILL)
+    processes.die_with_parent(signal.SIGKILL)
     if not argv:
         print("usage: python -m train script FILE [ARG ...]", file=sys.stderr)
         return EXIT_USAGE

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 from train.errors import EXIT_FAILED
-from train.leash import die_with_parent
 from train.metrics import say
+from train.processes import die_with_parent
 
 # As torchrun's: long enough to write down what is under way.
 GRACE_S = 30.0

@@ -1,7 +1,7 @@
 """Stands in for torch.distributed.run in a bundle: says what it was given, then acts a part.
 
 Copied into a bundle as torch/distributed/run.py, where it is found before the real one; `train`
-beside it is the real one, so claim, lock, leash and status are too. FAKE names the part:
+beside it is the real one, so lock and status are too. FAKE names the part:
 done, stopped, failed, silent (ends without a word), foreign (another attempt's status), train (until
 the stop file appears), deaf (never ends; has a worker that is to die with it).
 """
@@ -20,8 +20,8 @@ from train.status import Status, write_status
 DIRECTORY = Path(os.environ["DDPGEN_CHECKPOINT_DIR"])
 WORKER = """
 import signal, time
-from train import leash
-leash.die_with_parent(signal.SIGKILL)
+from train import processes
+processes.die_with_parent(signal.SIGKILL)
 print("up", flush=True)
 time.sleep(600)
 """

@@ -1,8 +1,7 @@
-"""local.sh for real: bash, claim, leash and status; only torchrun itself is an actor."""
+"""local.sh for real: bash, the supervisor and status; only torchrun itself is an actor."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -23,7 +22,6 @@ import yaml
 
 from tests.ddpgen.conftest import GPT, ROOT, Run
 from train import lock
-from train.__main__ import main as training
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="parent-death signal")
 TIMEOUT_S = 30
@@ -394,18 +392,6 @@ def test_an_activation_line_may_leave_the_directory(stage: Callable[..., Stage])
 def test_a_builtin_is_no_python(stage: Callable[..., Stage]) -> None:
     ours = stage(GPT + "python: pushd\n")
     assert ours.play("done")[1].startswith("ddpgen: there is no Python called pushd here")
-
-
-def test_a_full_disk_under_the_checkpoints_is_called_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: object, **_named: object) -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("train.lock.claim", full)
-    assert training(["claim", f"--checkpoint-dir={tmp_path}", "--pid=1"]) == 1
-    said = f"ddpgen: the checkpoint directory {tmp_path} cannot be used: No space left on device"
-    assert capsys.readouterr().err == f"{said}; free some space there\n"
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="no flock(1) here")

@@ -29,13 +29,23 @@ TRAIN = (
     "--arg=max_bytes=20000",
 )  # fmt: skip
 SCRIPT = """
-set -eu
-python=$1 ckpt=$2 host=$3
-shift 3
-attempt=$("$python" -m train claim --checkpoint-dir="$ckpt" --pid=$$ --node="$host")
-export DDPGEN_ATTEMPT=$attempt DDPGEN_NODE=$host DDPGEN_NODE_DIR=$ckpt/nodes/$host
-export DDPGEN_LAUNCHER_PID=$$ DDPGEN_JOB=test DDPGEN_CHECKPOINT_DIR=$ckpt
-exec "$python" "$@"
+import os, sys
+from pathlib import Path
+from train.layout import node_directory
+from train.supervisor.directory import acquire
+from train.supervisor.refusal import Refusal
+whole, host = Path(sys.argv[1]), sys.argv[2]
+held = node_directory(whole, host)
+try:
+    attempt = acquire(whole, held, "test", os.environ.get("DDPGEN_SCHEDULER", ""))
+except Refusal as refusal:
+    print("ddpgen:", refusal, file=sys.stderr)
+    sys.exit(refusal.code)
+os.environ |= {
+    "DDPGEN_ATTEMPT": attempt, "DDPGEN_NODE": host, "DDPGEN_NODE_DIR": str(held), "DDPGEN_JOB": "test",
+    "DDPGEN_LAUNCHER_PID": str(os.getpid()), "DDPGEN_CHECKPOINT_DIR": str(whole),
+}
+os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
 """
 
 
@@ -52,7 +62,7 @@ class Host(jobs.Job):
     ) -> None:
         self.name, self.directory = name, directory
         command = [
-            "bash", "-c", SCRIPT, name, sys.executable, str(directory), name, *launcher,
+            sys.executable, "-c", SCRIPT, str(directory), name, *launcher,
             "-m", "train", "run", *TRAIN, *training, f"--checkpoint-dir={directory}",
         ]  # fmt: skip
         fixed = {

@@ -259,7 +259,11 @@ def test_a_disk_without_room(stage: Stage) -> None:
 def test_a_directory_that_a_live_job_holds(stage: Stage) -> None:
     job = stage.job()
     held = f"{Machine.home}/ddpgen/checkpoints/job"
-    words = f"sleep 600 & DDPGEN_JOB=other {sys.executable} -m train claim --checkpoint-dir={held} --pid=$! --node=laptop && echo held; wait"
+    claims = (
+        "import sys, pathlib; from train.lock import claim; "
+        f"claim(pathlib.Path('{held}/nodes/laptop'), 'other', int(sys.argv[1]))"
+    )
+    words = f'sleep 600 & {sys.executable} -c "{claims}" $! && echo held; wait'
     holder = Terminal(stage.rig["laptop"], ["bash", "-c", words], cwd=job.directory)
     holder.until("held")
     launch = job.start()

@@ -98,7 +98,7 @@ def test_a_worker_has_it_before_anything_else(
 ) -> None:
     seen = []
     monkeypatch.setattr(run, "parse", lambda _: seen.append(is_free(env["MASTER_PORT"])) or 1 / 0)
-    monkeypatch.setattr(run.leash, "die_with_parent", lambda _: None)
+    monkeypatch.setattr(run.processes, "die_with_parent", lambda _: None)
     with pytest.raises(ZeroDivisionError):
         run.main([])
     assert seen == [False]

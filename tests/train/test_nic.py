@@ -11,7 +11,6 @@ import pytest
 
 from tests.ports import free_port
 from train import nic
-from train.__main__ import main
 from train.nic import Interface, NetworkError, choose, interfaces
 
 
@@ -25,11 +24,9 @@ def listener() -> Iterator[socket.socket]:
         yield server
 
 
-def test_where_prints_the_interface_and_the_address(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["where", "--head=127.0.0.1", f"--port={free_port()}"]
-    assert main([*arguments, "--is-head", "--peer=127.0.0.2"]) == 0
-    assert main([*arguments, f"--nic={loopback()}"]) == 0
-    assert capsys.readouterr().out == f"{loopback()} 127.0.0.1\n" * 2
+def test_the_interface_and_the_address_of_this_machine() -> None:
+    assert choose("127.0.0.1", is_head=True, peer="127.0.0.2") == (loopback(), "127.0.0.1")
+    assert choose("127.0.0.1", loopback()) == (loopback(), "127.0.0.1")
 
 
 KNOWN = [
@@ -120,25 +117,20 @@ def test_what_is_odd_and_may_be_meant_is_told(
     assert all(part in text for part, text in zip(doubted, told, strict=True))
 
 
-def test_a_name_nobody_knows_is_one_line_and_exit_code_69(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["where", "--head=no such host", "--port=29500"]) == 69
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "cannot resolve 'no such host'" in line
-    assert "set address: of that host in the spec" in line
+def test_a_name_nobody_knows_is_told_with_its_remedy() -> None:
+    with pytest.raises(NetworkError, match="set address: of that host in the spec") as error:
+        choose("no such host")
+    assert "cannot resolve 'no such host'" in str(error.value)
 
 
 @pytest.mark.parametrize("at", ["127.0.0.1", "0.0.0.0", "::"])
-def test_a_port_that_is_taken_anywhere_on_the_head_is_named(
-    at: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_that_is_taken_anywhere_on_the_head_is_named(at: str) -> None:
     family = socket.AF_INET6 if ":" in at else socket.AF_INET
     with socket.create_server((at, free_port()), family=family, dualstack_ipv6=":" in at) as server:
         port = server.getsockname()[1]
-        assert main(["where", "--head=127.0.0.1", f"--port={port}", "--is-head"]) == 69
-    assert f"port {port} of" in capsys.readouterr().err
-    assert main(["where", "--head=127.0.0.1", f"--port={port}", "--is-head"]) == 0
+        with pytest.raises(NetworkError, match=f"port {port} of"):
+            nic.check_port_free("127.0.0.1", port)
+    nic.check_port_free("127.0.0.1", port)
 
 
 def test_await_returns_when_the_head_begins_to_listen(

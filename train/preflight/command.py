@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from train import leash, lock
+from train import lock, processes
 from train.config import seconds
 from train.errors import EXIT_UNAVAILABLE, start_command
 from train.layout import node_directory
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     # A shell has its background jobs ignore SIGINT; this one is to end at once.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
-    leash.die_with_parent(signal.SIGTERM)
+    processes.die_with_parent(signal.SIGTERM)
     return run(_asked(options), options.only, options.driven)
 
 
@@ -77,8 +77,6 @@ def run(asked: Asked, only: bool, driven: bool = False) -> int:
         return EXIT_UNAVAILABLE
     ignored = [f for f in findings if f.code in asked.ignore]
     _say_passed(asked, outcome, only, f", {len(ignored)} ignored" if ignored else "")
-    if not only:
-        _await_silence(asked)
     return 0
 
 
@@ -102,14 +100,6 @@ def _await_earlier(asked: Asked) -> None:
     looking.join(_LOOK_S)
     while ending:
         lock.await_last_words(ending.pop())
-
-
-def _await_silence(asked: Asked) -> None:
-    """Of a job elsewhere, in the directory that the launch script claims next; here Ctrl-C is heard."""
-    node = node_directory(asked.checkpoint_dir, asked.me)
-    for place in (asked.checkpoint_dir, node) if asked.alone else (node,):
-        with contextlib.suppress(OSError):
-            lock.await_silence(place, asked.scheduler)
 
 
 class _Early:

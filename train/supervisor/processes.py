@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from train.leash import die_with_parent
+from train.processes import die_with_parent
 
 
 class Workers:

@@ -17,7 +17,6 @@ import pytest
 
 from tests.ports import free_port
 from tests.project.tree import ROOT
-from train import lock
 from train.preflight import command
 from train.preflight.command import main
 from train.preflight.finding import Finding
@@ -31,7 +30,7 @@ Call = Callable[..., tuple[int, str]]
 def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> Call:
     """Run it in this process, as a job on one machine; exit code and what it said."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr("train.leash.die_with_parent", lambda *_: None)
+    monkeypatch.setattr("train.processes.die_with_parent", lambda *_: None)
 
     def call(*words: str, directory: Path = tmp_path / "ckpt") -> tuple[int, str]:
         code = main(["--job=j", f"--checkpoint-dir={directory}", "--me=here", *words])
@@ -50,24 +49,6 @@ def test_nothing_wrong_is_not_talked_about(call: Call, tmp_path: Path) -> None:
     code, said = call("--only")
     assert code == 0
     assert said.startswith("ddpgen: preflight: this machine can start the job (")
-
-
-@pytest.mark.parametrize("only", [False, True])
-def test_a_holder_elsewhere_is_waited_out_before_the_script_claims(
-    call: Call, tmp_path: Path, monkeypatch: Any, only: bool
-) -> None:
-    where = tmp_path / "ckpt"
-    lock.claim(where, "other", os.getpid())
-    holder = json.loads((where / "lock").read_text())
-    (where / "lock").write_text(json.dumps({**holder, "boot": "elsewhere", "host": "gone"}))
-    monkeypatch.setattr(lock, "START_SILENCE_S", 2.0)
-    code, said = call(*["--only"] * only)
-    assert code == 0
-    assert ("was held by gone" in said and "whether that is still alive" in said) is not only
-    if not only:
-        found = lock.look(where, 0.0)
-        assert found is not None
-        assert found[1] is False
 
 
 def test_an_error_is_told_with_code_and_remedy_and_ends_with_69(call: Call, tmp_path: Path) -> None:
