@@ -1,10 +1,10 @@
-"""How long N hosts take to check in: simulated guests against a real head, in a process of its own.
+"""How long N hosts take to check in: simulated clients against a real head, in a process of its own.
 
-A guest here is one connection that says what a healthy host says, when it says it; all of them live
+A client here is one connection that says what a healthy host says, when it says it; all of them live
 in this one process, and so share one core. What they do not do is probe each other: that work is
 spread over N machines, and would all fall on this one. The head does its own part in full, its own
-probes and the comparison of all reports included. Taken per N: from the first knock to the last
-guest that may go on, and the head's own time (from its start) and peak memory.
+probes and the comparison of all reports included. Taken per N: from the first attempt to the last
+client that may go on, and the head's own time (from its start) and peak memory.
 
 Exits with 0 when every launch went on, whatever the figures; judging them is the reader's task.
 """
@@ -34,11 +34,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from train.preflight import compare, links  # noqa: E402 - the checkout, put there above
-from train.preflight.asked import Asked  # noqa: E402
-from train.preflight.exchange import meet  # noqa: E402
-from train.preflight.own import Hello  # noqa: E402
+from train.preflight.checkin import meet  # noqa: E402
+from train.preflight.common import Hello  # noqa: E402
 from train.preflight.report import Link, Report  # noqa: E402
-from train.preflight.wire import Conn, Door, bind, encode  # noqa: E402
+from train.preflight.settings import Settings  # noqa: E402
+from train.preflight.wire import Conn, Listener, bind, encode  # noqa: E402
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
 HOST = "127.0.0.1"
@@ -117,11 +117,11 @@ def line(of: dict[str, Any]) -> str:
 
 def be_head(count: int, port: int) -> int:
     """A real head in this process; prints what it took."""
-    asked = asked_of(0, count, port)
+    settings = settings_of(0, count, port)
     outcome = meet(
-        asked,
-        lambda: report_of(asked),
-        lambda reports, seen: compare.judge(asked, reports, seen),
+        settings,
+        lambda: report_of(settings),
+        lambda reports, seen: compare.judge(settings, reports, seen),
         lambda text: print(text, file=sys.stderr),
     )
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -137,27 +137,27 @@ def be_head(count: int, port: int) -> int:
     return 0
 
 
-def asked_of(rank: int, count: int, port: int) -> Asked:
+def settings_of(rank: int, count: int, port: int) -> Settings:
     counts = {"nodes": count, "least": count, "world_size": count}
     name, is_head = name_of(rank), rank == 0
-    return Asked("bench", name, Path(), rank, head=HOST, port=port, is_head=is_head, **counts)
+    return Settings("bench", name, Path(), rank, head=HOST, port=port, is_head=is_head, **counts)
 
 
 def name_of(rank: int) -> str:
     return f"node{rank:05}"
 
 
-def report_of(asked: Asked) -> Report:
+def report_of(settings: Settings) -> Report:
     """Of a host with an address and a machine of its own."""
-    rank = asked.node_rank
-    facts = {**FACTS, "hostname": asked.me, "machine": f"{rank:032x}"}
-    counts = (rank, asked.nodes, asked.world_size, 1)
+    rank = settings.node_rank
+    facts = {**FACTS, "hostname": settings.me, "machine": f"{rank:032x}"}
+    counts = (rank, settings.nodes, settings.world_size, 1)
     # All are on one loopback network; so the head can probe those who are its neighbours.
     address = f"127.{1 + rank // 62500}.{rank // 250 % 250}.{rank % 250 + 1}"
-    return Report(asked.me, *counts, HOST, "eth0", address, 8, HOST, facts)
+    return Report(settings.me, *counts, HOST, "eth0", address, 8, HOST, facts)
 
 
-# --- the guests -----------------------------------------------------------------------------------
+# --- the clients -----------------------------------------------------------------------------------
 
 
 def measure(count: int, port: int) -> dict[str, float]:
@@ -166,25 +166,25 @@ def measure(count: int, port: int) -> dict[str, float]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     command = [sys.executable, __file__, "--head", str(count), str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as head:
-        with Guests(count, port) as guests:
-            took = guests.run()
+        with Clients(count, port) as clients:
+            took = clients.run()
         spent, _ = head.communicate(timeout=60)
     return {"to_go_s": took, **json.loads(spent)}
 
 
-class Guests:
+class Clients:
     """All of them in one loop, each answering at once. `_greeted`: the token of the launch."""
 
     def __init__(self, count: int, port: int) -> None:
         self._ranks = range(1, count)
-        self._asked = asked_of(0, count, port)
+        self._settings = settings_of(0, count, port)
         self._selector = selectors.DefaultSelector()
         self._greeted: list[str] = []
         self._ended = asyncio.Event()
         self._probes: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._thread = threading.Thread(target=asyncio.run, args=[self._be_probed()])
 
-    def __enter__(self) -> Guests:
+    def __enter__(self) -> Clients:
         self._thread.start()
         return self
 
@@ -195,13 +195,13 @@ class Guests:
             key.data.sock.close()
 
     def run(self) -> float:
-        """Seconds from the first knock until the last of them may go on, or is sent away."""
+        """Seconds from the first attempt until the last of them may go on, or is sent away."""
         probes = self._probes.get()
         while not self._listens():
             time.sleep(0.02)
         began = time.monotonic()
         for rank in self._ranks:
-            self._enter(Guest(replace(self._asked, node_rank=rank, me=name_of(rank)), probes))
+            self._enter(Client(replace(self._settings, node_rank=rank, me=name_of(rank)), probes))
         while self._selector.get_map():
             for key, _ in self._selector.select():
                 self._hear(key.data)
@@ -209,42 +209,42 @@ class Guests:
 
     def _listens(self) -> bool:
         with socket.socket() as sock:
-            return sock.connect_ex((HOST, self._asked.port)) == 0
+            return sock.connect_ex((HOST, self._settings.port)) == 0
 
-    def _enter(self, guest: Guest) -> None:
-        guest.sock.connect((HOST, self._asked.port))
-        guest.sock.setblocking(False)
-        self._selector.register(guest.sock, selectors.EVENT_READ, guest)
+    def _enter(self, client: Client) -> None:
+        client.sock.connect((HOST, self._settings.port))
+        client.sock.setblocking(False)
+        self._selector.register(client.sock, selectors.EVENT_READ, client)
 
-    def _hear(self, guest: Guest) -> None:
-        if guest.hear():
-            self._greeted.append(guest.token)
+    def _hear(self, client: Client) -> None:
+        if client.hear():
+            self._greeted.append(client.token)
         else:
-            self._selector.unregister(guest.sock)
-            guest.sock.close()
+            self._selector.unregister(client.sock)
+            client.sock.close()
 
     async def _be_probed(self) -> None:
         """Where the head finds its neighbours, in a thread of its own."""
 
         async def answer(conn: Conn) -> None:
-            conn.send("door")
+            conn.send("identity")
             first = await conn.receive(10)
             await links.serve(conn, self._greeted[-1], first)
 
         self._loop = asyncio.get_running_loop()
-        door = Door(answer, 256)
-        self._probes.put(await door.open(bind(0, segment=0)))
+        listener = Listener(answer, 256)
+        self._probes.put(await listener.open(bind(0, segment=0)))
         await self._ended.wait()
-        await door.close()
+        await listener.close()
 
 
-class Guest:
+class Client:
     """A healthy one."""
 
-    def __init__(self, asked: Asked, probes: int) -> None:
+    def __init__(self, settings: Settings, probes: int) -> None:
         self.sock = socket.socket()
         self.token = ""
-        self._asked, self._probes = asked, probes
+        self._settings, self._probes = settings, probes
         self._rest = b""
 
     def hear(self) -> bool:
@@ -261,16 +261,16 @@ class Guest:
         return bool(data)
 
     def _answers(self, message: dict[str, Any]) -> list[bytes]:
-        asked, kind = self._asked, message["kind"]
-        if kind == "door":
-            return [encode("hello", **Hello.of(asked, asked.me, self._probes).as_json())]
+        settings, kind = self._settings, message["kind"]
+        if kind == "identity":
+            return [encode("hello", **Hello.of(settings, settings.me, self._probes).as_json())]
         if kind == "greet":
             token = self.token = message["token"]
-            report = report_of(asked).as_json()
+            report = report_of(settings).as_json()
             here = encode("here", token=token, clock=time.time())
             return [here, encode("report", token=token, report=report)]
         if kind == "probe":
-            seen = [vars(Link(asked.me, p["host"], "", 2e-4, 1.1e9)) for p in message["peers"]]
+            seen = [vars(Link(settings.me, p["host"], "", 2e-4, 1.1e9)) for p in message["peers"]]
             return [encode("links", token=self.token, links=seen)]
         if kind == "wait":
             return [encode("still", token=self.token, doing="")]

@@ -95,8 +95,8 @@ def measure(name: str, argv: str, world: int, options: argparse.Namespace) -> di
 def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     """One rank: set up every contender, then let them take turns."""
     from train.config import parse
-    from train.dist import Place, join
     from train.manifest import pin
+    from train.parallel.process_group import Place, join
 
     place = Place.from_environment(os.environ)
     pin(1)

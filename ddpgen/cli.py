@@ -20,11 +20,11 @@ from ddpgen.errors import BugError, DdpgenError, FileTroubleError, report
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpgen.follow.commands import Following
-    from ddpgen.follow.record import Launched
     from ddpgen.job import Render
-    from ddpgen.reader import Reading
-    from ddpgen.spec import JobSpec
+    from ddpgen.monitor.commands import Following
+    from ddpgen.monitor.record import Launched
+    from ddpgen.spec.job import JobSpec
+    from ddpgen.spec.reader import Reading
 
 _SPEC = click.argument("spec", metavar="SPEC")
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -208,8 +208,8 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
       ddpgen launch examples/gpt.yaml --target local -- --steps=50
     """
     from ddpgen import job
-    from ddpgen.follow import record
     from ddpgen.launch import START, become
+    from ddpgen.monitor import record
 
     if target == "all":
         raise click.UsageError("launch runs one tier: name it.")
@@ -225,9 +225,9 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
 
 
 def _submit(job: JobSpec, directory: Path, arguments: tuple[str, ...]) -> Launched:
-    from ddpgen.follow import submit, submit_sky
-    from ddpgen.spec_sky import SkyJob
-    from ddpgen.spec_slurm import SlurmJob
+    from ddpgen.monitor import submit, submit_sky
+    from ddpgen.spec.sky import SkyJob
+    from ddpgen.spec.slurm import SlurmJob
 
     if isinstance(job, SkyJob):
         return submit_sky.submit(job, directory, arguments)
@@ -261,7 +261,7 @@ def _follow_options(command: Any) -> Any:
 def _following(spec: str, target: str | None, output: Path | None) -> Following:
     """Which job is meant, on which tier."""
     from ddpgen import job
-    from ddpgen.follow import commands
+    from ddpgen.monitor import commands
 
     readings = job.load(spec)
     if target is not None:
@@ -288,7 +288,7 @@ def status(spec: str, target: str | None, output: Path | None) -> None:
     Example:
       ddpgen status examples/gpt.yaml --target local
     """
-    from ddpgen.follow import commands
+    from ddpgen.monitor import commands
 
     for line in commands.status(_following(spec, target, output)):
         click.echo(line)
@@ -311,7 +311,7 @@ def logs(spec: str, target: str | None, output: Path | None, follow: bool, lines
     Example:
       ddpgen logs examples/gpt.yaml --target local
     """
-    from ddpgen.follow import commands
+    from ddpgen.monitor import commands
 
     sys.exit(commands.logs(_following(spec, target, output), lines, follow))
 
@@ -332,7 +332,7 @@ def stop(spec: str, target: str | None, output: Path | None, now: bool) -> None:
     Example:
       ddpgen stop examples/gpt.yaml --target local
     """
-    from ddpgen.follow import commands
+    from ddpgen.monitor import commands
 
     for line in commands.stop(_following(spec, target, output), now):
         click.echo(line)
@@ -367,7 +367,8 @@ def plan(spec: str, target: str, as_json: bool) -> None:
     Example:
       ddpgen plan examples/gpt.yaml
     """
-    from ddpgen import job, tables
+    from ddpgen import job
+    from ddpgen.plan import tables
 
     readings = job.load(spec)
     tiers = job.resolve(target, readings)
@@ -387,7 +388,7 @@ def schema() -> None:
     """
     import json
 
-    from ddpgen.schema import json_schema
+    from ddpgen.spec.schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
 
@@ -440,8 +441,8 @@ def explain(codes: tuple[str, ...]) -> None:
     import shutil
 
     from ddpgen import explain as guides
-    from ddpgen.fields import Refused
     from ddpgen.resources import document
+    from ddpgen.spec.fields import Refused
 
     guide = document(guides.GUIDE)
     width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 100))

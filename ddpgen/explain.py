@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpgen.fields import Refused, did_you_mean, show
+from ddpgen.spec.fields import Refused, did_you_mean, show
 
 GUIDE = "troubleshooting.md"
 

@@ -12,16 +12,18 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen import __version__, code, reader, tree
+from ddpgen import __version__
+from ddpgen.bundle import code
 from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
-from ddpgen.fields import NodeCount, Period, did_you_mean, show
-from ddpgen.plan import LaunchPlan, plan
-from ddpgen.reader import Reading
-from ddpgen.rules import Conflict
+from ddpgen.plan.launch import LaunchPlan, plan
+from ddpgen.spec import reader, yamltree
+from ddpgen.spec.fields import NodeCount, Period, did_you_mean, show
+from ddpgen.spec.reader import Reading
+from ddpgen.spec.rules import Conflict
 
 if TYPE_CHECKING:
-    from ddpgen.bundle import Written
-    from ddpgen.spec import JobSpec
+    from ddpgen.bundle.write import Written
+    from ddpgen.spec.job import JobSpec
     from ddpgen.targets.artefact import Artefact
 
 
@@ -42,7 +44,7 @@ def load(path: str) -> dict[str, Reading]:
             message = f"{path}: neither a file nor a pipe; give the path of a job spec"
             raise SpecUnreadableError(message)
         with open(path, "rb") as file:
-            raw = file.read(tree.MAX_BYTES + 1)
+            raw = file.read(yamltree.MAX_BYTES + 1)
     except OSError as error:
         raise SpecUnreadableError(
             f"{path}: {error.strerror}; give the path of a job spec"
@@ -133,7 +135,7 @@ def write_bundle(
     readings: Mapping[str, Reading], tiers: Sequence[str], home: Path, how: Render
 ) -> tuple[list[Artefact], Written]:
     """Render `tiers` and write the bundle. Raises the errors of every step."""
-    from ddpgen import bundle
+    from ddpgen.bundle import write
     from ddpgen.resources import resource
 
     rendered = artefacts(readings, tiers, how.templates)
@@ -141,25 +143,25 @@ def write_bundle(
     job = readings[tiers[0]].job
     kept = directory.parent / (job.checkpoint.path or "checkpoints")
     _refuse_checkpoints_inside(directory, readings[tiers[0]])
-    bundle.refuse_inside_another(directory)
+    write.refuse_inside_another(directory)
     ours = [directory, kept, directory.parent / ".submitted"]
     if how.output is None:
         # Of what was launched; elsewhere a directory of this name may be the user's.
         ours.append(directory.parent / "logs")
     sources = code.gather(job, home, tuple(ours), how.limit_mib)
     items = [
-        *(bundle.Item(a.path, a.text.encode(), executable=a.executable) for a in rendered),
-        *bundle.copied_tree(resource("train"), "train"),
-        *(bundle.Item(source.path, file=source.file) for source in sources),
+        *(write.Item(a.path, a.text.encode(), executable=a.executable) for a in rendered),
+        *write.copied_tree(resource("train"), "train"),
+        *(write.Item(source.path, file=source.file) for source in sources),
     ]
     facts = {
         "ddpgen": __version__,
         "name": job.name,
-        "schema": bundle.SCHEMA,
+        "schema": write.SCHEMA,
         "spec": {tier: plain(readings[tier].job) for tier in tiers},
         "targets": list(tiers),
     }
-    return rendered, bundle.write(directory, items, facts, how.force)
+    return rendered, write.write(directory, items, facts, how.force)
 
 
 def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:

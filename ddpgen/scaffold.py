@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpgen import reader
 from ddpgen.errors import (
     AnswerRefusedError,
     BundleRefusedError,
@@ -15,6 +14,7 @@ from ddpgen.errors import (
     Finding,
     SpecInvalidError,
 )
+from ddpgen.spec import reader
 
 
 class Question(NamedTuple):

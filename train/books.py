@@ -12,19 +12,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from train import checkpoint, manifest
+from train import manifest
+from train.checkpoint import disk
+from train.checkpoint.saver import NotInStoreError, SaveFailedError, Saver
 from train.config import RunConfig
-from train.dist import World
 from train.errors import TrainError
 from train.layout import step_directory
 from train.lock import Fence
 from train.loop import Job, State
 from train.metrics import MetricsLog, Progress, clock, say
-from train.saver import NotInStoreError, SaveFailedError, Saver
+from train.parallel.process_group import World
 from train.status import Status, read_status, replace_file, write_status
 
 if TYPE_CHECKING:
-    from train.store.mirror import Mirror
+    from train.checkpoint.remote import RemoteCheckpoints
 
 
 class Books:
@@ -37,26 +38,26 @@ class Books:
         job: Job,
         start_step: int,
         source: str = "",
-        mirror: Mirror | None = None,
+        remote: RemoteCheckpoints | None = None,
     ) -> None:
-        """`source`: the host that held the checkpoint, if another. `mirror`: where there is a store.
+        """`source`: the host that held the checkpoint, if another. `remote`: where there is a store.
         Raises FencedOffError, OSError."""
         fence.check()  # building the model may have taken its time
         self._directory, self._fence, self._job = directory, fence, job
-        self._mirror = mirror
+        self._remote = remote
         self._began = time.monotonic()
         self._warned = False
         self._has_last = True
         config, world, workload = job.config, job.world, job.workload
-        checkpoint.remove_leftovers(directory)
+        disk.remove_leftovers(directory)
         meta = _describe_run(config, world, job.last_step, fence)
         text = json.dumps(meta, indent=1, sort_keys=True) + "\n"
         replace_file(directory / "manifest.json", text.encode())
-        if mirror is not None:
-            mirror.resume(start_step)
+        if remote is not None:
+            remote.resume(start_step)
         self._log = MetricsLog(directory / "metrics.jsonl")
         every, keep = config.checkpoint_every, config.checkpoint_keep
-        self.saver = Saver(directory, fence, every, keep, meta, mirror)
+        self.saver = Saver(directory, fence, every, keep, meta, remote)
         units = config.global_batch_size * workload.units_per_sample
         self._progress = Progress(start_step, job.last_step, workload.unit, units, config.log_every)
         self._row("start", start_step, world_size=world.size)
@@ -84,8 +85,8 @@ class Books:
         if state.step < self._job.last_step and self.saver.due(state.step):
             self.saver.save(state)
         lost = self.saver.fenced_off or self._fence.lost
-        if lost is None and self._mirror is not None:
-            lost = self._mirror.lost
+        if lost is None and self._remote is not None:
+            lost = self._remote.lost
         if lost is not None:
             raise lost
 
@@ -122,7 +123,7 @@ class Books:
         return ""
 
     def _newest_there(self) -> str:
-        step = self._mirror.committed if self._mirror is not None else None
+        step = self._remote.committed if self._remote is not None else None
         return "none yet" if step is None else f"step {step}"
 
     def close(self, step: int, stopped: bool, reason: str = "") -> None:
@@ -134,8 +135,8 @@ class Books:
         self._row(word, step)
         self._log.close()
         self._write_status(word, step, reason)
-        if self._mirror is not None:
-            self._mirror.close()
+        if self._remote is not None:
+            self._remote.close()
         self._fence.close()
         spent = clock(time.monotonic() - self._began)
         place = step_directory(self._directory, step)
@@ -147,8 +148,8 @@ class Books:
         """The job goes on in another world, whose rank 0 has books of its own."""
         self._row("left", step)
         self._log.close()
-        if self._mirror is not None:
-            self._mirror.part()
+        if self._remote is not None:
+            self._remote.part()
         self._fence.close()
         say(f"at step {step} the hosts change; meeting again")
 

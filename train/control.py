@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from train.dist import World
 from train.health.phase import WAITING
-from train.mesh import MOST_NUMBERS, Mesh, Message
+from train.parallel.mesh import MOST_NUMBERS, Mesh, Message
+from train.parallel.process_group import World
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from train import rng
 from train.config import RunConfig
 from train.data import batch_reader, ranges, to_device
-from train.dist import World
 from train.errors import TrainError
 from train.health.phase import WAITING
+from train.parallel.process_group import World
 from train.workload import Workload
 
 RESERVED = ("kind", "step", "attempt", "generation", "time")

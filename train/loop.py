@@ -15,13 +15,10 @@ from typing import Any, Protocol
 import torch
 
 from train import rng
-from train.buffers import Buffers
 from train.config import RunConfig
 from train.control import Control, Decision
 from train.data import BatchPlan, to_device
-from train.dist import World
 from train.errors import TrainError
-from train.gradients import Gradients
 from train.health.phase import (
     BACKWARD,
     BUFFERS,
@@ -35,6 +32,9 @@ from train.health.phase import (
     WAITING,
 )
 from train.optim import LearningRate
+from train.parallel.buffers import Buffers
+from train.parallel.gradients import Gradients
+from train.parallel.process_group import World
 from train.workload import Workload
 
 

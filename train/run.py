@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from train import master_port, processes
+from train import processes
 from train.config import RunConfig, parse
 from train.ending import exit_at_once
 from train.errors import EXIT_FAILED, ToldError, TrainError
@@ -24,6 +24,7 @@ from train.health.reporter import Reporter
 from train.lock import FencedOffError, read_lock
 from train.metrics import say
 from train.node import Node
+from train.parallel import master_port
 from train.replaced import Replacement
 from train.status import Status, read_status, write_status
 

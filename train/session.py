@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train import hosts, manifest, rng
+from train import manifest, rng
 from train.books import Books
-from train.buffers import Buffers
+from train.checkpoint.resume import Source, find, restore
 from train.config import RunConfig
 from train.control import Control
 from train.data import (
@@ -35,27 +35,28 @@ from train.data import (
     shares_by_weight,
     to_device,
 )
-from train.dist import Place, World, join, leave
 from train.errors import EXIT_CHANGED, TrainError, start_command
 from train.evaluate import evaluate
 from train.failure import FailureBroadcast
-from train.gradients import AllReduceGradients, Gradients, TreeGradients
 from train.health.phase import EVALUATION, NOW, doing
 from train.health.reporter import Reporter
 from train.lock import Fence, FencedOffError, claim
 from train.loop import Job, Machinery, Outcome, State, train
-from train.mesh import MeshReducer, connect
 from train.metrics import say
 from train.node import Node
 from train.optim import LearningRate, build_optimizer
+from train.parallel import agreement
+from train.parallel.buffers import Buffers
+from train.parallel.gradients import AllReduceGradients, Gradients, TreeGradients
+from train.parallel.mesh import MeshReducer, connect
+from train.parallel.process_group import Place, World, join, leave
 from train.replaced import Replacement
-from train.resume import Source, find, restore
 from train.scheduler import VARIABLE
 from train.stop import BY_SIGNAL, PREEMPTED, StopRequest, foremost
 from train.workload import Context, load_workload
 
 if TYPE_CHECKING:
-    from train.store.mirror import Mirror
+    from train.checkpoint.remote import RemoteCheckpoints
 
 # How long the peers wait for the last checkpoint: slow disks are common, endless ones are not.
 LAST_SAVE_S = 3600.0
@@ -91,18 +92,18 @@ def run(
     scheduler = os.environ.get(VARIABLE, "")
     stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
     facts = manifest.facts(config, world.device)
-    assembly = hosts.assemble(world, config.weight, facts, directory, node)
+    assembly = agreement.assemble(world, config.weight, facts, directory, node)
     _acquaint(reporter, world)
     host = None
     if node is not None:
-        host = Host(node, hosts.enter(node, assembly, place), failures)
-        fence = hosts.take_directory(directory, assembly, world)
+        host = Host(node, agreement.enter(node, assembly, place), failures)
+        fence = agreement.take_directory(directory, assembly, world)
     parts = ranges(_shares(config, assembly))
     if world.rank == 0:
-        hosts.introduce(assembly, world.backend, parts)
+        agreement.introduce(assembly, world.backend, parts)
     with doing("building model and data"):
         job, state = _set_up(config, world, parts[world.rank])
-    with _told_to_all(node), _store(config, directory, fence, world) as mirror:
+    with _told_to_all(node), _store(config, directory, fence, world) as remote:
         with doing("loading the checkpoint"):
             source = _resume(job, state, directory, fence, assembly)
         reporter.follow(state)
@@ -111,7 +112,7 @@ def run(
             _check_equal(job, state)
         with doing("connecting the ranks"):
             machinery = _machinery(job, parts)
-        books = Books(directory, fence, job, state.step, source, mirror) if fence else None
+        books = Books(directory, fence, job, state.step, source, remote) if fence else None
         if books is not None:
             replaced.before_end = books.saver.abandon
         if host is not None:
@@ -148,7 +149,7 @@ def _told_to_all(node: Node | None) -> Iterator[None]:
 @contextmanager
 def _store(
     config: RunConfig, directory: Path, fence: Fence | None, world: World
-) -> Iterator[Mirror | None]:
+) -> Iterator[RemoteCheckpoints | None]:
     """Rank 0 takes the store, if there is one, and brings its newest checkpoint here.
 
     Raises TrainError on every rank when that cannot be. A job that fails for good says so there.
@@ -156,23 +157,23 @@ def _store(
     if not config.checkpoint_store:
         yield None
         return
-    mirror, why = None, ""
+    remote, why = None, ""
     if fence is not None:
-        from train.store.mirror import open_mirror  # only where there is a store
+        from train.checkpoint.remote import open_remote  # only where there is a store
 
         job = os.environ.get("DDPGEN_JOB", "(started by hand)")
         try:
             place, keep = config.checkpoint_store, config.checkpoint_keep
-            mirror = open_mirror(place, directory, keep, fence, f"{job} {fence.attempt}")
-            mirror.pull(fence.check)
+            remote = open_remote(place, directory, keep, fence, f"{job} {fence.attempt}")
+            remote.pull(fence.check)
         except (TrainError, FencedOffError) as error:
             why = str(error)
     try:
-        hosts.agree(world, "checkpoint store", why, STORE_S)
-        yield mirror
+        agreement.agree(world, "checkpoint store", why, STORE_S)
+        yield remote
     except TrainError as error:
-        if mirror is not None:
-            mirror.give_up(str(error))
+        if remote is not None:
+            remote.give_up(str(error))
         raise
 
 
@@ -263,7 +264,7 @@ class Observer:
         if outcome is Outcome.LEFT:
             self._part(state, why)
             return
-        hosts.agree(self._job.world, "last checkpoint", why, self._last_save_s)
+        agreement.agree(self._job.world, "last checkpoint", why, self._last_save_s)
         # After the checkpoint: a fault in an evaluation must not cost the training.
         if outcome is Outcome.DONE:
             self.evaluate(state.step)
@@ -305,7 +306,7 @@ def _check_world_size(config: RunConfig, place: Place, among_hosts: bool) -> Non
     )
 
 
-def _shares(config: RunConfig, assembly: hosts.Assembly) -> tuple[int, ...]:
+def _shares(config: RunConfig, assembly: agreement.Assembly) -> tuple[int, ...]:
     weights = [member.weight for member in assembly.members]
     shares = config.shares or shares_by_weight(config.micro_batches, weights)
     if len(shares) != len(weights):
@@ -344,7 +345,7 @@ def _set_up(config: RunConfig, world: World, mine: range) -> tuple[Job, State]:
 
 
 def _resume(
-    job: Job, state: State, directory: Path, fence: Fence | None, assembly: hosts.Assembly
+    job: Job, state: State, directory: Path, fence: Fence | None, assembly: agreement.Assembly
 ) -> str:
     """Go on from the newest checkpoint. Returns the host that had it, if not that of rank 0."""
     found = find(directory, job.world, fence.check if fence else lambda: None)

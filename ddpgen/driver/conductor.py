@@ -11,7 +11,7 @@ import signal
 from collections import Counter
 
 from .ends import DONE, NO_START, STOPPED, End, culprit, exit_code, may_start_again
-from .muster import Muster
+from .prepare import Preparation
 from .session import LAST_LINES, Home, Session, Trouble
 
 _ASKED = (
@@ -37,7 +37,7 @@ class Conductor:
         self._crashes: Counter[str] = Counter()
         self._returned: set[str] = set()
         self._asked = 0  # 1 stop, 2 kill, 3 leave
-        self._muster = Muster(self._sessions, home)
+        self._preparation = Preparation(self._sessions, home)
         self._deadline: float | None = None
         self._killed = self._settled = False
         self._restarted = 0
@@ -69,13 +69,13 @@ class Conductor:
     async def _prepare_first(self) -> set[str]:
         """The hosts to start: all of them, or as many as are enough for an elastic job, or nobody."""
         self._say(f"looking at {len(self._sessions)} hosts and sending them the bundle")
-        looked = await self._muster.prepare(self._sessions)
+        looked = await self._preparation.prepare(self._sessions)
         self._newest = max((found.newest for found in looked.values()), default=-1)
         enough = self._plan.elastic[0] if self._plan.elastic else len(self._sessions)
         if len(looked) < enough or self._asked:
             return set()
         if len(looked) < len(self._sessions):
-            self._muster.show_troubles()
+            self._preparation.show_troubles()
             self._head = next(name for name in self._by_headship() if name in looked)
         return set(looked)
 
@@ -87,7 +87,7 @@ class Conductor:
         if self._asked:
             self._say("stopped before anything was started")
             return STOPPED
-        self._muster.show_troubles()
+        self._preparation.show_troubles()
         self._say("nothing was started")
         return NO_START
 
@@ -220,7 +220,7 @@ class Conductor:
         if self._asked >= 3 or (name == "HUP" and self._asked):
             return  # a closing terminal may send HUP twice; only Ctrl-C or TERM means "now"
         self._asked += 1
-        self._muster.wanted.set()
+        self._preparation.wanted.set()
         if self._running:
             self._say(f"{name}: {_ASKED[self._asked]}")
         if self._asked == 1:
@@ -248,10 +248,10 @@ class Conductor:
             return set()
         self._restarted += 1
         self._say(f"starting again, {self._restarted} of {plan.restarts} times at most")
-        looked = await self._muster.prepare_enough(
+        looked = await self._preparation.prepare_enough(
             plan.elastic[0] if plan.elastic else len(plan.hosts)
         )
-        if self._muster.wanted.is_set():
+        if self._preparation.wanted.is_set():
             self._say("not started again: a stop was asked for")
             return set()
         if not looked:
@@ -287,7 +287,7 @@ class Conductor:
         for name, session in self._sessions.items():
             end = last.get(name)
             code = "" if end is None or end.code is None else str(end.code)
-            reason = end.reason if end else self._muster.troubles.get(name, "")
+            reason = end.reason if end else self._preparation.troubles.get(name, "")
             rows.append((name, end.state if end else session.state, code, reason))
         self._home.screen.table(rows)
         self._say(f"everything the hosts said is in {self._home.logs.directory}")

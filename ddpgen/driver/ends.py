@@ -40,7 +40,7 @@ class End:
         return self.state in ("done", "stopped")
 
 
-class Ear:
+class Evidence:
     """Listens to a host's lines for what its script says of itself. `cause`: the first diagnosis or
     exception since the training last went on, "" for none."""
 
@@ -51,7 +51,7 @@ class Ear:
         self.ssh = ""
         self.lost_a_peer = False
 
-    def hear(self, line: str) -> None:
+    def add(self, line: str) -> None:
         """One line of the host's output, as shown."""
         verdict = _VERDICT.match(line)
         if verdict:
@@ -68,20 +68,25 @@ class Ear:
         self.lost_a_peer = self.lost_a_peer or bool(_CONSEQUENCE.search(line))
 
 
-def judged(host: str, code: int, ear: Ear, forced: bool) -> End:
+def judged(host: str, code: int, evidence: Evidence, forced: bool) -> End:
     """What the exit of a host's ssh says."""
     if code == SSH_FAILED or code < 0:
-        what = f"ssh was killed by signal {-code}" if code < 0 else ear.ssh
+        what = f"ssh was killed by signal {-code}" if code < 0 else evidence.ssh
         reason = f"the connection was lost: {what}" if what else _SILENT
         return End(host, "lost", code, reason, forced)
     if code in _STATES:
-        return End(host, _STATES[code], code, ear.last, forced)
-    if ear.verdict:
+        return End(host, _STATES[code], code, evidence.last, forced)
+    if evidence.verdict:
         return End(
-            host, "failed", code, ear.verdict, forced, bool(_CONSEQUENCE.search(ear.verdict))
+            host,
+            "failed",
+            code,
+            evidence.verdict,
+            forced,
+            bool(_CONSEQUENCE.search(evidence.verdict)),
         )
     state = "killed" if forced else "crashed"
-    return End(host, state, code, ear.cause or ear.last, forced, ear.lost_a_peer)
+    return End(host, state, code, evidence.cause or evidence.last, forced, evidence.lost_a_peer)
 
 
 def culprit(ends: Sequence[End], names: Iterable[str]) -> End | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import remote
 from .child import Child, Outcome, run
-from .ends import SSH_FAILED, Ear, End, judged
+from .ends import SSH_FAILED, Evidence, End, judged
 from .lines import Lines, shown
 from .logs import Logs
 from .pace import Pace
@@ -64,7 +64,7 @@ class Session:
         self._child: Child | None = None
         self._beating: asyncio.Task[None] | None = None
         self._left = ""
-        self._lines, self._ear = Lines(), Ear()
+        self._lines, self._evidence = Lines(), Evidence()
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ class Session:
 
     async def start(self, environment: Mapping[str, str], arguments: Iterable[str]) -> None:
         """Start the host's script; from now on its lines are shown. Raises Trouble."""
-        self._lines, self._ear, self._left, self.forced = Lines(), Ear(), "", False
+        self._lines, self._evidence, self._left, self.forced = Lines(), Evidence(), "", False
         command = self._home.ssh.command(self.host)
         try:
             self._child = await Child.start(command, self._hear)
@@ -138,7 +138,7 @@ class Session:
         if self._left:
             end = End(self.name, "lost", None, self._left, self.forced)
         else:
-            end = judged(self.name, code, self._ear, self.forced)
+            end = judged(self.name, code, self._evidence, self.forced)
         self.state = end.state
         return end
 
@@ -160,7 +160,7 @@ class Session:
     def _take(self, lines: list[bytes]) -> None:
         texts = [shown(line) for line in lines]
         for text in texts:
-            self._ear.hear(text)
+            self._evidence.add(text)
         self.last.extend(texts)
         if texts:
             self._home.screen.lines(self.name, texts)

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.plan import LaunchPlan
+from ddpgen.plan.launch import LaunchPlan
 from ddpgen.render import Renderer
-from ddpgen.rules import Conflict
-from ddpgen.spec import JobSpec
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
 from ddpgen.targets import hosts, local, sky, slurm
 from ddpgen.targets.artefact import Artefact
 

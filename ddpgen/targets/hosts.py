@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddpgen import rules
-from ddpgen.fields import did_you_mean, show
-from ddpgen.plan import HostPlan, HostsPlan, LaunchPlan, address, backend, ssh_host
+from ddpgen.plan.launch import HostPlan, HostsPlan, LaunchPlan, address, backend, ssh_host
 from ddpgen.render import Renderer
 from ddpgen.resources import package_files
-from ddpgen.rules import Conflict
-from ddpgen.spec import ADDRESS, Host, HostsJob, JobSpec
+from ddpgen.spec import rules
+from ddpgen.spec.fields import did_you_mean, show
+from ddpgen.spec.job import ADDRESS, Host, HostsJob, JobSpec
+from ddpgen.spec.rules import Conflict
 from ddpgen.targets.artefact import Artefact
 
 NAME = "hosts"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpgen.plan import LaunchPlan
+from ddpgen.plan.launch import LaunchPlan
 from ddpgen.render import Renderer
-from ddpgen.rules import Conflict
-from ddpgen.spec import JobSpec
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
 from ddpgen.targets.artefact import Artefact
 
 NAME = "local"

@@ -1,7 +1,7 @@
 """The tier `sky`: one task for SkyPilot, and the script that its machines run.
 
 Owns what a job for SkyPilot may not say, and which values the files are made of. What they mean to
-SkyPilot is ddpgen/sky.py's; SkyPilot itself is never imported.
+SkyPilot is ddpgen/plan/sky.py's; SkyPilot itself is never imported.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddpgen import rules
-from ddpgen.fields import did_you_mean
-from ddpgen.plan import LaunchPlan
+from ddpgen.plan.launch import LaunchPlan
+from ddpgen.plan.sky import EXIT_PREEMPTED
 from ddpgen.render import Renderer
-from ddpgen.rules import Conflict
-from ddpgen.sky import EXIT_PREEMPTED
-from ddpgen.spec import JobSpec
-from ddpgen.spec_sky import Bucket, SkyJob
+from ddpgen.spec import rules
+from ddpgen.spec.fields import did_you_mean
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+from ddpgen.spec.sky import Bucket, SkyJob
 from ddpgen.targets.artefact import Artefact
 
 NAME = "sky"

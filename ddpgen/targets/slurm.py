@@ -1,7 +1,7 @@
 """The tier `slurm`: one batch script for sbatch.
 
 Owns what a job for Slurm may not say, and which values the script is made of. What they mean to sbatch
-and srun is ddpgen/slurm.py's; Slurm itself is only met by the script.
+and srun is ddpgen/plan/slurm.py's; Slurm itself is only met by the script.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ddpgen import rules, slurm
-from ddpgen.plan import LaunchPlan
+from ddpgen.plan import slurm
+from ddpgen.plan.launch import LaunchPlan
 from ddpgen.render import Renderer
-from ddpgen.rules import Conflict
-from ddpgen.spec import JobSpec
-from ddpgen.spec_slurm import SlurmJob
+from ddpgen.spec import rules
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+from ddpgen.spec.slurm import SlurmJob
 from ddpgen.targets.artefact import Artefact
 
 NAME = "slurm"

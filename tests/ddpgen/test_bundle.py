@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen import bundle, exchange
+from ddpgen.bundle import exchange, write
 from tests.ci import do_without
 from tests.ddpgen.conftest import GPT, ROOT, Outcome, Run
 
@@ -232,7 +232,7 @@ def test_a_full_disk_loses_nothing(
     def full(content: bytes, target: str) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
 
-    monkeypatch.setattr(bundle, "_put", full)
+    monkeypatch.setattr(write, "_put", full)
     refused = render(GPT + "restarts: 0\n")
     assert refused.code == 74
     assert refused.err == (
@@ -429,7 +429,7 @@ def test_a_file_of_code_that_cannot_be_read_is_named(
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return open(path, *mode)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(bundle, "open", refuse, raising=False)
+    monkeypatch.setattr(write, "open", refuse, raising=False)
     refused = render(MODEL)
     assert refused.code == 74
     assert refused.err == (

@@ -8,7 +8,7 @@ import pytest
 
 from ddpgen import explain, resources
 from ddpgen.errors import BugError
-from ddpgen.fields import Refused, did_you_mean
+from ddpgen.spec.fields import Refused, did_you_mean
 from tests.ddpgen.conftest import ROOT, Run
 
 GUIDE = """\

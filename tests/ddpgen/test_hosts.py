@@ -15,8 +15,8 @@ import pytest
 
 from ddpgen.errors import SpecInvalidError
 from ddpgen.job import check, launch_plan
-from ddpgen.plan import LaunchPlan
-from ddpgen.reader import read
+from ddpgen.plan.launch import LaunchPlan
+from ddpgen.spec.reader import read
 from tests.ddpgen.conftest import GPT, ROOT, Run
 
 PAIR = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"

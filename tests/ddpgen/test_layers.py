@@ -15,47 +15,47 @@ from tests.ddpgen.conftest import GPT, ROOT
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"follow.commands", "follow.submit", "follow.submit_sky"},
-    {"follow.at_home", "follow.at_sky", "follow.at_slurm"},
-    {"follow.queue", "follow.skypilot", "follow.store"},
-    {"follow.places"},
+    {"monitor.commands", "monitor.submit", "monitor.submit_sky"},
+    {"monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
+    {"monitor.queue", "monitor.skypilot", "monitor.store"},
+    {"monitor.places"},
     {
-        "follow.bucket",
-        "follow.jobs",
-        "follow.managed",
-        "follow.pace",
-        "follow.record",
-        "follow.snapshot",
-        "follow.standing",
+        "monitor.bucket",
+        "monitor.jobs",
+        "monitor.managed",
+        "monitor.pace",
+        "monitor.record",
+        "monitor.snapshot",
+        "monitor.state",
     },
-    {"follow.texts"},
-    {"follow"},
-    {"launch", "tables", "reference", "scaffold"},
-    {"schema"},
+    {"monitor.scripts"},
+    {"monitor"},
+    {"launch", "plan.tables", "spec.reference", "scaffold"},
+    {"spec.schema"},
     {"job"},
-    {"bundle"},
-    {"exchange"},
+    {"bundle.write"},
+    {"bundle.exchange"},
     {"targets"},
     {"targets.hosts", "targets.local", "targets.sky", "targets.slurm"},
     {"targets.artefact"},
     {"render"},
     {"resources"},
-    {"code", "plan"},
-    {"sky", "slurm", "supervise"},
-    {"reader"},
-    {"models"},
-    {"workload_args"},
-    {"explain", "tree", "rules"},
-    {"spec_sky", "spec_slurm"},
-    {"spec"},
-    {"fields", "shell", "yamltext"},
+    {"bundle.code", "plan.launch"},
+    {"plan.sky", "plan.slurm", "plan.supervise"},
+    {"spec.reader"},
+    {"spec.models"},
+    {"spec.workload_args"},
+    {"explain", "spec.yamltree", "spec.rules"},
+    {"spec.sky", "spec.slurm"},
+    {"spec.job"},
+    {"spec.fields", "shell", "yamltext"},
     {"errors"},
-    {"__init__"},
+    {"__init__", "spec", "plan", "bundle"},
     # Copied into the bundle, where there is no ddpgen: nothing of it is below this line.
     {"driver.__main__"},
     {"driver.command"},
     {"driver.asking", "driver.conductor", "driver.fetch"},
-    {"driver.muster"},
+    {"driver.prepare"},
     {"driver.session"},
     {"driver.logs", "driver.screen", "driver.ssh"},
     {"driver.remote", "driver.ends", "driver.lines"},
@@ -63,29 +63,29 @@ LAYERS = [
     {"driver"},
 ]
 PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "lines", "pace", "plan", "remote")}
-PURE_FOLLOW = {
-    f"follow.{name}" for name in ("bucket", "jobs", "managed", "pace", "standing", "texts")
+PURE_MONITOR = {
+    f"monitor.{name}" for name in ("bucket", "jobs", "managed", "pace", "scripts", "state")
 }
 PURE = (
     PURE_DRIVER
-    | PURE_FOLLOW
+    | PURE_MONITOR
     | {
         "explain",
-        "spec",
-        "spec_sky",
-        "spec_slurm",
-        "models",
-        "sky",
-        "slurm",
-        "supervise",
+        "spec.job",
+        "spec.sky",
+        "spec.slurm",
+        "spec.models",
+        "plan.sky",
+        "plan.slurm",
+        "plan.supervise",
         "yamltext",
-        "plan",
-        "workload_args",
+        "plan.launch",
+        "spec.workload_args",
         "shell",
-        "reader",
-        "rules",
-        "fields",
-        "tree",
+        "spec.reader",
+        "spec.rules",
+        "spec.fields",
+        "spec.yamltree",
         "errors",
     }
 )
@@ -108,7 +108,7 @@ IMPURE = {
     "tempfile",
     "platform",
 }
-ONLY_IN = {"jinja2": "render", "click": "cli", "yaml": "tree"}
+ONLY_IN = {"jinja2": "render", "click": "cli", "yaml": "spec.yamltree"}
 
 
 def modules() -> dict[str, Path]:
@@ -205,5 +205,6 @@ def test_render_loads_no_heavy_library_and_nothing_of_other_commands(tmp_path: P
     unwanted = "torch sky rich pydantic numpy subprocess asyncio train ctypes multiprocessing"
     assert not loaded & set(unwanted.split())
     assert not loaded & {
-        f"ddpgen.{name}" for name in ["explain", "follow", "launch", "schema", "scaffold", "tables"]
+        f"ddpgen.{name}"
+        for name in ["explain", "monitor", "launch", "spec.schema", "scaffold", "plan.tables"]
     }

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpgen.plan import plan, shares
-from ddpgen.reader import read
+from ddpgen.plan.launch import plan, shares
 from ddpgen.shell import quote
+from ddpgen.spec.reader import read
 from tests.ddpgen.conftest import GPT, ROOT, Run
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))

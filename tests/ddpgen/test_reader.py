@@ -12,11 +12,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpgen import tree
 from ddpgen.errors import SpecInvalidError
-from ddpgen.fields import Period
-from ddpgen.reader import read
-from ddpgen.spec import JobSpec
+from ddpgen.spec import yamltree
+from ddpgen.spec.fields import Period
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.reader import read
 from tests.ddpgen.conftest import GPT
 
 
@@ -356,7 +356,7 @@ def test_the_pure_python_parser_finds_the_same_faults(
 ) -> None:
     text = GPT + "nodes: yes\nenv: {A: on}\nenv: {}\n"
     expected = faults(text)
-    monkeypatch.setattr(tree, "_Loader", yaml.SafeLoader)
+    monkeypatch.setattr(yamltree, "_Loader", yaml.SafeLoader)
     assert faults(text) == expected
 
 

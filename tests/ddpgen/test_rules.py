@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpgen.reader import read
+from ddpgen.spec.reader import read
 from tests.ddpgen.test_reader import faults
 
 BASE = """\

@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 import yaml
 
-from ddpgen.fields import Group
-from ddpgen.reference import markdown
-from ddpgen.schema import json_schema
-from ddpgen.spec import JobSpec
+from ddpgen.spec.fields import Group
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.reference import markdown
+from ddpgen.spec.schema import json_schema
 from tests.ddpgen.conftest import GPT, ROOT, Run
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpgen.plan import LaunchPlan, plan
-from ddpgen.reader import read
+from ddpgen.plan.launch import LaunchPlan, plan
 from ddpgen.shell import quote
+from ddpgen.spec.reader import read
 from ddpgen.yamltext import scalar
 from tests.ddpgen.conftest import GPT, ROOT, Run
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.plan import LaunchPlan, plan
-from ddpgen.reader import read
+from ddpgen.plan.launch import LaunchPlan, plan
+from ddpgen.plan.tables import as_json, as_text
 from ddpgen.shell import directive, sections
-from ddpgen.tables import as_json, as_text
+from ddpgen.spec.reader import read
 from tests.ddpgen.conftest import GPT as SMALL
 from tests.ddpgen.conftest import ROOT, Run
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ddpgen.fields import did_you_mean
-from ddpgen.reader import read
 from ddpgen.resources import resource
-from ddpgen.rules import Conflict
-from ddpgen.workload_args import ARGUMENTS, workload_arguments
+from ddpgen.spec.fields import did_you_mean
+from ddpgen.spec.reader import read
+from ddpgen.spec.rules import Conflict
+from ddpgen.spec.workload_args import ARGUMENTS, workload_arguments
 
 SPEC = b"""\
 name: a

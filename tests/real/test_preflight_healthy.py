@@ -29,7 +29,7 @@ LAUNCHES, LANES, MOST = 200, 2, 6
 SERVER = """
 import json, os, sys, time
 from train.__main__ import main
-from train.preflight import checks, command, exchange
+from train.preflight import checkin, checks, command
 for line in sys.stdin:
     told = json.loads(line)
     reads, writes = os.pipe()

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from ddpgen import job
-from ddpgen.plan import plan
-from ddpgen.reader import read
+from ddpgen.plan.launch import plan
 from ddpgen.render import Renderer
+from ddpgen.spec.reader import read
 from ddpgen.targets import target
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.train.world import in_world
-from train.buffers import Buffers
 from train.data import ranges
-from train.dist import World
-from train.gradients import join_levels
-from train.reduce import TreeReducer, plain_sum_is_the_tree
+from train.parallel.buffers import Buffers
+from train.parallel.gradients import join_levels
+from train.parallel.process_group import World
+from train.parallel.reduction import TreeReducer, plain_sum_is_the_tree
 
 INPUTS = torch.randn(6, 4, 3, generator=torch.Generator().manual_seed(1)) + torch.arange(6).view(
     6, 1, 1

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from train import checkpoint
-from train.checkpoint import BackgroundWriter, BadCheckpointError, copy_tensors, newest_valid
+from train.checkpoint import disk
+from train.checkpoint.disk import BackgroundWriter, BadCheckpointError, copy_tensors, newest_valid
 from train.layout import MARKER, step_directory, steps_on_disk
 
 STATE = {"model.pt": {"w": torch.arange(6.0).view(2, 3)}, "optimizer.pt": {"lr": 0.1}}
@@ -21,7 +21,7 @@ STATE = {"model.pt": {"w": torch.arange(6.0).view(2, 3)}, "optimizer.pt": {"lr":
 
 def write(directory: Path, step: int, writer: str = "a-1", **more: Any) -> Path:
     publish = more.pop("may_publish", lambda: None)
-    checkpoint.write(directory, step, STATE, {"world_size": 2}, writer, publish)
+    disk.write(directory, step, STATE, {"world_size": 2}, writer, publish)
     return step_directory(directory, step)
 
 
@@ -35,7 +35,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     place = write(tmp_path, 200)
     assert place.name == "step-000000200"
     assert sorted(os.listdir(place)) == [MARKER, "model.pt", "optimizer.pt"]
-    found = checkpoint.read(tmp_path, 200)
+    found = disk.read(tmp_path, 200)
     assert torch.equal(found.load("model.pt")["w"], STATE["model.pt"]["w"])  # type: ignore[arg-type]
     assert found.load("optimizer.pt") == {"lr": 0.1}
     assert found.meta["world_size"] == 2
@@ -93,11 +93,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(
     step, ((bad, why),) = newest(tmp_path)
     assert (step, bad) == (200, 300)
     assert message in why
-    aside = checkpoint.set_aside(tmp_path, 300)
+    aside = disk.set_aside(tmp_path, 300)
     assert aside.name == "step-000000300.corrupt"
     assert newest(tmp_path) == (200, [])
     damage(write(tmp_path, 300))
-    assert checkpoint.set_aside(tmp_path, 300).name == "step-000000300.corrupt-1"
+    assert disk.set_aside(tmp_path, 300).name == "step-000000300.corrupt-1"
 
 
 @pytest.mark.parametrize("damage", [remove_the_marker, empty])
@@ -107,7 +107,7 @@ def test_a_directory_without_its_marker_is_no_checkpoint(tmp_path: Path, damage:
     damage(write(tmp_path, 400))
     assert steps_on_disk(tmp_path) == [100]
     assert newest(tmp_path) == (100, [])
-    checkpoint.prune(tmp_path, 1)
+    disk.prune(tmp_path, 1)
     assert newest(tmp_path) == (100, [])
     write(tmp_path, 300)
     assert newest(tmp_path) == (300, [])
@@ -134,9 +134,9 @@ def test_a_file_that_runs_code_when_unpickled_is_not_loaded(tmp_path: Path) -> N
         def __reduce__(self) -> Any:
             return (os.system, (f"touch {tmp_path}/pwned",))
 
-    checkpoint.write(tmp_path, 1, {"model.pt": Bomb()}, {}, "a-1", lambda: None)
+    disk.write(tmp_path, 1, {"model.pt": Bomb()}, {}, "a-1", lambda: None)
     with pytest.raises(Exception, match=r"weights_only|Weights only"):
-        checkpoint.read(tmp_path, 1).load("model.pt")
+        disk.read(tmp_path, 1).load("model.pt")
     assert not (tmp_path / "pwned").exists()
 
 
@@ -155,11 +155,11 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_nothing_half_written(
 ) -> None:
     write(tmp_path, 100)
 
-    class Full(checkpoint._Hashing):
+    class Full(disk._Hashing):
         def write(self, data: bytes) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, "_Hashing", Full)
+    monkeypatch.setattr(disk, "_Hashing", Full)
     with pytest.raises(OSError, match="No space left") as caught:
         write(tmp_path, 200)
     assert caught.value.errno == errno.ENOSPC
@@ -184,14 +184,14 @@ def test_a_good_checkpoint_replaces_a_bad_one_of_the_same_name(tmp_path: Path) -
 def test_retention_keeps_the_newest(tmp_path: Path) -> None:
     for step in range(100, 600, 100):
         write(tmp_path, step)
-        checkpoint.prune(tmp_path, 2)
+        disk.prune(tmp_path, 2)
     assert steps_on_disk(tmp_path) == [400, 500]
 
 
 def test_what_dead_writers_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".tmp-step-000000100-dead-1").mkdir()
     (tmp_path / ".tmp-step-000000100-dead-1" / "model.pt").write_bytes(b"half")
-    checkpoint.remove_leftovers(tmp_path)
+    disk.remove_leftovers(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
@@ -199,10 +199,10 @@ def test_what_one_writer_has_begun_is_removed_even_while_it_writes(tmp_path: Pat
     (tmp_path / ".tmp-step-000000100-other-1").mkdir()
 
     def gone() -> None:
-        checkpoint.remove_leftovers(tmp_path, "slurm.4711.0-1")
+        disk.remove_leftovers(tmp_path, "slurm.4711.0-1")
 
     with pytest.raises(FileNotFoundError):
-        checkpoint.write(tmp_path, 100, {"model.pt": {}}, {}, "slurm.4711.0-1", gone)
+        disk.write(tmp_path, 100, {"model.pt": {}}, {}, "slurm.4711.0-1", gone)
     assert os.listdir(tmp_path) == [".tmp-step-000000100-other-1"]
 
 
@@ -225,8 +225,8 @@ def test_named_tuples_and_the_versions_of_modules_come_back(tmp_path: Path) -> N
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
     state = {"model": model.state_dict(), "moments": [Moments(torch.ones(2), 3)]}
     files = {"model.pt": copy_tensors(state)}
-    checkpoint.write(tmp_path, 1, files, {}, "a-1", lambda: None)
-    found = checkpoint.read(tmp_path, 1).load("model.pt")
+    disk.write(tmp_path, 1, files, {}, "a-1", lambda: None)
+    found = disk.read(tmp_path, 1).load("model.pt")
     (moments,) = found["moments"]
     assert isinstance(moments, Moments)
     assert (moments.first.tolist(), moments.count) == ([1.0, 1.0], 3)
@@ -271,4 +271,4 @@ def test_a_failed_write_is_told_and_does_not_block_the_next() -> None:
 
 def test_bad_checkpoint_errors_name_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpointError, match="never completed"):
-        checkpoint.read(tmp_path, 5)
+        disk.read(tmp_path, 5)

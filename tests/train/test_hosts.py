@@ -10,9 +10,9 @@ import pytest
 
 from train.data import ranges
 from train.errors import TrainError
-from train.hosts import Assembly, Member
 from train.lock import FencedOffError, claim
 from train.node import Node
+from train.parallel.agreement import Assembly, Member
 
 
 def assembly(*hosts: tuple[str, int], **of_all: Any) -> Assembly:

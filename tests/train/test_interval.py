@@ -7,8 +7,8 @@ import math
 
 import pytest
 
+from train.checkpoint.interval import FIRST_S, Interval, best_interval
 from train.config import Period, period
-from train.interval import FIRST_S, Interval, best_interval
 
 
 @pytest.mark.parametrize(

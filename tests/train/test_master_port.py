@@ -12,8 +12,9 @@ import pytest
 import torch.distributed as dist
 
 from tests.ports import free_port
-from train import master_port, run
-from train.dist import Place, _store
+from train import run
+from train.parallel import master_port
+from train.parallel.process_group import Place, _store
 
 ALONE = Place(0, 1, 0, 1, launched=True)
 
@@ -86,7 +87,7 @@ def test_a_torch_that_takes_no_socket_over_gets_the_port_back(
     def refuse(*_: object, **__: object) -> None:
         raise NotImplementedError
 
-    monkeypatch.setattr("train.dist.TCPStore", refuse)
+    monkeypatch.setattr("train.parallel.process_group.TCPStore", refuse)
     master_port.hold(env)
     store = _store(ALONE, timedelta(seconds=30))
     store.set("said", "heard")

@@ -13,10 +13,10 @@ import torch
 from tests.train.world import in_world
 from train.control import Control, Decision
 from train.data import ranges
-from train.dist import World
-from train.gradients import join_levels
-from train.mesh import MOST_NUMBERS, Mesh, MeshReducer, connect
-from train.reduce import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
+from train.parallel.gradients import join_levels
+from train.parallel.mesh import MOST_NUMBERS, Mesh, MeshReducer, connect
+from train.parallel.process_group import World
+from train.parallel.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
 
 LEAVES = 7
 VALUES = torch.randn(LEAVES, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

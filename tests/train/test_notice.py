@@ -69,11 +69,13 @@ def client(server: Metadata, every: float = 1.0, name: str = "") -> Cloud:
     cloud: Any = clouds()[name or server.cloud](server.base, every)
     ask = cloud._service.ask
 
-    def patiently(path: str, headers: Any = None, method: str = "GET", within: float = 1.0) -> Any:
+    def with_retries(
+        path: str, headers: Any = None, method: str = "GET", within: float = 1.0
+    ) -> Any:
         # Without a fault an answer does come; on a busy machine not within a second.
         return ask(path, headers, method, within if server.fault else within + 30)
 
-    cloud._service.ask = patiently
+    cloud._service.ask = with_retries
     return cloud
 
 

@@ -130,7 +130,7 @@ def test_a_parameter_left_out_now_and_then_trains_when_the_spec_says_so(tmp_path
 def test_a_buffer_written_in_secret_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("train.buffers.CHECK_EVERY", 4)
+    monkeypatch.setattr("train.parallel.buffers.CHECK_EVERY", 4)
     done = trained(tmp_path, "written_in_secret", 1)
     assert done.codes == [1]
     assert "buffer 'n' of Functional has been written to" in done.output

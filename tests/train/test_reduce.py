@@ -12,9 +12,9 @@ import torch.distributed as dist
 from tests.train.world import in_world
 from train.config import parse
 from train.data import ranges
-from train.dist import World
-from train.gradients import TreeGradients, join_levels
-from train.reduce import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
+from train.parallel.gradients import TreeGradients, join_levels
+from train.parallel.process_group import World
+from train.parallel.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
 
 
 def leaves(count: int, size: int) -> list[torch.Tensor]:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.train.world import in_world
-from train import checkpoint, resume
-from train.dist import World
+from train.checkpoint import disk, resume
 from train.errors import TrainError
+from train.parallel.process_group import World
 
 FILES = ("model.pt", "optimizer.pt")
 # Three hosts, with one, two and two processes.
@@ -27,7 +27,7 @@ def content(seed: int) -> dict[str, Any]:
 
 
 def write(directory: Path, step: int, seed: int) -> None:
-    checkpoint.write(directory, step, content(seed), {"run": seed}, "a-1", lambda: None)
+    disk.write(directory, step, content(seed), {"run": seed}, "a-1", lambda: None)
 
 
 def resumed(place: Path, layout: list[list[int]] = LAYOUT) -> list[Any]:
@@ -122,7 +122,7 @@ def test_what_changes_on_its_way_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, 5, 1)
-    whole = checkpoint.read(tmp_path, 5)
+    whole = disk.read(tmp_path, 5)
     monkeypatch.setattr(resume._Sent, "_pass_on", lambda *pieces: None)  # all zeros, then
     sent = resume._Sent(whole, SimpleNamespace(rank=1, new_group=lambda *words: None), 0, [(1,)])  # type: ignore[arg-type]
     with pytest.raises(TrainError, match="of step 5 changed on its way"):

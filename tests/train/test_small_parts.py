@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from train import books, gradients, manifest, rng
+from train import books, manifest, rng
 from train.config import Period, RunConfig, parse, period, seconds
-from train.dist import Place
 from train.errors import TrainError, start_command
 from train.metrics import MetricsLog, Progress, clock, say
 from train.optim import LearningRate, lr_factor
+from train.parallel import gradients
+from train.parallel.process_group import Place
 from train.session import _check_world_size
 from train.status import Status, read_status, write_status
 from train.stop import StopRequest

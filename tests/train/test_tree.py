@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from train import tree
 from train.data import ranges
-from train.reduce import plain_sum_is_the_tree, plan_stages
+from train.parallel import tree
+from train.parallel.reduction import plain_sum_is_the_tree, plan_stages
 
 
 def reference(first: int, size: int, leaves: int) -> str:

@@ -1,13 +1,13 @@
 """Preflight: before torch starts, every host checks itself and checks in; what is wrong is named.
 
-    asked.py     what a launch script tells its host            (plain values)
+    settings.py  what a supervisor tells its host               (plain values)
     finding.py   one named fault, its code, the table of all    (plain values)
     report.py    what a host says of itself to the head         (plain values)
     checks.py    the checks of one host by itself               (facts.py, gpus.py, ports.py help)
-    compare.py   the checks that need all reports               (ways.py: of the links; pure)
+    compare.py   the checks that need all reports               (link_findings.py: of the links; pure)
     table.py     the findings for people                        (pure)
-    exchange.py  check-in, waiting, verdict: one TCP exchange   (links.py: the probes between hosts)
-    command.py   python -m train preflight
+    checkin.py   check-in, waiting, verdict: one TCP exchange   (links.py: the probes between hosts)
+    command.py   the whole check, and python -m train preflight
 
 Standard library only: it runs before, and without, torch. Knows nothing of models or steps.
 """

@@ -18,7 +18,6 @@ from typing import Generic, TypeVar
 from train import nic
 from train.nic import NetworkError
 from train.preflight import directory, facts, gpus, limits, network
-from train.preflight.asked import Asked
 from train.preflight.directory import Directory
 from train.preflight.facts import Torch
 from train.preflight.finding import Finding
@@ -26,6 +25,7 @@ from train.preflight.gpus import Gpus
 from train.preflight.limits import Limits
 from train.preflight.network import Network
 from train.preflight.report import Report
+from train.preflight.settings import Settings
 
 LIMIT_S = directory.WATCH_S + 0.3  # for all looks together
 ALONE_S = 6.5  # where no other host waits for the verdict
@@ -48,35 +48,35 @@ class Seen:
     facts: dict[str, str] = field(default_factory=dict)
 
 
-Check = Callable[[Asked, Seen], Iterator[Finding]]
+Check = Callable[[Settings, Seen], Iterator[Finding]]
 
 
-def torch_is_there(asked: Asked, seen: Seen) -> Iterator[Finding]:
+def torch_is_there(settings: Settings, seen: Seen) -> Iterator[Finding]:
     """PY002."""
     if seen.torch is None:
         yield Finding(
             "PY002",
-            asked.me,
-            f"torch is not installed for {sys.executable} of {asked.me}",
+            settings.me,
+            f"torch is not installed for {sys.executable} of {settings.me}",
             "activate the virtual environment that has it, install it there, or set python: in the "
             "spec to an interpreter that has it",
         )
 
 
-def _of_network(check: Callable[[Asked, Network], Iterator[Finding]]) -> Check:
-    return lambda asked, seen: check(asked, seen.network)
+def _of_network(check: Callable[[Settings, Network], Iterator[Finding]]) -> Check:
+    return lambda settings, seen: check(settings, seen.network)
 
 
-def _of_directory(check: Callable[[Asked, Directory | None], Iterator[Finding]]) -> Check:
-    return lambda asked, seen: check(asked, seen.directory)
+def _of_directory(check: Callable[[Settings, Directory | None], Iterator[Finding]]) -> Check:
+    return lambda settings, seen: check(settings, seen.directory)
 
 
-def _of_gpus(check: Callable[[Asked, Gpus, Torch | None], Iterator[Finding]]) -> Check:
-    return lambda asked, seen: check(asked, seen.gpus, seen.torch) if seen.gpus else iter(())
+def _of_gpus(check: Callable[[Settings, Gpus, Torch | None], Iterator[Finding]]) -> Check:
+    return lambda settings, seen: check(settings, seen.gpus, seen.torch) if seen.gpus else iter(())
 
 
-def _of_limits(check: Callable[[Asked, Limits], Iterator[Finding]]) -> Check:
-    return lambda asked, seen: check(asked, seen.limits)
+def _of_limits(check: Callable[[Settings, Limits], Iterator[Finding]]) -> Check:
+    return lambda settings, seen: check(settings, seen.limits)
 
 
 CHECKS: tuple[Check, ...] = (
@@ -103,17 +103,17 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def examine(asked: Asked) -> Report:
+def examine(settings: Settings) -> Report:
     """Look at this host and judge it, within some 6 s; what hangs is a finding of its own."""
-    seen = look(asked)
-    findings = tuple(finding for check in CHECKS for finding in check(asked, seen))
+    seen = look(settings)
+    findings = tuple(finding for check in CHECKS for finding in check(settings, seen))
     return Report(
-        host=asked.me,
-        node_rank=asked.node_rank,
-        nodes=asked.nodes,
-        world_size=asked.world_size,
-        procs=asked.procs,
-        head=asked.head,
+        host=settings.me,
+        node_rank=settings.node_rank,
+        nodes=settings.nodes,
+        world_size=settings.world_size,
+        procs=settings.procs,
+        head=settings.head,
         nic=seen.network.taken,
         address=seen.network.address,
         prefix=seen.network.prefix,
@@ -123,15 +123,15 @@ def examine(asked: Asked) -> Report:
     )
 
 
-def look(asked: Asked) -> Seen:
+def look(settings: Settings) -> Seen:
     """See all there is to see of this host, side by side."""
-    deadline = time.monotonic() + (ALONE_S if asked.alone else LIMIT_S)
+    deadline = time.monotonic() + (ALONE_S if settings.alone else LIMIT_S)
     torch = facts.torch()
-    answers = gpus.ask() if gpus.wanted(asked, torch) else None
-    place = _Look(lambda: directory.look(asked))
-    named = {name: _Look(functools.partial(nic.resolve, name)) for name in network.names(asked)}
+    answers = gpus.ask() if gpus.wanted(settings, torch) else None
+    place = _Look(lambda: directory.look(settings))
+    named = {name: _Look(functools.partial(nic.resolve, name)) for name in network.names(settings)}
     known = _Look(lambda: facts.gather(torch, Path.cwd()))
-    net = network.look(asked, lambda name: _resolved(asked, name, named[name]))
+    net = network.look(settings, lambda name: _resolved(settings, name, named[name]))
     cards = answers() if answers else None
     found = known.result(deadline) or {}
     if cards is not None and cards.driver:
@@ -142,11 +142,11 @@ def look(asked: Asked) -> Seen:
     return Seen(net, kept, torch, cards, limits.look(), found)
 
 
-def _resolved(asked: Asked, name: str, found: _Look[str]) -> str:
+def _resolved(settings: Settings, name: str, found: _Look[str]) -> str:
     address = found.result(found.began + NAMES_S)
     if address is None:
         raise NetworkError(
-            f"{asked.me} got no answer to what the address of {name!r} is in {NAMES_S:g} s",
+            f"{settings.me} got no answer to what the address of {name!r} is in {NAMES_S:g} s",
             "look after the name server in /etc/resolv.conf there, add the name to /etc/hosts, or set "
             "address: of that host in the spec to an IPv4 address",
             "NAME001",

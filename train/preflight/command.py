@@ -28,11 +28,11 @@ from train.errors import EXIT_UNAVAILABLE, start_command
 from train.layout import node_directory
 from train.metrics import say
 from train.preflight import checks, compare, table
-from train.preflight.asked import Asked
 from train.preflight.directory import TOKEN
 from train.preflight.finding import CODES, ERROR, WARNING, Finding, ordered
 from train.preflight.outcome import Outcome
 from train.preflight.report import Link, Report
+from train.preflight.settings import Settings
 from train.scheduler import VARIABLE
 
 FILE = "preflight.json"
@@ -52,44 +52,44 @@ def main(argv: Sequence[str]) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
     processes.die_with_parent(signal.SIGTERM)
-    return run(_asked(options), options.only, options.driven)
+    return run(_settings(options), options.only, options.driven)
 
 
-def run(asked: Asked, only: bool, driven: bool = False) -> int:
+def run(settings: Settings, only: bool, driven: bool = False) -> int:
     """Check, and say what is wrong; the exit code. `only`: nothing will be started after it. `driven`:
     all hosts speak on one terminal."""
-    _await_earlier(asked)
+    _await_earlier(settings)
     early = _Early()
     try:
-        outcome = _meet(asked, early)
+        outcome = _meet(settings, early)
     finally:
         early.cancel()
-    findings = _judged(asked, outcome.findings)
+    findings = _judged(settings, outcome.findings)
     failed = any(finding.is_error for finding in findings)
-    kept = _kept_in_time(asked, outcome, findings, failed)
+    kept = _kept_in_time(settings, outcome, findings, failed)
     # Driven, all hosts speak on one terminal: the head tells what concerns all.
-    brief = driven and not asked.is_head and any(f.host != asked.me for f in findings)
-    shown = [f for f in findings if f.host == asked.me] if brief else findings
+    brief = driven and not settings.is_head and any(f.host != settings.me for f in findings)
+    shown = [f for f in findings if f.host == settings.me] if brief else findings
     if fresh := [f for f in shown if f not in early.shown]:
         _show(fresh, kept)
     if failed:
         _say_failed(findings)
         return EXIT_UNAVAILABLE
-    ignored = [f for f in findings if f.code in asked.ignore]
-    _say_passed(asked, outcome, only, f", {len(ignored)} ignored" if ignored else "")
+    ignored = [f for f in findings if f.code in settings.ignore]
+    _say_passed(settings, outcome, only, f", {len(ignored)} ignored" if ignored else "")
     return 0
 
 
-def _await_earlier(asked: Asked) -> None:
+def _await_earlier(settings: Settings) -> None:
     """Workers whose launch script was killed are about to end: they are no fault of this launch."""
-    places = (asked.checkpoint_dir, node_directory(asked.checkpoint_dir, asked.me))
+    places = (settings.checkpoint_dir, node_directory(settings.checkpoint_dir, settings.me))
     ending: list[Path] = []
 
     def look() -> None:
         with contextlib.suppress(OSError):
             for place in places:
                 holder = lock.read_lock(place)
-                if holder is None or lock.is_same_job(holder, asked.scheduler):
+                if holder is None or lock.is_same_job(holder, settings.scheduler):
                     continue
                 if lock.is_ending(holder):
                     ending.append(place)
@@ -128,31 +128,31 @@ class _Early:
         _show(findings, None)
 
 
-def _meet(asked: Asked, early: _Early) -> Outcome:
+def _meet(settings: Settings, early: _Early) -> Outcome:
     def examine() -> Report:
-        report = checks.examine(asked)
-        report = replace(report, findings=_judged(asked, report.findings))
+        report = checks.examine(settings)
+        report = replace(report, findings=_judged(settings, report.findings))
         early.have(report.findings)
         return report
 
     def judge(reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
-        return _judged(asked, compare.judge(asked, reports, links))
+        return _judged(settings, compare.judge(settings, reports, links))
 
-    if not asked.alone:
-        from train.preflight import exchange  # slower to import, and one machine needs none
+    if not settings.alone:
+        from train.preflight import checkin  # slower to import, and one machine needs none
 
-        return exchange.meet(asked, examine, judge, say)
+        return checkin.meet(settings, examine, judge, say)
     began = time.monotonic()
     report = examine()
     took = time.monotonic() - began
     return Outcome(ordered(report.findings), [report], [], took, secrets.token_hex(8))
 
 
-def _judged(asked: Asked, findings: Sequence[Finding]) -> list[Finding]:
+def _judged(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
     """What the spec ignores is still told, as a warning."""
     return [
         replace(finding, severity=WARNING)
-        if finding.code in asked.ignore and finding.severity == ERROR
+        if finding.code in settings.ignore and finding.severity == ERROR
         else finding
         for finding in findings
     ]
@@ -185,13 +185,13 @@ def _say_failed(findings: Sequence[Finding]) -> None:
     say(f"preflight: {', '.join(errors[:3])}{more}; nothing was started")
 
 
-def _say_passed(asked: Asked, outcome: Outcome, only: bool, ignored: str) -> None:
-    if asked.alone:
+def _say_passed(settings: Settings, outcome: Outcome, only: bool, ignored: str) -> None:
+    if settings.alone:
         if only:
             say(f"preflight: this machine can start the job ({outcome.seconds:.2f} s{ignored})")
     elif outcome.joined:
         say("preflight: this host is fine; joining the run under way")
-    elif asked.is_head:
+    elif settings.is_head:
         count = len(outcome.reports)
         say(f"preflight: {count} hosts can start the job ({outcome.seconds:.2f} s{ignored})")
     elif only:
@@ -199,19 +199,19 @@ def _say_passed(asked: Asked, outcome: Outcome, only: bool, ignored: str) -> Non
 
 
 def _kept_in_time(
-    asked: Asked, outcome: Outcome, findings: Sequence[Finding], failed: bool
+    settings: Settings, outcome: Outcome, findings: Sequence[Finding], failed: bool
 ) -> Path | None:
     """Where preflight.json lies; None where it does not, or where a file server does not answer."""
     # A live job's own record stays; that this one was refused is no news of that one.
-    if any(f.code in ("DIR004", "DIR006") and f.host == asked.me for f in findings):
+    if any(f.code in ("DIR004", "DIR006") and f.host == settings.me for f in findings):
         return None
     done: list[Path | None] = []
 
     def keep() -> None:
-        done.append(_keep(asked, outcome, findings, failed))
-        if asked.is_head and not failed:
+        done.append(_keep(settings, outcome, findings, failed))
+        if settings.is_head and not failed:
             with contextlib.suppress(OSError):  # every host has read it
-                (asked.checkpoint_dir / TOKEN).unlink(missing_ok=True)
+                (settings.checkpoint_dir / TOKEN).unlink(missing_ok=True)
 
     keeping = threading.Thread(target=keep, daemon=True)
     keeping.start()
@@ -219,16 +219,18 @@ def _kept_in_time(
     return done[0] if done else None
 
 
-def _keep(asked: Asked, outcome: Outcome, findings: Sequence[Finding], failed: bool) -> Path | None:
+def _keep(
+    settings: Settings, outcome: Outcome, findings: Sequence[Finding], failed: bool
+) -> Path | None:
     """Write preflight.json; where it lies, or None where it cannot be written."""
-    kept = asked.checkpoint_dir / FILE
+    kept = settings.checkpoint_dir / FILE
     content = {
         "version": _VERSION,
-        "job": asked.job,
+        "job": settings.job,
         "launch": outcome.launch,
-        "host": asked.me,
-        "head": asked.head,
-        "port": asked.port,
+        "host": settings.me,
+        "head": settings.head,
+        "port": settings.port,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(outcome.seconds, 3),
         "ok": not failed,
@@ -248,10 +250,10 @@ def _keep(asked: Asked, outcome: Outcome, findings: Sequence[Finding], failed: b
     return kept
 
 
-def _asked(options: argparse.Namespace) -> Asked:
+def _settings(options: argparse.Namespace) -> Settings:
     addresses = dict(options.roster)
     least, nodes = options.nodes
-    return Asked(
+    return Settings(
         job=options.job,
         me=options.me,
         checkpoint_dir=options.checkpoint_dir.absolute(),
@@ -269,7 +271,7 @@ def _asked(options: argparse.Namespace) -> Asked:
         gpus=options.gpus,
         same_bits=options.same_bits,
         shared=None if options.shared is None else options.shared == "true",
-        patience_s=options.timeout,
+        timeout_s=options.timeout,
         ignore=frozenset(options.ignore),
         scheduler=os.environ.get(VARIABLE, ""),
         script=start_command(among_hosts=True),

@@ -1,7 +1,7 @@
 """What only all reports together tell: who differs from the others, and who shares what he must not.
 
 Of several hosts the minority is blamed, and of two the one that is not the head. The ways between the
-hosts are judged in ways.py. Pure: knows no socket, no file, no clock.
+hosts are judged in link_findings.py. Pure: knows no socket, no file, no clock.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from train.preflight import ways
-from train.preflight.asked import Asked
+from train.preflight import link_findings
 from train.preflight.finding import NOTE, Finding, ordered
+from train.preflight.phrases import listed
 from train.preflight.report import Link, Report
-from train.preflight.words import listed
+from train.preflight.settings import Settings
 
 Values = Mapping[str, str]  # what each host has, by host, the head first
 
 
-def judge(asked: Asked, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
+def judge(settings: Settings, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
     """The faults that no host can see by itself, one finding each.
 
     Neither the order of the reports nor that of the links matters. Raises nothing, whatever a host
@@ -30,18 +30,18 @@ def judge(asked: Asked, reports: Sequence[Report], links: Sequence[Link]) -> lis
     one_address = frozenset(host.host for host in hosts if _is_among(host, shared))
     apart = [link for link in links if not {link.host, link.peer} <= one_address]
     found = (
-        *_versions(asked, hosts),
-        *_bundle(asked, hosts),
-        *_processors(asked, hosts),
-        *_head_name(asked, hosts),
+        *_versions(settings, hosts),
+        *_bundle(settings, hosts),
+        *_processors(settings, hosts),
+        *_head_name(settings, hosts),
         *_addresses(shared),
-        *_directory(asked, hosts),
-        *ways.judge(hosts, apart),
+        *_directory(settings, hosts),
+        *link_findings.judge(hosts, apart),
     )
     return ordered(found)
 
 
-def _versions(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
+def _versions(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
     # 2.13.0+cpu beside 2.13.0+cu126 is how a host with a GPU and one without work together.
     yield from _differing(
         "VER001",
@@ -50,14 +50,14 @@ def _versions(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
         "install one torch on all of them, or name with python: (also per host) one that they share",
     )
     yield from _pythons(hosts)
-    if asked.backend == "nccl" or asked.gpus:
+    if settings.backend == "nccl" or settings.gpus:
         yield from _differing(
             "VER003",
             _facts(hosts, "cuda"),
             "a torch built for CUDA {}",
             "install the same build of torch on all of them",
         )
-    if asked.backend == "nccl":
+    if settings.backend == "nccl":
         yield from _differing(
             "VER004",
             _facts(hosts, "nccl"),
@@ -77,8 +77,8 @@ def _pythons(hosts: Sequence[Report]) -> Iterator[Finding]:
         yield from _differing("VER002", whole, "Python {}", remedy, NOTE)
 
 
-def _bundle(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
-    again = f"send it again (ddpgen launch, or {asked.script}), or copy it whole to all of them"
+def _bundle(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
+    again = f"send it again (ddpgen launch, or {settings.script}), or copy it whole to all of them"
     code = _facts(hosts, "code", lambda digest: digest[:12])
     spec = _facts(hosts, "spec", lambda digest: digest[:12])
     yield from _differing("VER005", code, "code {}", f"the bundles differ: {again}")
@@ -87,8 +87,8 @@ def _bundle(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
     )
 
 
-def _processors(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
-    if asked.same_bits:
+def _processors(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
+    if settings.same_bits:
         yield from _differing(
             "VER007",
             _facts(hosts, "isa"),
@@ -135,12 +135,12 @@ def _shortened(parts: Sequence[str]) -> str:
     return "; ".join(parts)
 
 
-def _head_name(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
+def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
     # That a host calls itself 127.0.1.1 (Debian's way) is not this fault; NAME002 and NAME003 know.
     resolved = {
         host.host: host.resolved
         for host in hosts
-        if host.resolved and host.head == asked.head and not _is_loopback(host.resolved)
+        if host.resolved and host.head == settings.head and not _is_loopback(host.resolved)
     }
     kinds = _kinds(resolved)
     if len(kinds) < 2:
@@ -149,7 +149,7 @@ def _head_name(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
     yield Finding(
         "NAME005",
         kinds[0][1][0],
-        f"the head's name {asked.head} is {_shortened(said)}",
+        f"the head's name {settings.head} is {_shortened(said)}",
         "set address: of the head in the spec to its IPv4 address, or give the name one meaning in "
         "DNS or in every /etc/hosts",
     )
@@ -184,8 +184,8 @@ def _addresses(shared: Sequence[Sequence[Report]]) -> Iterator[Finding]:
         )
 
 
-def _directory(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
-    if not asked.shared:
+def _directory(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
+    if not settings.shared:
         return
     seen = _facts(hosts, "filesystem")
     kinds = _kinds(seen)
@@ -196,9 +196,9 @@ def _directory(asked: Asked, hosts: Sequence[Report]) -> Iterator[Finding]:
     yield Finding(
         "DIR005",
         alone[0],
-        f"{listed(alone)} {see} in {asked.checkpoint_dir} what {listed(kinds[-1][1])} put there",
+        f"{listed(alone)} {see} in {settings.checkpoint_dir} what {listed(kinds[-1][1])} put there",
         "mount the shared file system there on every host, or let checkpoint.dir point to where it is"
-        + ("" if asked.scheduler else ", or leave checkpoint.shared out of the spec"),
+        + ("" if settings.scheduler else ", or leave checkpoint.shared out of the spec"),
     )
 
 

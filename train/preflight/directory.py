@@ -17,8 +17,8 @@ from pathlib import Path
 
 from train import lock
 from train.layout import node_directory
-from train.preflight.asked import Asked
 from train.preflight.finding import NOTE, Finding
+from train.preflight.settings import Settings
 
 TOKEN = ".preflight-token"
 _TRIAL = 1 << 20  # bytes written
@@ -57,9 +57,9 @@ class Directory:
     token: str = ""
 
 
-def look(asked: Asked) -> Directory:
+def look(settings: Settings) -> Directory:
     """Make the directory, try to write there, see who holds it. May hang where a file server does."""
-    where, deadline = asked.checkpoint_dir.absolute(), time.monotonic() + WATCH_S
+    where, deadline = settings.checkpoint_dir.absolute(), time.monotonic() + WATCH_S
     try:
         where.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -67,8 +67,8 @@ def look(asked: Asked) -> Directory:
     try:
         _write(where)
         free = _free(where)
-        held = tuple(_held(where, asked, deadline))
-        token = _token(where) if asked.shared and not asked.alone else ""
+        held = tuple(_held(where, settings, deadline))
+        token = _token(where) if settings.shared and not settings.alone else ""
     except OSError as error:
         return Directory(writing=error, free=_free(where))
     return Directory(free=free, held=held, token=token)
@@ -99,17 +99,17 @@ def _free(where: Path) -> int | None:
     return found.f_bavail * found.f_frsize if found.f_blocks else None
 
 
-def _held(where: Path, asked: Asked, deadline: float) -> Iterator[Held]:
-    node = node_directory(where, asked.me)
+def _held(where: Path, settings: Settings, deadline: float) -> Iterator[Held]:
+    node = node_directory(where, settings.me)
     for directory in (where, node):
         holder = lock.read_lock(directory)
         if holder is None:
             continue
-        if lock.is_same_job(holder, asked.scheduler):
-            if lock.is_replaced(holder, asked.scheduler):
+        if lock.is_same_job(holder, settings.scheduler):
+            if lock.is_replaced(holder, settings.scheduler):
                 yield Held(directory, holder, alive=True, later=True)
             continue  # an earlier start is fenced off, alive or not
-        ours = directory == where and bool(asked.head) and _is_our_launch(holder, node, asked)
+        ours = directory == where and bool(settings.head) and _is_our_launch(holder, node, settings)
         if ours and not lock.is_here(holder):
             continue  # what became of it is for that host to say
         found = lock.look(directory, max(0.0, deadline - time.monotonic()))
@@ -117,11 +117,11 @@ def _held(where: Path, asked: Asked, deadline: float) -> Iterator[Held]:
             yield Held(directory, *found, lock.is_ending(found[0]), ours)
 
 
-def _is_our_launch(holder: lock.Holder, node: Path, asked: Asked) -> bool:
+def _is_our_launch(holder: lock.Holder, node: Path, settings: Settings) -> bool:
     """Whether a launch that holds the whole directory may be the one that this host goes back to."""
-    if holder.job != asked.job:
+    if holder.job != settings.job:
         return False
-    if asked.least < asked.nodes:
+    if settings.least < settings.nodes:
         return True  # hosts come and go
     try:
         return holder.attempt in (node / "launch").read_text("utf-8", "replace").split()
@@ -147,33 +147,38 @@ def _token(where: Path) -> str:
 # --- what is wrong with it ------------------------------------------------------------------------
 
 
-def directory_can_be_made(asked: Asked, seen: Directory | None) -> Iterator[Finding]:
+def directory_can_be_made(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
     """DIR001."""
     if seen is not None and seen.making is not None:
-        yield from _failed(asked, seen.making, "DIR001", "cannot be made")
+        yield from _failed(settings, seen.making, "DIR001", "cannot be made")
 
 
-def directory_can_be_written(asked: Asked, seen: Directory | None) -> Iterator[Finding]:
+def directory_can_be_written(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
     """DIR002."""
     if seen is not None and seen.writing is not None:
-        yield from _failed(asked, seen.writing, "DIR002", "cannot be written to")
+        yield from _failed(settings, seen.writing, "DIR002", "cannot be written to")
 
 
-def _failed(asked: Asked, error: OSError, code: str, what: str) -> Iterator[Finding]:
-    where = asked.checkpoint_dir
+def _failed(settings: Settings, error: OSError, code: str, what: str) -> Iterator[Finding]:
+    where = settings.checkpoint_dir
     why = error.strerror or str(error)
-    remedy = f"make it writable for this user on {asked.me}, or set checkpoint.dir to another place"
+    remedy = (
+        f"make it writable for this user on {settings.me}, or set checkpoint.dir to another place"
+    )
     if isinstance(error, (FileExistsError, NotADirectoryError)):
         why = f"{_in_the_way(where)} is no directory"
         remedy = "move that away, or set checkpoint.dir to another place"
     elif error.errno == errno.EROFS:
-        remedy = f"mount it for writing on {asked.me}, or set checkpoint.dir to another place"
+        remedy = f"mount it for writing on {settings.me}, or set checkpoint.dir to another place"
     elif error.errno in _FULL:
         code, remedy = "DIR003", "free some space there, or set checkpoint.dir to another place"
     elif error.errno in _SILENT:
-        code, remedy = "DIR006", f"mount it anew on {asked.me} and look after its file server"
+        code, remedy = "DIR006", f"mount it anew on {settings.me} and look after its file server"
     yield Finding(
-        code, asked.me, f"the checkpoint directory {where} of {asked.me} {what}: {why}", remedy
+        code,
+        settings.me,
+        f"the checkpoint directory {where} of {settings.me} {what}: {why}",
+        remedy,
     )
 
 
@@ -183,46 +188,46 @@ def _in_the_way(where: Path) -> Path:
     return next((p for p in parts if os.path.lexists(p) and not os.path.isdir(p)), where)
 
 
-def directory_has_room(asked: Asked, seen: Directory | None) -> Iterator[Finding]:
+def directory_has_room(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
     """DIR003, where a write still went through."""
     if seen is None or seen.writing is not None or seen.free is None or seen.free >= _LEAST:
         return
     yield Finding(
         "DIR003",
-        asked.me,
-        f"the checkpoint directory {asked.checkpoint_dir} of {asked.me} has room for only "
+        settings.me,
+        f"the checkpoint directory {settings.checkpoint_dir} of {settings.me} has room for only "
         f"{seen.free / (1 << 20):.1f} MiB",
         "free some space there, or set checkpoint.dir to another place",
     )
 
 
-def directory_is_not_held(asked: Asked, seen: Directory | None) -> Iterator[Finding]:
+def directory_is_not_held(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
     """DIR004; a note where it is too early to tell, as the launch itself will look again."""
     for held in seen.held if seen is not None else ():
         if held.alive is False or held.ours:
             continue
         holder = held.holder
         if held.later:
-            told = lock.later_start(held.directory, holder, asked.scheduler)
-            yield Finding("DIR004", asked.me, *told)
+            told = lock.later_start(held.directory, holder, settings.scheduler)
+            yield Finding("DIR004", settings.me, *told)
         elif held.ending or held.alive is None:
             doubt = "its last processes are ending" if held.ending else "it may still be alive"
             cause = f"{held.directory} was {lock.who_holds(holder, 'held by')}; {doubt}"
             remedy = "nothing: the launch waits until that is certain"
-            yield Finding("DIR004", asked.me, cause, remedy, NOTE)
+            yield Finding("DIR004", settings.me, cause, remedy, NOTE)
         else:
             cause = f"{held.directory} is {lock.who_holds(holder)}"
             remedy = lock.how_to_end(held.directory, holder)
-            yield Finding("DIR004", asked.me, cause, remedy)
+            yield Finding("DIR004", settings.me, cause, remedy)
 
 
-def directory_answers(asked: Asked, seen: Directory | None) -> Iterator[Finding]:
+def directory_answers(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
     """DIR006."""
     if seen is None:
         yield Finding(
             "DIR006",
-            asked.me,
-            f"the checkpoint directory {asked.checkpoint_dir} of {asked.me} does not answer",
+            settings.me,
+            f"the checkpoint directory {settings.checkpoint_dir} of {settings.me} does not answer",
             "look after its file server and the network to it (`mount` shows which), or set "
             "checkpoint.dir to another place",
         )

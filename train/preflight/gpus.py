@@ -17,9 +17,9 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 
 from train.preflight import ports
-from train.preflight.asked import Asked
 from train.preflight.facts import Torch
 from train.preflight.finding import Finding
+from train.preflight.settings import Settings
 
 LIMIT_S = 5.0
 _LAST_S = 0.5  # for an answer that lies there, and only nobody had time to read it
@@ -67,20 +67,20 @@ class Gpus:
     unknown: bool = False
 
 
-def wanted(asked: Asked, torch: Torch | None) -> bool:
+def wanted(settings: Settings, torch: Torch | None) -> bool:
     """Whether GPUs matter. With torch for AMD's, nvidia-smi has nothing to say."""
-    return (asked.gpus > 0 or asked.backend == "nccl") and not (torch and torch.hip)
+    return (settings.gpus > 0 or settings.backend == "nccl") and not (torch and torch.hip)
 
 
 def ask(limit_s: float = LIMIT_S) -> Callable[[], Gpus]:
     """Put the questions to nvidia-smi; the value returned waits for the answers."""
     try:
-        asked = [_start(_CARDS), _start(_USERS)]
+        settings = [_start(_CARDS), _start(_USERS)]
     except OSError:
         there = any(os.path.exists(device) for device in _DEVICES)
         return lambda: Gpus(unknown=there, missing=not there)
     deadline = time.monotonic() + limit_s
-    return lambda: _answer(*[_collect(process, deadline) for process in asked])
+    return lambda: _answer(*[_collect(process, deadline) for process in settings])
 
 
 def _start(query: str) -> Popen[str]:
@@ -157,79 +157,79 @@ def _is(card: Card, word: str) -> bool:
 # --- what is wrong with them ----------------------------------------------------------------------
 
 
-def cuda_is_there(asked: Asked, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+def cuda_is_there(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
     """GPU005, where nccl was asked for: without CUDA there is none."""
-    if asked.backend != "nccl":
+    if settings.backend != "nccl":
         return
     if torch is not None and not torch.cuda:
         yield Finding(
             "GPU005",
-            asked.me,
-            f"torch {torch.version} of {asked.me} is built without CUDA, and nccl needs it",
+            settings.me,
+            f"torch {torch.version} of {settings.me} is built without CUDA, and nccl needs it",
             "install a torch with CUDA there, or set backend: gloo and leave gpus_per_node out of the spec",
         )
     elif seen.missing:
         yield Finding(
             "GPU005",
-            asked.me,
-            f"{asked.me} has no NVIDIA driver (nvidia-smi is not on PATH either), and nccl needs one",
+            settings.me,
+            f"{settings.me} has no NVIDIA driver (nvidia-smi is not on PATH either), and nccl needs one",
             "install the driver there, or set backend: gloo and leave gpus_per_node out of the spec",
         )
 
 
-def driver_answers(asked: Asked, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+def driver_answers(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
     """GPU006."""
     if seen.silent or seen.failed:
         what = f"failed: {seen.failed}" if seen.failed else f"gave no answer in {LIMIT_S:g} s"
         yield Finding(
             "GPU006",
-            asked.me,
-            f"nvidia-smi on {asked.me} {what}",
+            settings.me,
+            f"nvidia-smi on {settings.me} {what}",
             "run nvidia-smi there by hand: if it is only slow, switch persistence mode on "
             "(nvidia-smi -pm 1); if it hangs or fails, load the driver anew or reboot",
         )
 
 
-def gpus_are_enough(asked: Asked, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+def gpus_are_enough(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
     """GPU001."""
-    if seen.silent or seen.failed or seen.unknown or (asked.backend == "nccl" and seen.missing):
+    if seen.silent or seen.failed or seen.unknown or (settings.backend == "nccl" and seen.missing):
         return
-    if asked.backend == "nccl" and torch is not None and not torch.cuda:
+    if settings.backend == "nccl" and torch is not None and not torch.cuda:
         return
     shown = visible(seen.cards, os.environ)
     blind = torch is not None and not torch.cuda
-    if len(shown) >= asked.procs and not blind:
+    if len(shown) >= settings.procs and not blind:
         return
-    have = f"{asked.me} has {len(seen.cards) or 'no'} GPU{'s' * (len(seen.cards) != 1)}"
+    have = f"{settings.me} has {len(seen.cards) or 'no'} GPU{'s' * (len(seen.cards) != 1)}"
     if blind and torch is not None:
-        have = f"torch {torch.version} of {asked.me} is built without CUDA and sees no GPU"
+        have = f"torch {torch.version} of {settings.me} is built without CUDA and sees no GPU"
     elif len(shown) != len(seen.cards):
         listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         have += f", of which CUDA_VISIBLE_DEVICES={listed!r} shows {len(shown) or 'none'}"
-    count = f"{asked.procs} process{'es' * (asked.procs != 1)}"
+    count = f"{settings.procs} process{'es' * (settings.procs != 1)}"
     remedy = "start fewer processes on this host, or let each of them see a GPU"
     if blind:
         remedy = "install a torch with CUDA there, or ask for no GPUs in the spec"
-    yield Finding("GPU001", asked.me, f"{have}, and {count} want one each", remedy)
+    yield Finding("GPU001", settings.me, f"{have}, and {count} want one each", remedy)
 
 
-def gpus_are_free(asked: Asked, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+def gpus_are_free(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
     """GPU002, and GPU003 for an earlier run of this job."""
-    cards = {c.uuid: c for c in visible(seen.cards, os.environ)[: asked.procs]}
+    cards = {c.uuid: c for c in visible(seen.cards, os.environ)[: settings.procs]}
     for user in seen.users:
         if user.uuid not in cards:
             continue
         card, found = cards[user.uuid], _process(user)
         who = str(found) if found else f"process {user.pid} ({user.name})"
         memory = f" with {user.memory} MiB" if user.memory else ""
-        gpu = f"GPU {card.index} ({card.name}) of {asked.me}"
-        if found is not None and found.is_earlier_run_of(asked.job):
+        gpu = f"GPU {card.index} ({card.name}) of {settings.me}"
+        if found is not None and found.is_earlier_run_of(settings.job):
             cause = f"{gpu} is still held by an earlier run: {who}{memory}"
-            yield Finding("GPU003", asked.me, cause, f"end it with `kill {user.pid}` there")
+            yield Finding("GPU003", settings.me, cause, f"end it with `kill {user.pid}` there")
         else:
             cause = f"{gpu} is in use by {who}{memory}"
             remedy = "wait for it or end it, or choose other GPUs with CUDA_VISIBLE_DEVICES"
-            yield Finding("GPU002", asked.me, cause, remedy)
+            yield Finding("GPU002", settings.me, cause, remedy)
 
 
 def _process(user: User) -> ports.Holder | None:
@@ -239,7 +239,7 @@ def _process(user: User) -> ports.Holder | None:
     return found if found is not None and program and program in found.command else None
 
 
-def driver_is_new_enough(asked: Asked, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+def driver_is_new_enough(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
     """GPU004."""
     if torch is None or not torch.cuda or not seen.driver or _has_own_driver_library():
         return
@@ -247,8 +247,8 @@ def driver_is_new_enough(asked: Asked, seen: Gpus, torch: Torch | None) -> Itera
     if oldest and _version(seen.driver) < _version(oldest):
         yield Finding(
             "GPU004",
-            asked.me,
-            f"the NVIDIA driver {seen.driver} of {asked.me} is too old for torch {torch.version}, "
+            settings.me,
+            f"the NVIDIA driver {seen.driver} of {settings.me} is too old for torch {torch.version}, "
             f"whose CUDA {torch.cuda} takes {oldest} or newer",
             f"update the driver there to {oldest} or newer, or install a torch for an older CUDA",
         )

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from train.preflight.asked import Asked
 from train.preflight.finding import ERROR, WARNING, Finding
+from train.preflight.settings import Settings
 
 # Of each process: its libraries, files, pipes and data workers, and for each of the others the
 # sockets of gloo's full mesh and of the stores.
@@ -62,10 +62,10 @@ def _has_entries(directory: str) -> bool:
         return False
 
 
-def files_are_enough(asked: Asked, seen: Limits) -> Iterator[Finding]:
+def files_are_enough(settings: Settings, seen: Limits) -> Iterator[Finding]:
     """LIM001. The soft limit counts: torch does not raise it."""
     soft, hard = seen.files
-    need = _FILES + _FILES_EACH * asked.world_size
+    need = _FILES + _FILES_EACH * settings.world_size
     if soft is None or soft >= need:
         return
     remedy = f"put `ulimit -n {need}` into the shell that starts the job there"
@@ -76,35 +76,35 @@ def files_are_enough(asked: Asked, seen: Limits) -> Iterator[Finding]:
         )
     yield Finding(
         "LIM001",
-        asked.me,
-        f"a process on {asked.me} may open {soft} files, and each of {asked.world_size} processes "
+        settings.me,
+        f"a process on {settings.me} may open {soft} files, and each of {settings.world_size} processes "
         f"needs about {need}",
         remedy,
-        ERROR if soft < _BARELY + _FILES_EACH * asked.world_size else WARNING,
+        ERROR if soft < _BARELY + _FILES_EACH * settings.world_size else WARNING,
     )
 
 
-def memory_may_be_locked(asked: Asked, seen: Limits) -> Iterator[Finding]:
+def memory_may_be_locked(settings: Settings, seen: Limits) -> Iterator[Finding]:
     """LIM002: RDMA pins its buffers."""
-    if asked.backend == "nccl" and seen.infiniband and seen.locked is not None:
+    if settings.backend == "nccl" and seen.infiniband and seen.locked is not None:
         yield Finding(
             "LIM002",
-            asked.me,
-            f"a process on {asked.me} may lock only {seen.locked // 1024} KiB of memory, and nccl "
+            settings.me,
+            f"a process on {settings.me} may lock only {seen.locked // 1024} KiB of memory, and nccl "
             "over InfiniBand locks its buffers",
             "set `memlock` to unlimited there (/etc/security/limits.conf, LimitMEMLOCK=infinity of the "
             "service that starts the job, or --ulimit memlock=-1 of the container)",
         )
 
 
-def shared_memory_is_enough(asked: Asked, seen: Limits) -> Iterator[Finding]:
+def shared_memory_is_enough(settings: Settings, seen: Limits) -> Iterator[Finding]:
     """LIM003."""
     if seen.shared is None or seen.shared > _SHARED:
         return
     has = f"has {seen.shared // _MIB} MiB" if seen.shared else "is missing"
     yield Finding(
         "LIM003",
-        asked.me,
-        f"/dev/shm of {asked.me} {has}; data workers and nccl pass their data through it",
+        settings.me,
+        f"/dev/shm of {settings.me} {has}; data workers and nccl pass their data through it",
         "give the container more (--shm-size=1g, or --ipc=host), or mount a larger tmpfs there",
     )

@@ -58,12 +58,12 @@ class _Prober:
     ) -> None:
         self.host, self.source, self.token, self.turns = host, source, token, turns
         self.outlet = asyncio.Lock()
-        self._asked, self._all_answered = set(peers), asyncio.Event()
+        self._settings, self._all_answered = set(peers), asyncio.Event()
 
     async def until_all_answered(self, peer: Peer) -> None:
         """`peer` has; on a slow way out a burst before the last round trip would make it a long one."""
-        self._asked.discard(peer)
-        if not self._asked:
+        self._settings.discard(peer)
+        if not self._settings:
             self._all_answered.set()
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self._all_answered.wait(), _NEAR_S)

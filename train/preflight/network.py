@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from train import nic
 from train.nic import Interface, NetworkError, carrying, is_loopback, listed
-from train.preflight.asked import Asked
 from train.preflight.finding import Finding
-from train.preflight.kinds import BRIDGE, LOOPBACK, VPN, WIFI, WIRED, kind
+from train.preflight.nic_kinds import BRIDGE, LOOPBACK, VPN, WIFI, WIRED, kind
+from train.preflight.settings import Settings
 
 Resolve = Callable[[str], str]
 
@@ -49,30 +49,30 @@ class Network:
         return found.prefix(self.address) if found else 32
 
 
-def names(asked: Asked) -> set[str]:
+def names(settings: Settings) -> set[str]:
     """The names that look() wants resolved."""
-    return set() if asked.alone else {asked.head, asked.peer, asked.own_address} - {""}
+    return set() if settings.alone else {settings.head, settings.peer, settings.own_address} - {""}
 
 
-def look(asked: Asked, resolve: Resolve) -> Network:
+def look(settings: Settings, resolve: Resolve) -> Network:
     """See this host's side of the network. `resolve` raises NetworkError."""
-    if asked.alone and not asked.nic:
+    if settings.alone and not settings.nic:
         return Network()
     try:
         known = nic.interfaces()
     except NetworkError as error:
         return Network(trouble=error)
     kinds = {each.name: kind(each.name) for each in known}
-    if asked.alone:
-        taken, address, trouble = _choose(asked, known, "", "")
+    if settings.alone:
+        taken, address, trouble = _choose(settings, known, "", "")
         return Network(known, kinds, taken=taken, address=address, trouble=trouble)
-    head, unresolved = _resolved(asked.head, resolve)
-    own, _ = _resolved(asked.own_address, resolve)
-    peer, unknown_peer = _resolved(asked.peer, resolve)
+    head, unresolved = _resolved(settings.head, resolve)
+    own, _ = _resolved(settings.own_address, resolve)
+    peer, unknown_peer = _resolved(settings.peer, resolve)
     source, no_route = _source(peer)
     by = carrying(source, known) if source else None
-    taken, address, trouble = _choose(asked, known, head, peer)
-    if not trouble and unknown_peer and asked.is_head and not asked.nic and address != head:
+    taken, address, trouble = _choose(settings, known, head, peer)
+    if not trouble and unknown_peer and settings.is_head and not settings.nic and address != head:
         # Only by the route to it would the head have found its interface.
         trouble = unknown_peer
     return Network(
@@ -96,13 +96,13 @@ def _source(peer: str) -> tuple[str, NetworkError | None]:
 
 
 def _choose(
-    asked: Asked, known: list[Interface], head: str, peer: str
+    settings: Settings, known: list[Interface], head: str, peer: str
 ) -> tuple[str, str, NetworkError | None]:
     """As the launch script will choose, an unresolved name apart: of that nothing follows here."""
-    if not head and not asked.nic:
+    if not head and not settings.nic:
         return "", "", None
     try:
-        taken, address = nic.choose(head, asked.nic, asked.is_head, peer)
+        taken, address = nic.choose(head, settings.nic, settings.is_head, peer)
         found = next(each for each in known if each.name == taken)
         nic.check_usable(found, known)
     except NetworkError as error:
@@ -113,41 +113,41 @@ def _choose(
 # --- names ----------------------------------------------------------------------------------------
 
 
-def head_resolves(asked: Asked, net: Network) -> Iterator[Finding]:
+def head_resolves(settings: Settings, net: Network) -> Iterator[Finding]:
     """NAME001."""
     if net.unresolved is not None:
-        yield _as_finding(asked, net.unresolved)
+        yield _as_finding(settings, net.unresolved)
 
 
-def head_is_not_loopback(asked: Asked, net: Network) -> Iterator[Finding]:
+def head_is_not_loopback(settings: Settings, net: Network) -> Iterator[Finding]:
     """NAME002 on the head, NAME003 on the others."""
-    if not net.head or asked.alone or _is_meant(asked, net):
+    if not net.head or settings.alone or _is_meant(settings, net):
         return
-    if asked.is_head:
+    if settings.is_head:
         if is_loopback(net.head):
             yield Finding(
                 "NAME002",
-                asked.me,
-                f"{asked.me} resolves its own name {asked.head} to {net.head}, which no other host can use",
-                f"write the address of {asked.me} beside {asked.head} in /etc/hosts there, or set "
+                settings.me,
+                f"{settings.me} resolves its own name {settings.head} to {net.head}, which no other host can use",
+                f"write the address of {settings.me} beside {settings.head} in /etc/hosts there, or set "
                 "address: of that host in the spec to an IPv4 address",
             )
     elif is_loopback(net.head) or any(net.head in each.addresses for each in net.known):
-        what = asked.head if asked.head == net.head else f"{asked.head}, here {net.head},"
+        what = settings.head if settings.head == net.head else f"{settings.head}, here {net.head},"
         yield Finding(
             "NAME003",
-            asked.me,
-            f"the head's address {what} leads {asked.me} to itself",
-            f"correct {asked.head} in /etc/hosts of {asked.me}, or set address: of the head in the "
+            settings.me,
+            f"the head's address {what} leads {settings.me} to itself",
+            f"correct {settings.head} in /etc/hosts of {settings.me}, or set address: of the head in the "
             "spec; or is this the script of another host?",
         )
 
 
-def _is_meant(asked: Asked, net: Network) -> bool:
+def _is_meant(settings: Settings, net: Network) -> bool:
     """Whether all hosts are this machine, and the spec says so."""
-    if asked.head == "localhost" or (_is_address(asked.head) and is_loopback(asked.head)):
+    if settings.head == "localhost" or (_is_address(settings.head) and is_loopback(settings.head)):
         return True
-    return not asked.is_head and net.own == net.head
+    return not settings.is_head and net.own == net.head
 
 
 def _is_address(text: str) -> bool:
@@ -161,29 +161,29 @@ def _is_address(text: str) -> bool:
 # --- interfaces -----------------------------------------------------------------------------------
 
 
-def interface_can_be_used(asked: Asked, net: Network) -> Iterator[Finding]:
+def interface_can_be_used(settings: Settings, net: Network) -> Iterator[Finding]:
     """NIC001 to NIC005; NAME001 where the interface hangs on another host's name."""
     trouble = net.trouble
     if trouble is not None and trouble.code not in ("", "HOST004"):
-        yield _as_finding(asked, trouble)
+        yield _as_finding(settings, trouble)
 
 
-def route_exists(asked: Asked, net: Network) -> Iterator[Finding]:
+def route_exists(settings: Settings, net: Network) -> Iterator[Finding]:
     """HOST004. An interface that is down is reason enough: then that is told instead."""
     if net.trouble is not None and net.trouble.code != "HOST004":
         return
     # The head takes part by its own address; whether the others reach that is theirs to say.
-    error = net.trouble or (None if asked.is_head else net.no_route)
+    error = net.trouble or (None if settings.is_head else net.no_route)
     if error is None:
         return
     cause = error.cause
-    if net.peer and net.peer != asked.peer:
-        cause = cause.replace(f" to {net.peer}:", f" to {asked.peer} ({net.peer}):")
+    if net.peer and net.peer != settings.peer:
+        cause = cause.replace(f" to {net.peer}:", f" to {settings.peer} ({net.peer}):")
     has = f"; it has {listed(list(net.known))}"
-    yield Finding("HOST004", asked.me, cause + has, error.remedy)
+    yield Finding("HOST004", settings.me, cause + has, error.remedy)
 
 
-def interface_leads_to_the_others(asked: Asked, net: Network) -> Iterator[Finding]:
+def interface_leads_to_the_others(settings: Settings, net: Network) -> Iterator[Finding]:
     """NIC006, NIC007 and NIC011: it is not the one that the route takes."""
     taken, route = net.taken, net.route
     if not taken or not route or taken == route or net.kinds.get(taken) == LOOPBACK:
@@ -197,29 +197,29 @@ def interface_leads_to_the_others(asked: Asked, net: Network) -> Iterator[Findin
     kinds = {BRIDGE: "a bridge", WIFI: "Wi-Fi", VPN: "a VPN", WIRED: "a wired interface"}
     yield Finding(
         code,
-        asked.me,
-        f"{asked.me} takes part by {taken} ({net.address}), {kinds.get(what, what)}, and reaches "
-        f"{asked.peer} by {route} ({net.source}), {kinds.get(of, of)}",
+        settings.me,
+        f"{settings.me} takes part by {taken} ({net.address}), {kinds.get(what, what)}, and reaches "
+        f"{settings.peer} by {route} ({net.source}), {kinds.get(of, of)}",
         f"set nic: {route} in the spec, or leave it out to have it found"
-        if asked.nic
-        else f"set address: of {asked.me} in the spec to {net.source}, or set nic: {taken} to keep it",
+        if settings.nic
+        else f"set address: of {settings.me} in the spec to {net.source}, or set nic: {taken} to keep it",
     )
 
 
-def address_is_ones_own(asked: Asked, net: Network) -> Iterator[Finding]:
+def address_is_ones_own(settings: Settings, net: Network) -> Iterator[Finding]:
     """NIC010."""
     if not net.own or carrying(net.own, list(net.known)) is not None:
         return
-    named = "" if net.own == asked.own_address else f" ({asked.own_address})"
+    named = "" if net.own == settings.own_address else f" ({settings.own_address})"
     yield Finding(
         "NIC010",
-        asked.me,
-        f"{net.own}{named}, the address of {asked.me} in the spec, is none of this host's: it has "
+        settings.me,
+        f"{net.own}{named}, the address of {settings.me} in the spec, is none of this host's: it has "
         f"{listed(list(net.known))}",
-        f"correct address: of {asked.me} in the spec; if this is another host, start its own script; "
+        f"correct address: of {settings.me} in the spec; if this is another host, start its own script; "
         "if the address is translated on the way, nothing is to be done",
     )
 
 
-def _as_finding(asked: Asked, error: NetworkError) -> Finding:
-    return Finding(error.code, asked.me, error.cause, error.remedy)
+def _as_finding(settings: Settings, error: NetworkError) -> Finding:
+    return Finding(error.code, settings.me, error.cause, error.remedy)

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.preflight.asked import Asked
 from train.preflight.finding import Finding
+from train.preflight.settings import Settings
 
 _PROC = Path("/proc")
 _SHOWN = 100  # characters of a command line
@@ -68,10 +68,10 @@ def process(pid: int, proc: Path = _PROC) -> Holder | None:
     return Holder(pid, command, environment.get("DDPGEN_JOB", ""), ours)
 
 
-def listen_finding(asked: Asked, error: OSError, proc: Path | None = _PROC) -> Finding:
+def listen_finding(settings: Settings, error: OSError, proc: Path | None = _PROC) -> Finding:
     """Why the head could not listen on its port: PORT001, PORT002 or PORT007; with `proc` None without
     a look at who has it."""
-    port, here = asked.port, asked.me
+    port, here = settings.port, settings.me
     another = "set another rendezvous.port in the spec"
     if error.errno != errno.EADDRINUSE:
         why = error.strerror or str(error)
@@ -87,7 +87,7 @@ def listen_finding(asked: Asked, error: OSError, proc: Path | None = _PROC) -> F
         )
         show = f"`sudo {tool}` there shows which"
         return Finding("PORT001", here, cause, f"end it ({show}), or {another}")
-    if found.is_earlier_run_of(asked.job):
+    if found.is_earlier_run_of(settings.job):
         cause = f"port {port} of {here} is still held by an earlier run: {found}"
         return Finding(
             "PORT002", here, cause, f"end it with `kill {found.pid}` there, or {another}"

@@ -11,7 +11,7 @@ from train.preflight.finding import Finding, from_json
 from train.preflight.report import Link, Report
 from train.preflight.wire import Message
 
-_FINDINGS = 32 * 1024  # bytes for each guest: a thousand of them are told at once
+_FINDINGS = 32 * 1024  # bytes for each client: a thousand of them are told at once
 _ALL = 128 * 1024
 
 

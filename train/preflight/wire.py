@@ -76,21 +76,21 @@ class Conn:
         if not self._writer.is_closing():
             self._writer.write(data)
 
-    async def receive(self, patience_s: float | None = None) -> Message:
-        """The next message. Raises WireError: silent (after `patience_s` seconds), foreign, broken.
+    async def receive(self, timeout_s: float | None = None) -> Message:
+        """The next message. Raises WireError: silent (after `timeout_s` seconds), foreign, broken.
 
         Time in which this process itself stood still is not counted against the other.
         """
-        if patience_s is None:
+        if timeout_s is None:
             return await self._message()
         quiet = 0.0
         while True:
-            span, began = min(_SLICE_S, patience_s - quiet), time.monotonic()
+            span, began = min(_SLICE_S, timeout_s - quiet), time.monotonic()
             try:
                 return await within(self._message(), span)
             except asyncio.TimeoutError:
                 quiet += span if time.monotonic() - began < span + 0.5 else 0.0
-                if quiet >= patience_s - 0.01:
+                if quiet >= timeout_s - 0.01:
                     raise WireError("silent") from None
 
     async def _message(self) -> Message:
@@ -106,10 +106,10 @@ class Conn:
             raise WireError("foreign")
         return message
 
-    async def read(self, most: int, patience_s: float) -> bytes:
+    async def read(self, most: int, timeout_s: float) -> bytes:
         """Some bytes, at most so many. Raises WireError: silent, broken."""
         try:
-            data = await within(self._reader.read(most), patience_s)
+            data = await within(self._reader.read(most), timeout_s)
         except asyncio.TimeoutError:
             raise WireError("silent") from None
         if not data:
@@ -188,7 +188,7 @@ def bind(port: int, segment: int = SEGMENT) -> socket.socket:
     return sock
 
 
-class Door:
+class Listener:
     """Listening sockets, and a task for each connection that comes in."""
 
     def __init__(self, answer: Callable[[Conn], Awaitable[None]], most: int) -> None:
@@ -282,7 +282,7 @@ async def is_store(address: str, port: int, timeout_s: float = 1.0) -> bool:
     return answer == nonce
 
 
-async def within(work: Awaitable[T], patience_s: float) -> T:
+async def within(work: Awaitable[T], timeout_s: float) -> T:
     """What comes of it. Raises asyncio.TimeoutError when it does not end in time: then it is cancelled.
 
     Before Python 3.12 asyncio.wait_for forgets a cancellation that comes when the work is just done,
@@ -290,7 +290,7 @@ async def within(work: Awaitable[T], patience_s: float) -> T:
     """
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait([task], timeout=patience_s)
+        await asyncio.wait([task], timeout=timeout_s)
     finally:
         if task.cancel():
             await asyncio.wait([task])  # what it held, the next one may want

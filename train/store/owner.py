@@ -19,8 +19,8 @@ from typing import Any
 from train.errors import TrainError
 from train.lock import FencedOffError
 from train.metrics import say
-from train.store.patience import Answering, patiently
 from train.store.places import Store, StoreError, why
+from train.store.retries import Answering, with_retries
 
 OWNER, STOP, MANIFEST = "owner.json", "stop", "manifest.json"
 LOOK_S = 10.0
@@ -129,13 +129,13 @@ class Ownership:
         one has it, OSError when the store cannot be used.
         """
         name = self._store.name
-        before: Owner | None = patiently(name, lambda: read_owner(self._store))
+        before: Owner | None = with_retries(name, lambda: read_owner(self._store))
         if before is not None:
             self._check_may_take(before, turn, SILENCE_S)
         self._me = replace(self._me, turn=before.turn + 1 if before is not None else 1)
-        patiently(name, self._renew)
+        with_retries(name, self._renew)
         # Two may have got here at once: the last write won.
-        patiently(name, self.check)
+        with_retries(name, self.check)
         self._store.limit()
         self._thread.start()
         return before

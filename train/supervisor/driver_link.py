@@ -13,7 +13,7 @@ from train.supervisor.events import Due, Event, Events, Readable, Signal
 
 # The driver sends a beat every 5 s.
 SILENCE_S = 45.0
-_SILENT, _PATIENCE = "the driver is silent", "a clean stop takes too long"
+_SILENT, _TIMEOUT = "the driver is silent", "a clean stop takes too long"
 
 
 def take_standard_input() -> int:
@@ -27,19 +27,19 @@ def take_standard_input() -> int:
 class DriverLink:
     """What comes from the driver, turned into signals.
 
-    `stop` becomes TERM and `kill` KILL. Silence and end of file become HUP, and `patience_s` seconds later
+    `stop` becomes TERM and `kill` KILL. Silence and end of file become HUP, and `timeout_s` seconds later
     (no healthy step takes longer) KILL.
     """
 
-    def __init__(self, events: Events, line: int, patience_s: float) -> None:
-        self._events, self._patience_s = events, patience_s
+    def __init__(self, events: Events, line: int, timeout_s: float) -> None:
+        self._events, self._timeout_s = events, timeout_s
         self._unfinished, self._lost = b"", False
         events.watch_descriptor(line)
         events.set_alarm(_SILENT, SILENCE_S)
 
     def on_event(self, event: Event) -> None:
         """Take in what a descriptor or an alarm says."""
-        if isinstance(event, Due) and event.name == _PATIENCE:
+        if isinstance(event, Due) and event.name == _TIMEOUT:
             self._events.inject(Signal("KILL"))
         elif self._lost:
             return  # whatever still comes is from before
@@ -63,4 +63,4 @@ class DriverLink:
         # Where the connection is gone, so is whoever would read this.
         say(f"{why}; asking for a clean stop")
         self._events.inject(Signal("HUP"))
-        self._events.set_alarm(_PATIENCE, self._patience_s)
+        self._events.set_alarm(_TIMEOUT, self._timeout_s)

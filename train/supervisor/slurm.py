@@ -351,7 +351,7 @@ class Slurm:
         self._asked = name
         if name == "TERM" and not self._term_at_hand:
             self._term_at_hand = True
-            self._events.run_in_thread(self._controller.patience_s)
+            self._events.run_in_thread(self._controller.kill_wait_s)
         self._request_stop()
         self._events.set_alarm("look", _LOOK_S)
 

@@ -96,7 +96,7 @@ def is_over(squeue_state: str | None) -> bool | None:
     return None if squeue_state == "" else False
 
 
-def patience_s(config: str) -> float:
+def kill_wait_s(config: str) -> float:
     """Seconds from TERM until something has to be done, as KILL comes after Slurm's KillWait."""
     found = re.search(r"^KillWait *= *([0-9]+)", config, re.MULTILINE)
     kill_wait = int(found[1]) if found else 30
@@ -135,8 +135,8 @@ class Controller:
         code, text, _ = ask("scontrol", "show", "hostnames", listed)
         return text.split() if code == 0 else []
 
-    def patience_s(self) -> float:
-        return patience_s(ask("scontrol", "show", "config")[1])
+    def kill_wait_s(self) -> float:
+        return kill_wait_s(ask("scontrol", "show", "config")[1])
 
     def requeue(self) -> bool:
         """Have the job go back into the queue. Slurm kills all of it then, this process too."""

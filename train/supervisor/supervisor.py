@@ -28,7 +28,7 @@ from train.layout import node_directory
 from train.metrics import say
 from train.nic import NetworkError, resolve
 from train.preflight import command as preflight
-from train.preflight.asked import Asked
+from train.preflight.settings import Settings
 from train.scheduler import VARIABLE
 from train.status import read_status
 from train.supervisor import directory, stopfile, words
@@ -197,7 +197,7 @@ class Supervisor:
         only = self._options.preflight
         if only or not self._options.no_preflight:
             driven = self._options.driven
-            code = self._beside(lambda: preflight.run(self._asked(), only, driven))
+            code = self._beside(lambda: preflight.run(self._settings(), only, driven))
             if code or only:
                 return Outcome(code)
         bundle = _hold(self._bundle)
@@ -246,9 +246,9 @@ class Supervisor:
 
     # --- before the workers -----------------------------------------------------------------------
 
-    def _asked(self) -> Asked:
+    def _settings(self) -> Settings:
         member, options = self.member, self._options
-        return Asked(
+        return Settings(
             job=options.job,
             me=member.me,
             checkpoint_dir=self.checkpoint_dir,
@@ -266,7 +266,7 @@ class Supervisor:
             gpus=options.gpus,
             same_bits=not options.bits_may_differ,
             shared=None if options.shared is None else options.shared == "true",
-            patience_s=options.timeout,
+            timeout_s=options.timeout,
             ignore=frozenset(options.ignore),
             scheduler=self._tier.scheduler,
             script=self._tier.again,

@@ -15,7 +15,7 @@ import pytest
 from ddpgen.driver import remote, ssh
 from ddpgen.driver.argv import UsageError, Wanted, parse
 from ddpgen.driver.child import Outcome
-from ddpgen.driver.ends import Ear, End, culprit, exit_code, judged, may_start_again
+from ddpgen.driver.ends import Evidence, End, culprit, exit_code, judged, may_start_again
 from ddpgen.driver.lines import LONGEST, Lines, shown
 from ddpgen.driver.plan import Host, Plan, PlanError, at_login, read
 from ddpgen.driver.screen import Screen
@@ -228,11 +228,11 @@ def test_lines_of_any_bytes() -> None:
     assert shown(b"\x1b[31mred\x1b[0m \x1b]0;title\x07\x07 \xff") == "red ? \ufffd"
 
 
-def heard(*lines: str) -> Ear:
-    ear = Ear()
+def heard(*lines: str) -> Evidence:
+    evidence = Evidence()
     for line in lines:
-        ear.hear(line)
-    return ear
+        evidence.add(line)
+    return evidence
 
 
 def test_what_an_exit_means() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from train.preflight.asked import Asked
 from train.preflight.finding import Finding
 from train.preflight.report import Link, Report
+from train.preflight.settings import Settings
 
 FACTS = {
     "torch": "2.13.0+cpu",
@@ -22,14 +22,14 @@ FACTS = {
 }
 
 
-def asked(**changes: Any) -> Asked:
+def settings(**changes: Any) -> Settings:
     known: dict[str, Any] = {
         "job": "gpt",
         "me": "a",
         "checkpoint_dir": Path("/ckpt"),
         "port": 29500,
     }
-    return Asked(**(known | {"head": "192.168.7.1", "nodes": 3} | changes))
+    return Settings(**(known | {"head": "192.168.7.1", "nodes": 3} | changes))
 
 
 def host(name: str, *, findings: Sequence[Finding] = (), **changes: Any) -> Report:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.ports import free_port
 from tests.train.preflight.stub_host import parse
-from train.preflight.exchange import Outcome, meet
+from train.preflight.checkin import Outcome, meet
 
 STUB = Path(__file__).with_name("stub_host.py")
 WAIT_S = 40
@@ -53,7 +53,7 @@ class Launch:
             "head": "127.0.0.1",
             "port": self.port,
             "addresses": self.addresses,
-            "patience_s": 20.0,
+            "timeout_s": 20.0,
             **common,
         }
         self.said: dict[str, list[str]] = {}
@@ -66,9 +66,9 @@ class Launch:
         return {**self._common, **own, "address": address, **changes}
 
     def thread(self, name: str, **changes: Any) -> Future[Outcome]:
-        asked, stub = parse(self.given(name, **changes))
+        settings, stub = parse(self.given(name, **changes))
         say = self.said.setdefault(name, []).append
-        return self._pool.submit(meet, asked, lambda: stub.examine(asked), stub.judge, say)
+        return self._pool.submit(meet, settings, lambda: stub.examine(settings), stub.judge, say)
 
     def process(self, name: str, **changes: Any) -> Process:
         process = Process(self.given(name, **changes))

@@ -18,10 +18,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from train.preflight.asked import Asked
-from train.preflight.exchange import Outcome, meet
+from train.preflight.checkin import Outcome, meet
 from train.preflight.finding import Finding
 from train.preflight.report import Link, Report
+from train.preflight.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,16 @@ class Stub:
     clock_s: float = 0.0
     hangs: bool = False
 
-    def examine(self, asked: Asked) -> Report:
+    def examine(self, settings: Settings) -> Report:
         if self.hangs:
             threading.Event().wait()
         time.sleep(self.takes_s)
         found = [
-            Finding(code, asked.me, f"{asked.me} has {code}", "cure it") for code in self.finds
+            Finding(code, settings.me, f"{settings.me} has {code}", "cure it")
+            for code in self.finds
         ]
-        counts = (asked.node_rank, asked.nodes, asked.world_size, asked.procs)
-        return Report(asked.me, *counts, asked.head, address=self.address, findings=found)
+        counts = (settings.node_rank, settings.nodes, settings.world_size, settings.procs)
+        return Report(settings.me, *counts, settings.head, address=self.address, findings=found)
 
     def judge(self, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
         found = [Finding(code, "a", f"judged {code}", "cure it") for code in self.judged]
@@ -56,13 +57,13 @@ class Stub:
         ]
 
 
-def parse(given: dict[str, Any]) -> tuple[Asked, Stub]:
+def parse(given: dict[str, Any]) -> tuple[Settings, Stub]:
     names = {field.name for field in fields(Stub)}
     stub = Stub(**{name: value for name, value in given.items() if name in names})
     rest = {name: value for name, value in given.items() if name not in names}
     rest["is_head"] = rest.get("node_rank", 0) == 0
     rest["ignore"] = frozenset(rest.get("ignore", ()))
-    return Asked(job=rest.pop("job", "toy"), checkpoint_dir=Path(), **rest), stub
+    return Settings(job=rest.pop("job", "toy"), checkpoint_dir=Path(), **rest), stub
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -77,12 +78,12 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def main() -> int:
-    asked, stub = parse(json.loads(sys.argv[1]))
+    settings, stub = parse(json.loads(sys.argv[1]))
     if stub.clock_s:
         real = time.time
         time.time = lambda: real() + stub.clock_s
     outcome = meet(
-        asked, lambda: stub.examine(asked), stub.judge, lambda text: print(text, flush=True)
+        settings, lambda: stub.examine(settings), stub.judge, lambda text: print(text, flush=True)
     )
     print(json.dumps(as_json(outcome)), flush=True)
     return 69 if any(finding.is_error for finding in outcome.findings) else 0

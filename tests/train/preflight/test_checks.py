@@ -16,19 +16,19 @@ import pytest
 
 from train import nic
 from train.preflight import checks, command, directory, facts, limits
-from train.preflight.asked import Asked
 from train.preflight.checks import Seen
 from train.preflight.facts import Torch
 from train.preflight.limits import Limits
 from train.preflight.report import Report
+from train.preflight.settings import Settings
 
 MIB = 1 << 20
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Asked:
+def job(tmp_path: Path) -> Settings:
     """One of two hosts that are both this machine."""
-    return Asked(
+    return Settings(
         "job", "desk", tmp_path / "checkpoints", node_rank=1, nodes=2, least=2, world_size=2,
         head="127.0.0.1", port=29500, is_head=False,
         addresses={"slow": "127.0.0.1", "desk": "127.0.0.1"},
@@ -43,7 +43,7 @@ def stuck() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_healthy_host_reports_what_it_is_and_finds_nothing(job: Asked) -> None:
+def test_a_healthy_host_reports_what_it_is_and_finds_nothing(job: Settings) -> None:
     report = checks.examine(job)
     assert report.findings == ()
     assert (report.host, report.node_rank, report.nodes, report.head) == ("desk", 1, 2, "127.0.0.1")
@@ -56,7 +56,7 @@ def test_a_healthy_host_reports_what_it_is_and_finds_nothing(job: Asked) -> None
     assert shared.facts["filesystem"] == (job.checkpoint_dir / directory.TOKEN).read_text()
 
 
-def test_a_healthy_host_is_examined_in_a_moment(job: Asked) -> None:
+def test_a_healthy_host_is_examined_in_a_moment(job: Settings) -> None:
     took, passed = [], []
     for _ in range(9):
         # Its own work, as a busy machine lets it wait; but no look may wait by itself.
@@ -68,17 +68,17 @@ def test_a_healthy_host_is_examined_in_a_moment(job: Asked) -> None:
     assert min(passed) < 1
 
 
-def test_a_job_on_one_machine_has_no_network(job: Asked) -> None:
-    report = checks.examine(Asked("job", "desk", job.checkpoint_dir))
+def test_a_job_on_one_machine_has_no_network(job: Settings) -> None:
+    report = checks.examine(Settings("job", "desk", job.checkpoint_dir))
     assert (report.findings, report.nic, report.address, report.resolved) == ((), "", "", "")
-    (finding,) = checks.examine(Asked("job", "desk", job.checkpoint_dir, nic="none0")).findings
+    (finding,) = checks.examine(Settings("job", "desk", job.checkpoint_dir, nic="none0")).findings
     assert finding.code == "NIC001"
 
 
 def test_a_file_server_that_does_not_answer_is_a_finding_in_time(
-    job: Asked, monkeypatch: pytest.MonkeyPatch, stuck: threading.Event
+    job: Settings, monkeypatch: pytest.MonkeyPatch, stuck: threading.Event
 ) -> None:
-    def hang(_: Asked) -> Any:
+    def hang(_: Settings) -> Any:
         stuck.wait(60)
 
     monkeypatch.setattr(directory, "look", hang)
@@ -93,17 +93,17 @@ def test_a_file_server_that_does_not_answer_is_a_finding_in_time(
 
 
 def test_a_disk_that_is_only_busy_is_no_file_server_that_is_gone(
-    job: Asked, monkeypatch: pytest.MonkeyPatch
+    job: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, look = threading.Event(), directory.look
 
-    def busy(asked: Asked) -> Any:
+    def busy(settings: Settings) -> Any:
         seen.wait(2.0)
-        return look(asked)
+        return look(settings)
 
     monkeypatch.setattr(directory, "look", busy)
     monkeypatch.setattr(checks, "LIMIT_S", 0.0)
-    assert checks.look(Asked("job", "desk", job.checkpoint_dir)).directory is not None
+    assert checks.look(Settings("job", "desk", job.checkpoint_dir)).directory is not None
     assert checks.look(job).directory is None
     # This process may have stood still until just now.
     monkeypatch.setattr(checks, "_LAST_S", 30.0)
@@ -111,7 +111,7 @@ def test_a_disk_that_is_only_busy_is_no_file_server_that_is_gone(
 
 
 def test_a_name_server_that_does_not_answer_is_a_finding_in_time(
-    job: Asked, monkeypatch: pytest.MonkeyPatch, stuck: threading.Event
+    job: Settings, monkeypatch: pytest.MonkeyPatch, stuck: threading.Event
 ) -> None:
     real = nic.resolve
 
@@ -140,8 +140,8 @@ def test_all_limits_together_leave_examine_within_its_six_seconds() -> None:
     assert command._LOOK_S + checks.ALONE_S + checks._LAST_S < 10 - 1
 
 
-def test_an_error_of_ours_is_not_swallowed(job: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    def break_down(_: Asked) -> Any:
+def test_an_error_of_ours_is_not_swallowed(job: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_down(_: Settings) -> Any:
         raise ZeroDivisionError
 
     monkeypatch.setattr(directory, "look", break_down)
@@ -150,7 +150,7 @@ def test_an_error_of_ours_is_not_swallowed(job: Asked, monkeypatch: pytest.Monke
 
 
 def test_a_missing_torch_is_told_with_the_interpreter_that_lacks_it(
-    job: Asked, monkeypatch: pytest.MonkeyPatch
+    job: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(facts, "torch", lambda: None)
     (finding,) = checks.examine(job).findings
@@ -158,7 +158,7 @@ def test_a_missing_torch_is_told_with_the_interpreter_that_lacks_it(
     assert f"not installed for {checks.sys.executable} of desk" in finding.cause
 
 
-def told(job: Asked, seen: Limits) -> list[tuple[str, str, str]]:
+def told(job: Settings, seen: Limits) -> list[tuple[str, str, str]]:
     findings = (
         f for check in checks.CHECKS for f in check(job, Seen(torch=Torch("2"), limits=seen))
     )
@@ -178,7 +178,7 @@ def told(job: Asked, seen: Limits) -> list[tuple[str, str, str]]:
     ],
 )
 def test_open_files_have_to_do_for_a_full_mesh(
-    job: Asked, files: tuple[int | None, int | None], world: int, remedy: str | None
+    job: Settings, files: tuple[int | None, int | None], world: int, remedy: str | None
 ) -> None:
     found = told(replace(job, world_size=world), Limits(files))
     assert [code for code, *_ in found] == ["LIM001"] * (remedy is not None)
@@ -190,7 +190,7 @@ def test_open_files_have_to_do_for_a_full_mesh(
     [("nccl", 65536, True, 1), ("nccl", None, True, 0), ("nccl", 65536, False, 0), ("gloo", 65536, True, 0)],
 )  # fmt: skip
 def test_locked_memory_matters_to_nccl_over_infiniband(
-    job: Asked, backend: str, locked: int | None, infiniband: bool, count: int
+    job: Settings, backend: str, locked: int | None, infiniband: bool, count: int
 ) -> None:
     found = told(replace(job, backend=backend), Limits(locked=locked, infiniband=infiniband))
     assert [code for code, *_ in found] == ["LIM002"] * count
@@ -202,7 +202,7 @@ def test_locked_memory_matters_to_nccl_over_infiniband(
     [(64 * MIB, "has 64 MiB"), (0, "is missing"), (65 * MIB, None), (None, None)],
 )
 def test_shared_memory_of_a_container_as_it_comes_is_small(
-    job: Asked, shared: int | None, cause: str | None
+    job: Settings, shared: int | None, cause: str | None
 ) -> None:
     found = told(job, Limits(shared=shared))
     assert [code for code, *_ in found] == ["LIM003"] * (cause is not None)

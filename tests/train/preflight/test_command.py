@@ -137,7 +137,7 @@ def test_the_record_of_a_live_job_stays(call: Call, tmp_path: Path, monkeypatch:
     before = (tmp_path / "ckpt" / "preflight.json").read_text()
     held = Finding("DIR004", "here", "held by a live job", "wait")
     report = Report("here", 0, 1, 1, 1, "", findings=(held,))
-    monkeypatch.setattr("train.preflight.checks.examine", lambda asked: report)
+    monkeypatch.setattr("train.preflight.checks.examine", lambda settings: report)
     assert call()[0] == 69
     assert (tmp_path / "ckpt" / "preflight.json").read_text() == before
 

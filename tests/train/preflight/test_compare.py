@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.train.preflight.hosts import asked, host, links
+from tests.train.preflight.hosts import host, links, settings
 from train.preflight.compare import judge
 from train.preflight.finding import ERROR, NOTE, SEVERITIES, WARNING, Finding
 from train.preflight.report import Link, Report
@@ -19,7 +19,7 @@ from train.preflight.report import Link, Report
 
 def differing(**third: Any) -> list[Finding]:
     """What is said of three hosts whose third differs."""
-    return judge(asked(), [host("a"), host("b"), host("c", **third)], links("abc"))
+    return judge(settings(), [host("a"), host("b"), host("c", **third)], links("abc"))
 
 
 def test_of_three_torches_the_odd_one_is_named_with_both_versions() -> None:
@@ -29,13 +29,13 @@ def test_of_three_torches_the_odd_one_is_named_with_both_versions() -> None:
 
 
 def test_of_two_hosts_the_one_that_is_not_the_head_is_named() -> None:
-    (finding,) = judge(asked(), [host("b", torch="2.6.0"), host("a")], [])
+    (finding,) = judge(settings(), [host("b", torch="2.6.0"), host("a")], [])
     assert (finding.host, finding.cause) == ("b", "b has torch 2.6.0; a has torch 2.13.0")
 
 
 def test_the_head_is_named_when_it_is_the_odd_one() -> None:
     hosts = [host("a", torch="2.6.0"), host("b"), host("c")]
-    (finding,) = judge(asked(), hosts, [])
+    (finding,) = judge(settings(), hosts, [])
     assert (finding.host, finding.cause[:21]) == ("a", "a has torch 2.6.0; b ")
 
 
@@ -60,8 +60,8 @@ def test_another_python_is_a_warning_and_another_update_of_it_a_note(
 @pytest.mark.parametrize(("fact", "code"), [("cuda", "VER003"), ("nccl", "VER004")])
 def test_cuda_and_nccl_matter_where_nccl_is_used_and_nowhere_else(fact: str, code: str) -> None:
     hosts = [host("a"), host("b"), host("c", **{fact: "11.8"})]
-    assert judge(asked(), hosts, []) == []
-    (finding,) = judge(asked(backend="nccl"), hosts, [])
+    assert judge(settings(), hosts, []) == []
+    (finding,) = judge(settings(backend="nccl"), hosts, [])
     assert (finding.code, finding.host) == (code, "c")
 
 
@@ -75,9 +75,9 @@ def test_a_host_with_an_old_bundle_is_named(fact: str, code: str) -> None:
 
 def test_another_processor_matters_only_for_the_same_bits() -> None:
     hosts = [host("a"), host("b", isa="avx512")]
-    (finding,) = judge(asked(), hosts, [])
+    (finding,) = judge(settings(), hosts, [])
     assert (finding.code, finding.severity) == ("VER007", WARNING)
-    assert judge(asked(same_bits=False), hosts, []) == []
+    assert judge(settings(same_bits=False), hosts, []) == []
 
 
 def test_a_fact_that_could_not_be_had_differs_from_nothing() -> None:
@@ -91,7 +91,7 @@ def test_of_hundreds_of_hosts_the_few_are_named_and_the_many_counted() -> None:
         for n in range(300)
     ]
     hosts = [replace(one, node_rank=n, address="") for n, one in enumerate(hosts)]
-    (finding,) = judge(asked(), hosts, [])
+    (finding,) = judge(settings(), hosts, [])
     assert finding.cause == (
         "host-7 and host-70 have torch 2.6.0; "
         "host-0, host-1, host-2, host-3, host-4 and 293 more have torch 2.13.0"
@@ -100,13 +100,13 @@ def test_of_hundreds_of_hosts_the_few_are_named_and_the_many_counted() -> None:
 
 def test_of_hosts_that_all_differ_a_few_are_told() -> None:
     hosts = [host(name, torch=f"2.{number}.0") for number, name in enumerate("abcdefghij")]
-    (finding,) = judge(asked(), hosts, [])
+    (finding,) = judge(settings(), hosts, [])
     assert len(finding.cause) < 200
     assert finding.cause.endswith("4 other kinds; a has torch 2.0.0")
 
 
 def test_a_name_that_means_two_addresses_is_told_with_both() -> None:
-    told = asked(head="desk")
+    told = settings(head="desk")
     hosts = [host(name, head="desk") for name in "abc"]
     hosts[2] = replace(hosts[2], resolved="10.0.0.9")
     (finding,) = judge(told, hosts, [])
@@ -115,13 +115,13 @@ def test_a_name_that_means_two_addresses_is_told_with_both() -> None:
 
 
 def test_a_head_that_calls_itself_127_0_1_1_has_no_name_of_two_meanings() -> None:
-    assert judge(asked(), [host("a", resolved="127.0.1.1"), host("b")], links("ab")) == []
+    assert judge(settings(), [host("a", resolved="127.0.1.1"), host("b")], links("ab")) == []
 
 
 def test_two_virtual_machines_with_one_address_are_told_and_nothing_of_the_way_between() -> None:
     same = {"address": "10.0.2.15", "nic": "enp0s3"}
     hosts = [host("a", **same), host("b", **same), host("c")]
-    (finding,) = judge(asked(), hosts, links("abc", ab="refused", ba="refused"))
+    (finding,) = judge(settings(), hosts, links("abc", ab="refused", ba="refused"))
     assert (finding.code, finding.host) == ("NIC009", "b")
     assert finding.cause == (
         "a and b are different machines, and take part with one address, 10.0.2.15 (by enp0s3)"
@@ -130,14 +130,14 @@ def test_two_virtual_machines_with_one_address_are_told_and_nothing_of_the_way_b
 
 def test_two_hosts_on_one_machine_may_share_its_address() -> None:
     same = {"address": "192.168.7.1", "machine": "one"}
-    assert judge(asked(), [host("a", **same), host("b", **same)], []) == []
+    assert judge(settings(), [host("a", **same), host("b", **same)], []) == []
 
 
 def test_who_does_not_see_the_shared_directory_is_named_only_where_it_is_to_be_shared() -> None:
     hosts = [host("a"), host("b", filesystem="another"), host("c", filesystem="a third")]
-    assert judge(asked(), hosts, []) == []
-    assert judge(asked(shared=False), hosts, []) == []
-    (finding,) = judge(asked(shared=True), hosts, [])
+    assert judge(settings(), hosts, []) == []
+    assert judge(settings(shared=False), hosts, []) == []
+    (finding,) = judge(settings(shared=True), hosts, [])
     assert (finding.code, finding.host, finding.severity) == ("DIR005", "b", ERROR)
     assert finding.cause == "b and c do not see in /ckpt what a put there"
 
@@ -169,12 +169,12 @@ def sick(draw: st.DrawFn) -> tuple[list[Report], list[Link]]:
 def test_the_order_of_the_reports_does_not_matter(
     made: tuple[list[Report], list[Link]], dice: random.Random, shared: bool
 ) -> None:
-    hosts, ways = made
-    told = asked(shared=shared, backend="nccl")
-    findings = judge(told, hosts, ways)
+    hosts, probes = made
+    told = settings(shared=shared, backend="nccl")
+    findings = judge(told, hosts, probes)
     dice.shuffle(hosts)
-    dice.shuffle(ways)
-    assert judge(told, hosts, ways) == findings
+    dice.shuffle(probes)
+    assert judge(told, hosts, probes) == findings
     assert [f.severity for f in findings] == sorted(
         (f.severity for f in findings), key=SEVERITIES.index
     )
@@ -191,5 +191,5 @@ def test_healthy_hosts_never_give_a_finding_however_noisy_their_links(
 ) -> None:
     names = string.ascii_lowercase[:count]
     hosts = [host(name) for name in names]
-    ways = [replace(link, rate=rates[n % len(rates)]) for n, link in enumerate(links(names))]
-    assert judge(asked(backend=backend, shared=shared), hosts, ways) == []
+    probes = [replace(link, rate=rates[n % len(rates)]) for n, link in enumerate(links(names))]
+    assert judge(settings(backend=backend, shared=shared), hosts, probes) == []

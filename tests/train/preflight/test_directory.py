@@ -18,15 +18,15 @@ import pytest
 from train import lock
 from train.layout import node_directory
 from train.preflight import checks, directory
-from train.preflight.asked import Asked
 from train.preflight.checks import Seen
 from train.preflight.finding import Finding
+from train.preflight.settings import Settings
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Asked:
+def job(tmp_path: Path) -> Settings:
     """On one machine."""
-    return Asked("job", "desk", tmp_path / "checkpoints" / "job")
+    return Settings("job", "desk", tmp_path / "checkpoints" / "job")
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate(timeout=10)
 
 
-def of_hosts(job: Asked, **changes: Any) -> Asked:
+def of_hosts(job: Settings, **changes: Any) -> Settings:
     return replace(job, head="slow", nodes=2, least=2, is_head=False, node_rank=1, **changes)
 
 
-def found(job: Asked) -> list[Finding]:
+def found(job: Settings) -> list[Finding]:
     seen = Seen(directory=directory.look(job), torch=checks.Torch("2"))
     return [finding for check in checks.CHECKS for finding in check(job, seen)]
 
@@ -63,13 +63,13 @@ def fail(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
     monkeypatch.setattr(directory.os, name, failing)
 
 
-def test_a_directory_that_can_be_made_is_made_and_left_empty(job: Asked) -> None:
+def test_a_directory_that_can_be_made_is_made_and_left_empty(job: Settings) -> None:
     assert found(job) == []
     assert everything(job.checkpoint_dir) == []
 
 
 @pytest.mark.parametrize("below", ["", "job/deeper"])
-def test_a_file_in_its_place_is_named(job: Asked, below: str) -> None:
+def test_a_file_in_its_place_is_named(job: Settings, below: str) -> None:
     job.checkpoint_dir.parent.mkdir()
     job.checkpoint_dir.write_text("mine")
     (finding,) = found(replace(job, checkpoint_dir=job.checkpoint_dir / below))
@@ -78,7 +78,7 @@ def test_a_file_in_its_place_is_named(job: Asked, below: str) -> None:
     assert job.checkpoint_dir.read_text() == "mine"
 
 
-def test_a_link_that_leads_nowhere_is_named(job: Asked) -> None:
+def test_a_link_that_leads_nowhere_is_named(job: Settings) -> None:
     job.checkpoint_dir.parent.symlink_to("/nowhere at all")
     (finding,) = found(job)
     assert finding.code == "DIR001"
@@ -98,7 +98,7 @@ def test_a_link_that_leads_nowhere_is_named(job: Asked) -> None:
     ],
 )
 def test_what_the_system_refuses_has_a_code_and_a_remedy_of_its_own(
-    job: Asked,
+    job: Settings,
     monkeypatch: pytest.MonkeyPatch,
     where: str,
     code: int,
@@ -125,7 +125,7 @@ def test_what_the_system_refuses_has_a_code_and_a_remedy_of_its_own(
     ],
 )
 def test_too_little_room_is_told(
-    job: Asked, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], told: list[str]
+    job: Settings, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], told: list[str]
 ) -> None:
     class Space:
         f_frsize, f_blocks, f_bavail, f_files, f_favail = 1 << 20, 100, 100, 0, 0
@@ -139,7 +139,7 @@ def test_too_little_room_is_told(
 
 
 def test_a_live_job_on_one_machine_is_named_and_not_disturbed(
-    job: Asked, sleeper: subprocess.Popen[bytes]
+    job: Settings, sleeper: subprocess.Popen[bytes]
 ) -> None:
     attempt = lock.claim(job.checkpoint_dir, "other", sleeper.pid)
     before = (job.checkpoint_dir / "lock").read_bytes()
@@ -150,7 +150,9 @@ def test_a_live_job_on_one_machine_is_named_and_not_disturbed(
     assert (job.checkpoint_dir / "lock").read_bytes() == before
 
 
-def test_a_job_that_has_died_holds_nobody_off(job: Asked, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_job_that_has_died_holds_nobody_off(
+    job: Settings, sleeper: subprocess.Popen[bytes]
+) -> None:
     lock.claim(job.checkpoint_dir, "job", sleeper.pid)
     sleeper.kill()
     sleeper.wait(10)
@@ -158,7 +160,7 @@ def test_a_job_that_has_died_holds_nobody_off(job: Asked, sleeper: subprocess.Po
 
 
 def test_workers_whose_script_was_killed_are_a_note_as_the_launch_waits_for_them(
-    job: Asked, sleeper: subprocess.Popen[bytes]
+    job: Settings, sleeper: subprocess.Popen[bytes]
 ) -> None:
     lock.claim(job.checkpoint_dir, "job", sleeper.pid)
     alive = json.loads((job.checkpoint_dir / "lock").read_text())["launcher"]
@@ -168,7 +170,9 @@ def test_workers_whose_script_was_killed_are_a_note_as_the_launch_waits_for_them
     assert "its last processes are ending" in finding.cause
 
 
-def test_a_host_asks_its_own_node_directory(job: Asked, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_host_asks_its_own_node_directory(
+    job: Settings, sleeper: subprocess.Popen[bytes]
+) -> None:
     node = node_directory(job.checkpoint_dir, "desk")
     lock.claim(node, "job", sleeper.pid)
     lock.claim(node_directory(job.checkpoint_dir, "slow"), "job", sleeper.pid)
@@ -189,7 +193,7 @@ def test_a_host_asks_its_own_node_directory(job: Asked, sleeper: subprocess.Pope
     ],
 )
 def test_the_whole_directory_may_be_held_by_the_launch_that_a_host_goes_back_to(
-    job: Asked,
+    job: Settings,
     sleeper: subprocess.Popen[bytes],
     holder: str,
     least: int,
@@ -205,7 +209,7 @@ def test_the_whole_directory_may_be_held_by_the_launch_that_a_host_goes_back_to(
 
 
 def test_a_holder_on_another_machine_is_watched_for_a_beat(
-    job: Asked, monkeypatch: pytest.MonkeyPatch
+    job: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = job.checkpoint_dir
     lock.claim(where, "other", os.getpid())
@@ -224,7 +228,7 @@ def test_a_holder_on_another_machine_is_watched_for_a_beat(
 
 
 def test_a_holder_on_another_machine_that_cannot_be_told_dead_yet_is_a_note(
-    job: Asked, monkeypatch: pytest.MonkeyPatch
+    job: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = job.checkpoint_dir
     lock.claim(where, "other", os.getpid())
@@ -251,7 +255,7 @@ def test_a_holder_on_another_machine_that_cannot_be_told_dead_yet_is_a_note(
 
 
 def test_what_became_of_the_same_job_on_another_host_is_for_that_host_to_say(
-    job: Asked, monkeypatch: pytest.MonkeyPatch
+    job: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock.claim(job.checkpoint_dir, "job", os.getpid())
     edit(job.checkpoint_dir, boot="elsewhere", generation=1)
@@ -261,7 +265,7 @@ def test_what_became_of_the_same_job_on_another_host_is_for_that_host_to_say(
     assert slept == []
 
 
-def test_hosts_that_share_the_directory_have_one_token(job: Asked) -> None:
+def test_hosts_that_share_the_directory_have_one_token(job: Settings) -> None:
     shared = of_hosts(job, shared=True)
     first = directory.look(shared).token
     assert len(first) == 32
@@ -273,7 +277,7 @@ def test_hosts_that_share_the_directory_have_one_token(job: Asked) -> None:
 
 
 def test_a_token_that_another_host_is_about_to_write_is_waited_for(
-    job: Asked, monkeypatch: pytest.MonkeyPatch
+    job: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.checkpoint_dir.mkdir(parents=True)
     token = job.checkpoint_dir / directory.TOKEN
@@ -283,7 +287,7 @@ def test_a_token_that_another_host_is_about_to_write_is_waited_for(
 
 
 def test_an_earlier_start_of_the_same_scheduler_job_is_no_fault_alive_or_not(
-    job: Asked, sleeper: subprocess.Popen[bytes]
+    job: Settings, sleeper: subprocess.Popen[bytes]
 ) -> None:
     lock.claim(job.checkpoint_dir, "job", sleeper.pid, scheduler="slurm 4711 0")
     node = node_directory(job.checkpoint_dir, "desk")
@@ -293,7 +297,7 @@ def test_an_earlier_start_of_the_same_scheduler_job_is_no_fault_alive_or_not(
     assert found(of_hosts(job, scheduler="slurm 4711 0")) == []
 
 
-def test_a_later_start_of_the_same_scheduler_job_is(job: Asked) -> None:
+def test_a_later_start_of_the_same_scheduler_job_is(job: Settings) -> None:
     lock.claim(job.checkpoint_dir, "job", os.getpid(), scheduler="slurm 4711 2")
     edit(job.checkpoint_dir, boot="another machine", host="n3")
     (finding,) = found(of_hosts(job, scheduler="slurm 4711 1"))
@@ -302,7 +306,7 @@ def test_a_later_start_of_the_same_scheduler_job_is(job: Asked) -> None:
 
 
 def test_another_scheduler_job_is_named_with_what_ends_it(
-    job: Asked, sleeper: subprocess.Popen[bytes]
+    job: Settings, sleeper: subprocess.Popen[bytes]
 ) -> None:
     lock.claim(job.checkpoint_dir, "other", sleeper.pid, scheduler="slurm 4710 0")
     (finding,) = found(replace(job, scheduler="slurm 4711 0"))

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from train.preflight import checks, gpus
-from train.preflight.asked import Asked
 from train.preflight.checks import Seen
 from train.preflight.facts import Torch
 from train.preflight.finding import Finding
+from train.preflight.settings import Settings
 
 TWO = "0, GPU-aaa, NVIDIA H100 80GB HBM3, 580.95.05\n1, GPU-bbb, NVIDIA H100 80GB HBM3, 580.95.05"
 CUDA = Torch("2.13.0+cu130", "13.0")
@@ -80,12 +80,12 @@ def computing() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         process.communicate(timeout=10)
 
 
-JOB = Asked("job", "desk", Path("/nowhere"), procs=2, gpus=2, backend="nccl")
+JOB = Settings("job", "desk", Path("/nowhere"), procs=2, gpus=2, backend="nccl")
 
 
-def found(asked: Asked = JOB, torch: Torch | None = CUDA) -> list[Finding]:
-    seen = gpus.ask()() if gpus.wanted(asked, torch) else None
-    every = [f for check in checks.CHECKS for f in check(asked, Seen(torch=torch, gpus=seen))]
+def found(settings: Settings = JOB, torch: Torch | None = CUDA) -> list[Finding]:
+    seen = gpus.ask()() if gpus.wanted(settings, torch) else None
+    every = [f for check in checks.CHECKS for f in check(settings, Seen(torch=torch, gpus=seen))]
     return [finding for finding in every if finding.code != "PY002"]
 
 

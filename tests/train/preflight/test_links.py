@@ -22,7 +22,7 @@ from tests.ports import free_port
 from train.preflight import links
 from train.preflight.links import Peer, neighbours, probe, serve
 from train.preflight.report import Link
-from train.preflight.wire import Conn, Door, WireError, bind
+from train.preflight.wire import Conn, Listener, WireError, bind
 
 TOKEN = "a-token"
 
@@ -50,7 +50,7 @@ def test_many_hosts_probe_few_and_yet_reach_all(count: int) -> None:
 
 def test_a_healthy_link_has_a_round_trip_and_a_rate() -> None:
     async def answer(conn: Conn) -> None:
-        conn.send("door")
+        conn.send("identity")
         await serve(conn, TOKEN, await conn.receive(5))
 
     (link,) = _probed(answer)
@@ -61,7 +61,7 @@ def test_a_healthy_link_has_a_round_trip_and_a_rate() -> None:
 
 def test_a_peer_of_another_launch_is_no_peer() -> None:
     async def answer(conn: Conn) -> None:
-        conn.send("door")
+        conn.send("identity")
         await serve(conn, "another", await conn.receive(5))
 
     assert _probed(answer) == [Link("a", "b", "broken")]
@@ -93,7 +93,7 @@ def test_a_peer_that_stands_still_for_seconds_is_only_busy() -> None:
         came.append(conn)
         if len(came) < 4:
             await conn.receive(30)
-        conn.send("door")
+        conn.send("identity")
         await serve(conn, TOKEN, await conn.receive(5))
 
     assert [link.trouble for link in _probed(answer)] == [""]
@@ -115,7 +115,7 @@ def test_a_peer_that_leaves_in_between_is_asked_again() -> None:
 
     async def answer(conn: Conn) -> None:
         came.append(conn)
-        conn.send("door")
+        conn.send("identity")
         if len(came) > 1:
             await serve(conn, TOKEN, await conn.receive(5))
 
@@ -142,7 +142,7 @@ def test_large_packets_get_lost_only_where_small_ones_pass(
     monkeypatch.setattr(links, "dial", dialled)
 
     async def answer(conn: Conn) -> None:
-        conn.send("door")
+        conn.send("identity")
         await conn.receive(5)
         conn.send("ready")
         while (message := await conn.receive(5))["kind"] == "ping":
@@ -161,7 +161,7 @@ def test_a_peer_that_stands_still_during_a_burst_is_not_slow() -> None:
     bursts: list[int] = []
 
     async def answer(conn: Conn) -> None:
-        conn.send("door")
+        conn.send("identity")
         await conn.receive(5)
         conn.send("ready")
         while True:
@@ -190,7 +190,7 @@ def test_what_has_come_while_this_process_stood_still_counts() -> None:
         def send(self, kind: str, **words: object) -> None: ...
         def write(self, words: bytes) -> None: ...
 
-        async def receive(self, patience_s: float) -> dict[str, object]:
+        async def receive(self, timeout_s: float) -> dict[str, object]:
             time.sleep(2 * links._STALL_S)
             return {"kind": "counted", "bytes": self.told.pop(0), "waited": 0.0}
 
@@ -201,7 +201,7 @@ def test_what_has_come_while_this_process_stood_still_counts() -> None:
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_slow_peer_is_measured_as_slow_unless_it_waited_for_its_processor(busy: bool) -> None:
     async def answer(conn: Conn) -> None:
-        conn.send("door")
+        conn.send("identity")
         await conn.receive(5)
         conn.send("ready")
         while True:
@@ -245,7 +245,7 @@ def test_no_burst_begins_before_the_round_trips_to_all_peers_are_made(
     seen: list[str] = []
 
     async def at_once(conn: Conn) -> None:
-        conn.send("door")
+        conn.send("identity")
         await conn.receive(5)
         conn.send("ready")
         while (message := await conn.receive(5))["kind"] == "ping":
@@ -253,7 +253,7 @@ def test_no_burst_begins_before_the_round_trips_to_all_peers_are_made(
         seen.append(message["kind"])
 
     async def late(conn: Conn) -> None:
-        conn.send("door")
+        conn.send("identity")
         await conn.receive(5)
         await asyncio.sleep(0.2)
         conn.send("ready")
@@ -262,16 +262,16 @@ def test_no_burst_begins_before_the_round_trips_to_all_peers_are_made(
             conn.send("pong")
 
     async def run() -> None:
-        doors = [Door(answer, 8) for answer in (at_once, late)]
+        listeners = [Listener(answer, 8) for answer in (at_once, late)]
         peers = [
-            Peer(name, "127.0.0.1", await door.open(bind(0)))
-            for name, door in zip("bc", doors, strict=True)
+            Peer(name, "127.0.0.1", await listener.open(bind(0)))
+            for name, listener in zip("bc", listeners, strict=True)
         ]
         try:
             await probe("a", "127.0.0.1", peers, TOKEN)
         finally:
-            for door in doors:
-                await door.close()
+            for listener in listeners:
+                await listener.close()
 
     asyncio.run(run())
     assert seen[:3] == ["ping", "ping", "burst"]
@@ -290,12 +290,12 @@ def test_a_burst_of_any_size_that_a_stranger_likes_is_not_counted() -> None:
 
 def _probed(answer: Callable[[Conn], object]) -> list[Link]:
     async def run() -> list[Link]:
-        door = Door(answer, 8)  # type: ignore[arg-type]
-        port = await door.open(bind(0))
+        listener = Listener(answer, 8)  # type: ignore[arg-type]
+        port = await listener.open(bind(0))
         try:
             return await probe("a", "127.0.0.1", [Peer("b", "127.0.0.1", port)], TOKEN)
         finally:
-            await door.close()
+            await listener.close()
 
     return asyncio.run(run())
 
@@ -307,18 +307,18 @@ def _served() -> Iterator[int]:
     ending: list[Callable[[], None]] = []
 
     async def answer(conn: Conn) -> None:
-        conn.send("door")
+        conn.send("identity")
         with contextlib.suppress(WireError):
             await serve(conn, TOKEN, await conn.receive(5))
 
     async def run() -> None:
         loop, end = asyncio.get_running_loop(), asyncio.Event()
-        door = Door(answer, 8)
-        ports.append(await door.open(bind(0)))
+        listener = Listener(answer, 8)
+        ports.append(await listener.open(bind(0)))
         ending.append(lambda: loop.call_soon_threadsafe(end.set) and None)
         ready.set()
         await end.wait()
-        await door.close()
+        await listener.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()

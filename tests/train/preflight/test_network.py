@@ -12,10 +12,10 @@ import pytest
 from train import nic
 from train.nic import Interface, NetworkError
 from train.preflight import checks, network
-from train.preflight.asked import Asked
 from train.preflight.checks import Seen
 from train.preflight.finding import Finding
-from train.preflight.kinds import kind
+from train.preflight.nic_kinds import kind
+from train.preflight.settings import Settings
 
 KNOWN = [
     Interface("lo", True, True, ("127.0.0.1",), (8,)),
@@ -51,7 +51,7 @@ def source_towards(address: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def desk(monkeypatch: pytest.MonkeyPatch) -> None:
+def server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nic, "interfaces", lambda: KNOWN)
     monkeypatch.setattr(nic, "resolve", resolve)
     monkeypatch.setattr(nic, "source_towards", source_towards)
@@ -59,20 +59,20 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "desk")
 
 
-def asked(
+def settings(
     me: str = "desk",
     head: str = "slow",
     addresses: Mapping[str, str] | None = None,
     given: str = "",
     is_head: bool = False,
-) -> Asked:
-    return Asked(
+) -> Settings:
+    return Settings(
         "job", me, Path("/nowhere"), nodes=2, least=2, head=head, is_head=is_head, nic=given,
         node_rank=0 if is_head else 1, addresses=addresses or {},
     )  # fmt: skip
 
 
-def found(job: Asked) -> list[Finding]:
+def found(job: Settings) -> list[Finding]:
     seen = Seen(network.look(job, resolve), torch=checks.Torch("2"))
     return [finding for check in checks.CHECKS for finding in check(job, seen)]
 
@@ -83,23 +83,23 @@ BOTH = {"slow": "slow", "desk": "desk"}
 @pytest.mark.parametrize(
     ("job", "taken"),
     [
-        (asked(), ("enp5s0", "192.168.7.1", 24)),
-        (asked(given="enp5s0"), ("enp5s0", "192.168.7.1", 24)),
+        (settings(), ("enp5s0", "192.168.7.1", 24)),
+        (settings(given="enp5s0"), ("enp5s0", "192.168.7.1", 24)),
         # A VPN or Wi-Fi is what leads to the head: no reason to complain.
-        (asked(head="100.64.0.2"), ("tailscale0", "100.64.0.1", 32)),
-        (asked(head="192.168.8.2", given="wlan0"), ("wlan0", "192.168.8.1", 24)),
-        (asked(head="desk", is_head=True, addresses=BOTH), ("enp5s0", "192.168.7.1", 24)),
+        (settings(head="100.64.0.2"), ("tailscale0", "100.64.0.1", 32)),
+        (settings(head="192.168.8.2", given="wlan0"), ("wlan0", "192.168.8.1", 24)),
+        (settings(head="desk", is_head=True, addresses=BOTH), ("enp5s0", "192.168.7.1", 24)),
         # All hosts are this machine, and the spec says so.
-        (asked(head="127.0.0.1"), ("lo", "127.0.0.1", 8)),
-        (asked(head="localhost", is_head=True), None),
-        (asked(head="127.0.0.1", given="lo"), ("lo", "127.0.0.1", 8)),
-        (asked(head="desk", addresses={"slow": "desk", "desk": "192.168.7.1"}), None),
+        (settings(head="127.0.0.1"), ("lo", "127.0.0.1", 8)),
+        (settings(head="localhost", is_head=True), None),
+        (settings(head="127.0.0.1", given="lo"), ("lo", "127.0.0.1", 8)),
+        (settings(head="desk", addresses={"slow": "desk", "desk": "192.168.7.1"}), None),
         # On one machine the network is nobody's business.
-        (Asked("job", "desk", Path("/nowhere")), ("", "", 32)),
+        (Settings("job", "desk", Path("/nowhere")), ("", "", 32)),
     ],
 )
 def test_what_works_is_not_spoken_of(
-    job: Asked, taken: tuple[str, str, int] | None, monkeypatch: pytest.MonkeyPatch
+    job: Settings, taken: tuple[str, str, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ADDRESSES, "localhost", "127.0.0.1")
     assert found(job) == []
@@ -111,63 +111,63 @@ def test_what_works_is_not_spoken_of(
     ("job", "code", "parts"),
     [
         (
-            asked(given="enp5"),
+            settings(given="enp5"),
             "NIC001",
             ["no interface 'enp5'; it has lo (127.0.0.1), docker0", "to enp5s0, which leads to 192.168.7.2"],
         ),
-        (asked(given="enp7s0"), "NIC002", ["enp7s0 of desk is down", "ip link set enp7s0 up"]),
-        (asked(given="docker0"), "NIC003", ["docker0 of desk is up and has no carrier", "cable", "to another (br-lab ("]),
-        (asked(given="enp6s0"), "NIC004", ["enp6s0 of desk has no IPv4 address", "give it one"]),
-        (asked(given="lo"), "NIC005", ["lo of desk leads back to desk itself", "leave it out"]),
-        (asked(given="lo", head="desk", is_head=True, addresses=BOTH), "NIC005", ["leads back"]),
+        (settings(given="enp7s0"), "NIC002", ["enp7s0 of desk is down", "ip link set enp7s0 up"]),
+        (settings(given="docker0"), "NIC003", ["docker0 of desk is up and has no carrier", "cable", "to another (br-lab ("]),
+        (settings(given="enp6s0"), "NIC004", ["enp6s0 of desk has no IPv4 address", "give it one"]),
+        (settings(given="lo"), "NIC005", ["lo of desk leads back to desk itself", "leave it out"]),
+        (settings(given="lo", head="desk", is_head=True, addresses=BOTH), "NIC005", ["leads back"]),
         # The head, before it knows anybody else's address.
-        (asked(given="lo", head="desk", is_head=True), "NIC005", ["leads back"]),
+        (settings(given="lo", head="desk", is_head=True), "NIC005", ["leads back"]),
         (
-            asked(given="br-lab"),
+            settings(given="br-lab"),
             "NIC006",
             ["by br-lab (172.18.0.1), a bridge", "slow by enp5s0 (192.168.7.1), a wired", "nic: enp5s0"],
         ),
-        (asked(given="wlan0"), "NIC007", ["by wlan0 (192.168.8.1), Wi-Fi", "by enp5s0"]),
-        (asked(given="tailscale0"), "NIC007", ["by tailscale0 (100.64.0.1), a VPN", "by enp5s0"]),
+        (settings(given="wlan0"), "NIC007", ["by wlan0 (192.168.8.1), Wi-Fi", "by enp5s0"]),
+        (settings(given="tailscale0"), "NIC007", ["by tailscale0 (100.64.0.1), a VPN", "by enp5s0"]),
         # The wired one leads elsewhere, and so does a bridge where Wi-Fi is the way.
-        (asked(given="enp8s0"), "NIC011", ["by enp8s0 (10.1.0.1), a wired", "by enp5s0"]),
-        (asked(given="br-lab", head="192.168.8.2"), "NIC011", ["a bridge", "wlan0", "Wi-Fi"]),
+        (settings(given="enp8s0"), "NIC011", ["by enp8s0 (10.1.0.1), a wired", "by enp5s0"]),
+        (settings(given="br-lab", head="192.168.8.2"), "NIC011", ["a bridge", "wlan0", "Wi-Fi"]),
         (
-            asked(head="desk", is_head=True, addresses={"desk": "desk", "slow": "192.168.8.2"}),
+            settings(head="desk", is_head=True, addresses={"desk": "desk", "slow": "192.168.8.2"}),
             "NIC011",
             ["desk takes part by enp5s0", "reaches 192.168.8.2 by wlan0", "nic: enp5s0 to keep it"],
         ),
         (
-            asked(addresses={"desk": "192.168.7.3", "slow": "slow"}),
+            settings(addresses={"desk": "192.168.7.3", "slow": "slow"}),
             "NIC010",
             ["192.168.7.3, the address of desk in the spec, is none of", "start its own script"],
         ),
-        (asked(head="nobody"), "NAME001", ["desk cannot resolve 'nobody'", "set address:"]),
-        (asked(head="nobody", is_head=True), "NAME001", ["cannot resolve 'nobody'"]),
+        (settings(head="nobody"), "NAME001", ["desk cannot resolve 'nobody'", "set address:"]),
+        (settings(head="nobody", is_head=True), "NAME001", ["cannot resolve 'nobody'"]),
         # Only the route to another host tells which interface is meant.
         (
-            asked(head="debian", is_head=True, addresses={"slow": "nobody"}),
+            settings(head="debian", is_head=True, addresses={"slow": "nobody"}),
             "NAME001",
             ["cannot resolve 'nobody'"],
         ),
         (
-            asked(me="debian", head="debian", is_head=True, addresses={"slow": "slow"}),
+            settings(me="debian", head="debian", is_head=True, addresses={"slow": "slow"}),
             "NAME002",
             ["debian resolves its own name debian to 127.0.1.1", "/etc/hosts"],
         ),
-        (asked(head="debian"), "NAME003", ["debian, here 127.0.1.1, leads desk to itself"]),
-        (asked(head="desk", me="slow"), "NAME003", ["desk, here 192.168.7.1, leads slow to itself"]),
-        (asked(head="192.168.7.9"), "NAME003", ["192.168.7.9 leads desk to itself"]),
-        (asked(head="far"), "HOST004", ["no route to far (9.9.9.9): unreachable; it has lo (", "VPN up?"]),
-        (asked(head="far", given="enp5s0"), "HOST004", ["desk has no route to far (9.9.9.9)"]),
+        (settings(head="debian"), "NAME003", ["debian, here 127.0.1.1, leads desk to itself"]),
+        (settings(head="desk", me="slow"), "NAME003", ["desk, here 192.168.7.1, leads slow to itself"]),
+        (settings(head="192.168.7.9"), "NAME003", ["192.168.7.9 leads desk to itself"]),
+        (settings(head="far"), "HOST004", ["no route to far (9.9.9.9): unreachable; it has lo (", "VPN up?"]),
+        (settings(head="far", given="enp5s0"), "HOST004", ["desk has no route to far (9.9.9.9)"]),
         # The head, when its address has gone.
-        (asked(head="far", is_head=True), "HOST004", ["desk has no route to 9.9.9.9"]),
+        (settings(head="far", is_head=True), "HOST004", ["desk has no route to 9.9.9.9"]),
         # The interface that is down is why there is no route.
-        (asked(head="far", given="enp7s0"), "NIC002", ["is down"]),
+        (settings(head="far", given="enp7s0"), "NIC002", ["is down"]),
     ],
 )  # fmt: skip
 def test_each_fault_is_one_finding_with_cause_and_remedy(
-    job: Asked, code: str, parts: list[str]
+    job: Settings, code: str, parts: list[str]
 ) -> None:
     # Where the head's own name is of no use, a warning says so besides.
     (finding,) = (f for f in found(job) if f.code != "NAME002" or code == "NAME002")
@@ -183,7 +183,7 @@ def test_interfaces_that_cannot_be_listed_are_a_finding(monkeypatch: pytest.Monk
 
     monkeypatch.undo()
     monkeypatch.setattr(nic, "getifaddrs", refuse)
-    (finding,) = found(asked())
+    (finding,) = found(settings())
     assert "cannot be listed: Operation not permitted" in finding.cause
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.train.preflight.hosts import asked, host, links
+from tests.train.preflight.hosts import host, links, settings
 from train.preflight.compare import judge
 from train.preflight.finding import Finding
 from train.preflight.report import Link, Report
 
 
-def said(names: str, hosts: list[Report] | None = None, **ways: Any) -> list[Finding]:
+def said(names: str, hosts: list[Report] | None = None, **probes: Any) -> list[Finding]:
     found = [host(name) for name in names] if hosts is None else hosts
-    return judge(asked(), found, links(names, **ways))
+    return judge(settings(), found, links(names, **probes))
 
 
 def one(findings: list[Finding]) -> tuple[str, str, str]:
@@ -50,15 +50,15 @@ def test_a_firewall_both_ways_between_two_is_told_of_the_guest() -> None:
 
 
 def test_a_host_that_filters_what_it_sends_is_the_one_that_is_told() -> None:
-    ways = dict.fromkeys(["ac", "ca", "bc", "cb"], "timeout")
-    code, where, cause = one(said("abc", **ways))
+    probes = dict.fromkeys(["ac", "ca", "bc", "cb"], "timeout")
+    code, where, cause = one(said("abc", **probes))
     assert (code, where) == ("PORT005", "c")
     assert "between c (192.168.7.3) and a and b each" in cause
 
 
 def test_a_filter_everywhere_is_one_finding_and_not_one_a_pair() -> None:
-    ways = {one + other: "timeout" for one in "abcdef" for other in "abcdef" if one != other}
-    code, where, cause = one(said("abcdef", **ways))
+    probes = {one + other: "timeout" for one in "abcdef" for other in "abcdef" if one != other}
+    code, where, cause = one(said("abcdef", **probes))
     assert (code, where) == ("PORT005", "a")
     assert "between most of the hosts (a to b, " in cause
 
@@ -96,8 +96,8 @@ def docker(name: str, **changes: Any) -> Report:
 def test_interfaces_on_networks_that_do_not_meet_are_told_as_such(there: str) -> None:
     odd = Finding("NIC011", "c", "another interface leads to the head", "leave nic: out")
     hosts = [host("a"), host("b"), docker("c", findings=[odd])]
-    ways = {"ac": there, "bc": there, "ca": "timeout", "cb": "timeout"}
-    code, where, cause = one(said("abc", hosts, **ways))
+    probes = {"ac": there, "bc": there, "ca": "timeout", "cb": "timeout"}
+    code, where, cause = one(said("abc", hosts, **probes))
     assert (code, where) == ("NIC008", "c")
     assert "c by docker0 (172.17.0.1/16)" in cause
     assert "a by eth0 (192.168.7.1/24)" in cause
@@ -125,9 +125,9 @@ def test_an_mtu_that_is_too_large_is_told_with_the_interface() -> None:
 
 
 def test_a_slow_host_is_told_once_with_its_rate_and_what_is_usual() -> None:
-    ways = dict.fromkeys(["ad", "bd", "cd", "da", "db", "dc"], 1.2e6)
-    assert one(said("abcd", rate=110e6, **dict.fromkeys(ways, 1.2e6)))[:2] == ("LINK002", "d")
-    (finding,) = said("abcde", **ways)
+    probes = dict.fromkeys(["ad", "bd", "cd", "da", "db", "dc"], 1.2e6)
+    assert one(said("abcd", rate=110e6, **dict.fromkeys(probes, 1.2e6)))[:2] == ("LINK002", "d")
+    (finding,) = said("abcde", **probes)
     assert finding.cause == (
         "only 1.2 MB/s between d (192.168.7.4) and a, b and c each, where half of the hosts have a "
         "link of 110 MB/s or more"
@@ -178,7 +178,9 @@ def test_an_unknown_rate_is_not_slow() -> None:
 
 
 def test_links_of_hosts_nobody_knows_are_left_out() -> None:
-    assert judge(asked(), [host("a"), host("b")], [Link("a", "z", "timeout"), Link("a", "a")]) == []
+    assert (
+        judge(settings(), [host("a"), host("b")], [Link("a", "z", "timeout"), Link("a", "a")]) == []
+    )
 
 
 def test_a_thousand_hosts_are_judged_at_once() -> None:
@@ -187,12 +189,12 @@ def test_a_thousand_hosts_are_judged_at_once() -> None:
         Report(name, n, 1000, 1000, 1, "h0", "eth0", f"10.0.{n // 250}.{n % 250 + 1}", 8)
         for n, name in enumerate(names)
     ]
-    ways = [
+    probes = [
         Link(name, names[(n + 2**k) % 1000], "timeout" if n % 2 else "", 0.001, 110e6)
         for n, name in enumerate(names)
         for k in range(10)
     ]
     began = time.process_time()
-    findings = judge(asked(), hosts, ways)
+    findings = judge(settings(), hosts, probes)
     assert time.process_time() - began < 5
     assert len(findings) <= 13

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from train.preflight.wire import Conn, Door, WireError, bind, dial, within
+from train.preflight.wire import Conn, Listener, WireError, bind, dial, within
 
 # A word wakes whoever awaits it in steps: the socket, the reader, the task between. Each is one turn.
 TURNS = range(12)
@@ -107,14 +107,14 @@ def test_a_door_closes_while_somebody_speaks(turns: int) -> None:
         heard: list[str] = []
 
         async def answer(conn: Conn) -> None:
-            conn.send("door")
+            conn.send("identity")
             heard.append((await conn.receive(10))["kind"])
             await conn.until_closed()
 
-        door = Door(answer, 4)
+        door = Listener(answer, 4)
         port = await door.open(bind(0))
         conn = await dial("127.0.0.1", port, 10)
-        assert (await conn.receive(10))["kind"] == "door"
+        assert (await conn.receive(10))["kind"] == "identity"
         conn.send("call")
         await turn(turns)
         await door.close()
@@ -131,7 +131,7 @@ def test_what_was_said_before_the_connection_broke_is_read() -> None:
             conn.write(b'{"kind": "hal')
             conn.close()
 
-        door = Door(answer, 4)
+        door = Listener(answer, 4)
         conn = await dial("127.0.0.1", await door.open(bind(0)), 10)
         while (
             not conn._writer.is_closing()

@@ -1,6 +1,6 @@
 """Stores that go wrong on demand, and the start of a job on a machine of its own.
 
-Owns the wrapper around a store that counts, delays, fails and kills, and the making of a mirror
+Owns the wrapper around a store that counts, delays, fails and kills, and the making of remote checkpoints
 without a training. Knows nothing of what is being tested.
 """
 
@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from train import checkpoint
+from train.checkpoint import disk
+from train.checkpoint import remote as remote_module
+from train.checkpoint.remote import RemoteCheckpoints, open_remote
 from train.layout import MARKER, step_directory
 from train.lock import Fence, claim
-from train.store import mirror as mirror_module
-from train.store.mirror import Mirror, open_mirror
 from train.store.places import DirectoryStore, Store
 
 KILLED = 137
@@ -86,22 +86,22 @@ class Machine:
         (place / "lock").unlink(missing_ok=True)
         self.fence = Fence(place, claim(place, "test", os.getpid()))
 
-    def open(self) -> Mirror:
+    def open(self) -> RemoteCheckpoints:
         """Take the store, bring what is there. Raises TrainError."""
-        self.mirror = open_mirror(self._store, self.directory, self._keep, self.fence, "gpt")
-        self.mirror.pull(self.fence.check)
-        return self.mirror
+        self.remote = open_remote(self._store, self.directory, self._keep, self.fence, "gpt")
+        self.remote.pull(self.fence.check)
+        return self.remote
 
     def begin(self) -> int:
         """As a training does: go on from the newest step. Returns it."""
         self.open()
         step = self.newest()
-        self.mirror.resume(step)
-        self.mirror.begin({"attempt": self.fence.attempt}, step, self.fence.check)
+        self.remote.resume(step)
+        self.remote.begin({"attempt": self.fence.attempt}, step, self.fence.check)
         return step
 
     def newest(self) -> int:
-        found = checkpoint.newest_valid(self.directory, lambda step, why: None)
+        found = disk.newest_valid(self.directory, lambda step, why: None)
         return found.step if found else 0
 
     def train(self, first: int, last: int) -> None:
@@ -115,24 +115,24 @@ class Machine:
     def save(self, step: int) -> None:
         """Write the checkpoint of this step here, and commit it."""
         name = f"{self.fence.attempt}-{self.fence.generation}"
-        checkpoint.write(self.directory, step, tensors_of(step), {"a": 1}, name, self.fence.check)
-        self.mirror.push(step, self.fence.check)
+        disk.write(self.directory, step, tensors_of(step), {"a": 1}, name, self.fence.check)
+        self.remote.push(step, self.fence.check)
 
     def loaded(self) -> dict[str, Any]:
-        found = checkpoint.newest_valid(self.directory, lambda step, why: None)
+        found = disk.newest_valid(self.directory, lambda step, why: None)
         assert found is not None
         return {name: found.load(name) for name in found.files}
 
     def end(self) -> None:
         """The process is gone without a word."""
-        self.mirror.owner.close()
+        self.remote.owner.close()
         self.fence.close()
 
 
 def through(monkeypatch: Any, hook: Hook) -> None:
     """Every store opened from now on is a faulty one."""
-    real = mirror_module.open_store
-    monkeypatch.setattr(mirror_module, "open_store", lambda place: Faulty(real(place), hook))
+    real = remote_module.open_store
+    monkeypatch.setattr(remote_module, "open_store", lambda place: Faulty(real(place), hook))
 
 
 def in_child(body: Callable[[], None], within: float = 60.0) -> int | None:

@@ -12,10 +12,10 @@ import pytest
 
 from tests.train.store.faults import Faulty
 from train.store import owner as owner_module
-from train.store import patience
+from train.store import retries
 from train.store.owner import Owner, Ownership, read_owner
-from train.store.patience import Answering, HangsError
 from train.store.places import DirectoryStore
+from train.store.retries import Answering, HangsError
 
 
 class Hanging:
@@ -48,7 +48,7 @@ def until(reached: Callable[[], bool], within: float = 10.0) -> None:
 def test_after_a_while_it_is_given_up_and_the_others_until_it_is_back(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LIMIT_S", 0.2)
+    monkeypatch.setattr(retries, "LIMIT_S", 0.2)
     store = Answering(hanging.store)
     store.write("status", b"a")
     store.limit()
@@ -76,8 +76,8 @@ def test_after_a_while_it_is_given_up_and_the_others_until_it_is_back(
 def test_a_large_object_may_take_longer(
     hanging: Hanging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LIMIT_S", 0.05)
-    monkeypatch.setattr(patience, "_SLOWEST", 400_000 / 60)
+    monkeypatch.setattr(retries, "LIMIT_S", 0.05)
+    monkeypatch.setattr(retries, "_SLOWEST", 400_000 / 60)
     large = tmp_path / "model.pt"
     large.write_bytes(bytes(400_000))
     store = Answering(hanging.store)
@@ -91,12 +91,12 @@ def test_a_large_object_may_take_longer(
 def test_where_the_machine_is_about_to_go_a_call_under_way_is_cut_short(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LIMIT_S", 600.0)
+    monkeypatch.setattr(retries, "LIMIT_S", 600.0)
     store = Answering(hanging.store)
     store.limit()
     hanging.name = "status"
     threading.Timer(0.1, lambda: store.hurry(0.1)).start()
-    monkeypatch.setattr(patience, "_LAST_CALL_S", 0.0)
+    monkeypatch.setattr(retries, "_LAST_CALL_S", 0.0)
     began = time.monotonic()
     with pytest.raises(HangsError):
         store.read("status")
@@ -111,9 +111,9 @@ def test_a_start_waits_and_says_what_for(hanging: Hanging, monkeypatch: pytest.M
         if len(said) == 2:
             hanging.free.set()
 
-    monkeypatch.setattr(patience, "SAY_EVERY_S", 0.1)
-    monkeypatch.setattr(patience, "LIMIT_S", 0.0)
-    monkeypatch.setattr(patience, "say", hear)
+    monkeypatch.setattr(retries, "SAY_EVERY_S", 0.1)
+    monkeypatch.setattr(retries, "LIMIT_S", 0.0)
+    monkeypatch.setattr(retries, "say", hear)
     store = Answering(hanging.store)
     hanging.store.write("status", b"a")
     hanging.name = "status"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from train.checkpoint.segments import Segments, chain
 from train.store.places import DirectoryStore
-from train.store.segments import Segments, chain
 
 
 def rows(file: Path) -> list[tuple[str, int]]:

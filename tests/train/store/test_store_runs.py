@@ -20,12 +20,13 @@ from tests.conftest import ROOT
 from tests.real.jobs import assert_same_bits
 from tests.train.store.faults import KILLED, Hook, remote, through, whole_steps
 from tests.train.workers import Run, run
-from train import checkpoint, saver, status
+from train import status
+from train.checkpoint import disk, saver
+from train.checkpoint.saver import Saver
 from train.layout import MARKER
-from train.saver import Saver
 from train.status import replace_file
 from train.store import owner as owner_module
-from train.store import patience
+from train.store import retries
 from train.store.owner import Owner, Ownership
 from train.store.places import DirectoryStore
 
@@ -39,7 +40,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner_module, "RENEW_S", 0.3)
     monkeypatch.setattr(owner_module, "SILENCE_S", 1.0)
     monkeypatch.setattr(owner_module, "_WATCH_S", 0.05)
-    monkeypatch.setattr(patience, "PAUSES_S", (0.0, 0.01))
+    monkeypatch.setattr(retries, "PAUSES_S", (0.0, 0.01))
     monkeypatch.setattr(saver, "_LAST_PAUSES_S", (0.0, 0.05))
     monkeypatch.setattr(saver, "_URGENT_PAUSES_S", (0.0, 0.05))
     monkeypatch.setenv("DDPGEN_SCHEDULER", "sky task-1 1")
@@ -339,7 +340,7 @@ def test_a_later_start_of_the_same_job_ends_the_earlier_one(
 def test_the_interval_follows_what_an_upload_takes(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, free_running: None
 ) -> None:
-    monkeypatch.setattr("train.interval.FIRST_S", 0.1)
+    monkeypatch.setattr("train.checkpoint.interval.FIRST_S", 0.1)
     done = trained(tmp_path / "one", bucket, "--checkpoint-every=auto:2s", steps=500)
     assert done.codes == [0, 0], done.output
     assert "and an interruption is expected every 2 s: the next ones are " in done.output
@@ -409,7 +410,7 @@ def test_a_machine_that_is_taken_back_stops_even_if_the_store_takes_nothing(
 def test_a_machine_that_is_taken_back_stops_even_if_its_own_disk_is_full(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, stop = checkpoint.write, tmp_path / "one" / "stop"
+    real, stop = disk.write, tmp_path / "one" / "stop"
 
     def write(directory: Path, step: int, *rest: object) -> None:
         if step > 2:
@@ -422,7 +423,7 @@ def test_a_machine_that_is_taken_back_stops_even_if_its_own_disk_is_full(
             raise OSError(errno.ENOSPC, "No space left on device")
         replace_file(path, content)
 
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(disk, "write", write)
     monkeypatch.setattr(status, "replace_file", replace)
     stopped = trained(tmp_path / "one", bucket, steps=100_000)
     assert stopped.codes == [0, 0], stopped.output
@@ -471,7 +472,7 @@ def test_the_same_fault_is_not_told_for_every_checkpoint(
 def test_a_store_that_hangs_costs_no_checkpoint_here_and_is_used_again(
     tmp_path: Path, bucket: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "LIMIT_S", 0.3)
+    monkeypatch.setattr(retries, "LIMIT_S", 0.3)
     monkeypatch.setattr(saver, "_LAST_PAUSES_S", (0.0, *[0.2] * 50))
     directory = tmp_path / "one"
 
@@ -497,7 +498,7 @@ def test_a_store_that_hangs_keeps_no_machine_that_is_taken_back(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saver, "SETTLE_S", 0.5)
-    monkeypatch.setattr(patience, "_LAST_CALL_S", 0.2)
+    monkeypatch.setattr(retries, "_LAST_CALL_S", 0.2)
     stop = tmp_path / "one" / "stop"
 
     def hook(_: int, kind: str, name: str) -> None:

@@ -21,10 +21,10 @@ from tests.ports import free_port
 from tests.real.jobs import assert_same_bits
 from tests.train.store.faults import KILLED, Machine, through, whole_steps
 from tests.train.workers import Run, run
+from train.checkpoint.saver import Saver
 from train.errors import TrainError
 from train.layout import MARKER
-from train.saver import Saver
-from train.store import patience
+from train.store import retries
 from train.store.places import open_store
 
 MODELS = Path(__file__).parents[1] / "odd_models.py"
@@ -92,7 +92,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         "DDPGEN_SCHEDULER": "sky task-1 1",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(patience, "PAUSES_S", (0.0, 0.05))
+    monkeypatch.setattr(retries, "PAUSES_S", (0.0, 0.05))
     found.start()
     yield found
     found.stop()

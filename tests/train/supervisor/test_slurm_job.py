@@ -14,7 +14,7 @@ from train.supervisor.slurm_job import (
     State,
     environment,
     is_over,
-    patience_s,
+    kill_wait_s,
     state,
 )
 
@@ -87,7 +87,7 @@ def test_when_it_was_submitted_is_this_hosts_time() -> None:
     [("KillWait                = 30 sec\n", 22), ("KillWait = 17 sec", 9), ("KillWait = 12 sec", 6), ("", 22)],
 )  # fmt: skip
 def test_there_is_time_for_the_last_act_before_slurm_kills(config: str, seconds: int) -> None:
-    assert patience_s(f"SlurmdTimeout = 300 sec\n{config}") == seconds
+    assert kill_wait_s(f"SlurmdTimeout = 300 sec\n{config}") == seconds
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Artefacts and code to a directory, written whole or not at all."""

@@ -1,0 +1,269 @@
+"""Which files of the user's travel in the bundle, and whether the ones the spec names are there.
+
+Owns exclusions, symbolic links and the size limit. Reads directories and opens no files but
+.ddpgenignore and the bundle.json of bundles to leave out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpgen.errors import FileTroubleError
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+
+IGNORE_FILE = ".ddpgenignore"
+EXCLUDED = [
+    ".git",
+    ".hg",
+    ".svn",
+    ".venv",
+    "venv",
+    "node_modules",
+    "__pycache__",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+    ".ipynb_checkpoints",
+    ".tox",
+    "*-[0-9]*.log",  # of Slurm
+    "*.launched.json",
+    ".nox",
+    ".idea",
+    ".vscode",
+    ".DS_Store",
+    "*.pyc",
+    "*.pyo",
+    "*.egg-info",
+]
+LIMIT_MIB = 100
+# What a render under way, or killed, has beside its bundle.
+_STAGING = re.compile(r"\..+\.(?:new|old)-[0-9]+", re.DOTALL)
+_STEP = re.compile(r"step-[0-9]{9,}")
+
+
+class Source(NamedTuple):
+    """A file to copy: its path in the bundle, and where it is now."""
+
+    path: str
+    file: Path
+
+
+def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """What is wrong with the files the job names; `home` is the spec's directory."""
+    sound = True
+    for path in job.code:
+        for conflict in _check_path(path, home):
+            sound = False
+            yield conflict
+    field = "train.script" if job.train.script else "train.workload"
+    wanted = job.train.script or (job.train.workload or "").rpartition(":")[0]
+    if not wanted or not job.code or not sound:
+        return
+    parts = wanted.split("/")
+    if wanted.startswith("/") or ".." in parts:
+        what = f"{wanted} leads out of code"
+        yield Conflict((field,), what, "write its path inside code")
+        return
+    walk = _Walk(home.resolve(), ())
+    if any(walk.holds(home / path, wanted) for path in job.code):
+        return
+    what = f"{wanted} is not in code ({', '.join(job.code)})"
+    remedy = f"create it, or add the directory of {parts[-1]}"
+    if any((home / path / wanted).is_file() for path in job.code):
+        what = f"{wanted} is there, but is left out of what travels in code"
+        remedy = f"take it out of {IGNORE_FILE}, or move it out of a directory that stays behind"
+    yield Conflict((field, "code"), what, remedy)
+
+
+def _check_path(path: str, home: Path) -> Iterator[Conflict]:
+    what = ""
+    if path.startswith(("/", "~")):
+        what, remedy = f"{path} is not relative", "write a path relative to the spec's directory"
+    elif not (home / path).exists():
+        what, remedy = f"{path} does not exist beside the spec", "create it, or correct the path"
+    elif not (home / path).resolve().is_relative_to(home.resolve()):
+        what = f"{path} leads out of the spec's directory"
+        remedy = "move the spec above it, so that the job is one folder"
+    if what:
+        yield Conflict(("code",), what, remedy)
+
+
+def gather(job: JobSpec, home: Path, avoid: tuple[Path, ...], limit_mib: int) -> list[Source]:
+    """The files of `code`, sorted by their path below code/.
+
+    `avoid` are places never to be copied: the bundle itself, the checkpoints. Raises
+    FileTroubleError for what cannot be copied, or is more than the limit.
+    """
+    found: dict[str, Path] = {}
+    walk = _Walk(home.resolve(), tuple(path.resolve() for path in avoid))
+    for path in job.code:
+        for name, file in walk.files(home / path):
+            if name in found:
+                message = f"{found[name]} and {file} would both become code/{name}; rename one"
+                raise FileTroubleError(message)
+            found[name] = file
+    _refuse_files_as_directories(found)
+    _refuse_too_much({name: _size(file) for name, file in found.items()}, limit_mib)
+    return [Source(f"code/{name}", file) for name, file in sorted(found.items())]
+
+
+def _refuse_files_as_directories(found: dict[str, Path]) -> None:
+    for name, file in found.items():
+        above = name.rpartition("/")[0]
+        while above:
+            if above in found:
+                raise FileTroubleError(
+                    f"{found[above]} would become the file code/{above}, and {file} needs a "
+                    "directory of that name; rename one"
+                )
+            above = above.rpartition("/")[0]
+
+
+def _refuse_too_much(sizes: dict[str, int], limit_mib: int) -> None:
+    total = sum(sizes.values())
+    if total > limit_mib << 20:
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
+        names = ", ".join(f"{name} ({size >> 20} MiB)" for name, size in largest)
+        raise FileTroubleError(
+            f"code has {total >> 20} MiB, more than {limit_mib}; the largest are {names}. List "
+            f"what the job does not need in {IGNORE_FILE}, or raise --max-code-mib"
+        )
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        message = f"{file}: cannot be read: {error.strerror}; render again once it is there to stay"
+        raise FileTroubleError(message) from None
+
+
+class _Walk:
+    """Lists files below a root, following links as long as they stay in the spec's directory."""
+
+    def __init__(self, home: Path, avoid: tuple[Path, ...]):
+        self.home, self.avoid = home, avoid
+
+    def files(self, root: Path) -> Iterator[tuple[str, Path]]:
+        if not root.is_dir():
+            yield root.name, self._within(root)
+            return
+        yield from self._below(root, "", _patterns(root), (root.resolve(),))
+
+    def holds(self, root: Path, wanted: str) -> bool:
+        """Whether files() would list `wanted`; looks at nothing but the way there."""
+        if not root.is_dir():
+            return root.name == wanted
+        patterns, name = _patterns(root), ""
+        for part in wanted.split("/"):
+            if part in ("", "."):
+                continue
+            name = f"{name}/{part}" if name else part
+            if self._left_out(name, root / name, patterns):
+                return False
+        return (root / name).is_file()
+
+    def _below(
+        self, directory: Path, prefix: str, patterns: list[re.Pattern[str]], seen: tuple[Path, ...]
+    ) -> Iterator[tuple[str, Path]]:
+        for entry in sorted(_scan(directory), key=lambda entry: entry.name):
+            name, path = prefix + entry.name, directory / entry.name
+            if self._left_out(name, path, patterns):
+                continue
+            real = self._within(path) if entry.is_symlink() else path
+            if entry.is_dir():
+                inside = path.resolve()
+                if inside in seen:
+                    raise FileTroubleError(f"{path} is a link to a directory it is in; remove it")
+                yield from self._below(path, name + "/", patterns, (*seen, inside))
+            elif entry.is_file():
+                yield name, real
+            else:
+                message = f"{path} is neither a file nor a directory; list it in {IGNORE_FILE}"
+                raise FileTroubleError(message)
+
+    def _left_out(self, name: str, path: Path, patterns: list[re.Pattern[str]]) -> bool:
+        if any(pattern.fullmatch(name) for pattern in patterns):
+            return True
+        if not path.is_dir():
+            return False
+        if _STAGING.fullmatch(path.name) or path.resolve() in self.avoid:
+            return True
+        return _is_bundle(path) or _is_checkpoints(path)
+
+    def _within(self, path: Path) -> Path:
+        try:
+            real = path.resolve(strict=True)
+        except (OSError, RuntimeError):
+            target = os.readlink(path) if path.is_symlink() else "nothing"
+            message = f"{path} is a link to {target}, which leads nowhere; remove the link"
+            raise FileTroubleError(message) from None
+        if not real.is_relative_to(self.home):
+            message = f"{path} is a link out of the spec's directory, to {real}; copy the file here"
+            raise FileTroubleError(f"{message}, or list the link in {IGNORE_FILE}")
+        return real
+
+
+def _scan(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            listed = list(entries)
+    except OSError as error:
+        raise FileTroubleError(f"{directory}: cannot be read: {error.strerror}") from None
+    for entry in listed:
+        try:
+            entry.name.encode()
+        except UnicodeEncodeError:
+            message = f"{os.fsencode(entry.path)!r}: the name is not UTF-8; rename the file"
+            raise FileTroubleError(message) from None
+    return listed
+
+
+def _is_bundle(directory: Path) -> bool:
+    """Whether ddpgen wrote this directory; a bundle.json of somebody else's does not make it so."""
+    try:
+        listing = json.loads((directory / "bundle.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(listing, dict) and {"ddpgen", "schema", "files"} <= listing.keys()
+
+
+def _is_checkpoints(directory: Path) -> bool:
+    """Whether a job keeps its checkpoints here."""
+    if (directory / "lock").is_file() and (directory / "status").is_file():
+        return True
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return False
+    steps = (name for name in names if _STEP.fullmatch(name))
+    return any((directory / name / "checkpoint.json").is_file() for name in steps)
+
+
+def _patterns(root: Path) -> list[re.Pattern[str]]:
+    return [_pattern(line) for line in (*EXCLUDED, *_ignored(root))]
+
+
+def _ignored(root: Path) -> list[str]:
+    try:
+        lines = (root / IGNORE_FILE).read_text("utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileTroubleError(f"{root / IGNORE_FILE}: cannot be read: {error}") from None
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _pattern(line: str) -> re.Pattern[str]:
+    """`data/` or `*.bin` anywhere, `sub/file` from the root; `*` stays within a name, `**` does not."""
+    line = line.rstrip("/")
+    parts = re.split(r"(\*\*|\*|\?)", line.removeprefix("/"))
+    wild = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+    body = "".join(wild.get(part, re.escape(part)) for part in parts)
+    return re.compile(body if "/" in line else f"(?:.*/)?{body}", re.DOTALL)

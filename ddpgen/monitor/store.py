@@ -1,0 +1,242 @@
+"""Read and write a job's part of a bucket from here, where fsspec and credentials are at hand.
+
+Owns what is looked at there, and how long that may take: a network that swallows everything costs no
+more than told. Who has no fsspec is told so in words; nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ddpgen.monitor import bucket
+from ddpgen.monitor.bucket import STOP, Address
+from ddpgen.spec.job import JobSpec
+
+ANSWER_S = 40.0
+SHORT_S = 15.0  # where the answer is only good to know
+_ROWS = 1 << 16  # bytes of the end of a segment of metrics
+_SEGMENTS = 3  # that are looked through for a step, the newest first
+_Found = TypeVar("_Found")
+
+
+class NoWayError(Exception):
+    """The bucket cannot be reached from here. The message says why, and what would help."""
+
+
+class ShutError(NoWayError):
+    """The bucket was reached, and it is not there, or not for this user."""
+
+
+def look(at: Address, within: float | None = None) -> dict[str, str]:
+    """What the job's part of the bucket says, as the texts of a checkpoint directory would.
+
+    Beside that `owner-age`: seconds since rank 0 last said that it lives. `within` seconds. Raises
+    NoWayError.
+    """
+    return _in_time(at, _look, within)
+
+
+def kept(job: JobSpec) -> Iterator[str]:
+    """What there is of it at the URL of its checkpoints, if it has one."""
+    at = bucket.address(job, os.environ) if job.checkpoint.url else None
+    if at is None:
+        return
+    try:
+        facts = look(at, SHORT_S)
+    except NoWayError as error:
+        yield f"checkpoints are kept in {at.url}, not looked at: {error}"
+        return
+    newest = facts.get("newest")
+    yield f"{at.url}:"
+    yield f"  newest checkpoint: {f'step {newest}' if newest else 'none'}"
+
+
+def shut(at: Address) -> str:
+    """Why nobody will get into the bucket, as it says itself; "" where it did not say that."""
+    try:
+        _in_time(at, _names, SHORT_S)
+    except ShutError as error:
+        return str(error)
+    except NoWayError:
+        pass  # that is for the machines to find out
+    return ""
+
+
+def ask_to_stop(at: Address, said: str) -> None:
+    """Have the job stop after its current step. Raises NoWayError."""
+
+    def write(files: Any, root: str) -> None:
+        files.pipe_file(f"{root}/{STOP}", f"{said}\n".encode())
+
+    _in_time(at, write)
+
+
+def _look(files: Any, root: str) -> dict[str, str]:
+    names = _names(files, root)
+    if not names:
+        return {"there": "no"}
+    facts = {"there": "yes", "now": str(int(time.time()))}
+    facts["newest"] = next(
+        (
+            str(step)
+            for step in sorted(_steps(names), reverse=True)
+            if files.exists(f"{root}/step-{step:09}/checkpoint.json")
+        ),
+        "",
+    )
+    facts["status"] = _first_line(_content(files, f"{root}/status", names))
+    facts["row"] = _newest_row(files, f"{root}/metrics") if "metrics" in names else ""
+    owner = _mapping(_content(files, f"{root}/owner.json", names))
+    if isinstance(renewed := owner.get("time"), (int, float)):
+        facts["owner-age"] = str(max(0, int(time.time() - renewed)))
+    if STOP in names:
+        facts["stop"] = "asked"
+    return facts
+
+
+def _names(files: Any, place: str) -> set[str]:
+    try:
+        found = files.ls(place, detail=False)
+    except FileNotFoundError as error:
+        if "bucket" in str(error) and "exist" in str(error):
+            raise  # not even the bucket is there
+        return set()
+    return {str(path).rstrip("/").rpartition("/")[2] for path in found}
+
+
+def _steps(names: set[str]) -> list[int]:
+    numbers = [name.removeprefix("step-") for name in names if name.startswith("step-")]
+    return [int(number) for number in numbers if number.isdigit()]
+
+
+def _content(files: Any, path: str, names: set[str]) -> str:
+    if path.rpartition("/")[2] not in names:
+        return ""
+    try:
+        return bytes(files.cat_file(path)).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""  # gone since
+
+
+def _newest_row(files: Any, place: str) -> str:
+    """The last step in the newest of the segments FIRST-LAST.jsonl."""
+    ends = [(name.removesuffix(".jsonl").rpartition("-")[2], name) for name in _names(files, place)]
+    segments = sorted(((int(end), name) for end, name in ends if end.isdigit()), reverse=True)
+    for _, name in segments[:_SEGMENTS]:
+        path = f"{place}/{name}"
+        end = bytes(files.cat_file(path, start=max(0, int(files.size(path)) - _ROWS)))
+        for line in reversed(end.decode("utf-8", "replace").splitlines()):
+            if _mapping(line).get("kind") == "step":
+                return line
+    return ""
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _in_time(
+    at: Address, work: Callable[[Any, str], _Found], within: float | None = None
+) -> _Found:
+    """Do it in a thread that is left behind when it hangs; the process ends without asking for it."""
+    outcome: list[_Found | BaseException] = []
+
+    def attempt() -> None:
+        try:
+            outcome.append(work(*_reach(at)))
+        except BaseException as error:  # noqa: BLE001 (whatever a cloud's library raises)
+            outcome.append(error)
+
+    patience = ANSWER_S if within is None else within
+    worker = threading.Thread(target=attempt, daemon=True)
+    with _in_its_environment(at):
+        worker.start()
+        worker.join(patience)
+    if not outcome:
+        raise NoWayError(f"no answer within {patience:.0f} s")
+    (found,) = outcome
+    if isinstance(found, NoWayError):
+        raise found
+    if isinstance(found, BaseException):
+        raise (ShutError if _is_shut(found) else NoWayError)(_words(found)) from None
+    return found
+
+
+@contextlib.contextmanager
+def _in_its_environment(at: Address) -> Iterator[None]:
+    """With what is said of the cloud, for as long as is looked: the clouds' libraries read it."""
+    added = {name: value for name, value in at.settings.items() if not _is_of_the_machines(value)}
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _is_of_the_machines(value: str) -> bool:
+    """Whether it names a file that is not here: one of the machines', with their credentials."""
+    return value.startswith(("/", "~")) and not os.path.exists(os.path.expanduser(value))
+
+
+def _is_shut(error: BaseException) -> bool:
+    """Of a file of this machine, as one with credentials, the error would tell the name."""
+    if not isinstance(error, OSError) or error.filename is not None:
+        return False
+    refused = str(error).startswith("Forbidden") and "nonymous" not in str(error)  # of gcsfs
+    return refused or isinstance(error, (FileNotFoundError, PermissionError))
+
+
+def _reach(at: Address) -> tuple[Any, str]:
+    known = at.fsspec(_account(at))
+    if known is None:
+        raise NoWayError(f"ddpgen has no way into {at.scheme}:// from here")
+    url, options, package = known
+    try:
+        fsspec = importlib.import_module("fsspec")
+        files, root = fsspec.core.url_to_fs(
+            url, skip_instance_cache=True, use_listings_cache=False, **options
+        )
+    except ImportError:
+        raise NoWayError(f"that takes pip install {package}") from None
+    return files, str(root).rstrip("/")
+
+
+def _account(at: Address) -> str:
+    if not at.account_file:
+        return ""
+    try:
+        return Path(at.account_file).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no text"
+        raise NoWayError(
+            f"{at.account_file}: {why}; SkyPilot has the account's id written there"
+        ) from None
+
+
+def _words(error: BaseException) -> str:
+    said = " ".join(str(error).split())
+    kind = type(error).__name__
+    if not said:
+        return kind
+    return said if isinstance(error, OSError) else f"{kind}: {said}"

@@ -1,0 +1,292 @@
+"""A job → the command line of its supervisor (train/supervisor/words.py has its form). Pure.
+
+Owns which options the supervisor, the launcher and the training get. What equals the runtime's default is
+left out: the bundle pins the runtime, and bundle.json records every value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddpgen.plan import slurm as slurm_tier
+from ddpgen.shell import Joined, Word, at_home, pieces
+from ddpgen.spec.fields import seconds
+from ddpgen.spec.job import Checkpoint, HostsJob, JobSpec, Rendezvous, Train
+from ddpgen.spec.sky import SkyJob
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from ddpgen.spec.slurm import SlurmJob
+
+# Variables that a supervisor pins, unless the spec's env has them.
+PINNED = (
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "TORCH_CPP_LOG_LEVEL",
+    "PYTHONUNBUFFERED",
+)
+_FLAGS = (
+    "optimizer lr weight_decay momentum schedule warmup_steps grad_clip seed precision reduction "
+    "comm_hook bucket_cap_mb threads data_workers eval_every log_every"
+)
+
+
+class Supervise(NamedTuple):
+    """The sections of the command, in order; what the user adds comes behind them."""
+
+    options: tuple[Word, ...]
+    launcher: tuple[Word, ...]
+    program: tuple[Word, ...]
+
+    @property
+    def shown(self) -> tuple[Word, ...]:
+        """What is started on a host, for a person who reads it."""
+        return (*self.launcher, "--", *self.program)
+
+
+def local(job: JobSpec, backend: str, store: str) -> Supervise:
+    """The command of a job on one machine."""
+    launcher = (
+        "torchrun",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        *_processes(job, job.restarts),
+    )
+    return Supervise(
+        tuple(options(job, backend, store)), launcher, tuple(program(job, backend, store))
+    )
+
+
+# Hosts that are started together come within this time; one that comes later is taken in by a restart.
+_LAST_CALL_S = 15
+# Every host that comes or goes costs the others' torchrun a restart. The training itself gives up when it
+# crashes without getting on.
+_NO_END = 1000
+
+
+def hosts(job: HostsJob, weight: int | Fraction, backend: str, store: str) -> Supervise:
+    """The command of one of several hosts but for its name; `job` is the job as that host sees it."""
+    return Supervise(
+        (*options(job, backend, store), *_waiting(job)),
+        tuple(meeting(job)),
+        tuple(program(job, backend, store, weight)),
+    )
+
+
+def _waiting(job: HostsJob) -> Iterator[Word]:
+    """What the supervisor of one of several hosts is told of where they meet and how long they wait."""
+    usual, shared = Rendezvous(), job.checkpoint.shared
+    yield from _unusual(
+        ("port", job.rendezvous.port, usual.port),
+        (
+            "collective-timeout",
+            seconds(job.rendezvous.collective_timeout),
+            seconds(usual.collective_timeout),
+        ),
+        ("shared", "" if shared is None else str(shared).lower(), ""),
+    )
+
+
+def sky(job: SkyJob, backend: str, store: str, hook: str) -> Supervise:
+    """The command of a machine that SkyPilot has found. `hook`: where a pod's hook looks, if there is one."""
+    first, usual = job.rendezvous.port, Rendezvous().port
+    own = _unusual(
+        ("nodes", int(job.nodes), 1),
+        ("ports", _ports(first), _ports(usual)),
+        ("bucket", job.bucket.url.rstrip("/") if job.bucket else "", ""),
+        ("mount", job.bucket.path if job.bucket else "", ""),
+        ("secrets", ",".join(job.secrets), ""),
+        ("hook", hook, ""),
+    )
+    quiet = () if job.notices else ("--no-notices",)
+    return Supervise(
+        (*options(job, backend, store), *own, *quiet),
+        tuple(meeting(job)),
+        tuple(program(job, backend, store)),
+    )
+
+
+def slurm(job: SlurmJob, backend: str, store: str) -> Supervise:
+    """The command of a job on the nodes that Slurm gives it."""
+    return Supervise(
+        (*options(job, backend, store), *_batch(job)),
+        tuple(meeting(job)),
+        tuple(program(job, backend, store)),
+    )
+
+
+def _batch(job: SlurmJob) -> Iterator[Word]:
+    """What the supervisor on the first node of a Slurm job is told."""
+    yield f"--ports={_ports(job.rendezvous.port)}"
+    yield f"--requeues={job.requeues}"
+    yield from _unusual(("restarts", job.restarts, JobSpec.restarts))
+    if job.array is not None:
+        yield "--array"
+    if job.setup:
+        yield "--setup=slurm.setup.sh"
+    if job.python.interpreter != "python3":
+        yield Joined(("--python=", *pieces(at_home(job.python.interpreter))))
+    if job.environment.container is None:
+        return
+    if job.python.activate or any(slurm_tier.activation(job)) or job.env:
+        yield "--source=slurm.container.sh"
+    yield from (Joined(("--in=", *pieces(word))) for word in slurm_tier.inside(job))
+    yield from (Joined(("--srun=", *pieces(word))) for word in slurm_tier.on_nodes(job))
+
+
+def _ports(first: int) -> str:
+    return f"{first}-{min(first + 999, 65535)}"
+
+
+def meeting(job: JobSpec) -> Iterator[Word]:
+    """The launcher of a host that meets others at one address."""
+    if job.rendezvous.launcher == "env":
+        yield from ("spawn", f"--procs={job.procs_per_node}", "--first-rank={first_rank}")
+        yield from ("--world-size={world_size}", "--node-rank={node_rank}")
+        return
+    yield from ("torchrun", "--nnodes={nodes}")
+    if job.rendezvous.launcher == "torchrun-static":
+        yield from ("--node-rank={node_rank}", "--master-addr={head}", "--master-port={port}")
+        restarts = 0  # torchrun's own hardly ever find each other again with fixed ranks
+    else:
+        yield from ("--rdzv-backend=c10d", "--rdzv-endpoint={head}:{port}", "--rdzv-id={launch}")
+        waits = f"join_timeout={max(1, round(job.rendezvous.timeout))}"
+        if _elastic(job):
+            waits += f",last_call_timeout={_LAST_CALL_S}"
+        # Left alone, torchrun guesses from the hostname whether it is to be the host, and with a second
+        # card or a VPN nobody is.
+        yield f"--rdzv-conf=is_host={{is_head}},{waits}"
+        restarts = _NO_END if _elastic(job) else job.restarts
+    # What the others reach this host by: a hostname may mean nothing to them, or 127.0.1.1.
+    yield "--local-addr={address}"
+    yield from _processes(job, restarts)
+    if job.signalled:
+        # Every process is signalled; torchrun would end the processes in mid-step.
+        yield "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"
+
+
+def _elastic(job: JobSpec) -> bool:
+    """Whether hosts may come and go while it runs."""
+    return isinstance(job, HostsJob) and job.nodes.elastic
+
+
+def _processes(job: JobSpec, restarts: int) -> Iterator[Word]:
+    yield f"--nproc-per-node={job.procs_per_node}"
+    yield f"--max-restarts={restarts}"
+    # How long a crash goes unnoticed; torchrun's own default is coarser in some versions.
+    yield "--monitor-interval=0.1"
+
+
+def options(job: JobSpec, backend: str, store: str) -> Iterator[Word]:
+    """What the supervisor itself is told, on every tier."""
+    yield f"--job={job.name}"
+    yield f"--checkpoint-dir={checkpoint_dir(job)}"
+    kept = sorted(name for name in PINNED if name in job.env or name in _left_alone(job))
+    waits = job.rendezvous.timeout if job.meets else Rendezvous().timeout
+    yield from _unusual(
+        # Of several hosts hosts.json has it.
+        ("procs", 1 if isinstance(job, HostsJob) else job.procs_per_node, 1),
+        ("gpus", job.gpus_per_node or 0, 0),
+        ("backend", backend, "gloo"),
+        ("nic", job.nic or "", ""),
+        ("threads", job.train.threads, 1),
+        ("timeout", seconds(waits), seconds(Rendezvous().timeout)),
+        ("keep", ",".join(kept), ""),
+        ("store", store, ""),
+        ("ignore", ",".join(job.preflight.ignore), ""),
+    )
+    if not job.preflight.enabled:
+        yield "--no-preflight"
+    if job.train.script or job.train.reduction != "tree":
+        yield "--bits-may-differ"
+
+
+def _unusual(*options: tuple[str, Any, Any]) -> Iterator[str]:
+    """Of options, each with its value and the runtime's default, those that have another value."""
+    return (f"--{name}={value}" for name, value, default in options if value != default)
+
+
+def _left_alone(job: JobSpec) -> tuple[str, ...]:
+    """On a cloud's machine with several cards NCCL's own plugins know best, unless the user does."""
+    return ("NCCL_SOCKET_IFNAME",) if isinstance(job, SkyJob) and not job.nic else ()
+
+
+def checkpoint_dir(job: JobSpec) -> str:
+    """Relative to the bundle: a relative place lies beside it."""
+    if isinstance(job, SkyJob):  # below it each task has a directory of its own
+        return f"~/.ddpgen/{job.name}"
+    path = job.checkpoint.path or f"checkpoints/{job.name}"
+    return path if path.startswith(("/", "~/")) or path == "~" else f"../{path}"
+
+
+def program(job: JobSpec, backend: str, store: str, weight: int | Fraction = 1) -> Iterator[Word]:
+    """What each process runs."""
+    if job.train.script:
+        yield from ("script", f"code/{job.train.script}")
+        for name, value in job.train.args.items():
+            yield from _script_argument(name, value)
+        return
+    yield "run"
+    yield from training(job.train)
+    yield f"--backend={backend}"
+    waits, kept = Rendezvous(), Checkpoint()
+    yield from _unusual(
+        ("world-size", "{world_size}" if job.meets and not _elastic(job) else "", ""),
+        ("weight", weight, 1),
+        ("rendezvous-timeout", seconds(job.rendezvous.timeout), seconds(waits.timeout)),
+        (
+            "collective-timeout",
+            seconds(job.rendezvous.collective_timeout),
+            seconds(waits.collective_timeout),
+        ),
+        ("checkpoint-store", "{store}" if store else "", ""),
+        ("checkpoint-every", _every(job), str(kept.every)),
+        ("checkpoint-keep", job.checkpoint.keep, kept.keep),
+        ("code-dir", "code" if job.code else "", ""),
+    )
+    if _elastic(job):
+        yield "--elastic"
+    yield "--checkpoint-dir={checkpoint_dir}"
+    for name, value in job.train.args.items():
+        yield f"--arg={name}={_json(value)}"
+
+
+def _every(job: JobSpec) -> str:
+    if isinstance(job, SkyJob) and job.preempted_every is not None:
+        return f"auto:{seconds(job.preempted_every)}"
+    return str(job.checkpoint.every)
+
+
+def training(train: Train) -> Iterator[Word]:
+    """The flags that decide what is learned, without those that have the runtime's default."""
+    yield f"--workload={train.workload}"
+    yield f"--steps={train.steps}" if train.steps else f"--epochs={train.epochs!r}"
+    yield f"--global-batch-size={train.global_batch_size}"
+    yield f"--micro-batch-size={train.micro_batch_size}"
+    usual = {field.name: field.default for field in fields(Train)}
+    yield from _unusual(
+        *((name.replace("_", "-"), getattr(train, name), usual[name]) for name in _FLAGS.split())
+    )
+    if train.find_unused_parameters:
+        yield "--find-unused-parameters"
+
+
+def _script_argument(name: str, value: Any) -> Iterator[str]:
+    if value is True:
+        yield f"--{name}"
+    elif isinstance(value, list):
+        for item in value:
+            yield f"--{name}={item if isinstance(item, str) else _json(item)}"
+    elif value is not None and value is not False:
+        yield f"--{name}={value if isinstance(value, str) else _json(value)}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

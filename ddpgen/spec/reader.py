@@ -1,0 +1,336 @@
+"""YAML text → JobSpec for every tier, with every error at once and each at its own place.
+
+Owns overlays (merged first, validated once), unknown keys and did-you-mean. What a value may be is
+fields.py's business, what values may say together is rules.py's. Opens no file; pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import Field, fields
+from typing import Any, NamedTuple
+
+from ddpgen.errors import Finding, SpecInvalidError
+from ddpgen.spec import yamltree
+from ddpgen.spec.fields import (
+    REQUIRED,
+    Group,
+    Groups,
+    Kind,
+    Leaf,
+    Pairs,
+    Raw,
+    Refused,
+    Texts,
+    decimal,
+    did_you_mean,
+    refuse_non_number,
+    show,
+)
+from ddpgen.spec.job import TIERS, JobSpec
+from ddpgen.spec.models import MODELS
+from ddpgen.spec.rules import RIVALS, Conflict, conflicts
+from ddpgen.spec.workload_args import workload_arguments
+from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Scalar, Table, dotted
+
+
+class Reading(NamedTuple):
+    """A valid job, with the means to point at a place in its file."""
+
+    filename: str
+    tier: str
+    job: JobSpec
+    root: Table
+    warnings: tuple[Finding, ...]
+
+    def locate(self, conflict: Conflict) -> Finding:
+        """The conflict as a finding at the place of its first field."""
+        return _locate(conflict, self.root)
+
+
+def read(raw: bytes, filename: str) -> dict[str, Reading]:
+    """The job for each tier that the spec can be read for; raises SpecInvalidError with every error.
+
+    A spec that names no tier is for `local`. One that names others is for `local`, too, where its top
+    level can run on one machine as it is.
+    """
+    try:
+        root, findings = yamltree.parse(raw)
+    except NotYamlError as error:
+        raise SpecInvalidError(filename, error.findings) from None
+    targets = root.entries.get("targets")
+    named = set(targets.entries) if isinstance(targets, Table) else set()
+    overlays = _overlays(root, findings)
+    readings = {}
+    for tier, overlay in overlays.items():
+        merged = _merge(root, overlay) if overlay else root
+        walk = _Walk()
+        job = walk.group(Group(MODELS.get(tier, JobSpec)), merged)
+        disagree = (*conflicts(job), *workload_arguments(job))
+        unfit = [*walk.missing]
+        unfit += [_locate(each, merged) for each in disagree if walk.wrong.isdisjoint(each.about)]
+        findings += walk.findings
+        fits = job.nodes == 1 and not any(finding.fatal for finding in unfit)
+        if not fits and tier == "local" and tier not in named and len(overlays) > 1:
+            continue
+        findings += unfit
+        warnings = tuple(dict.fromkeys(found for found in unfit if not found.fatal))
+        readings[tier] = Reading(filename, tier, job, merged, warnings)
+    if any(finding.fatal for finding in findings):
+        raise SpecInvalidError(filename, set(findings))
+    return readings
+
+
+def _overlays(root: Table, findings: list[Finding]) -> dict[str, Table | None]:
+    """The overlay of each tier; takes `targets` out of the job itself."""
+    overlays: dict[str, Table | None] = {"local": None}
+    targets = root.entries.pop("targets", None)
+    if targets is None or (isinstance(targets, Scalar) and targets.tag == "null"):
+        return overlays
+    if not isinstance(targets, Table):
+        remedy = f"write a mapping with {', '.join(TIERS)}"
+        findings.append(_found(targets, f"is {_describe(targets)}", remedy))
+        return overlays
+    for tier, node in targets.entries.items():
+        if tier not in TIERS:
+            place = targets.keys[tier]
+            remedy = did_you_mean(tier, TIERS)
+            findings.append(Finding(place, f"targets.{tier}", "unknown tier", remedy))
+        elif isinstance(node, Table):
+            overlays[tier] = node
+        elif isinstance(node, Scalar) and node.tag == "null":
+            overlays[tier] = None
+        else:
+            findings.append(_found(node, f"is {_describe(node)}", "write the fields that differ"))
+    return overlays
+
+
+def _merge(base: Table, overlay: Table, path: tuple[str, ...] = ()) -> Table:
+    """`base` with the entries of `overlay` laid over it; nodes keep the place they came from."""
+    merged = Table(overlay.place if path else base.place, base.path, {}, {})
+    dropped = {RIVALS.get((*path, name)) for name in overlay.entries}
+    for name, node in base.entries.items():
+        if (*path, name) not in dropped:
+            merged.entries[name], merged.keys[name] = node, base.keys[name]
+    for name, node in overlay.entries.items():
+        below = base.entries.get(name)
+        if isinstance(below, Table) and isinstance(node, Table):
+            node = _merge(below, node, (*path, name))
+        merged.entries[name], merged.keys[name] = node, overlay.keys[name]
+    return merged
+
+
+class _Walk:
+    """One pass over a merged spec: builds values, goes on after each that is wrong or missing."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.missing: list[Finding] = []
+        self.wrong: set[str] = set()
+
+    def group(self, kind: Group, table: Table, path: tuple[str, ...] = ()) -> Any:
+        """The dataclass of `kind` from `table`; wrong fields hold a stand-in and are in `wrong`."""
+        values: dict[str, Any] = {}
+        known = {declared.name: declared for declared in fields(kind.model)}  # type: ignore[arg-type]
+        for name in table.entries:
+            if name not in known:
+                self._unknown(table, name, known)
+        for name, declared in known.items():
+            here = (*path, name)
+            node = table.entries.get(name)
+            if node is not None:
+                if not (_is_null(node) and declared.metadata["null"]):
+                    values[name] = self._value(declared.metadata["kind"], node, here)
+            elif declared.default is REQUIRED:
+                self._missing(table, declared, here)
+                values[name] = self._stand_in(declared.metadata["kind"], here)
+        return kind.model(**values)
+
+    def _value(self, kind: Kind, node: Node, path: tuple[str, ...]) -> Any:
+        try:
+            return self._read(kind, node, path)
+        except Refused as refused:
+            self.findings.append(_found(node, refused.what, refused.remedy))
+            self.wrong.add(dotted(path))
+            return self._stand_in(kind, path)
+
+    def _read(self, kind: Kind, node: Node, path: tuple[str, ...]) -> Any:
+        if isinstance(kind, Group):
+            if kind.shorthand and isinstance(node, Scalar) and not _is_null(node):
+                keys = {kind.shorthand: node.place}
+                node = Table(node.place, node.path, {kind.shorthand: node}, keys)
+            if not isinstance(node, Table):
+                raise Refused(f"is {_describe(node)}", "write a mapping of its fields")
+            return self.group(kind, node, path)
+        if isinstance(kind, Texts):
+            items = node.items if isinstance(node, Listing) else [node]
+            return tuple(self._value(kind.leaf, item, path) for item in items)
+        if isinstance(kind, Groups):
+            if not isinstance(node, Listing):
+                raise Refused(f"is {_describe(node)}", "write a list, each item after a dash")
+            listed = enumerate(node.items)
+            return tuple(self._value(kind.group, each, (*path, f"[{i}]")) for i, each in listed)
+        if isinstance(kind, Pairs):
+            return self._pairs(kind, node, path)
+        assert isinstance(kind, Leaf)
+        if not isinstance(node, Scalar) or _is_null(node) or node.tag == "alias":
+            raise Refused(f"is {_describe(node)}", f"write {kind.wants}")
+        return kind.read(Raw(node.text, node.tag, node.quoted))
+
+    def _pairs(self, kind: Pairs, node: Node, path: tuple[str, ...]) -> dict[str, Any]:
+        if _is_null(node):
+            return {}
+        if not isinstance(node, Table):
+            raise Refused(f"is {_describe(node)}", "write a mapping of names to values")
+        pairs = {}
+        for name, item in sorted(node.entries.items()):
+            if not re.fullmatch(kind.names, name, re.ASCII):
+                what, remedy = f"{show(name)} does not fit as a name", f"use {kind.names_want}"
+                self.findings.append(Finding(node.keys[name], dotted(node.path), what, remedy))
+            elif kind.leaf:
+                pairs[name] = self._value(kind.leaf, item, (*path, name))
+            else:
+                pairs[name] = self._free(item, (*path, name))
+        return pairs
+
+    def _free(self, node: Node, path: tuple[str, ...]) -> Any:
+        """A value of `args`: whatever JSON can say."""
+        if isinstance(node, Table):
+            return {name: self._free(item, path) for name, item in sorted(node.entries.items())}
+        if isinstance(node, Listing):
+            return [self._free(item, path) for item in node.items]
+        try:
+            return _json_value(node)
+        except Refused as refused:
+            self.findings.append(_found(node, refused.what, refused.remedy))
+            self.wrong.add(dotted(path))
+            return None
+
+    def _stand_in(self, kind: Kind, path: tuple[str, ...]) -> Any:
+        self.wrong.add(dotted(path))
+        if not isinstance(kind, Group):
+            return kind.sample
+        declared = fields(kind.model)  # type: ignore[arg-type]
+        self.wrong.update(dotted((*path, field.name)) for field in declared)
+        return kind.model()
+
+    def _missing(self, table: Table, declared: Field[Any], path: tuple[str, ...]) -> None:
+        what, wants = "is missing", getattr(declared.metadata["kind"], "wants", "its fields")
+        path = (*table.path, declared.name)
+        self.missing.append(Finding(table.place, dotted(path), what, f"write {wants}"))
+
+    def _unknown(self, table: Table, name: str, known: dict[str, Field[Any]]) -> None:
+        elsewhere = _elsewhere(name)
+        place, path = table.keys[name], _key_path(table, name)
+        if elsewhere and name not in known:
+            remedy = f"it belongs to {elsewhere}"
+        else:
+            at_top = ("targets",) if len(path) == 1 else ()
+            remedy = did_you_mean(name, (*known, *at_top))
+        self.findings.append(Finding(place, dotted(path), "unknown key", remedy))
+
+
+def _json_value(node: Scalar) -> Any:
+    text = node.text
+    if node.quoted or node.tag in ("str", "timestamp"):
+        number = None if node.quoted else decimal(text)
+        return text if number is None else _finite(number)
+    if node.tag == "null":
+        return None
+    if node.tag == "bool":
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise Refused(
+            f"YAML reads {text} as a truth value", f'write "{text}" in quotes, or true/false'
+        )
+    if node.tag not in ("int", "float"):
+        raise Refused(f"is {_describe(node)}", "write a plain value")
+    refuse_non_number(Raw(text, node.tag, False), f'"{text}" in quotes, or a plain number')
+    if re.fullmatch(r"[-+]?[0-9_]{1,40}", text, re.ASCII):
+        return int(text.replace("_", ""))
+    if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", text, re.ASCII):
+        return int(text, 16)
+    number = decimal(text)
+    if number is None:
+        raise Refused(f"{show(text)} is not a number a program can be passed", "write it in quotes")
+    return _finite(number)
+
+
+def _finite(number: float) -> float:
+    if number in (float("inf"), float("-inf")):
+        raise Refused("is too large a number", "write a smaller one, or put it in quotes")
+    return number
+
+
+def _locate(conflict: Conflict, root: Table) -> Finding:
+    """Point at the conflict's first field, or at the nearest thing around it that is in the file."""
+    given = [about for about in conflict.about if _reached(root, about)[1] == len(_parts(about))]
+    about = given[0] if given else conflict.about[0]
+    node, depth = _reached(root, about)
+    path = (*node.path, *_parts(about)[depth:])
+    return Finding(node.place, dotted(path), conflict.what, conflict.remedy, conflict.fatal)
+
+
+def _parts(about: str) -> tuple[str, ...]:
+    """The steps of a path like hosts[1].nic: hosts, [1], nic."""
+    return tuple(about.replace("[", ".[").split("."))
+
+
+def _reached(root: Table, about: str) -> tuple[Node, int]:
+    """The node of the path, or the last one on the way to it that is in the file; and how far it is."""
+    node: Node = root
+    for depth, part in enumerate(_parts(about)):
+        below = _below(node, part)
+        if below is None:
+            return node, depth
+        node = below
+    return node, len(_parts(about))
+
+
+def _below(node: Node, part: str) -> Node | None:
+    if isinstance(node, Table):
+        return node.entries.get(part)
+    if isinstance(node, Listing) and part.startswith("["):
+        return node.items[int(part[1:-1])]
+    return None
+
+
+def _key_path(table: Table, name: str) -> tuple[str, ...]:
+    return table.entries[name].path or (*table.path, name)
+
+
+def _elsewhere(name: str) -> str:
+    """The group that has a field of this name, when the user put it in the wrong one."""
+    if name in (declared.name for declared in fields(JobSpec)):
+        return "the top level of the spec"
+    for tier, model in MODELS.items():
+        if name in (declared.name for declared in fields(model)):
+            return f"targets.{tier}"
+    for declared in fields(JobSpec):
+        kind = declared.metadata["kind"]
+        if isinstance(kind, Group):
+            inner: Iterable[Field[Any]] = fields(kind.model)  # type: ignore[arg-type]
+            if name in (field.name for field in inner):
+                return f"{declared.name} ({declared.name}.{name})"
+    return ""
+
+
+def _is_null(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.tag == "null"
+
+
+def _describe(node: Node) -> str:
+    if isinstance(node, Table):
+        return "a mapping"
+    if isinstance(node, Listing):
+        return "a list"
+    if node.tag == "null":
+        return "empty (null)"
+    if node.tag == "alias":
+        return "an alias"
+    return show(node.text)
+
+
+def _found(node: Node, what: str, remedy: str) -> Finding:
+    return Finding(node.place, dotted(node.path), what, remedy)

@@ -1,0 +1,314 @@
+"""What fields of a spec may not say together. Each rule reads like the sentence it enforces. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from itertools import chain
+from typing import NamedTuple
+
+from ddpgen.spec.fields import did_you_mean, show
+from ddpgen.spec.job import HostsJob, JobSpec, Python, Train
+
+# A field of an overlay replaces its rival of the job: `steps` there takes the place of `epochs`.
+RIVALS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("train", "steps"): ("train", "epochs"),
+    ("train", "epochs"): ("train", "steps"),
+    ("train", "workload"): ("train", "script"),
+    ("train", "script"): ("train", "workload"),
+}
+_SCRIPT_MAY_SET = ("script", "args", "threads")
+# Stores that fsspec reaches, each by a package of its own.
+SCHEMES = (
+    "s3",
+    "s3a",
+    "gs",
+    "gcs",
+    "az",
+    "abfs",
+    "abfss",
+    "adl",
+    "oci",
+    "hf",
+    "hdfs",
+    "webhdfs",
+    "sftp",
+    "ssh",
+    "smb",
+    "ftp",
+    "file",
+    "local",
+    "memory",
+)
+_BUILT_IN = ("gpt", "mnist", "toy")
+
+# Variables that bash or torchrun own; a value given for them would be lost or break the script.
+_BASH_OWNS = frozenset(
+    [
+        "_",
+        "BASHOPTS",
+        "BASHPID",
+        "BASH_ARGC",
+        "BASH_ARGV",
+        "BASH_COMMAND",
+        "BASH_LINENO",
+        "BASH_SOURCE",
+        "BASH_SUBSHELL",
+        "BASH_VERSINFO",
+        "COMP_WORDBREAKS",
+        "DIRSTACK",
+        "EPOCHREALTIME",
+        "EPOCHSECONDS",
+        "EUID",
+        "FUNCNAME",
+        "GROUPS",
+        "HISTCMD",
+        "IFS",
+        "LINENO",
+        "OLDPWD",
+        "OPTARG",
+        "OPTIND",
+        "PIPESTATUS",
+        "PPID",
+        "PS4",
+        "PWD",
+        "RANDOM",
+        "SECONDS",
+        "SHELLOPTS",
+        "SHLVL",
+        "SRANDOM",
+        "UID",
+    ]
+)
+_TORCHRUN_OWNS = frozenset(
+    [
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "WORLD_SIZE",
+    ]
+)
+OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS
+
+LARGEST_WORD = 1 << 17  # bytes; Linux starts no program with a longer argument or variable
+
+
+class Conflict(NamedTuple):
+    """Fields that disagree; the first one is where the user is pointed to."""
+
+    about: tuple[str, ...]
+    what: str
+    remedy: str
+    fatal: bool = True
+
+
+def conflicts(job: JobSpec) -> Iterable[Conflict]:
+    """Everything that is wrong between the fields of `job`."""
+    return chain(_what_runs(job), _batches(job), _devices(job), _numerics(job), _places(job))
+
+
+def _what_runs(job: JobSpec) -> Iterator[Conflict]:
+    train = job.train
+    if train.workload and train.script:
+        what = "workload and script are both given"
+        yield Conflict(("train.script", "train.workload"), what, "keep one of them")
+        return
+    if not train.workload and not train.script:
+        what = "nothing to train: workload and script are both missing"
+        yield Conflict(("train", "train.workload", "train.script"), what, "write workload: gpt")
+    if train.script:
+        yield from _script(job)
+        return
+    if train.workload and ":" not in train.workload and train.workload not in _BUILT_IN:
+        what = f"there is no built-in workload {train.workload}"
+        remedy = f"write one of {', '.join(_BUILT_IN)}, or FILE.py:FUNCTION for your own"
+        yield Conflict(("train.workload",), what, remedy)
+    if train.steps and train.epochs:
+        what = "steps and epochs are both given"
+        yield Conflict(("train.epochs", "train.steps"), what, "keep one of them")
+    if not train.steps and not train.epochs:
+        what = "says neither steps nor epochs, so it would never end"
+        yield Conflict(("train", "train.steps", "train.epochs"), what, "write steps: 1000")
+    for name in ("global_batch_size", "micro_batch_size"):
+        if getattr(train, name) is None:
+            yield Conflict(("train", f"train.{name}"), f"{name} is missing", f"write {name}: 32")
+
+
+def _script(job: JobSpec) -> Iterator[Conflict]:
+    for declared in fields(Train):
+        path = f"train.{declared.name}"
+        value = getattr(job.train, declared.name)
+        if (
+            declared.name not in (*_SCRIPT_MAY_SET, "workload", "args")
+            and value != declared.default
+        ):
+            what = "has no effect on a script, which has its own loop"
+            yield Conflict((path,), what, f"move it to train.args as {declared.name}")
+    if job.checkpoint.url:
+        what = "is a URL, and a script writes its checkpoints into a directory"
+        remedy = "name a directory; on the tier sky, mount the bucket (bucket: s3://NAME)"
+        yield Conflict(("checkpoint.dir", "train.script"), what, remedy)
+
+
+def _batches(job: JobSpec) -> Iterator[Conflict]:
+    train = job.train
+    if not train.global_batch_size or not train.micro_batch_size:
+        return
+    batch = ("train.global_batch_size", "train.micro_batch_size")
+    if train.global_batch_size % train.micro_batch_size:
+        sizes = f"{train.global_batch_size} is not a multiple of {train.micro_batch_size}"
+        below = train.global_batch_size - train.global_batch_size % train.micro_batch_size
+        nearest = below or train.micro_batch_size
+        remedy = f"write global_batch_size: {nearest} or a micro_batch_size that divides it"
+        yield Conflict(batch, f"{sizes} (micro_batch_size)", remedy)
+    elif job.world_size > job.micro_batches:
+        what = (
+            f"{job.world_size} processes share {job.micro_batches} micro-batches a step, so "
+            f"{job.world_size - job.micro_batches} would have nothing to do"
+        )
+        remedy = f"start at most {job.micro_batches} processes, or make micro_batch_size smaller"
+        yield Conflict(("procs_per_node", "nodes", *batch), what, remedy)
+    elif job.micro_batches % job.world_size and not _shared_by_weight(job):
+        most = -(-job.micro_batches // job.world_size)
+        what = (
+            f"{job.micro_batches} micro-batches do not divide evenly among {job.world_size} "
+            f"processes: some do {most}, the others wait for them"
+        )
+        remedy = "the result is the same; for speed let the process count divide them"
+        if train.reduction == "tree":
+            yield Conflict(("procs_per_node", "nodes", *batch), what, remedy, fatal=False)
+        else:
+            remedy = "use reduction: tree, or a process count that divides them"
+            yield Conflict(("procs_per_node", "nodes", "train.reduction", *batch), what, remedy)
+    if train.steps and train.warmup_steps >= train.steps:
+        what = f"{train.warmup_steps} steps of warm-up leave nothing of {train.steps} steps"
+        remedy = f"write a number below {train.steps}"
+        yield Conflict(("train.warmup_steps", "train.steps"), what, remedy)
+
+
+def _shared_by_weight(job: JobSpec) -> bool:
+    return isinstance(job, HostsJob) and any(host.share for host in job.hosts)
+
+
+def _devices(job: JobSpec) -> Iterator[Conflict]:
+    if isinstance(job, HostsJob):
+        return  # each host has its own: see targets/hosts.py
+    gpus = job.gpus_per_node or 0
+    if job.backend == "nccl" and not gpus:
+        what = "nccl talks between GPUs, and the job asks for none"
+        remedy = f"write gpus_per_node: {job.procs_per_node}, or backend: gloo"
+        yield Conflict(("backend", "gpus_per_node"), what, remedy)
+    if gpus and job.procs_per_node > gpus:
+        what = f"{job.procs_per_node} processes on {gpus} GPUs; each needs one of its own"
+        remedy = f"write procs_per_node: {gpus}"
+        yield Conflict(("procs_per_node", "gpus_per_node"), what, remedy)
+    elif gpus > job.procs_per_node:
+        what = f"{gpus - job.procs_per_node} of {gpus} GPUs on each node stay idle"
+        remedy = f"write procs_per_node: {gpus}, one process per GPU"
+        yield Conflict(("gpus_per_node", "procs_per_node"), what, remedy, fatal=False)
+
+
+def _numerics(job: JobSpec) -> Iterator[Conflict]:
+    train = job.train
+    if train.precision == "fp16" and not job.on_gpus:
+        who = "the job asks for"
+        if isinstance(job, HostsJob):
+            who = next(f"{host.name} uses" for host in job.hosts if not job.gpus(host))
+        what = f"fp16 needs a GPU, and {who} none"
+        remedy = f"write precision: bf16 or fp32, or gpus_per_node: {job.procs_per_node}"
+        yield Conflict(("train.precision", "gpus_per_node"), what, remedy)
+    if train.comm_hook != "none" and train.reduction == "tree":
+        what = f"comm_hook {train.comm_hook} would replace the fixed-order tree"
+        remedy = "write reduction: allreduce, or comm_hook: none"
+        yield Conflict(("train.comm_hook", "train.reduction"), what, remedy)
+    if train.comm_hook in ("bf16", "powersgd") and (job.backend == "gloo" or not job.on_gpus):
+        what = f"comm_hook {train.comm_hook} needs nccl, and the job runs on gloo"
+        remedy = "write comm_hook: none (on gloo compression only costs time)"
+        yield Conflict(("train.comm_hook", "backend", "gpus_per_node"), what, remedy)
+    if train.momentum != Train.momentum and train.optimizer != "sgd":
+        what = f"momentum has no effect on {train.optimizer}"
+        yield Conflict(
+            ("train.momentum", "train.optimizer"),
+            what,
+            "write optimizer: sgd, or leave it out",
+            False,
+        )
+
+
+def _places(job: JobSpec) -> Iterator[Conflict]:
+    yield from environment(job.env, "env")
+    yield from places("checkpoint.dir", job.checkpoint.path)
+    yield from _url(job.checkpoint.dir or "")
+    yield from interpreter(job.python, "python")
+    wanted = job.train.script or (job.train.workload if ":" in (job.train.workload or "") else None)
+    if wanted and not job.code:
+        field = "train.script" if job.train.script else "train.workload"
+        what = f"{wanted.rpartition(':')[0] or wanted} is a file of yours, but code is not given"
+        yield Conflict((field, "code"), what, "write code: with the directory that holds it")
+
+
+def _url(place: str) -> Iterator[Conflict]:
+    """What is wrong with a URL for checkpoints, or with what was meant to be one."""
+    scheme, _, rest = place.partition(":")
+    if rest.startswith("/") and not rest.startswith("//") and scheme in SCHEMES:
+        what = f"{show(place)} is a directory of this name, and no URL"
+        yield Conflict(("checkpoint.dir",), what, f"write {scheme}:/{rest}")
+    elif rest.startswith("//") and scheme not in SCHEMES:
+        what = f"{scheme}:// is none of the stores that fsspec knows"
+        yield Conflict(("checkpoint.dir",), what, did_you_mean(scheme, SCHEMES))
+    elif rest.startswith("//") and not rest.strip("/"):
+        yield Conflict(("checkpoint.dir",), f"{place} names no place", f"write {scheme}://NAME")
+    elif scheme in ("s3", "s3a", "gs", "gcs") and "@" in rest:
+        what = (
+            "holds credentials, which everybody may read in the bundle and in the list of processes"
+        )
+        remedy = "leave them out: the environment has them, or the cloud's own configuration file"
+        yield Conflict(("checkpoint.dir",), what, remedy)
+    elif scheme in ("s3", "s3a") and rest.startswith("//"):
+        yield from s3_name("checkpoint.dir", rest[2:].partition("/")[0])
+
+
+def s3_name(field: str, name: str) -> Iterator[Conflict]:
+    """What is wrong with the name of a bucket: S3 has rules, and others that speak S3 mostly the same."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name):
+        what = f"{show(name)} cannot be the name of a bucket in S3"
+        remedy = "write one of 3 to 63 small letters, digits, `.` and `-`"
+        yield Conflict((field, field.partition(".")[0]), what, remedy)
+
+
+def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
+    """What is wrong with these variables of the job, which stand below `field`."""
+    for name in env:
+        path = f"{field}.{name}"
+        if name in OWNED_NAMES or name.startswith(("DDPGEN_", "PET_")):
+            what = "is set by bash, torchrun or the launch script; the job would not see this value"
+            yield Conflict((path,), what, "take another name")
+        if len(f"{name}={env[name]}".encode()) >= LARGEST_WORD:
+            what = "has more than 128 KiB, which no program can be passed"
+            yield Conflict((path,), what, "put it in a file of code, and the file's name here")
+
+
+def places(field: str, path: str | None) -> Iterator[Conflict]:
+    """What is wrong with a path on the hosts."""
+    if path and path.startswith("~") and not (path + "/").startswith("~/"):
+        what = f"{show(path)} is the home of another user, which only a login shell finds"
+        yield Conflict((field,), what, "write ~/path or /path")
+
+
+def interpreter(python: Python, field: str) -> Iterator[Conflict]:
+    """What is wrong with a Python of the hosts, which stands at `field`."""
+    if any("DDPGEN_ACTIVATE" in line for line in python.activate):
+        what = "holds DDPGEN_ACTIVATE, the word that ends these lines in the script"
+        yield Conflict((f"{field}.activate",), what, "take another word")
+    if "/" in python.interpreter and not python.interpreter.startswith(("/", "~/")):
+        what = f'"{python.interpreter}" is another place on every host'
+        remedy = "write a name on the PATH, ~/path or /path"
+        yield Conflict((f"{field}.interpreter",), what, remedy)

@@ -1,0 +1,147 @@
+"""The declared fields → JSON Schema (draft 2020-12), for editors. What it says comes from spec.py."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from ddpgen.job import plain
+from ddpgen.spec.fields import (
+    REQUIRED,
+    Choice,
+    ClockTime,
+    Duration,
+    Every,
+    Flag,
+    Group,
+    Groups,
+    Kind,
+    Nodes,
+    Number,
+    Pairs,
+    Steps,
+    Text,
+    Texts,
+    Whole,
+)
+from ddpgen.spec.job import TIERS, JobSpec
+from ddpgen.spec.models import MODELS
+
+_TIME = "([0-9]+(\\.[0-9]+)?\\s*(ms|s|min|h|d)\\s*)+"
+_CLOCK = "[0-9]+-[0-9]+(:[0-9]+){0,2}|[0-9]+:[0-9]+:[0-9]+"
+_JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of a whole spec, overlays included."""
+    job = _object(JobSpec)
+    job["properties"]["targets"] = {
+        "description": "Per tier, the fields that differ there; merged before anything is checked.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {tier: _overlay(tier) for tier in TIERS},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ddpgen job spec",
+        "description": "One training job, from a laptop to a cluster.",
+        **job,
+    }
+
+
+def _overlay(tier: str) -> dict[str, Any]:
+    overlay = _object(MODELS.get(tier, JobSpec), required=False)
+    overlay["description"] = "What differs on this tier: any field of the job."
+    return overlay
+
+
+def _object(model: Any, required: bool = True) -> dict[str, Any]:
+    declared = fields(model)
+    needed = [field.name for field in declared if field.default is REQUIRED]
+    schema: dict[str, Any] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {field.name: _field(field, required) for field in declared},
+    }
+    if required and needed:
+        schema["required"] = needed
+    return schema
+
+
+def _field(field: Field[Any], required: bool) -> dict[str, Any]:
+    schema = {"description": field.metadata["says"], **_kind(field.metadata["kind"], required)}
+    default = default_of(field)
+    if default is not None:
+        schema["default"] = default
+    if not field.metadata["null"]:
+        return schema
+    if "type" in schema:
+        types = schema["type"]
+        schema["type"] = [*(types if isinstance(types, list) else [types]), "null"]
+    elif "anyOf" in schema:
+        schema["anyOf"] = [*schema["anyOf"], {"type": "null"}]
+    return schema
+
+
+def default_of(field: Field[Any]) -> Any:
+    """The default as JSON; None when there is none, or it is a group of further fields."""
+    if field.default_factory is not MISSING:
+        return None
+    return None if field.default in (REQUIRED, (), None) else _written(field)
+
+
+def _written(field: Field[Any]) -> Any:
+    kind: Kind = field.metadata["kind"]
+    value: Any = field.default
+    if isinstance(kind, Steps):
+        return f"{value} steps"
+    if isinstance(kind, (Every, Duration)):
+        seconds = value if isinstance(kind, Duration) else value.seconds
+        return f"{seconds / 60:g}min" if seconds and seconds % 60 == 0 else f"{seconds:g}s"
+    return plain(value)
+
+
+def _kind(kind: Kind, required: bool) -> dict[str, Any]:
+    if isinstance(kind, Group):
+        group = _object(kind.model, required)
+        return {"anyOf": [{"type": "string"}, group]} if kind.shorthand else group
+    if isinstance(kind, Groups):
+        return {"type": "array", "items": _kind(kind.group, True)}
+    if isinstance(kind, Pairs):
+        types = ["string", "number"] if kind.leaf else _JSON_TYPES
+        pattern = {"pattern": f"^({kind.names})$"}
+        return {
+            "type": "object",
+            "propertyNames": pattern,
+            "additionalProperties": {"type": types},
+        }
+    if isinstance(kind, Texts):
+        item = _kind(kind.leaf, required)
+        return {"anyOf": [item, {"type": "array", "items": item}]}
+    return _leaf(kind)
+
+
+def _leaf(kind: Kind) -> dict[str, Any]:
+    if isinstance(kind, Flag):
+        return {"type": "boolean"}
+    if isinstance(kind, Choice):
+        return {"enum": list(kind.words)}
+    if isinstance(kind, Nodes):
+        span = {"type": "string", "pattern": "^[0-9]+\\s*[.][.]\\s*[0-9]+$"}
+        return {"anyOf": [{"type": "integer", "minimum": kind.low, "maximum": kind.high}, span]}
+    if isinstance(kind, Whole):
+        return {"type": "integer", "minimum": kind.low, "maximum": kind.high}
+    if isinstance(kind, Number):
+        bounds = {"minimum": kind.low, "exclusiveMinimum": kind.above}
+        return {"type": "number", **{k: v for k, v in bounds.items() if v is not None}}
+    if isinstance(kind, Steps):
+        return {"type": "string", "pattern": "^[0-9]+\\s*steps?$"}
+    if isinstance(kind, Duration):
+        return {"type": "string", "pattern": f"^{_TIME}$"}
+    if isinstance(kind, ClockTime):
+        return {"type": "string", "pattern": f"^({_CLOCK}|{_TIME})$"}
+    if isinstance(kind, Every):
+        return {"type": "string", "pattern": f"^([0-9]+\\s*steps?|{_TIME})$"}
+    assert isinstance(kind, Text)
+    pattern = kind.pattern.replace("\\0", "\\u0000")
+    return {"type": "string", "minLength": 1, **({"pattern": f"^({pattern})$"} if pattern else {})}

@@ -1,0 +1,295 @@
+"""status, logs and stop on the tiers local and hosts, and which tier is meant where none is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpgen.monitor import at_local, jobs, pace, record, state
+from tests.ddpgen.conftest import GPT, ROOT, Run
+
+Spec = Callable[..., Path]
+HOSTS = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"
+KEPT = Path("build/checkpoints/gpt")
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """One that lives until it is told otherwise."""
+    sleeping = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield sleeping
+    sleeping.kill()
+    sleeping.communicate()
+
+
+def holds(pid: int, **more: Any) -> None:
+    """The lock of a job whose launch script is `pid`."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    lock = {
+        "attempt": "a", "generation": 1, "job": "gpt", "host": "desk",
+        "boot": at_local._boot(), "launcher": [pid, at_local._start_time(pid)], "writer": None, **more,
+    }  # fmt: skip
+    (KEPT / "lock").write_text(json.dumps(lock, indent=1))
+
+
+def said(word: str) -> None:
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / "status").write_text(f"{word}\n")
+
+
+def later(*words: str) -> subprocess.CompletedProcess[str]:
+    """A command that becomes another program."""
+    return subprocess.run(
+        [sys.executable, "-m", "ddpgen", *words], env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_a_job_on_this_machine_that_runs_is_asked_to_stop(
+    run: Run, spec: Spec, process: subprocess.Popen[bytes]
+) -> None:
+    spec()
+    said("running a 0")
+    holds(process.pid)
+    (KEPT / "metrics.jsonl").write_text('{"kind": "step", "step": 7, "loss": "nan", "time": 1}\n')
+    told = run("status", "job.yaml").out.splitlines()
+    assert told[:2] == ["build/checkpoints/gpt:", "  running"]
+    assert told[2].startswith("  step 7, ")
+    assert told[3] == "  newest checkpoint: none"
+    done = "asked for a clean stop after the current step\n"
+    assert run("stop", "job.yaml") == (0, done, "")
+    assert (KEPT / "stop").read_text() == ""
+
+
+def test_a_job_that_was_killed_is_known_by_its_processes(
+    run: Run, spec: Spec, process: subprocess.Popen[bytes]
+) -> None:
+    spec()
+    said("running a 0")
+    holds(process.pid)
+    began = at_local._start_time(process.pid)
+    process.kill()
+    process.wait()
+    killed = "build/checkpoints/gpt:\n  it was running when it was killed\n"
+    assert run("status", "job.yaml").out.startswith(killed)
+    # Another process has the number by now.
+    holds(os.getpid(), launcher=[os.getpid(), began - 1])
+    assert run("status", "job.yaml").out.startswith(killed)
+    nothing = "nothing to stop: nothing runs in build/checkpoints/gpt: it was running when it was"
+    assert run("stop", "job.yaml").out.startswith(nothing)
+    assert not (KEPT / "stop").exists()
+
+
+def test_the_generator_and_the_training_judge_a_holder_alike(
+    process: subprocess.Popen[bytes],
+) -> None:
+    from train import lock  # it needs no torch
+
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    began = {
+        pid: lock._start_time(pid) for pid in (process.pid, os.getpid(), zombie.pid, 2**22 + 1)
+    }
+    assert at_local._boot() == lock._boot()
+    assert {pid: at_local._start_time(pid) for pid in began} == began
+    judged = {pid: lock._is_running((pid, ticks)) for pid, ticks in began.items() if ticks > 0}
+    assert judged == {process.pid: True, os.getpid(): True}
+    for pid, ticks in began.items():
+        for claimed in (ticks, ticks + 1):
+            assert at_local._is_running(pid, claimed) is lock._is_running((pid, claimed))
+    zombie.wait()
+
+
+def test_a_job_that_began_on_another_host_is_asked_all_the_same(run: Run, spec: Spec) -> None:
+    spec()
+    said("running a 0")
+    holds(1, boot="another")
+    there = "it was started on desk: look there whether it lives\n"
+    assert run("status", "job.yaml").out.endswith(there)
+    assert run("stop", "job.yaml").out.endswith(there)
+    assert (KEPT / "stop").exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        ("done a 300", "  done at step 300\n"),
+        ("stopped a 40", "  stopped at step 40\n"),
+        ("failed a 0 rank 1: out of memory", "  failed: rank 1: out of memory\n"),
+        ("nonsense", "  no job has begun there\n"),
+        ("", "  no job has begun there\n"),
+    ],
+)
+def test_the_last_word_of_a_job(run: Run, spec: Spec, status: str, line: str) -> None:
+    spec()
+    said(status)
+    assert line in run("status", "job.yaml").out
+
+
+def test_nothing_has_run_yet(run: Run, spec: Spec) -> None:
+    spec()
+    assert run("status", "job.yaml").out.endswith("  the checkpoint directory is not there yet\n")
+    said_so = "nothing to stop: no job has begun in build/checkpoints/gpt\n"
+    assert run("stop", "job.yaml") == (0, said_so, "")
+    missing = run("logs", "job.yaml")
+    assert (missing.code, missing.out) == (1, "")
+    assert missing.err.startswith("build/checkpoints/gpt/metrics.jsonl is not there: no step")
+
+
+def test_logs_of_this_machine_are_its_metrics(run: Run, spec: Spec) -> None:
+    spec()
+    said("done a 3")
+    (KEPT / "metrics.jsonl").write_text("1\n2\n3\n")
+    done = later("logs", "job.yaml", "--lines=2")
+    assert (done.stdout, done.stderr) == (
+        "2\n3\n",
+        "+ tail -n 2 build/checkpoints/gpt/metrics.jsonl\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("status", "--status"), ("stop", "--stop"), ("logs", "--logs")]
+)
+def test_the_hosts_driver_answers_for_hosts(
+    run: Run, spec: Spec, command: str, option: str
+) -> None:
+    spec(HOSTS)
+    wanted = [command, "job.yaml", "--target", "hosts"]
+    unready = run(*wanted)
+    assert (unready.code, unready.err) == (
+        69,
+        "build/gpt/hosts/run.sh is not there; render the job for hosts first, or name its bundle with -o\n",
+    )
+    Path("build/gpt/hosts").mkdir(parents=True)
+    Path("build/gpt/hosts/run.sh").write_text('echo "said $*"; exit 3\n')
+    done = later(*wanted)
+    assert (done.returncode, done.stdout) == (3, f"said {option}\n")
+    assert done.stderr == f"+ bash build/gpt/hosts/run.sh {option}\n"
+
+
+def test_the_logs_of_the_newest_launch_on_hosts_are_followed(run: Run, spec: Spec) -> None:
+    spec(HOSTS)
+    for launch in ("20260101-000000-aa", "20260102-000000-bb"):
+        place = Path("build/logs/gpt") / launch
+        place.mkdir(parents=True)
+        (place / "desk.log").write_text(f"{launch}\n")
+    following = subprocess.Popen(
+        [sys.executable, "-m", "ddpgen", "logs", "job.yaml", "--target=hosts", "-f"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert following.stdout is not None
+    with following.stdout:
+        assert following.stdout.readline() == "20260102-000000-bb\n"
+        with open("build/logs/gpt/20260102-000000-bb/desk.log", "a") as log:
+            log.write("more\n")
+        assert following.stdout.readline() == "more\n"
+    following.kill()
+    following.wait(30)
+
+
+def test_the_tier_that_was_launched_last_is_meant(run: Run, spec: Spec) -> None:
+    spec(HOSTS)
+    unclear = run("status", "job.yaml")
+    assert unclear.code == 2
+    assert "has the tiers local, hosts: name one with" in " ".join(unclear.err.split())
+    assert run("render", "job.yaml", "--target", "local").code == 0
+    assert run("status", "job.yaml").out.startswith("build/checkpoints/gpt:")  # the only one there
+    launched = later("launch", "job.yaml", "--target", "local", "--", "--help")
+    assert launched.returncode == 0, launched.stderr
+    assert record.recall(Path("build/gpt")) == record.Launched("local")
+    assert run("render", "job.yaml", "--target", "all").code == 0
+    assert run("status", "job.yaml").out.startswith("build/checkpoints/gpt:")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"tier": 1}', "[" * 100_000, '{"job": "1"}'])
+def test_a_spoilt_record_means_that_nothing_is_remembered(
+    run: Run, spec: Spec, content: str
+) -> None:
+    Path("build").mkdir()
+    Path("build/gpt.launched.json").write_text(content)
+    assert run("status", spec()).code == 0
+    assert record.recall(Path("build/gpt")) is None
+
+
+def test_a_bundle_elsewhere_is_followed_there(run: Run, spec: Spec) -> None:
+    spec()
+    assert run("render", "job.yaml", "--target=local", "-o", "away/it").code == 0
+    assert run("status", "job.yaml", "-o", "away/it").out.startswith("away/checkpoints/gpt:")
+
+
+def test_a_checkpoint_directory_of_ones_own(run: Run, spec: Spec, tmp_path: Path) -> None:
+    place = tmp_path / "it's here"
+    (place / "step-000000007").mkdir(parents=True)
+    (place / "step-000000007" / "checkpoint.json").write_text("{}")
+    told = run("status", spec(GPT + f'checkpoint: {{dir: "{place}"}}\n')).out
+    assert told == "it's here:\n  no job has begun there\n  newest checkpoint: step 7\n"
+
+
+def test_a_tier_that_does_not_exist_is_refused(run: Run, spec: Spec) -> None:
+    assert run("status", spec(), "--target", "kubernetes").code == 69
+    assert run("stop", "job.yaml", "--target", "all").code == 2
+
+
+def test_what_squeue_says_is_read_line_by_line() -> None:
+    text = (
+        "slurm_load_jobs: note\n 7|RUNNING|None|n1|0:01|1:00|2026-01-01T00:00:00\n"
+        "8_[1-3%2]|PENDING|JobArrayTaskLimit||0:00|UNLIMITED|N/A\n9|x\n"
+    )
+    assert jobs.from_squeue(text) == [
+        jobs.Job("7", "RUNNING", "", "n1", "0:01", "1:00"),
+        jobs.Job("8_[1-3%2]", "PENDING", "JobArrayTaskLimit", "", "", "UNLIMITED"),
+    ]
+    assert [job.task for job in jobs.from_squeue(text)] == ["", ""]
+
+
+def test_a_log_is_found_in_what_scontrol_says() -> None:
+    line = "JobId=12 ArrayJobId=11 ArrayTaskId=3 JobState=RUNNING StdOut=/a b/c=d.log Power="
+    (job,) = jobs.from_scontrol(f"{line}\n")
+    assert (job.id, job.task, job.log) == ("11_3", "3", "/a b/c=d.log")
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, state.Standing()),
+        ({"there": "yes", "newest": "x", "row": "{", "lock": "[]"}, state.Standing("yes")),
+        (
+            {"there": "yes", "slurm-job": "4711; rm", "row": '{"step": "9", "loss": true}'},
+            state.Standing("yes"),
+        ),
+    ],
+)
+def test_what_a_stranger_puts_into_the_directory_does_no_harm(
+    facts: dict[str, str], expected: state.Standing
+) -> None:
+    assert state.read(facts) == expected
+
+
+def test_how_often_a_job_of_slurm_has_come_back() -> None:
+    begun = [[0, 0, "requeue"], [1, 20, "crash"], [2, 20, "requeue"], [3, 40, ""]]
+    kept = {"job": "7", "requeues": 6, "restarts": 3, "starts": begun}
+    facts = {"there": "yes", "status": "running slurm.7.3 40", "slurm-starts": json.dumps(kept)}
+    told = "come back 2 of at most 6 times because of Slurm, 1 of at most 3 times after a crash"
+    assert told in state.words(state.read(facts), True)
+    for spoilt in ({**kept, "starts": [[0, 0, ""]]}, {**kept, "starts": 5}, {"starts": []}, []):
+        found = state.read({**facts, "slurm-starts": json.dumps(spoilt)})
+        assert found.starts == ""
+
+
+def test_a_pace_needs_steps_and_a_write_of_one_start() -> None:
+    def row(kind: str, when: float, generation: int = 1) -> str:
+        return json.dumps({"kind": kind, "time": when, "attempt": "a", "generation": generation})
+
+    rows = [row("start", 0), row("step", 9), row("step", 10), row("stopped", 12)]
+    again = [row("start", 100, 2), row("step", 200, 2), row("step", 203, 2), row("done", 204, 2)]
+    assert pace.measured(rows) == pace.Pace(1, 2)
+    assert pace.measured(["torn", *rows, "[]", *again]) == pace.Pace(3, 1)
+    assert pace.measured(rows[:-1]) is None
+    assert pace.measured([rows[0], rows[-1]]) is None

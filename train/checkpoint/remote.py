@@ -1,0 +1,362 @@
+"""The checkpoints of a training, in a store that outlives the machine.
+
+Owns what lies there: `step-000000200/{model.pt, optimizer.pt, checkpoint.json}` (the same bytes as in
+the checkpoint directory, checkpoint.json last: it is what commits it), `metrics/`, `manifest.json` and
+`status`. One process of a job has it, rank 0, and only its owner writes. Knows nothing of models, nor
+of how a store is reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from train import processes
+from train.checkpoint.download import Contents, Download, contents, remote
+from train.checkpoint.segments import Segments
+from train.errors import TrainError
+from train.layout import MARKER, step_directory
+from train.lock import Fence, FencedOffError
+from train.metrics import say
+from train.scheduler import VARIABLE, Scheduled
+from train.status import Status, replace_file
+from train.stop import BY_USER
+from train.store.owner import MANIFEST, Owner, Ownership
+from train.store.places import Store, StoreError, is_on_disk_of, open_store, why
+from train.store.retries import Answering, HangsError, Line, with_retries
+
+# How long a process that fails for good stays to say so in the store.
+_LAST_WORD_S = 10.0
+# Some mounts upload behind one's back: the newest may not be there yet when they have said so.
+_LEAST = 2
+# Which owner of the store the last start here was. The first supervisor of a start removes it, so that it
+# is found only by processes that were started anew in place.
+TURN = "store-turn"
+# Its starts are counted in each checkpoint directory, and another machine has another one.
+_COUNTS_NOTHING = "sky"
+
+
+def open_remote(
+    place: str, directory: Path, keep: int, fence: Fence, job: str
+) -> RemoteCheckpoints:
+    """Take the store at `place` for this start of the job.
+
+    Raises TrainError when it cannot be used, or belongs to another job that is alive or to a later
+    start of this one.
+    """
+    scheduled = Scheduled.parse(os.environ.get(VARIABLE, ""))
+    counted = scheduled is None or scheduled.scheduler != _COUNTS_NOTHING
+    home = f"{processes.machine()} {directory}"
+    me = Owner(
+        job=scheduled.job if scheduled else job,
+        attempt=fence.attempt,
+        host=socket.gethostname(),
+        restarts=scheduled.restarts if scheduled and counted else 0,
+        home=home,
+    )
+    remote, line = None, Line(place)
+    try:
+        store: Store = line.run("opening it", 0, lambda: open_store(place))
+        remote = RemoteCheckpoints(store, directory, keep, me, remembers=not counted)
+        remote.take()
+    except FencedOffError as error:
+        raise TrainError(str(error)) from None
+    except OSError as error:
+        reason = f"the checkpoint store {place} cannot be used: {why(error)}"
+        if remote is not None:
+            remote.give_up(reason)
+            remote.part()
+        raise TrainError(reason) from None
+    if line.run("a look at its disk", 0, lambda: is_on_disk_of(store, directory)):
+        say(
+            f"{place} is on the same disk as {directory}: what is lost with this machine is lost there, too"
+        )
+    return remote
+
+
+class RemoteCheckpoints:
+    """The store of a training, in the hands of its rank 0."""
+
+    def __init__(
+        self, store: Store, directory: Path, keep: int, me: Owner, remembers: bool = False
+    ) -> None:
+        """`remembers`: where nobody counts the starts of a job, which owner each home was."""
+        self._store, self._directory, self._keep, self._me = Answering(store), directory, keep, me
+        self._turn = directory / TURN if remembers else None
+        self._untold = False
+        self.owner = Ownership(store, me, self._stop_here)
+        self._contents: Contents = {}
+        self._bad: set[int] = set()
+        self._segments: Segments | None = None
+        self._rows: list[str] = []
+        self._said: set[str] = set()
+        self.committed: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self._store.name
+
+    @property
+    def lost(self) -> FencedOffError | None:
+        """What this process is to end with, since another has taken the store over."""
+        return self.owner.lost
+
+    def take(self) -> None:
+        """Own the store. Raises TrainError, FencedOffError, OSError."""
+        before = self.owner.take(self._remembered())
+        self._remember()
+        words = with_retries(self.name, self.owner.asked_to_stop)
+        # A stop stays until a new job comes, so that a recovery of the stopped one finds it.
+        if words is not None and not self._was_mine(before) and self._was_heeded():
+            say(f"the stop in {self.name} is removed: it has ended the job before this one")
+            self.owner.forget_stop()
+            words = None
+        if words is not None:
+            with contextlib.suppress(OSError):
+                self._stop_here(words)
+                return
+        self.owner.look_for_stop(words)
+
+    def pull(self, may_tidy: Callable[[], None]) -> None:
+        """Have the newest whole checkpoint of the store here, unless what is here is newer.
+
+        Raises TrainError when the store does not answer or this disk is too small, and what `may_tidy`
+        raises. What is not whole is named, and stays where it is.
+        """
+        try:
+            self._contents = with_retries(self.name, lambda: contents(self._store))
+        except OSError as error:
+            raise TrainError(f"{self.name} cannot be listed: {why(error)}") from None
+        download = Download(self._store, self._contents, self._directory, self._me.attempt)
+        best = download.newest(may_tidy)
+        self._bad |= download.bad
+        if self._bad:
+            say(f"using the checkpoint of step {best}" if best else "starting anew")
+        try:
+            # Now, while the others wait without a limit.
+            self._rows = list(self._store.list("metrics/"))
+            self._segments_to(best).restore()
+        except OSError as error:
+            self._complain("metrics.jsonl cannot be brought back from", error)
+
+    def resume(self, step: int) -> None:
+        """The training goes on from `step`, and waits for the store no longer than is sensible."""
+        self._store.limit()
+        if MARKER in self._contents.get(step, {}) and step not in self._bad:
+            self.committed = step
+        self._segments = self._segments_to(step)
+
+    def begin(self, meta: Mapping[str, Any], step: int, may_publish: Callable[[], None]) -> None:
+        """Say in the store what runs, and commit what is newer here. Raises as push does."""
+        about = {**meta, "job": self._me.job}
+        text = json.dumps(about, indent=1, sort_keys=True) + "\n"
+        try:
+            self.owner.check()
+            self._store.write(MANIFEST, text.encode())
+            self.owner.wrote_manifest(text.encode())
+            self._write_status("running", step)
+        except OSError as error:
+            self._complain("manifest.json cannot be written to", error)
+        if self.committed is not None:
+            self._tidy(step)  # the start before may have died in between
+        elif step and step_directory(self._directory, step).is_dir():
+            self.push(step, may_publish)
+
+    def push(self, step: int, may_publish: Callable[[], None]) -> None:
+        """Commit the checkpoint of `step`, which is whole here, to the store; then delete old ones.
+
+        `may_publish` raises to abandon it. Raises OSError, FencedOffError.
+        """
+        if self.committed == step:
+            return
+        place, there = step_directory(self._directory, step), remote(step)
+        marker = (place / MARKER).read_bytes()
+        sizes = {name: int(file["size"]) for name, file in json.loads(marker)["files"].items()}
+        if not self._is_there(step, marker, sizes):
+            if MARKER in self._contents.get(step, {}):
+                self._may_change(may_publish)
+                self._store.delete(f"{there}/{MARKER}")
+                del self._contents[step][MARKER]
+            self._may_change(may_publish)
+            for name in sizes:
+                self._store.put(f"{there}/{name}", place / name)
+            self._write_metrics(step)
+            self._may_change(may_publish)
+            self._store.write(f"{there}/{MARKER}", marker)
+        self._bad.discard(step)
+        self._check_listed(step, {**sizes, MARKER: len(marker)})
+        self.committed = step
+        self._tidy(step)
+
+    def close(self) -> None:
+        """The end of the job: its last rows and its status, as they are here. Raises nothing."""
+        try:
+            self.owner.check()
+            if self._segments is not None:
+                self._segments.close()
+            status = (self._directory / "status").read_bytes()
+            self._store.write("status", status)
+            if status.startswith(b"done "):
+                self.owner.forget_stop()  # it came too late to be obeyed, and is not the next job's
+        except FencedOffError as error:
+            say(str(error))
+        except OSError as error:
+            self._complain("the last words of the job cannot be written to", error, "")
+        # Else the next job looks for a while whether this one lives.
+        with contextlib.suppress(OSError):
+            self.owner.release()
+        self.owner.close()
+
+    def hurry(self, seconds: float) -> None:
+        """The machine is about to go: wait that long for a store that does not answer."""
+        self._store.hurry(seconds)
+        self.owner.hurry(seconds)
+
+    def part(self) -> None:
+        """Another process of this job will have the store."""
+        self.owner.close()
+
+    def give_up(self, reason: str) -> None:
+        """The job has failed for good: say so in the store, if that can be done soon."""
+
+        def tell() -> None:
+            with contextlib.suppress(OSError, FencedOffError):
+                if not self.owner.may_speak():
+                    return
+                self._write_status("failed", self.committed or 0, reason)
+                self.owner.release()
+
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        teller.join(_LAST_WORD_S)
+
+    def explain(self, error: OSError) -> str:
+        """Why an upload failed, and where to, in one line."""
+        if isinstance(error, HangsError):
+            return f"{self.name} does not answer: {why(error)}"
+        return f"{self.name}: {why(error)}"
+
+    def hangs(self, error: OSError) -> bool:
+        """Whether a call has not come back."""
+        return isinstance(error, HangsError)
+
+    def _was_mine(self, before: Owner | None) -> bool:
+        if before is not None and self._is_me(before.job, before.attempt):
+            return True
+        try:
+            manifest = json.loads(with_retries(self.name, lambda: self._store.read(MANIFEST)))
+            return self._is_me(manifest.get("job"), manifest.get("attempt"))
+        except (FileNotFoundError, ValueError, AttributeError):
+            return False
+
+    def _was_heeded(self) -> bool:
+        """Whether the job before was ended by a user: else nobody has seen the stop that is there."""
+        try:
+            status = with_retries(self.name, lambda: self._store.read("status"))
+        except FileNotFoundError:
+            return False
+        words = status.decode("utf-8", "replace").split(maxsplit=3)
+        return len(words) == 4 and words[0] == "stopped" and words[3].startswith(BY_USER)
+
+    def _remembered(self) -> int | None:
+        """Which owner of the store this home was; None when it was none since its machine's start."""
+        if self._turn is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return int(self._turn.read_text())
+        return None
+
+    def _remember(self) -> None:
+        if self._turn is not None:
+            with contextlib.suppress(OSError):  # a full disk says so elsewhere
+                replace_file(self._turn, f"{self.owner.turn}\n".encode())
+
+    def _is_me(self, job: object, attempt: object) -> bool:
+        return job == self._me.job or attempt == self._me.attempt
+
+    def _stop_here(self, words: str) -> None:
+        """Pass the request on as the stop file that every rank of this machine looks for. Raises
+        OSError."""
+        if not self._untold:
+            say(f"a stop was asked for in {self.name}" + (f": {words}" if words else ""))
+        reason = f"{BY_USER}: {words}" if words else BY_USER
+        stop = self._directory / "stop"
+        try:
+            if not stop.exists():
+                replace_file(stop, f"{reason}\n".encode())
+        except OSError as error:
+            if not self._untold:
+                said = "no space left" if error.errno == errno.ENOSPC else error.strerror or error
+                say(
+                    f"{stop} cannot be written ({said}); trying again until it can: make room on the "
+                    "disk of this machine"
+                )
+            self._untold = True
+            raise
+
+    def _segments_to(self, step: int) -> Segments:
+        return Segments(self._store, self._directory / "metrics.jsonl", self._rows, step)
+
+    def _is_there(self, step: int, marker: bytes, sizes: dict[str, int]) -> bool:
+        """Whether this very checkpoint is in the store already."""
+        there = self._contents.get(step, {})
+        if step in self._bad or there != {**sizes, MARKER: len(marker)}:
+            return False
+        return self._store.read(f"{remote(step)}/{MARKER}") == marker
+
+    def _may_change(self, may_publish: Callable[[], None]) -> None:
+        may_publish()
+        self.owner.check()
+
+    def _check_listed(self, step: int, sizes: dict[str, int]) -> None:
+        """Look at what the store has by its own account: that is what others will find."""
+        self._contents = contents(self._store)
+        there = self._contents.get(step, {})
+        for name, size in sizes.items():
+            if there.get(name) != size:
+                has = "not there" if name not in there else f"{there[name]} bytes instead of {size}"
+                raise StoreError(f"{name} was written, and is {has}: {self.name} has lost it")
+
+    def _tidy(self, step: int) -> None:
+        """What is not worth losing a checkpoint over."""
+        try:
+            self._write_status("running", step)
+            self._prune()
+        except OSError as error:
+            self._complain("old checkpoints cannot be deleted in", error)
+
+    def _prune(self) -> None:
+        """Keep the newest whole ones; delete those before them, marker first, and what never was one."""
+        whole = sorted(s for s, there in self._contents.items() if MARKER in there)
+        whole = [step for step in whole if step not in self._bad]
+        kept = whole[-max(self._keep, _LEAST) :]
+        for step in sorted(self._contents):
+            if step in kept or step > whole[-1]:
+                continue
+            self.owner.check()
+            # The marker goes first: what is left of it must not look like a checkpoint.
+            for name in sorted(self._contents[step], key=lambda name: name != MARKER):
+                self._store.delete(f"{remote(step)}/{name}")
+            del self._contents[step]
+
+    def _write_metrics(self, step: int) -> None:
+        try:
+            if self._segments is not None:
+                self._segments.upload(step)
+        except OSError as error:
+            self._complain("rows of metrics.jsonl cannot be written to", error)
+
+    def _write_status(self, word: str, step: int, reason: str = "") -> None:
+        line = Status(word, self._me.attempt, step, reason).line
+        self._store.write("status", line.encode())
+
+    def _complain(self, what: str, error: OSError, then: str = "; the checkpoints go on") -> None:
+        if what not in self._said:
+            self._said.add(what)
+            say(f"{what} {self.name}: {why(error)}{then}")

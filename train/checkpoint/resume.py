@@ -1,0 +1,192 @@
+"""How a run finds its way back: the newest valid checkpoint of all hosts, into every process.
+
+Owns the agreement on which one it is, and the way of its bytes to hosts that do not have it. A host that
+has it reads its own disk; one process of each other host receives it, in pieces, and hands them on to
+its neighbours. So a large checkpoint on a slow network takes long and no single wait does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from train.checkpoint import disk
+from train.checkpoint.disk import Checkpoint
+from train.errors import TrainError
+from train.layout import step_directory
+from train.loop import State
+from train.metrics import say
+from train.parallel.process_group import World
+
+# A tenth of a second at 1 Gbit/s, two at the 50 Mbit/s of a bad Wi-Fi.
+PIECE_BYTES = 1 << 24
+# How long a host may take to read and verify its newest checkpoint: 60 GB at 100 MB/s.
+LOOK_S = 600.0
+
+
+class Source(Protocol):
+    """A checkpoint to load; every rank has to load the same files in the same order."""
+
+    @property
+    def step(self) -> int:
+        """How many steps are complete in it."""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What its marker says of the run."""
+
+    def load(self, name: str) -> Any:
+        """One file's content. Raises what unpickling it raises, OSError, or LostOnTheWayError."""
+
+
+class LostOnTheWayError(RuntimeError):
+    """A peer ended or fell silent while it sent or received; the words are torch's."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint, and the rank on whose host's disk it was found."""
+
+    source: Source
+    rank: int
+
+
+def restore(state: State, found: Source) -> None:
+    """Put a checkpoint's content into the state. Raises TrainError when it does not fit."""
+    try:
+        state.model.load_state_dict(found.load("model.pt"))
+        parts = found.load("optimizer.pt")
+        state.optimizer.load_state_dict(parts["optimizer"])
+        state.scaler.load_state_dict(parts["scaler"])
+    except LostOnTheWayError:
+        raise
+    except OSError as error:
+        raise TrainError(
+            f"the checkpoint of step {found.step} cannot be read any more: {error.strerror}"
+        ) from None
+    except (
+        AttributeError, KeyError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError,
+    ) as error:  # fmt: skip
+        raise TrainError(
+            f"the checkpoint of step {found.step} does not fit this model or optimizer: {error}; "
+            "use the code it was written with, or another checkpoint.dir to start anew"
+        ) from None
+    state.step = found.step
+
+
+def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found | None:
+    """The newest valid checkpoint anywhere in the world, on every rank.
+
+    One process of each host looks at its own disk, so this works with and without a shared file
+    system. Bad checkpoints are reported and set aside. `may_tidy` raises when this attempt no longer
+    holds the directory.
+    """
+    mine: Checkpoint | None = None
+    if world.place.local_rank == 0:
+        mine = _look(directory, world.rank, may_tidy)
+        if world.store.add("resume/looked", 1) == len(world.layout):
+            world.store.set("resume/all", "looked")
+    # A collective would give up while a host still reads a large one.
+    world.wait_for("resume/all", LOOK_S)
+    all_found = world.gather((mine.step, mine.meta, mine.files) if mine else None)
+    holder = max(range(world.size), key=lambda rank: (_step(all_found[rank]), -rank))
+    if all_found[holder] is None:
+        return None
+    step, meta, files = all_found[holder]
+    lacking = [
+        host for host in world.layout
+        if (own := all_found[host[0]]) is None or (own[0], own[2]) != (step, files)
+    ]  # fmt: skip
+    here = Checkpoint(step, meta, step_directory(directory, step), files)
+    return Found(_Sent(here, world, holder, lacking) if lacking else here, holder)
+
+
+def _step(found: tuple[int, Any, Any] | None) -> int:
+    return -1 if found is None else found[0]
+
+
+def _look(directory: Path, rank: int, may_tidy: Callable[[], None]) -> Checkpoint | None:
+    bad: list[int] = []
+
+    def reject(step: int, why: str) -> None:
+        bad.append(step)
+        say(f"checkpoint {step_directory(directory, step)} is not valid: {why}", rank)
+
+    found = disk.newest_valid(directory, reject)
+    for step in bad:
+        may_tidy()
+        try:
+            aside = disk.set_aside(directory, step)
+        except FileNotFoundError:
+            continue  # another node of a shared directory was faster
+        say(f"it is set aside as {aside}", rank)
+    if bad:
+        say(f"using the checkpoint of step {found.step}" if found else "starting anew", rank)
+    return found
+
+
+class _Sent:
+    """A checkpoint that some hosts do not have. `here`: where it lies on those that do."""
+
+    def __init__(
+        self, here: Checkpoint, world: World, holder: int, lacking: list[tuple[int, ...]]
+    ) -> None:
+        self.step, self.meta = here.step, here.meta
+        self._here, self._world, self._holder = here, world, holder
+        # gloo sends to it as a tree: twice the hosts are one more transfer of the holder's.
+        self._leaders = world.new_group((holder, *(host[0] for host in lacking)), "gloo")
+        # Of this rank's host, if it is one of them.
+        self._host = next((host for host in lacking if world.rank in host), ())
+
+    def load(self, name: str) -> Any:
+        size, sha256 = self._here.files[name]
+        received = io.BytesIO(bytes(size if self._host else 0))
+        with received.getbuffer() as whole:
+            for begin in range(0, size, PIECE_BYTES):
+                end = min(begin + PIECE_BYTES, size)
+                piece = self._read(name, begin, end) if self._sends else whole[begin:end]
+                try:
+                    self._pass_on(piece)
+                except RuntimeError as error:
+                    raise LostOnTheWayError(str(error)) from None
+            if self._host and hashlib.sha256(whole).hexdigest() != sha256:
+                raise TrainError(
+                    f"{name} of the checkpoint of step {self.step} changed on its way to this host"
+                )
+        return disk.unpickle(received) if self._host else self._here.load(name)
+
+    @property
+    def _sends(self) -> bool:
+        return self._world.rank == self._holder
+
+    def _read(self, name: str, begin: int, end: int) -> bytearray:
+        with open(self._here.place / name, "rb") as file:
+            file.seek(begin)
+            return bytearray(file.read(end - begin))
+
+    def _pass_on(self, piece: bytearray | memoryview) -> None:
+        """Send this piece, or receive it."""
+        rank, control = self._world.rank, self._world.control
+        leader, *neighbours = self._host or (-1,)
+        if self._sends or rank == leader:
+            dist.broadcast(_tensor(piece), src=self._holder, group=self._leaders)
+        if rank == leader:
+            for neighbour in neighbours:
+                dist.send(_tensor(piece), neighbour, group=control)
+        elif self._host:
+            dist.recv(_tensor(piece), leader, group=control)
+        # Nobody is further ahead than a piece: each wait of the others is a short one.
+        self._world.barrier()
+
+
+def _tensor(content: bytearray | memoryview) -> torch.Tensor:
+    """A view of these bytes: what is received lands in them."""
+    return torch.frombuffer(content, dtype=torch.uint8)

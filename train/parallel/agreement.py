@@ -1,0 +1,183 @@
+"""Several hosts as one job: what they tell each other when they meet, and what they agree on.
+
+Owns the agreement on the launch, on who holds the checkpoint directory, on each process' share of a
+step, and the words for it. Knows nothing of models or steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from train import lock
+from train.errors import ToldError, TrainError, start_command
+from train.layout import steps_on_disk
+from train.lock import Fence, FencedOffError, Start
+from train.metrics import say
+from train.node import Node
+from train.parallel.process_group import Place, World
+from train.scheduler import VARIABLE
+from train.status import Status, write_status
+
+# A holder on another machine may have to be watched for a minute or three before it counts as dead.
+TAKE_S = 300.0
+_NAMED = 8  # of many hosts, so many are named in a line
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a process says of itself when the world meets."""
+
+    weight: Fraction
+    device: str
+    facts: dict[str, Any]
+    host: str = ""
+    attempt: str = ""
+    launch: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """All members, by rank, and the layout of the world they met in."""
+
+    members: Sequence[Member]
+    layout: Sequence[Sequence[int]]
+
+    @property
+    def launch(self) -> str:
+        """The launch that a host remembers, or was given; else that of rank 0's host begins now."""
+        known = (m.launch for m in self.members if m.launch)
+        return next(known, self.members[0].attempt)
+
+    @property
+    def start(self) -> Start:
+        """The newest step on any disk, and these hosts as they were started."""
+        hosts = sorted({(m.host, m.attempt) for m in self.members})
+        digest = hashlib.sha256(repr(hosts).encode()).hexdigest()[:12]
+        return Start(max(m.step for m in self.members), digest)
+
+    def check_names(self) -> None:
+        """Raise TrainError when two hosts go by one name, or a host belongs to no job of hosts."""
+        firsts = [self.members[ranks[0]] for ranks in self.layout]
+        seen: dict[str, str] = {}
+        for first in firsts:
+            if not first.host:
+                raise TrainError(
+                    "some of the hosts were started by the launch script and some otherwise; start "
+                    f"all of them by one ({start_command(among_hosts=True)})"
+                )
+            if first.host in seen:
+                raise TrainError(
+                    f"two hosts are called {first.host!r} (attempts {seen[first.host]} and "
+                    f"{first.attempt}); start each host once, and by its own script where it has one"
+                )
+            seen[first.host] = first.attempt
+
+    def describe(self, shares: Sequence[range]) -> str:
+        """Who has come, and with which part of a step."""
+        parts = []
+        for ranks in self.layout[:_NAMED]:
+            first, last = shares[ranks[0]].start, shares[ranks[-1]].stop - 1
+            span = f"{first}-{last}" if last > first else f"{first}"
+            parts.append(f"{self.members[ranks[0]].host}: {len(ranks)}, {span}")
+        more = len(self.layout) - len(parts)
+        parts[0] = parts[0].replace(", ", ", micro-batches ", 1)
+        listed = "; ".join(parts) + (f"; and {more} more" if more else "")
+        return f"{len(self.members)} processes on {len(self.layout)} hosts ({listed})"
+
+    def devices(self) -> str:
+        """The kind of device, or the kinds where they differ."""
+        return " and ".join(sorted({m.device for m in self.members}))
+
+    def differences(self) -> list[str]:
+        """What the bits depend on and is not the same on all hosts, each with who has what."""
+        found = []
+        firsts = [self.members[ranks[0]] for ranks in self.layout]
+        for name in sorted({key for first in firsts for key in first.facts}):
+            holders: dict[str, list[str]] = {}
+            for first in firsts:
+                holders.setdefault(repr(first.facts.get(name)), []).append(first.host)
+            if len(holders) > 1:
+                each = (f"{value} on {_some(names)}" for value, names in holders.items())
+                found.append(f"{name}: {', '.join(each)}")
+        return found
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def assemble(
+    world: World, weight: Fraction, facts: dict[str, Any], directory: Path, node: Node | None
+) -> Assembly:
+    """Hear from everybody who they are. Raises TrainError when two hosts go by one name."""
+    me = Member(weight, world.device.type, facts)
+    if node is not None:
+        # One process of each node looks at its disk.
+        steps = steps_on_disk(directory) if world.place.local_rank == 0 else []
+        step = max(steps, default=0)
+        me = replace(me, host=node.name, attempt=node.attempt, launch=node.launch(), step=step)
+    assembly = Assembly(world.gather(me), world.layout)
+    if any(m.host for m in assembly.members):
+        assembly.check_names()
+    return assembly
+
+
+def enter(node: Node, assembly: Assembly, place: Place) -> Fence | None:
+    """This host's local rank 0 takes its part: a generation in the node directory, the launch.
+
+    Raises FencedOffError when the host's script was started anew, TrainError when the hosts keep
+    crashing where they stand.
+    """
+    if place.local_rank != 0:
+        return None
+    fence = Fence(node.directory, node.attempt, assembly.start)
+    node.remember(assembly.launch)
+    return fence
+
+
+def take_directory(directory: Path, assembly: Assembly, world: World) -> Fence | None:
+    """Rank 0 makes the launch hold the checkpoint directory, and enters; the others wait for it.
+
+    Raises TrainError on every rank when that cannot be.
+    """
+    fence, why = None, ""
+    if world.rank == 0:
+        try:
+            launcher = int(os.environ.get("DDPGEN_LAUNCHER_PID", os.getpid()))
+            job = os.environ.get("DDPGEN_JOB", "?")
+            lock.take(directory, job, launcher, assembly.launch, os.environ.get(VARIABLE, ""))
+            # What an earlier world of this launch ended with is not the end of this one.
+            step = assembly.start.step
+            write_status(directory, Status("running", assembly.launch, step))
+            fence = Fence(directory, assembly.launch, assembly.start)
+        except (TrainError, FencedOffError) as error:
+            why = str(error)
+        except OSError as error:
+            why = f"the checkpoint directory {directory} cannot be used: {error.strerror or error}"
+    agree(world, "lock", why, TAKE_S)
+    return fence
+
+
+def agree(world: World, name: str, why: str, patience_s: float) -> None:
+    """Raise TrainError on every rank when rank 0 has a `why` not to go on; wait for it till then."""
+    why = world.from_rank_0(name, why, patience_s)
+    if why:
+        raise TrainError(why) if world.rank == 0 else ToldError(why)
+
+
+def introduce(assembly: Assembly, backend: str, shares: Sequence[range]) -> None:
+    """Say who has come, once, on rank 0."""
+    among = len(assembly.layout) > 1 and assembly.members[0].host
+    who = assembly.describe(shares) if among else f"{len(assembly.members)} processes"
+    say(f"{who}, backend {backend}, device {assembly.devices()}")
+    differ = assembly.differences()
+    if differ:
+        say(f"bits may differ between the hosts: {'; '.join(differ)}")

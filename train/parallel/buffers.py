@@ -1,0 +1,196 @@
+"""Buffers that change during training (BatchNorm statistics), combined like gradients.
+
+Owns the rule: every micro-batch of a step starts from the same buffer values; a floating buffer
+then becomes start + mean over v of its change, summed in the step's tree, an integer buffer
+start + sum of its changes. So the values depend on no process count. Knows nothing of BatchNorm,
+but for one fact: its kernels write to buffers without torch counting the write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from train.errors import TrainError
+from train.parallel.mesh import Reducer, Waitable
+from train.parallel.reduction import LocalSums, flatten
+
+# Comparing values costs a pass over them (and on a GPU a wait), so it is not done in every step.
+CHECK_EVERY = 100
+
+
+class Buffers:
+    """The buffers of one model.
+
+    Called in this order, every step: begin; for each micro-batch restore, the forward pass, take;
+    after the last one changed; after its backward pass combine.
+
+    Those known to change are summed while the last backward pass runs. One that is first seen to
+    change is combined after it, and known from then on.
+    """
+
+    def __init__(self, model: torch.nn.Module, reducer: Reducer, mine: range, leaves: int) -> None:
+        self._model = model
+        self._places = _places(model)
+        self._live = [_get(module, name) for module, name in self._places]
+        self._start = [buffer.clone() for buffer in self._live]
+        self._versions = [buffer._version for buffer in self._live]
+        self._known: list[int] = []
+        self._new: set[int] = set()
+        self._known_sums, self._new_sums = LocalSums(mine, leaves), LocalSums(mine, leaves)
+        self._last_new: list[torch.Tensor | None] = []
+        self._total: Waitable | None = None
+        self._reducer, self._leaves = reducer, leaves
+        self._steps = 0
+        # Expected to be written to even if a step leaves them alone: such a layer may be frozen.
+        self._uncounted = {
+            i for i, (module, _) in enumerate(self._places) if isinstance(module, _NormBase)
+        }
+
+    def begin(self) -> None:
+        self._known_sums.reset()
+        self._new_sums.reset()
+        self._new.clear()
+        self._total = None
+
+    def restore(self) -> None:
+        """Put back the values the step started with."""
+        for i in (*self._known, *self._new):
+            self._put_back(i)
+
+    def _put_back(self, i: int) -> None:
+        self._live[i].copy_(self._start[i])
+        self._versions[i] = self._live[i]._version
+
+    def take(self, last: bool) -> None:
+        """After a forward pass: take in what it has changed. After the last one, send it on."""
+        self._check_replaced()
+        fresh = self._newly_changed()
+        self._new.update(fresh)
+        new: list[torch.Tensor | None] = [None] * len(self._live)
+        for i in fresh:
+            new[i] = self._change([i])
+        if not last:
+            self._known_sums.push([self._change(self._known)])
+            self._new_sums.push(new)
+            return
+        self._last_new = new
+        if self._known:
+            self._total = self._sum(self._known_sums, [0], [self._change(self._known)])
+
+    def changed(self) -> list[float]:
+        """1.0 for each buffer, not known yet, that this rank saw change: added up, all agree."""
+        return [float(i in self._new) for i in range(len(self._live))]
+
+    def combine(self, changed_somewhere: Sequence[float]) -> None:
+        """After the last backward pass: give every rank the combined values of this step."""
+        if self._total is not None:
+            self._apply(self._known, self._total.wait())
+        new = [i for i, n in enumerate(changed_somewhere) if n]
+        if new:
+            self._check_new(new)
+            total = self._sum(self._new_sums, new, [self._last(i) for i in new])
+            self._apply(new, total.wait())
+            self._known = sorted((*self._known, *new))
+        for i in self._known:
+            self._put_back(i)
+        self._steps += 1
+
+    def _last(self, i: int) -> torch.Tensor:
+        change = self._last_new[i]
+        start = self._start[i]
+        return start.new_zeros(start.numel(), dtype=torch.float64) if change is None else change
+
+    def _newly_changed(self) -> list[int]:
+        by_value = self._steps % CHECK_EVERY == 0
+        unknown = [i for i in range(len(self._live)) if i not in self._known]
+        counted = [
+            i
+            for i in unknown
+            if i in self._uncounted or self._live[i]._version != self._versions[i]
+        ]
+        if not by_value:
+            return counted
+        differ = [i for i in unknown if not torch.equal(self._live[i], self._start[i])]
+        secret = [i for i in differ if i not in counted]
+        if secret and self._steps:
+            raise TrainError(
+                f"buffer {self._name(secret[0])} has been written to since the first step in a way "
+                "that torch does not count (through .data, or by a kernel), so the processes could "
+                "not share it; write to the buffer itself"
+            )
+        return sorted({*counted, *differ})
+
+    def _check_replaced(self) -> None:
+        for (module, name), live in zip(self._places, self._live, strict=True):
+            if module._buffers[name] is not live:
+                raise TrainError(
+                    f"buffer {name!r} of {type(module).__name__} was replaced by a new tensor during "
+                    "the forward pass; write into it instead (self.buffer.copy_(...)), so that the "
+                    "processes can share it"
+                )
+        if self._steps == 0 and len(_places(self._model)) != len(self._places):
+            known = {(id(m), n) for m, n in self._places}
+            module, name = next(p for p in _places(self._model) if (id(p[0]), p[1]) not in known)
+            raise TrainError(
+                f"buffer {name!r} of {type(module).__name__} was created by the forward pass; create "
+                "it with its final shape when the model is built"
+            )
+
+    def _check_new(self, new: list[int]) -> None:
+        for i in new:
+            if self._live[i].dtype == torch.bool or self._live[i].is_complex():
+                why = f"is of type {self._live[i].dtype}, and only real numbers can be combined"
+            elif self._places[i][1] in self._places[i][0]._non_persistent_buffers_set:
+                why = "is not saved in checkpoints; register it with persistent=True"
+            elif not torch.isfinite(self._start[i]).all():
+                why = "starts from a value that is not finite, so no change of it can be averaged"
+            else:
+                continue
+            raise TrainError(f"buffer {self._name(i)} changes during training, but it {why}")
+
+    def _name(self, i: int) -> str:
+        module, name = self._places[i]
+        return f"{name!r} of {type(module).__name__}"
+
+    def _change(self, which: list[int]) -> torch.Tensor:
+        """What these buffers have changed by, flat, in double precision: integers stay exact."""
+        if not which:
+            return torch.zeros(0, dtype=torch.float64)
+        self._check_new([i for i in which if i not in self._known])
+        live = torch.cat([self._live[i].reshape(-1).double() for i in which])
+        return live.sub_(torch.cat([self._start[i].reshape(-1).double() for i in which]))
+
+    def _sum(self, sums: LocalSums, pick: list[int], last: list[torch.Tensor]) -> Waitable:
+        rows = [flatten(row, last) for row in sums.finish(pick, last)]
+        return self._reducer.reduce(rows, rows[-1])
+
+    def _apply(self, which: list[int], total: torch.Tensor) -> None:
+        """Move the start values on by the summed changes."""
+        sizes = [self._start[i].numel() for i in which]
+        for i, change in zip(which, total.split(sizes), strict=True):
+            start = self._start[i]
+            if start.is_floating_point():
+                start.copy_(start.double() + change.view_as(start) / self._leaves)
+            else:
+                start.add_(change.view_as(start).to(start.dtype))
+
+
+def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
+    """Where the model's buffers are, each tensor once even if it is known by several names."""
+    seen: set[int] = set()
+    places = []
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if id(buffer) not in seen:
+                seen.add(id(buffer))
+                places.append((module, name))
+    return places
+
+
+def _get(module: torch.nn.Module, name: str) -> torch.Tensor:
+    buffer = module._buffers[name]
+    assert buffer is not None
+    return buffer

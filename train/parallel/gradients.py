@@ -1,0 +1,209 @@
+"""DDP, set up so that a step's gradient is the one the spec asks for.
+
+Owns the wrapping of the model, the communication hooks, and what happens to the gradients of the
+micro-batches before the last. Knows nothing of data, optimizers or files.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from train.config import RunConfig
+from train.errors import TrainError
+from train.lean import without_compiler
+from train.metrics import say
+from train.parallel.process_group import World
+from train.parallel.reduction import (
+    Level,
+    LocalSums,
+    build_reducer,
+    plain_sum_is_the_tree,
+    plan_stages,
+    tree_hook,
+)
+
+
+class Gradients(Protocol):
+    """How the gradients of a step come about. `weight`: what each micro-batch's loss counts."""
+
+    ddp: DistributedDataParallel
+    weight: float
+
+    def begin(self) -> None:
+        """Before the first micro-batch of a step."""
+
+    def keep(self) -> None:
+        """After the backward pass of a micro-batch that is not the last."""
+
+    def missing(self) -> list[str]:
+        """After the last backward pass: parameters without a gradient, which DDP did not reduce."""
+
+    def close(self) -> None:
+        """After the last step."""
+
+
+def wrap(
+    model: torch.nn.Module, world: World, config: RunConfig, broadcast_buffers: bool
+) -> DistributedDataParallel:
+    """The model under DDP. Raises TrainError when it has nothing to train."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise TrainError("the workload's model has no parameter that requires a gradient")
+    # torch 2.13 has renamed it and warns of the old name.
+    names = inspect.signature(DistributedDataParallel).parameters
+    new = "forward_sync_buffers" in names
+    sync: dict[str, Any] = {
+        "forward_sync_buffers" if new else "broadcast_buffers": broadcast_buffers
+    }
+    with without_compiler():
+        return DistributedDataParallel(
+            model,
+            device_ids=[world.device.index] if world.device.type == "cuda" else None,
+            **sync,
+            # Halves the copies: the reduced bucket is the gradient.
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=config.bucket_cap_mb,
+            find_unused_parameters=config.find_unused_parameters,
+        )
+
+
+class TreeGradients:
+    """reduction: tree. Σ over v of grad(v) in one fixed binary tree, on any number of processes.
+
+    Each loss is scaled by 1/V before its backward pass instead of dividing the sum afterwards: the
+    same for every process count, and it costs no pass over the gradients.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        world: World,
+        config: RunConfig,
+        ranges: Sequence[range],
+    ) -> None:
+        self.weight = 1.0 / config.micro_batches
+        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._parameters = [p for _, p in self._named]
+        _refuse_sparse(model)
+        self._zeros = config.find_unused_parameters
+        self._sums = LocalSums(ranges[world.rank], config.micro_batches)
+        levels, shortcut = join_levels(world, ranges), plain_sum_is_the_tree(ranges)
+        self.reducer = build_reducer(levels, shortcut, world.device, world.backend)
+        self.ddp = wrap(model, world, config, broadcast_buffers=False)
+        hook = tree_hook(self.reducer, self._sums, self._parameters)
+        self.ddp.register_comm_hook(None, hook)
+
+    def begin(self) -> None:
+        self._sums.reset()
+        self._clear()
+
+    def keep(self) -> None:
+        gradients: list[torch.Tensor | None] = []
+        memory: set[int] = set()
+        for p in self._parameters:
+            g = p.grad
+            # Autograd may hand two parameters views of one tensor; each sum needs memory of its own.
+            if g is not None and g.untyped_storage().data_ptr() in memory:
+                g = g.clone()
+            if g is not None:
+                memory.add(g.untyped_storage().data_ptr())
+            gradients.append(g)
+        self._sums.push(gradients)
+        self._clear()
+
+    def missing(self) -> list[str]:
+        return [name for name, p in self._named if p.grad is None]
+
+    def _clear(self) -> None:
+        for p in self._parameters:
+            # DDP wants a gradient for every parameter that any micro-batch used, the last one or
+            # not. Zeros before every micro-batch, so that the same is added on every rank.
+            p.grad = torch.zeros_like(p) if self._zeros else None
+
+    def close(self) -> None:
+        self.reducer.close()
+
+
+def _refuse_sparse(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise TrainError(
+                f"{name} ({type(module).__name__}) has sparse gradients, which cannot be summed in a "
+                "fixed tree; build it with sparse=False, or set reduction: allreduce"
+            )
+
+
+def join_levels(world: World, ranges: Sequence[range]) -> list[Level]:
+    """Make the groups that every rank's exchanges need; return this rank's own."""
+    if world.size == 1:
+        return []
+    stages = [plan_stages(ranges, world.layout, rank) for rank in range(world.size)]
+    groups = {}
+    for members in sorted({ranks for plan in stages for ranks, _ in plan}):
+        groups[members] = world.new_group(members)
+    return [
+        Level(groups[ranks], ranks, ranks.index(world.rank), stage)
+        for ranks, stage in stages[world.rank]
+    ]
+
+
+NOT_EXACT = (
+    "warning: comm_hook powersgd keeps on each rank what it has not sent yet, and no checkpoint has "
+    "it: after a restart the weights are not those of an undisturbed run"
+)
+
+
+class AllReduceGradients:
+    """reduction: allreduce. DDP's own path and its communication hooks.
+
+    Exact on resume with the same number of processes, not across different numbers; with powersgd
+    not at all, as what it has yet to send stays on each rank and is in no checkpoint.
+    """
+
+    def __init__(self, model: torch.nn.Module, world: World, config: RunConfig) -> None:
+        # DDP divides by the world size.
+        self.weight = world.size / config.micro_batches
+        self.ddp = wrap(model, world, config, broadcast_buffers=True)
+        _register_hook(self.ddp, config.comm_hook, world.backend)
+        if config.comm_hook == "powersgd" and world.rank == 0:
+            say(NOT_EXACT)
+        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._tolerant = config.find_unused_parameters
+        self._arrived: set[int] = set()
+        for _, p in self._named:
+            p.register_post_accumulate_grad_hook(lambda p: self._arrived.add(id(p)))
+
+    def begin(self) -> None:
+        self.ddp.zero_grad(set_to_none=True)
+        self._arrived.clear()
+
+    def keep(self) -> None:
+        """DDP accumulates by itself inside no_sync()."""
+        self._arrived.clear()
+
+    def missing(self) -> list[str]:
+        if self._tolerant:
+            return []
+        return [name for name, p in self._named if id(p) not in self._arrived]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _register_hook(ddp: DistributedDataParallel, name: str, backend: str) -> None:
+    if name == "none":
+        return
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if name == "fp16":
+        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif backend != "nccl":
+        raise TrainError(f"comm_hook {name} needs the nccl backend; on gloo use none or fp16")
+    elif name == "bf16":
+        ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    else:
+        ddp.register_comm_hook(powerSGD_hook.PowerSGDState(None), powerSGD_hook.powerSGD_hook)

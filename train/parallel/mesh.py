@@ -1,0 +1,204 @@
+"""Small sums among the processes of one host: a socket for every pair of them, and no thread.
+
+Owns the connections and the order of the messages on them. A message lies in the kernel's buffers
+from the moment it is sent, so it travels during the backward pass and is there when it is read. gloo
+wakes threads up on both sides instead, which on busy cores takes longer than a small model's step.
+Knows nothing of what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import struct
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from train.parallel import tree
+from train.parallel.process_group import World
+
+# At most four messages lie in a socket unread: two sums of this step and two of the one before, as
+# nobody ends a step without everybody's messages. So no sender ever waits for a reader.
+MOST_NUMBERS = 2048
+_BUFFER_BYTES = 4 * MOST_NUMBERS * 8 * 4
+# Everybody writes to everybody; of many processes gloo asks less.
+MOST_PROCESSES = 16
+_RANK = struct.Struct("<i")
+
+
+class Waitable(Protocol):
+    """A sum that is under way."""
+
+    def wait(self) -> torch.Tensor:
+        """The sum. Raises RuntimeError when a peer is gone or too late."""
+
+
+class Reducer(Protocol):
+    """What train.parallel.reduction.TreeReducer is for tensors outside DDP's buckets."""
+
+    def reduce(self, rows: list[torch.Tensor], out: torch.Tensor) -> Waitable: ...
+
+
+class Mesh:
+    """A connection to every peer. Every rank sends, and so receives, in the same order."""
+
+    def __init__(self, rank: int, peers: dict[int, socket.socket]) -> None:
+        self._rank, self._peers = rank, peers
+        self._due: deque[Message] = deque()
+
+    def send(self, numbers: torch.Tensor, sizes: Sequence[int]) -> Message:
+        """Send these doubles to every peer. `sizes`: how many of them each rank sends this time.
+
+        Raises RuntimeError when a peer is gone.
+        """
+        data = bytearray(numbers.numel() * 8)
+        mine = torch.frombuffer(data, dtype=torch.float64).copy_(numbers)
+        for rank, peer in self._peers.items():
+            try:
+                peer.sendall(data)
+            except OSError as error:
+                raise _lost(rank, error) from error
+        message = Message(self, mine, sizes)
+        self._due.append(message)
+        return message
+
+    def receive(self) -> None:
+        """Complete the oldest message that is under way."""
+        message = self._due.popleft()
+        message.parts = [
+            message.mine if rank == self._rank else self._read(rank, size)
+            for rank, size in enumerate(message.sizes)
+        ]
+
+    def _read(self, rank: int, size: int) -> torch.Tensor:
+        data = bytearray(size * 8)
+        rest = memoryview(data)
+        while rest:
+            try:
+                count = self._peers[rank].recv_into(rest)
+            except OSError as error:
+                raise _lost(rank, error) from error
+            if count == 0:
+                raise RuntimeError(f"Connection closed by peer (rank {rank})")
+            rest = rest[count:]
+        return torch.frombuffer(data, dtype=torch.float64)
+
+
+class Message:
+    """One message of every rank, once `wait` has returned."""
+
+    def __init__(self, mesh: Mesh, mine: torch.Tensor, sizes: Sequence[int]) -> None:
+        self._mesh, self.mine, self.sizes = mesh, mine, sizes
+        self.parts: list[torch.Tensor] = []
+
+    def wait(self) -> list[torch.Tensor]:
+        """What each rank has sent. Raises RuntimeError when a peer is gone or too late."""
+        while not self.parts:
+            self._mesh.receive()
+        return self.parts
+
+
+class MeshReducer:
+    """The tree of a step for small tensors: everybody gets all partial sums and adds them up."""
+
+    def __init__(self, mesh: Mesh, ranges: Sequence[range], otherwise: Reducer) -> None:
+        """`otherwise` takes what is too large, or not on the CPU."""
+        self._mesh, self._otherwise = mesh, otherwise
+        leaves = ranges[-1].stop
+        self._stage = tree.stage([tree.owned(r, leaves).nodes for r in ranges], leaves)
+
+    def reduce(self, rows: list[torch.Tensor], out: torch.Tensor) -> Waitable:
+        """Sum `rows` (this rank's partial sums, flat doubles, in order) over all ranks into `out`."""
+        largest = max(self._stage.rows) * out.numel()
+        if largest > MOST_NUMBERS or out.device.type != "cpu" or out.dtype != torch.float64:
+            return self._otherwise.reduce(rows, out)
+        message = self._mesh.send(torch.cat(rows), [n * out.numel() for n in self._stage.rows])
+        return _Sum(message, self._stage.fold, out)
+
+
+class _Sum:
+    def __init__(self, message: Message, fold: tree.Fold, out: torch.Tensor) -> None:
+        self._message, self._fold, self._out = message, fold, out
+
+    def wait(self) -> torch.Tensor:
+        parts = torch.cat(self._message.wait()).view(-1, self._out.numel())
+        for left, right in self._fold.adds:
+            parts[left].add_(parts[right])
+        return self._out.copy_(parts[self._fold.kept[0]])
+
+
+def connect(world: World) -> Mesh | None:
+    """The mesh of this world, or None, on all ranks alike, where there is none to be had."""
+    if not 1 < world.size <= MOST_PROCESSES or len(world.layout) > 1:
+        return None
+    directory = world.gather(_private_directory() if world.rank == 0 else "")[0]
+    try:
+        peers = _meet(Path(directory), world) if directory else {}
+    finally:
+        if world.rank == 0:
+            shutil.rmtree(directory, ignore_errors=True)
+    return Mesh(world.rank, peers) if peers else None
+
+
+def _private_directory() -> str:
+    """A directory that only this user can look into, or "" where there is no room for one."""
+    try:
+        return tempfile.mkdtemp(prefix="ddpgen-")
+    except OSError:
+        return ""
+
+
+def _meet(directory: Path, world: World) -> dict[int, socket.socket]:
+    """A socket to every peer, or none to anybody: the ranks go on together or not at all."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        # Refused where the directory's name is too long for a socket's, for one thing.
+        if not all(world.gather(_succeeds(lambda: _listen(listener, directory, world)))):
+            return {}
+        peers: dict[int, socket.socket] = {}
+        met = _succeeds(lambda: _call_and_answer(listener, directory, world, peers))
+        return peers if all(world.gather(met)) else {}
+
+
+def _succeeds(action: Callable[[], None]) -> bool:
+    try:
+        action()
+    except OSError:
+        return False
+    return True
+
+
+def _listen(listener: socket.socket, directory: Path, world: World) -> None:
+    listener.settimeout(world.collective_timeout)
+    listener.bind(str(directory / str(world.rank)))
+    listener.listen(world.size)
+
+
+def _call_and_answer(
+    listener: socket.socket, directory: Path, world: World, peers: dict[int, socket.socket]
+) -> None:
+    """Fill `peers`: the lower ranks are called, the higher ones call."""
+    for rank in range(world.rank):
+        peer = peers[rank] = _prepared(socket.socket(socket.AF_UNIX), world)
+        peer.connect(str(directory / str(rank)))
+        peer.sendall(_RANK.pack(world.rank))
+    for _ in range(world.rank + 1, world.size):
+        peer = _prepared(listener.accept()[0], world)
+        peers[_RANK.unpack(peer.recv(_RANK.size, socket.MSG_WAITALL))[0]] = peer
+
+
+def _prepared(peer: socket.socket, world: World) -> socket.socket:
+    peer.settimeout(world.collective_timeout)
+    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        peer.setsockopt(socket.SOL_SOCKET, buffer, _BUFFER_BYTES)
+    return peer
+
+
+def _lost(rank: int, error: OSError) -> RuntimeError:
+    if isinstance(error, TimeoutError):
+        return RuntimeError(f"rank {rank} did not answer in time")
+    return RuntimeError(f"Connection closed by peer (rank {rank}): {error.strerror}")

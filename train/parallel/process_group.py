@@ -1,0 +1,279 @@
+"""From environment variables to process groups.
+
+Owns what torchrun says of this process, the choice of backend and device, the joining of the
+process group with explicit timeouts, and the small exchanges on it that are not gradients. Knows
+nothing of models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from train.errors import TrainError
+from train.failure import FailureBroadcast
+from train.health.phase import WAITING, doing
+from train.parallel import master_port
+
+_LOOK_S = 5.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the others, as torchrun put it in the environment."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    launched: bool
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> Place:
+        """Without torchrun's variables: a world of one process. Raises TrainError on half of them."""
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if "RANK" not in env and "WORLD_SIZE" not in env:
+            return cls(0, 1, 0, 1, launched=False)
+        missing = [name for name in names if name not in env]
+        if missing:
+            raise TrainError(
+                f"{', '.join(missing)} not set, although RANK or WORLD_SIZE is; start the job by "
+                "its launch script or torchrun, or unset both to run a single process"
+            )
+        rank, world_size, local_rank, local_world_size = (int(env[name]) for name in names)
+        return cls(rank, world_size, local_rank, local_world_size, launched=True)
+
+
+@dataclass(frozen=True)
+class World:
+    """A joined world. `control`: a gloo group for decisions and losses, on CPU tensors."""
+
+    place: Place
+    backend: str
+    device: torch.device
+    control: dist.ProcessGroup
+    layout: tuple[tuple[int, ...], ...]
+    store: Store
+    collective_timeout: float
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        return self.place.world_size
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        with WAITING:
+            return _gather(value, self.size, self.control)
+
+    def barrier(self) -> None:
+        with WAITING:
+            dist.barrier(group=self.control)
+
+    def from_rank_0(self, name: str, value: str, timeout_s: float) -> str:
+        """Rank 0's `value`, on every rank, however long rank 0 takes up to `timeout_s`.
+
+        Through the store, whose waits are short and many: a collective would give up after the
+        collective timeout. Raises what the store raises when rank 0 is gone.
+        """
+        if self.rank == 0:
+            self.store.set(name, value or " ")
+            return value
+        if self.wait_for(name, timeout_s):
+            return self.store.get(name).decode().strip()
+        raise TrainError(f"rank 0 was not done with its {name} after {timeout_s:g} s")
+
+    def wait_for(self, name: str, timeout_s: float) -> bool:
+        """Whether the store has it, at the latest after `timeout_s`. Raises as from_rank_0 does."""
+        for _ in range(max(1, round(timeout_s / _LOOK_S))):
+            with contextlib.suppress(dist.DistStoreError), WAITING:
+                self.store.wait([name], timedelta(seconds=_LOOK_S))
+                return True
+        return False
+
+    def new_group(self, ranks: tuple[int, ...], backend: str = "") -> dist.ProcessGroup:
+        """A group, for gradients unless it is of another backend. Every rank has to call it for every
+        group, in the same order."""
+        group = dist.new_group(
+            list(ranks),
+            backend=backend or self.backend,
+            timeout=timedelta(seconds=self.collective_timeout),
+        )
+        assert isinstance(group, dist.ProcessGroup) or self.rank not in ranks
+        return group  # type: ignore[no-any-return]
+
+    def once_per_node(self, key: str, action: Callable[[], None], timeout_s: float) -> None:
+        """See train.workload.Context.once_per_node."""
+        leader = next(host[0] for host in self.layout if self.rank in host)
+        if self.rank == leader:
+            self._lead(f"once/{leader}/{key}", action)
+        else:
+            self._follow(f"once/{leader}/{key}", key, timeout_s)
+
+    def _lead(self, name: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BaseException as error:
+            self.store.set(name, f"failed: {error}")
+            raise
+        self.store.set(name, "done")
+
+    def _follow(self, name: str, key: str, timeout_s: float) -> None:
+        try:
+            with WAITING:
+                self.store.wait([name], timedelta(seconds=timeout_s))
+        except dist.DistStoreError:
+            raise TrainError(
+                f"{key}: the process of this node that does it was not done after {timeout_s:g} s"
+            ) from None
+        outcome = self.store.get(name).decode()
+        if outcome != "done":
+            raise TrainError(f"{key} {outcome}")
+
+
+def choose_backend(wanted: str) -> str:
+    """gloo on the CPU, nccl on CUDA. Raises TrainError when nccl is asked for without a GPU."""
+    if wanted == "auto":
+        return "nccl" if torch.cuda.is_available() else "gloo"
+    if wanted == "nccl" and not torch.cuda.is_available():
+        raise TrainError(
+            "backend nccl needs CUDA, and this torch sees no CUDA device "
+            f"(torch {torch.__version__}); set backend: gloo, or check the driver with nvidia-smi"
+        )
+    return wanted
+
+
+def choose_device(backend: str, place: Place) -> torch.device:
+    """One process per GPU, bound by local rank. gloo computes on a GPU too where each process has one.
+
+    Raises TrainError when there are fewer GPUs than processes on this host.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus >= place.local_world_size:
+        torch.cuda.set_device(place.local_rank)
+        return torch.device("cuda", place.local_rank)
+    if backend == "nccl":
+        raise TrainError(
+            f"this host runs {place.local_world_size} processes and has {gpus} GPUs; set "
+            f"procs_per_node to {gpus} or fewer (CUDA_VISIBLE_DEVICES="
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')})"
+        )
+    return torch.device("cpu")
+
+
+def join(
+    place: Place,
+    wanted: str,
+    join_timeout: float,
+    collective_timeout: float,
+    failures: FailureBroadcast | None = None,
+) -> World:
+    """Join the process group. Raises TrainError when the world cannot be joined in time."""
+    with doing("joining"), WAITING:
+        return _join(place, wanted, join_timeout, collective_timeout, failures)
+
+
+def _join(
+    place: Place,
+    wanted: str,
+    join_timeout: float,
+    collective_timeout: float,
+    failures: FailureBroadcast | None,
+) -> World:
+    # The store first: a process that cannot go on can then tell those that wait for it.
+    store = _store(place, timedelta(seconds=join_timeout))
+    if failures is not None and place.launched:
+        failures.listen(store, place.world_size)
+    backend = choose_backend(wanted)
+    if wanted == "auto" and failures is not None:
+        backend = _common_backend(store, place, backend, timedelta(seconds=join_timeout))
+    device = choose_device(backend, place)
+    timeout = timedelta(seconds=collective_timeout)
+    options: dict[str, Any] = {"device_id": device} if backend == "nccl" else {}
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timeout,
+        **options,
+    )
+    control = dist.group.WORLD
+    if backend != "gloo":
+        control = dist.new_group(backend="gloo", timeout=timeout)
+    assert control is not None
+    layout = _layout(place, control)
+    return World(place, backend, device, control, layout, store, collective_timeout)
+
+
+def _store(place: Place, timeout: timedelta) -> Store:
+    if not place.launched:
+        return HashStore()
+    if (held := master_port.take()) is not None:
+        try:
+            return TCPStore(
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                place.world_size,
+                is_master=True,
+                timeout=timeout,
+                multi_tenant=True,
+                master_listen_fd=held,
+                use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+            )
+        except NotImplementedError:  # torch before 2.8: this store of its takes no socket over
+            os.close(held)
+    store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
+    return store
+
+
+def _common_backend(store: Store, place: Place, mine: str, patience: timedelta) -> str:
+    """nccl only where every host has GPUs. The last to say what it has says what is used."""
+    store.add("backend/nccl", int(mine == "nccl"))
+    if store.add("backend/said", 1) == place.world_size:
+        with_gpu = store.add("backend/nccl", 0)
+        store.set("backend", "nccl" if with_gpu == place.world_size else "gloo")
+    store.wait(["backend"], patience)
+    return store.get("backend").decode()
+
+
+def _layout(place: Place, control: dist.ProcessGroup) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each host: torchrun numbers the ranks of one agent consecutively."""
+    everyone = _gather(place.rank - place.local_rank, place.world_size, control)
+    hosts: dict[int, list[int]] = {}
+    for rank, first in enumerate(everyone):
+        hosts.setdefault(first, []).append(rank)
+    return tuple(tuple(ranks) for ranks in hosts.values())
+
+
+def _gather(value: Any, size: int, group: dist.ProcessGroup) -> list[Any]:
+    """As all_gather_object, which passes through numpy; a host that has torch may have none."""
+    mine = bytearray(pickle.dumps(value))
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(mine)]), group=group)
+    most = max(int(length) for length in lengths)
+    mine.extend(bytes(most - len(mine)))  # pickle ends by itself: what follows is not looked at
+    received = [bytearray(most) for _ in range(size)]
+    # The tensors are views of the bytes: what is received lands in them.
+    views = [torch.frombuffer(each, dtype=torch.uint8) for each in received]
+    dist.all_gather(views, torch.frombuffer(mine, dtype=torch.uint8), group=group)
+    return [pickle.loads(each) for each in received]
+
+
+def leave(world: World) -> None:
+    """Leave the process group together, so that no rank tears a connection a peer still reads."""
+    world.barrier()
+    dist.destroy_process_group()

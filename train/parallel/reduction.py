@@ -1,0 +1,386 @@
+"""The gradient of a step as one fixed sum, whoever computes the parts.
+
+Owns the DDP communication hook of `reduction: tree` and the local sums that precede it. Knows
+nothing of models, steps or files. The order of the additions is train/parallel/tree.py's; here they are
+carried out: each rank adds up its own micro-batches, then every rank gets one chunk of the bucket
+from all others (all-to-all), finishes the tree for it, and gives the sum back (all-gather). That
+moves the bytes of a ring all-reduce. With several hosts it is done first among the ranks of a host
+and then among hosts, so that the network sees what a hierarchical ring would send.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+from train.parallel import tree
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Level:
+    """A process group that exchanges, this rank's place in it, and what each member brings."""
+
+    group: dist.ProcessGroup
+    ranks: tuple[int, ...]
+    me: int
+    stage: tree.Stage
+
+    @property
+    def size(self) -> int:
+        return len(self.stage.rows)
+
+
+def plan_stages(
+    ranges: Sequence[range], layout: Sequence[Sequence[int]], rank: int
+) -> list[tuple[tuple[int, ...], tree.Stage]]:
+    """The exchanges `rank` takes part in, inner ones first: (ranks of the group, stage).
+
+    `layout`: the ranks of each host, hosts in order of rank. Two stages where every host runs the
+    same number of processes (more than one) and there is more than one host; else a single one.
+    """
+    leaves = ranges[-1].stop
+    nodes = [tree.owned(r, leaves).nodes for r in ranges]
+    per_host = {len(host) for host in layout}
+    if len(layout) == 1 or per_host == {1} or len(per_host) > 1:
+        everyone = tuple(range(len(ranges)))
+        return [(everyone, tree.stage(nodes, leaves))]
+    inner = [tree.stage([nodes[r] for r in host], leaves) for host in layout]
+    here = next(i for i, host in enumerate(layout) if rank in host)
+    column = list(layout[here]).index(rank)
+    outer = tree.stage([s.fold.nodes for s in inner], leaves)
+    return [
+        (tuple(layout[here]), inner[here]),
+        (tuple(host[column] for host in layout), outer),
+    ]
+
+
+def plain_sum_is_the_tree(ranges: Sequence[range]) -> bool:
+    """Whether any all-reduce gives the tree's bits: two ranks with one partial sum each (a + b)."""
+    leaves = ranges[-1].stop
+    return len(ranges) == 2 and all(len(tree.owned(r, leaves).nodes) == 1 for r in ranges)
+
+
+class LocalSums:
+    """Adds up this rank's micro-batches in tree order: at most log2 V partial sums are kept."""
+
+    def __init__(self, mine: range, leaves: int) -> None:
+        self._fold = tree.owned(mine, leaves)
+        self._rows: dict[int, list[torch.Tensor | None]] = {}
+        self._next = 0
+
+    def reset(self) -> None:
+        self._rows.clear()
+        self._next = 0
+
+    def push(self, values: list[torch.Tensor | None]) -> None:
+        """Take the next micro-batch's tensors (None: all zeros). They are added to in place."""
+        self._rows[self._next] = values
+        for left, right in self._fold.due[self._next]:
+            self._rows[left] = add_lists(self._rows[left], self._rows.pop(right))
+        self._next += 1
+
+    def finish(self, pick: Sequence[int], last: Tensors) -> list[list[torch.Tensor | None]]:
+        """The partial sums of the tensors numbered `pick`, with the last micro-batch's in `last`.
+
+        `last` is added to in place and is the final row of the result. Sums already consumed by
+        another call are left alone, so buckets can be finished one by one.
+        """
+        rows = {row: [values[i] for i in pick] for row, values in self._rows.items()}
+        for left, _ in self._fold.due[self._next]:
+            earlier = rows.pop(left)
+            present = [(a, b) for a, b in zip(last, earlier, strict=True) if b is not None]
+            absent = [a for a, b in zip(last, earlier, strict=True) if b is None]
+            if present:
+                torch._foreach_add_([a for a, _ in present], [b for _, b in present])
+            if absent:
+                torch._foreach_add_(absent, 0.0)
+        return [*rows.values(), list(last)]
+
+
+def add_lists(
+    left: list[torch.Tensor | None], right: list[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Element by element left + right, in place where a tensor is there; None stands for zeros."""
+    both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+    if both:
+        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+    result: list[torch.Tensor | None] = []
+    for a, b in zip(left, right, strict=True):
+        if a is not None and b is not None:
+            result.append(a)
+        else:
+            # x + 0: a sum must not keep the -0.0 that the same sum elsewhere has lost.
+            one = a if a is not None else b
+            result.append(None if one is None else one.add_(0.0))
+    return result
+
+
+class TreeReducer:
+    """Finishes the tree across ranks, for DDP's buckets and for tensors handed to it directly."""
+
+    def __init__(self, levels: Sequence[Level], shortcut: bool, device: torch.device) -> None:
+        """`shortcut`: use a plain all-reduce, because here it adds in the tree's order."""
+        self._levels = list(levels)
+        self._shortcut = shortcut
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._scratch: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        if self._levels and not shortcut and self._stream is None:
+            self._worker = threading.Thread(target=self._work, name="reduce", daemon=True)
+            self._worker.start()
+
+    def reduce(
+        self, rows: Tensors, out: torch.Tensor, last: bool = False
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Sum `rows` (this rank's partial sums, flat, in order) over all ranks, into `out`.
+
+        `out` may be one of the rows. `last`: the caller has nothing left to do but wait. Every rank must call it in the same order: the exchanges are
+        carried out one after the other, by one thread (gloo) or on one stream (NCCL). Issued from
+        a completion callback they could go out in different orders on different ranks.
+        """
+        if not self._levels:
+            return _completed(out)
+        if self._shortcut and last and self._stream is None:
+            # One thread less to wake up than for a callback.
+            dist.all_reduce(out, group=self._levels[0].group)
+            return _completed(out)
+        if self._shortcut:
+            work = dist.all_reduce(out, group=self._levels[0].group, async_op=True)
+            future: torch.futures.Future[Any] = work.get_future()
+            # value() raises what became of the all-reduce: without it a lost peer's part, which is
+            # missing in `out`, would pass for nothing.
+            return future.then(lambda done: (done.value(), out)[1])
+        if self._stream is not None:
+            return self._on_stream(rows, out)
+        result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def job() -> None:
+            try:
+                self._exchange(rows, out, 0)
+                result.set_result(out)
+            except Exception as error:  # noqa: BLE001 - DDP raises it where backward waits
+                result.set_exception(error)  # type: ignore[arg-type]
+
+        self._jobs.put(job)
+        return result
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _on_stream(self, rows: Tensors, out: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        assert self._stream is not None
+        self._stream.wait_stream(torch.cuda.current_stream(out.device))
+        with torch.cuda.stream(self._stream):
+            for tensor in (*rows, out):
+                tensor.record_stream(self._stream)
+            self._exchange(rows, out, 0)
+            result: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[out.device])
+            result.set_result(out)  # the future remembers the stream it was set on
+        return result
+
+    def _exchange(self, rows: Tensors, out: torch.Tensor, depth: int) -> None:
+        """One level: chunks to their owners, tree sums there, (the next level), sums back."""
+        level = self._levels[depth]
+        bounds = [out.numel() * i // level.size for i in range(level.size + 1)]
+        chunks = [slice(a, b) for a, b in itertools.pairwise(bounds)]
+        mine = out[chunks[level.me]]
+        received = self._buffer(f"received {depth}", sum(level.stage.rows) * mine.numel(), out)
+        dist.all_to_all_single(
+            received,
+            self._pack(rows, chunks, depth),
+            [n * mine.numel() for n in level.stage.rows],
+            [len(rows) * (chunk.stop - chunk.start) for chunk in chunks],
+            group=level.group,
+        )
+        parts = received.view(sum(level.stage.rows), mine.numel())
+        for left, right in level.stage.fold.adds:
+            parts[left].add_(parts[right])
+        kept = [parts[row] for row in level.stage.fold.kept]
+        if depth + 1 < len(self._levels):
+            self._exchange(kept, mine, depth + 1)
+        else:
+            mine.copy_(kept[0])
+        _share(out, chunks, level)
+
+    def _pack(self, rows: Tensors, chunks: list[slice], depth: int) -> torch.Tensor:
+        """Chunk after chunk, each with every row: what member 0 gets, then member 1, …"""
+        if len(rows) == 1:
+            return rows[0]
+        size = sum(row.numel() for row in rows)
+        pieces = [row[chunk] for chunk in chunks for row in rows]
+        return torch.cat(pieces, out=self._buffer(f"sent {depth}", size, rows[0]))
+
+    def _buffer(self, name: str, size: int, like: torch.Tensor) -> torch.Tensor:
+        """Scratch memory that is kept: exchanges run one at a time, so they share it."""
+        key = (name, like.dtype, like.device)
+        if key not in self._scratch or self._scratch[key].numel() < size:
+            self._scratch[key] = torch.empty(size, dtype=like.dtype, device=like.device)
+        return self._scratch[key][:size]
+
+
+def _share(out: torch.Tensor, chunks: list[slice], level: Level) -> None:
+    """Every member's chunk of `out`, to every other member: an all-gather of unequal parts in place.
+
+    As single messages, because gloo's own all-gather takes longer and wants equal parts, which
+    would have to be padded.
+    """
+    others = [i for i in range(level.size) if i != level.me]
+    mine = out[chunks[level.me]]
+    incoming = [dist.P2POp(dist.irecv, out[chunks[i]], level.ranks[i], level.group) for i in others]
+    outgoing = [dist.P2POp(dist.isend, mine, level.ranks[i], level.group) for i in others]
+    wanted = [op for op in (*incoming, *outgoing) if op.tensor.numel()]
+    for work in dist.batch_isend_irecv(wanted) if wanted else ():
+        work.wait()
+
+
+class ThroughHostMemory:
+    """A TreeReducer for CUDA tensors over gloo, which has no all-to-all for them.
+
+    Each bucket is copied to the host's memory while the backward pass goes on, summed there as on a
+    host without a GPU, and copied back. So a host with a GPU and one without can share a job.
+    """
+
+    def __init__(self, levels: Sequence[Level], shortcut: bool, device: torch.device) -> None:
+        self._inner = TreeReducer(levels, shortcut, torch.device("cpu"))
+        self._stream = torch.cuda.Stream(device)
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="reduce copies", daemon=True).start()
+
+    def reduce(
+        self, rows: Tensors, out: torch.Tensor, last: bool = False
+    ) -> torch.futures.Future[torch.Tensor]:
+        """As TreeReducer.reduce."""
+        on_gpu = out.is_cuda
+        devices: list[int | str | torch.device] = [out.device] if on_gpu else []
+        result: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        copies, copied = self._to_host(rows) if on_gpu else (rows, None)
+
+        def job() -> None:
+            try:
+                if copied is None:
+                    self._inner.reduce(copies, out).wait()
+                    result.set_result(out)
+                    return
+                copied.synchronize()
+                total = self._inner.reduce(copies, copies[-1]).wait()
+                with torch.cuda.stream(self._stream):
+                    out.copy_(total, non_blocking=True)
+                    result.set_result(out)  # the future remembers the stream it was set on
+            except Exception as error:  # noqa: BLE001 - DDP raises it where backward waits
+                result.set_exception(error)  # type: ignore[arg-type]
+
+        self._jobs.put(job)
+        return result
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._inner.close()
+
+    def _to_host(self, rows: Tensors) -> tuple[Tensors, torch.cuda.Event]:
+        """Copies in page-locked memory, which the GPU fills by itself; the event says when it has."""
+        self._stream.wait_stream(torch.cuda.current_stream(rows[0].device))
+        with torch.cuda.stream(self._stream):
+            copies = []
+            for row in rows:
+                row.record_stream(self._stream)
+                copy = torch.empty(row.shape, dtype=row.dtype, device="cpu", pin_memory=True)
+                copies.append(copy.copy_(row, non_blocking=True))
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        return copies, copied
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def build_reducer(
+    levels: Sequence[Level], shortcut: bool, device: torch.device, backend: str
+) -> TreeReducer | ThroughHostMemory:
+    """The reducer for tensors on `device`."""
+    if levels and device.type == "cuda" and backend == "gloo":
+        return ThroughHostMemory(levels, shortcut, device)
+    return TreeReducer(levels, shortcut, device)
+
+
+def tree_hook(
+    reducer: TreeReducer | ThroughHostMemory,
+    sums: LocalSums,
+    parameters: Sequence[torch.nn.Parameter],
+) -> Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]:
+    """DDP's communication hook for one bucket: this rank's partial sums, then the tree across ranks.
+
+    The micro-batches before the last are in `sums`; the last one's gradients are in the bucket.
+    """
+    number = {id(p): i for i, p in enumerate(parameters)}
+
+    def hook(_: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        members = bucket.parameters()
+        pick = [number[id(p)] for p in members]
+        *earlier, _last = sums.finish(pick, views(buffer, members))
+        rows = [_as_in_bucket(row, members, buffer) for row in earlier]
+        return reducer.reduce([*rows, buffer], buffer, last=bucket.is_last())
+
+    # DDP checks the annotations as objects; here they are strings until somebody evaluates them.
+    hook.__annotations__.update(
+        {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    )
+    return hook
+
+
+def views(flat: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Tensors:
+    """The gradients of `parameters` inside a bucket's memory.
+
+    Not bucket.gradients(): DDP keeps a dense parameter's own memory order in the bucket
+    (channels last, transposed), and that list reads it as if it were row by row.
+    """
+    found, start = [], flat.storage_offset()
+    for p in parameters:
+        dense = torch.ops.aten.is_non_overlapping_and_dense(p)
+        strides = p.stride() if dense else torch.empty(p.shape, device="meta").stride()
+        found.append(flat.as_strided(p.shape, strides, start))
+        start += p.numel()
+    return found
+
+
+def _as_in_bucket(
+    row: list[torch.Tensor | None], parameters: Sequence[torch.Tensor], like: torch.Tensor
+) -> torch.Tensor:
+    flat = torch.zeros_like(like)
+    for tensor, view in zip(row, views(flat, parameters), strict=True):
+        if tensor is not None:
+            view.copy_(tensor)
+    return flat
+
+
+def flatten(row: list[torch.Tensor | None], like: Tensors) -> torch.Tensor:
+    """One flat tensor from a row of tensors shaped like `like`; None stands for zeros."""
+    return torch.cat(
+        [
+            (torch.zeros_like(shape) if t is None else t).reshape(-1)
+            for t, shape in zip(row, like, strict=True)
+        ]
+    )
+
+
+def _completed(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    devices: list[int | str | torch.device] = [tensor.device] if tensor.is_cuda else []
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    future.set_result(tensor)
+    return future
