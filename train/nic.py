@@ -204,11 +204,22 @@ def resolve(host: str) -> str:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, socket.gaierror) else "that is no host name"
+        if only := _ipv6(host):
+            why = f"it is {only} only, and the processes meet by IPv4"
         raise NetworkError(
             f"{socket.gethostname()} cannot resolve {host!r}: {why}",
             "set address: of that host in the spec to an IPv4 address, or add it to /etc/hosts here",
             "NAME001",
         ) from None
+    return str(found[0][4][0])
+
+
+def _ipv6(host: str) -> str:
+    """The IPv6 address of a host name; "" where it has none."""
+    try:
+        found = socket.getaddrinfo(host, None, socket.AF_INET6, socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ""
     return str(found[0][4][0])
 
 

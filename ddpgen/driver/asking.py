@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from . import logs, remote
 from .ends import DONE, FAILED, USAGE
@@ -19,6 +21,33 @@ from .session import Trouble, ask, place, why_not
 from .ssh import Ssh
 
 _LINES_EACH = 10
+_STILL_S, _STILL_TIMES = 10.0, 3
+
+
+class Step(NamedTuple):
+    """The last step in a host's metrics: `age` seconds ago, `usual` after the row before it (0: none)."""
+
+    number: int
+    age: float
+    usual: float
+
+    @classmethod
+    def of(cls, answer: Mapping[str, str]) -> Step | None:
+        """Out of what a host answered; None where it has no step, or an odd one."""
+        try:
+            last, before = (json.loads(answer[name]) for name in ("step", "before"))
+            usual = float(last["time"]) - float(before["time"])
+            return cls(int(last["step"]), max(0.0, int(answer["now"]) - float(last["time"])), usual)
+        except (KeyError, TypeError, ValueError, RecursionError):
+            return None
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the next row is long overdue. A checkpoint or an evaluation may take some seconds."""
+        return self.age > max(_STILL_S, _STILL_TIMES * self.usual)
+
+    def __str__(self) -> str:
+        return f"step {self.number}, {self.age:.0f} s ago"
 
 
 async def ask_all(
@@ -43,24 +72,31 @@ async def status(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen) -> int:
     """The table of --status: 0 when every host could be asked."""
     answers = await ask_all(plan, ssh, pace, remote.status)
     heads = ("host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint")
-    rows = [heads]
+    rows, still = [heads], list[str]()
     # Hosts may share the directory: the job is gone only when none of them can still run it.
     all_gone = all(not isinstance(a, Trouble) and a.get("runs") == "no" for a in answers.values())
     for name, answer in answers.items():
         if isinstance(answer, Trouble):
             rows.append((name, "unreachable", "", "", ""))
             continue
+        runs = answer.get("runs") == "yes" and answer.get("job", "").startswith("running ")
+        step = Step.of(answer) if runs else None
+        if step is not None and step.stands_still:
+            where = next(place(plan, host).checkpoints for host in plan.hosts if host.name == name)
+            still.append(f"{name}: no step for {step.age:.0f} s; why: ddpgen doctor {where}, there")
         newest = answer.get("newest", "-1")
         rows.append(
             (
                 name,
                 answer.get("runs", ""),
                 _readable(answer.get("node", ""), answer.get("runs") == "no"),
-                _readable(answer.get("job", ""), all_gone),
+                _readable(answer.get("job", ""), all_gone) + (f": {step}" if step else ""),
                 "none" if newest == "-1" else f"step {newest}",
             )
         )
     print_out("\n".join(table(rows)) + "\n")
+    for line in still:
+        screen.say(line)
     return _told_troubles(answers, screen)
 
 
@@ -100,7 +136,10 @@ def show_logs(plan: Plan, directory: Path, host: str | None, screen: Screen) -> 
 def _nothing_kept(directory: Path) -> str:
     launches = logs.launches(directory)
     if not launches:
-        return f"nothing is kept in {directory}: no launch by this driver yet"
+        return (
+            f"nothing is kept in {directory}: a launch keeps what the hosts say on the machine that it was "
+            "started from, and none was started from this bundle here; --status asks the hosts"
+        )
     return f"no host has said anything yet; why is in {launches[0] / 'driver.txt'}"
 
 

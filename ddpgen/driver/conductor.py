@@ -7,7 +7,10 @@ sessions to do things and is told of their ends; the pure judgements are in ends
 from __future__ import annotations
 
 import asyncio
+import getpass
 import signal
+import socket
+import time
 from collections import Counter
 
 from .ends import DONE, NO_START, STOPPED, End, culprit, exit_code, may_start_again
@@ -30,6 +33,7 @@ class Conductor:
         self._plan, self._pace = home.plan, home.pace
         self._sessions = {host.name: Session(host, home) for host in home.plan.hosts}
         self._head = home.plan.head
+        self._me = f"{getpass.getuser()}@{socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M')}"
         self._events: asyncio.Queue[End | None] = asyncio.Queue()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retries: dict[str, asyncio.Task[None]] = {}
@@ -106,7 +110,8 @@ class Conductor:
         session = self._sessions[name]
         head = [] if self._head == self._plan.head else [f"--head={self._head}"]
         try:
-            await session.start({"DDPGEN_LAUNCH": self._launch}, [*head, *self._arguments])
+            told = {"DDPGEN_LAUNCH": self._launch, "DDPGEN_STARTED_BY": self._me}
+            await session.start(told, [*head, *self._arguments])
         except Trouble as trouble:
             self._events.put_nowait(End(name, "refused", NO_START, str(trouble)))
             self._running[name] = asyncio.create_task(asyncio.sleep(0))

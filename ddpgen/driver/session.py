@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import remote
 from .child import Child, Outcome, run
-from .ends import SSH_FAILED, Evidence, End, judged
+from .ends import SSH_FAILED, End, Evidence, judged
 from .lines import Lines, shown
 from .logs import Logs
 from .pace import Pace
@@ -33,10 +33,12 @@ class Trouble(Exception):  # noqa: N818 - what it is called in front of the user
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look at a host found: its newest checkpoint's step, and whether a job runs there."""
+    """What a look at a host found: its newest checkpoint's step, whether a job runs there, and who started it,
+    as far as that is known."""
 
     newest: int
     in_use: bool
+    by: str
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,15 @@ class Session:
         if outcome.code != 0 or "ready" not in found:
             raise self._trouble(outcome)
         self.state = "connected"
-        return Looked(int(found.get("newest", "-1")), "in-use" in found)
+        return Looked(int(found.get("newest", "-1")), "in-use" in found, found.get("by", ""))
 
     def refuse_disturbing(self, looked: Looked) -> None:
         """Raises Trouble when a job runs from the bundle's directory: its restarts need the files."""
         if looked.in_use:
             self.state = "in use"
+            by = f", started by {shown(looked.by.encode())}" if looked.by else ""
             raise Trouble(
-                f"a job runs from {self._place.bundle} there; wait for it, or stop it: "
+                f"a job runs from {self._place.bundle} there{by}; wait for it, or stop it: "
                 "bash hosts/run.sh --stop"
             )
 

@@ -72,8 +72,6 @@ def empty(newest: Path) -> None:
     [
         (truncate, "is not valid: model.pt has 1000 bytes instead of"),
         (flip_a_bit, "is not valid: optimizer.pt does not match its sha256"),
-        (remove_the_marker, "is not valid: checkpoint.json is missing"),
-        (empty, "is not valid: checkpoint.json is missing"),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_gives_the_same_bits(
@@ -91,6 +89,20 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_gives_the_same_b
     assert job.process.returncode == 0, job.output
     assert f"{newest.name} {message}" in job.output
     assert f"it is set aside as {newest}.corrupt" in job.output
+    assert f"resuming at step {int(before.name.removeprefix('step-'))} of 40" in job.output
+    jobs.assert_same_bits(jobs.final_tensors(directory), undisturbed)
+
+
+@pytest.mark.parametrize("undo", [remove_the_marker, empty])
+def test_what_has_no_marker_is_no_checkpoint(
+    tmp_path: Path, undo: Any, half_done: Path, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    directory = tmp_path / "ckpt"
+    subprocess.run(["cp", "-a", str(half_done), str(directory)], check=True, timeout=30)
+    *_, before, newest = jobs.checkpoints(directory)
+    undo(newest)
+    job = jobs.run(rendered(tmp_path))
+    assert job.process.returncode == 0, job.output
     assert f"resuming at step {int(before.name.removeprefix('step-'))} of 40" in job.output
     jobs.assert_same_bits(jobs.final_tensors(directory), undisturbed)
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -121,6 +122,17 @@ def test_a_name_nobody_knows_is_told_with_its_remedy() -> None:
     with pytest.raises(NetworkError, match="set address: of that host in the spec") as error:
         choose("no such host")
     assert "cannot resolve 'no such host'" in str(error.value)
+
+
+def test_a_name_with_an_ipv6_address_only_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(host: str, port: object, family: int, kind: int) -> list[Any]:
+        if family == socket.AF_INET:
+            raise socket.gaierror(socket.EAI_NODATA, "No address associated with hostname")
+        return [(family, kind, 6, "", ("fd00::1", 0, 0, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with pytest.raises(NetworkError, match="it is fd00::1 only, and the processes meet by IPv4"):
+        choose("laptop")
 
 
 @pytest.mark.parametrize("at", ["127.0.0.1", "0.0.0.0", "::"])

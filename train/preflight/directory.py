@@ -66,6 +66,7 @@ def look(settings: Settings) -> Directory:
         return Directory(making=error)
     try:
         _write(where)
+        _try(node_directory(where, settings.me))
         free = _free(where)
         held = tuple(_held(where, settings, deadline))
         token = _token(where) if settings.shared and not settings.alone else ""
@@ -86,6 +87,14 @@ def _write(where: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             trial.unlink()
+
+
+def _try(node: Path) -> None:
+    """This host's own part, where an earlier launch has made it: perhaps by another user."""
+    if node.is_dir():
+        trial = node / f".preflight-{os.urandom(8).hex()}"
+        os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        trial.unlink()
 
 
 def _free(where: Path) -> int | None:
@@ -161,6 +170,9 @@ def directory_can_be_written(settings: Settings, seen: Directory | None) -> Iter
 
 def _failed(settings: Settings, error: OSError, code: str, what: str) -> Iterator[Finding]:
     where = settings.checkpoint_dir
+    node = node_directory(where, settings.me).absolute()
+    if error.filename and Path(os.fsdecode(error.filename)).parent == node:
+        where = node
     why = error.strerror or str(error)
     remedy = (
         f"make it writable for this user on {settings.me}, or set checkpoint.dir to another place"

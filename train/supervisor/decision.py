@@ -45,18 +45,18 @@ class Outcome:
     lines: tuple[str, ...] = ()
 
 
-def on_signal(name: str, stops: int, met: bool) -> Request:
+def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request:
     """What a signal means to a user's own launch: a stop, then at the second Ctrl-C or TERM a kill.
 
     A closing terminal may send HUP twice. KILL is a driver's word. `stops`: how often a stop was asked for
-    before.
+    before. `driven`: a driver sent it, which says by itself how to kill.
     """
     if name == "KILL" or (stops and name != "HUP"):
         return Request("kill", "killing the job; the next start goes on from its newest checkpoint")
     if not met:
         return Request("end", f"{name}: stopping before the training begins")
-    message = f"{name}: asking for a clean stop after the current step; again to kill"
-    return Request("stop", message)
+    kill = "" if driven else "; again to kill"
+    return Request("stop", f"{name}: asking for a clean stop after the current step{kill}")
 
 
 def at_end(end: End, results: str, again: str) -> Outcome:

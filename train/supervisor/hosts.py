@@ -172,7 +172,7 @@ class Hosts(Tier):
             raise Refusal(EXIT_UNAVAILABLE, str(error)) from None
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
-        return decision.on_signal(name, stops, met)
+        return decision.on_signal(name, stops, met, self._options.driven)
 
     def not_begun(self, name: str) -> Outcome:
         return decision.not_begun(self._same)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,17 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     (lock.parent / "status").write_text("running 1f3a 8000\n")
     row = re.compile(r"desk  (yes|no) +(.*?)  +none +none\n")
     assert row.findall(ours.play("--status")[1]) == [("yes", "running")]
+    (there(ours, "desk") / "status").write_text("running 1f3a 8000\n")
+    steps = [{"kind": "step", "step": 8000 + n, "time": time.time() - 20 + n} for n in (1, 2)]
+    rows = [*steps, {"kind": "evaluation", "step": 8002, "time": time.time()}]
+    (there(ours, "desk") / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    output = ours.play("--status")[1]
+    assert re.search(r"running: step 8002, 1\d s ago", output)
+    still = (
+        r"ddpgen: desk: no step for 1\d s; why: ddpgen doctor \./ddpgen/checkpoints/pair, there\n"
+    )
+    assert re.search(still, output)
+    (there(ours, "desk") / "status").unlink()
     lock.write_text(json.dumps({"launcher": [os.getpid(), 1]}, indent=1))
     assert row.findall(ours.play("--status")[1]) == [("no", "running when it was killed")]
     process.send_signal(signal.SIGINT)
@@ -98,7 +110,7 @@ def test_logs_shows_the_newest_launch(stage: Make) -> None:
     ours = stage()
     code, output = ours.play("--logs")
     assert code == 1
-    assert "no launch by this driver yet" in output
+    assert "none was started from this bundle here; --status asks the hosts" in output
     assert ours.play()[0] == 0
     code, output = ours.play("--logs")
     assert code == 0

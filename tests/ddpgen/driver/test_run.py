@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -178,7 +180,11 @@ def test_a_bundle_that_a_job_runs_from_is_not_replaced_under_it(stage: Make) -> 
     until(first, "desk | training", "lap  | training")
     code, output = ours.play()
     assert code == 69
-    assert "desk: a job runs from ./ddpgen/pair there; wait for it, or stop it" in output
+    me = f"{getpass.getuser()}@{socket.gethostname()}"
+    by = rf"started by {re.escape(me)}, \d{{4}}-\d\d-\d\d \d\d:\d\d"
+    assert re.search(
+        rf"desk: a job runs from \./ddpgen/pair there, {by}; wait for it, or stop it", output
+    )
     assert first.poll() is None
     first.send_signal(signal.SIGINT)
     assert "stopped" in rest(first)

@@ -15,7 +15,7 @@ import pytest
 from ddpgen.driver import remote, ssh
 from ddpgen.driver.argv import UsageError, Wanted, parse
 from ddpgen.driver.child import Outcome
-from ddpgen.driver.ends import Evidence, End, culprit, exit_code, judged, may_start_again
+from ddpgen.driver.ends import End, Evidence, culprit, exit_code, judged, may_start_again
 from ddpgen.driver.lines import LONGEST, Lines, shown
 from ddpgen.driver.plan import Host, Plan, PlanError, at_login, read
 from ddpgen.driver.screen import Screen

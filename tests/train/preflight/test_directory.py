@@ -115,6 +115,26 @@ def test_what_the_system_refuses_has_a_code_and_a_remedy_of_its_own(
     assert not job.checkpoint_dir.exists() or everything(job.checkpoint_dir) == []
 
 
+def test_a_hosts_own_part_that_another_user_has_made_is_named(
+    job: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = node_directory(job.checkpoint_dir, "desk")
+    node.mkdir(parents=True)
+    real = os.open
+
+    def refuse(path: Any, *rest: Any, **options: Any) -> int:
+        if Path(path).parent == node:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(directory.os, "open", refuse)
+    (finding,) = found(job)
+    assert finding.code == "DIR002"
+    assert f"the checkpoint directory {node} of desk cannot be written to: Permission denied" in (
+        finding.cause
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

@@ -35,6 +35,11 @@ def test_a_signal(name: str, stops: int, met: bool, action: str) -> None:
     assert on_signal(name, stops, met).action == action
 
 
+def test_only_who_typed_it_is_told_how_to_kill() -> None:
+    assert on_signal("INT", 0, met=True).message.endswith("after the current step; again to kill")
+    assert on_signal("TERM", 0, True, driven=True).message.endswith("after the current step")
+
+
 @pytest.mark.parametrize(
     ("end", "code", "lines"),
     [

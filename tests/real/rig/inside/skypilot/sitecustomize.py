@@ -25,6 +25,11 @@ def network(module: Any) -> None:
     module._TEST_IP_LIST = [f"http://127.0.0.1:{port}/api/health"]
 
 
+def start(module: Any) -> None:
+    """A minute, in which a machine that runs other stories beside this one does not import it all."""
+    module.WAIT_APISERVER_START_TIMEOUT_SEC = 100
+
+
 def constants(module: Any) -> None:
     """The nodes share the directory that SkyPilot makes ~ there; on a cloud each machine has its own."""
     module.RCLONE_MOUNT_CACHED_LOG_DIR = "/tmp/rclone_log"
@@ -104,6 +109,7 @@ PATCHES: dict[str, Callable[[Any], None]] = {
     "sky.jobs.controller": patience,
     "sky.jobs.recovery_strategy": retries,
     "sky.jobs.utils": intervals,
+    "sky.server.common": start,
     "sky.server.config": workers,
     "sky.server.daemons": daemons,
     "sky.skylet.constants": constants,
