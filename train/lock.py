@@ -32,6 +32,7 @@ from typing import Any
 from train.errors import TrainError
 from train.layout import steps_on_disk, stop_file
 from train.metrics import say
+from train.processes import ENDED, machine, process_state, start_time
 from train.scheduler import Scheduled
 from train.status import replace_file
 
@@ -96,8 +97,8 @@ def claim(
         generation=0,
         job=job,
         host=socket.gethostname(),
-        boot=_boot(),
-        launcher=(launcher_pid, _start_time(launcher_pid)),
+        boot=machine(),
+        launcher=(launcher_pid, start_time(launcher_pid)),
         since=time.time(),
         scheduler=scheduler,
     )
@@ -155,8 +156,8 @@ def take(directory: Path, job: str, launcher_pid: int, launch: str, scheduler: s
     holder = read_lock(directory)
     if holder is not None and holder.attempt == launch:
         return
-    launcher = (launcher_pid, _start_time(launcher_pid))
-    if holder is not None and (holder.boot, holder.launcher) == (_boot(), launcher):
+    launcher = (launcher_pid, start_time(launcher_pid))
+    if holder is not None and (holder.boot, holder.launcher) == (machine(), launcher):
         # This very host, in an earlier world of which the hosts it has met now know nothing.
         (directory / "lock").unlink(missing_ok=True)
     claim(directory, job, launcher_pid, launch, scheduler)
@@ -194,7 +195,7 @@ class Fence:
             self._holder = replace(
                 _moved_here(holder),
                 generation=holder.generation + 1,
-                writer=(os.getpid(), _start_time(os.getpid())),
+                writer=(os.getpid(), start_time(os.getpid())),
                 starts=(*holder.starts, start.step)[-_REMEMBERED:],
                 worlds=(*holder.worlds, start.world)[-_REMEMBERED:],
             )
@@ -257,14 +258,14 @@ class Fence:
 
 def _moved_here(holder: Holder) -> Holder:
     """The same holder, whose life is from now on to be told by the processes of this host."""
-    if holder.boot == _boot():
+    if holder.boot == machine():
         return holder
     launcher = int(os.environ.get("DDPGEN_LAUNCHER_PID", os.getpid()))
     return replace(
         holder,
         host=socket.gethostname(),
-        boot=_boot(),
-        launcher=(launcher, _start_time(launcher)),
+        boot=machine(),
+        launcher=(launcher, start_time(launcher)),
     )
 
 
@@ -320,7 +321,7 @@ def look(directory: Path, patience_s: float) -> tuple[Holder, bool | None] | Non
     None instead of a yes or no where `patience_s` seconds are too short to tell. Raises OSError.
     """
     holder = read_lock(directory)
-    if holder is None or holder.boot == _boot():
+    if holder is None or holder.boot == machine():
         return (holder, _is_alive(directory, holder)) if holder else None
     # In the generation 0 nobody beats: watching would only cost time.
     return holder, _pulse(directory, holder, patience_s if holder.generation else 0.0)
@@ -328,7 +329,7 @@ def look(directory: Path, patience_s: float) -> tuple[Holder, bool | None] | Non
 
 def is_here(holder: Holder) -> bool:
     """Whether its processes are, or were, on this host: then they can be looked at."""
-    return holder.boot == _boot()
+    return holder.boot == machine()
 
 
 def is_ending(holder: Holder) -> bool:
@@ -357,7 +358,7 @@ def _exclusive(directory: Path) -> Iterator[None]:
 
 
 def _is_alive(directory: Path, holder: Holder) -> bool:
-    if holder.boot == _boot():
+    if holder.boot == machine():
         return any(_is_running(p) for p in (holder.launcher, holder.writer) if p)
     return _heart_beats(directory, holder)
 
@@ -430,36 +431,7 @@ def _mtime(path: Path) -> float | None:
 
 
 def _is_running(process: tuple[int, int]) -> bool:
-    pid, started = process
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return _start_time(pid) == started
-
-
-def _start_time(pid: int) -> int:
-    """Clock ticks from boot to the start of `pid` (proc_pid_stat(5)): tells a reused pid apart.
-
-    A zombie counts as ended. 0 where there is no /proc, so there a reused pid looks alive.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return -1 if os.path.isdir("/proc/self") else 0
-    return -1 if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
-def _boot() -> str:
-    """Names the set of processes this one can see: this boot of this host, this pid namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
+    return process_state(*process) not in ENDED
 
 
 def _describe(directory: Path, holder: Holder) -> str:

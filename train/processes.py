@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+ENDED = ("", "Z", "X")  # states of a process that runs no more
 _EXITING = 0x4  # PF_EXITING of include/linux/sched.h, in the ninth field
 
 

@@ -5,6 +5,7 @@ Owns whether the processes in the lock live: by pid and start time, on the boot 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from ddpgen.monitor import places, scripts, state, store
 from ddpgen.monitor.places import Here
 from ddpgen.monitor.state import Standing
 from ddpgen.spec.job import JobSpec
+
+_EXITING = 0x4  # PF_EXITING of include/linux/sched.h
 
 
 def status(job: JobSpec, beside: Path) -> Iterator[str]:
@@ -60,35 +63,33 @@ def _lives(lock: Mapping[str, Any] | None) -> bool | None:
     """Whether a process of the lock is there; None when it is not of this boot of this host."""
     if lock is None:
         return False
-    if lock.get("boot") != _boot():
+    if lock.get("boot") != _machine():
         return None
     pairs = (lock.get("launcher"), lock.get("writer"))
     return any(_is_running(*pair) for pair in pairs if isinstance(pair, list) and len(pair) == 2)
 
 
 def _is_running(pid: Any, began: Any) -> bool:
+    """As train/processes.py judges it."""
+    if not os.path.isdir("/proc/self"):
+        with contextlib.suppress(PermissionError):  # somebody else's, and there
+            try:
+                os.kill(int(pid), 0)
+            except (ProcessLookupError, OverflowError, TypeError, ValueError):
+                return False
+        return True
     try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, OverflowError, TypeError, ValueError):
+        fields = Path(f"/proc/{int(pid)}/stat").read_bytes().rpartition(b")")[2].split()
+    except (OSError, TypeError, ValueError):
         return False
-    except PermissionError:
-        pass  # somebody else's, and there
-    return bool(_start_time(int(pid)) == began)
+    ends = fields[0] in (b"Z", b"X") or int(fields[6]) & _EXITING
+    return not ends and began in (0, int(fields[19]))
 
 
-def _start_time(pid: int) -> int:
-    """As train/lock.py counts it: ticks since boot, -1 for a zombie, 0 where there is no /proc."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return -1 if os.path.isdir("/proc/self") else 0
-    return -1 if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
-def _boot() -> str:
-    """As train/lock.py names it."""
+def _machine() -> str:
+    """As train/processes.py names it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))])
     except OSError:
         return os.uname().nodename

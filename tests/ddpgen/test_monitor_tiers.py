@@ -14,6 +14,7 @@ import pytest
 
 from ddpgen.monitor import at_local, jobs, pace, record, state
 from tests.ddpgen.conftest import GPT, ROOT, Run
+from train.processes import start_time
 
 Spec = Callable[..., Path]
 HOSTS = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"
@@ -34,7 +35,7 @@ def holds(pid: int, **more: Any) -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
     lock = {
         "attempt": "a", "generation": 1, "job": "gpt", "host": "desk",
-        "boot": at_local._boot(), "launcher": [pid, at_local._start_time(pid)], "writer": None, **more,
+        "boot": at_local._machine(), "launcher": [pid, start_time(pid)], "writer": None, **more,
     }  # fmt: skip
     (KEPT / "lock").write_text(json.dumps(lock, indent=1))
 
@@ -74,7 +75,7 @@ def test_a_job_that_was_killed_is_known_by_its_processes(
     spec()
     said("running a 0")
     holds(process.pid)
-    began = at_local._start_time(process.pid)
+    began = start_time(process.pid)
     process.kill()
     process.wait()
     killed = "build/checkpoints/gpt:\n  it was running when it was killed\n"
@@ -94,16 +95,12 @@ def test_the_generator_and_the_training_judge_a_holder_alike(
 
     zombie = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    began = {
-        pid: lock._start_time(pid) for pid in (process.pid, os.getpid(), zombie.pid, 2**22 + 1)
-    }
-    assert at_local._boot() == lock._boot()
-    assert {pid: at_local._start_time(pid) for pid in began} == began
-    judged = {pid: lock._is_running((pid, ticks)) for pid, ticks in began.items() if ticks > 0}
-    assert judged == {process.pid: True, os.getpid(): True}
+    began = {pid: start_time(pid) for pid in (process.pid, os.getpid(), zombie.pid, 2**22 + 1)}
+    assert at_local._machine() == lock.machine()
     for pid, ticks in began.items():
-        for claimed in (ticks, ticks + 1):
-            assert at_local._is_running(pid, claimed) is lock._is_running((pid, claimed))
+        lives = pid in (process.pid, os.getpid())
+        assert at_local._is_running(pid, ticks) is lock._is_running((pid, ticks)) is lives
+        assert at_local._is_running(pid, ticks + 1) is lock._is_running((pid, ticks + 1)) is False
     zombie.wait()
 
 

@@ -114,7 +114,10 @@ def test_a_port_where_the_head_may_not_listen(stage: Stage) -> None:
     launch = job.start()
     refused(launch, stage.rig)
     launch.names("PORT007", "desk", "port 80", on=["desk"])
-    launch.names("HOST001", "desk", "port 80", on=["laptop", "tower"])
+    launch.waits_for("desk", "port 80", on=["laptop", "tower"])
+    for name in ("laptop", "tower"):
+        (shown,) = launch[name].findings()
+        assert (shown.code, shown.host) == ("HOST001", "desk"), launch.output
 
 
 def test_a_firewall_on_the_head_that_drops(stage: Stage) -> None:

@@ -185,7 +185,7 @@ def test_a_holder_on_another_machine_is_judged_by_its_heartbeat(
     monkeypatch.setattr(lock, "SILENCE_S", 60.0)
     monkeypatch.setattr(lock, "HEARTBEAT_S", 0.2)
     fence = Fence(tmp_path, claim(tmp_path, "remote", os.getpid()))
-    monkeypatch.setattr(lock, "_boot", lambda: "another machine")
+    monkeypatch.setattr(lock, "machine", lambda: "another machine")
     with pytest.raises(HeldByLiveJobError, match="job 'remote'"):
         claim(tmp_path, "second", os.getpid())
     fence.close()
@@ -198,7 +198,7 @@ def test_a_holder_that_beat_while_the_claim_stood_still_is_alive(
 ) -> None:
     monkeypatch.setattr(lock, "HEARTBEAT_S", 1e6)
     fence = Fence(tmp_path, claim(tmp_path, "remote", os.getpid()))
-    monkeypatch.setattr(lock, "_boot", lambda: "another machine")
+    monkeypatch.setattr(lock, "machine", lambda: "another machine")
     os.utime(tmp_path / "lock", (time.time() - 30,) * 2)
 
     def stand_still(_: float) -> None:
@@ -240,7 +240,7 @@ def test_a_launch_goes_on_in_a_directory_it_holds_and_enters_one_it_does_not(
     second = Fence(shared, "launch1", Start(5, "b"))
     holder = read_lock(shared)
     assert holder is not None
-    assert (holder.generation, holder.boot, holder.starts) == (2, lock._boot(), (0, 5))
+    assert (holder.generation, holder.boot, holder.starts) == (2, lock.machine(), (0, 5))
     with pytest.raises(FencedOffError):
         first.check()
     # … or one that has a directory of its own.
@@ -291,7 +291,7 @@ def test_it_takes_over_at_once_on_another_host_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim(tmp_path, "job", os.getpid(), scheduler="slurm 4711 0")
-    monkeypatch.setattr(lock, "_boot", lambda: "another machine")
+    monkeypatch.setattr(lock, "machine", lambda: "another machine")
     monkeypatch.setattr(lock, "_pulse", lambda *_: pytest.fail("it looks whether it is alive"))
     take(tmp_path, "job", os.getpid(), "launch1", "slurm 4711 1")
     holder = read_lock(tmp_path)

@@ -27,7 +27,6 @@ MOST_BYTES = 64 << 20
 _MOST_VALUES = 4_000_000
 _MOST_PROCS = 1024
 _MOST_FINDINGS = 1000
-_DEAD = ("", "Z", "X")
 
 
 def diagnose(directory: Path, hearing: Hearing | None = None) -> Diagnosis:
@@ -180,7 +179,9 @@ def launch(held: Path) -> Launch | None:
     scheduled = Scheduled.parse(holder.scheduler)
     if not lock.is_here(holder):
         return Launch(host, known[0][0], None, scheduled)
-    alive = [pid for pid, began in known if processes.process_state(pid, began) not in _DEAD]
+    alive = [
+        pid for pid, began in known if processes.process_state(pid, began) not in processes.ENDED
+    ]
     return Launch(host, (alive or known[0])[0], bool(alive), scheduled)
 
 

@@ -1,4 +1,4 @@
-"""What a launch script tells its host about the launch. Plain values."""
+"""What a supervisor tells the check of its host about the launch. Plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from train.scheduler import Scheduled
 
 @dataclass(frozen=True)
 class Settings:
-    """One host's view of the launch, before it knows more than its script.
+    """One host's view of the launch, before it knows more than its command line.
 
     `head`: name or address by which the head is reached; "" for a job on one machine, which meets
     nobody. `addresses`: of all hosts by name, by node rank, as the spec has them, where it lists them

@@ -150,7 +150,13 @@ class Rig(Upkeep):
             self[host.name].come_in(): (self.wiring.links[host.name], host.decoy)
             for host in self.hosts
         }
-        switch.connect(ends | {self.control.pid: (self.wiring.links[CONTROL], False)})
+        try:
+            switch.connect(ends | {self.control.pid: (self.wiring.links[CONTROL], False)})
+        except RigError:
+            for machine in self:
+                if not Path(f"/proc/{machine.pid}").exists():
+                    machine.finish_boot()  # it has ended meanwhile, and says why
+            raise
         self._write_access()
         for machine in self:
             machine.finish_boot()
