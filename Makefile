@@ -42,7 +42,7 @@ sky: ## SkyPilot, in an environment of its own (.venv-sky); without it the tests
 check: lint types ## format, lint, types and every test that starts no engine: at most 4 minutes
 	$(PYTEST) -m "not real and not nightly" $(ARGS)
 
-test: lint types ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 14 minutes
+test: lint types ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 13 minutes
 	$(PYTEST) -m "not nightly" $(ARGS)
 
 nightly: lint types ## every test, and the promised times alone on the machine: more than an hour

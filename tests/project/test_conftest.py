@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST
 from tests.project.tree import ROOT
 
 LEAVES = """
@@ -40,6 +41,11 @@ def test_needs_an_engine():
 def test_needs_nothing_real():
     pytest.skip("as it likes")
 """
+
+
+def test_every_file_that_is_to_come_first_is_there() -> None:
+    names = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(LONGEST) <= names
 
 
 def run_pytest(tmp_path: Path, tests: str, **env: str) -> str:
