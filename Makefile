@@ -42,10 +42,10 @@ sky: ## SkyPilot, in an environment of its own (.venv-sky); without it the tests
 check: lint types ## format, lint, types and every test that starts no engine: at most 4 minutes
 	$(PYTEST) -m "not real and not nightly" $(ARGS)
 
-test: lint types ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 13 minutes
+test: lint types ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 12 minutes
 	$(PYTEST) -m "not nightly" $(ARGS)
 
-nightly: lint types ## every test, and the promised times alone on the machine: more than an hour
+nightly: lint types ## every test, and the promised times alone on the machine: about an hour
 	$(PYTEST) --ignore-glob='*/tests/real/test_preflight*.py'
 	@# One at a time: a story that shares the processors says nothing of the seconds it takes.
 	DDPGEN_TEST_TIMES=1 python -m pytest tests/real/test_preflight*.py

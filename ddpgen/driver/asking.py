@@ -21,7 +21,8 @@ from .session import Trouble, ask, place, why_not
 from .ssh import Ssh
 
 _LINES_EACH = 10
-_STILL_S, _STILL_TIMES = 10.0, 3
+# When the next step is overdue: after three times as long as it took before. A first one may take long.
+_STILL_S, _STILL_TIMES, _FIRST_S = 10.0, 3, 60.0
 
 
 class Step(NamedTuple):
@@ -44,7 +45,7 @@ class Step(NamedTuple):
     @property
     def stands_still(self) -> bool:
         """Whether the next row is long overdue. A checkpoint or an evaluation may take some seconds."""
-        return self.age > max(_STILL_S, _STILL_TIMES * self.usual)
+        return self.age > (max(_STILL_S, _STILL_TIMES * self.usual) if self.usual else _FIRST_S)
 
     def __str__(self) -> str:
         return f"step {self.number}, {self.age:.0f} s ago"

@@ -45,6 +45,20 @@ class Driver(jobs.Job):
         super().__init__(bundle, *arguments, env=way_in(rig))
 
 
+class Launched(jobs.Job):
+    """The same, started by `ddpgen launch`, which renders the spec into `bundle` first."""
+
+    def __init__(self, rig: Rig, spec: Path, bundle: Path, *arguments: str) -> None:
+        options = ["--target", "hosts", "-o", str(bundle), "--", *arguments]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ddpgen", "launch", str(spec), *options],
+            env={**os.environ, **way_in(rig), "PYTHONPATH": str(jobs.ROOT)}, cwd=spec.parent,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace",
+        )  # fmt: skip
+        self._listen()
+
+
 def way_in(rig: Rig) -> dict[str, str]:
     """What makes the driver's ssh find the rig's hosts."""
     return {"DDPGEN_SSH": f"ssh -F {rig.ssh_config}"}

@@ -7,6 +7,7 @@ a fast and a slow one on a slow wire; and what a user does with a job that runs 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,16 +154,25 @@ def test_a_second_ctrl_c_kills_and_leaves_nothing(rig: Rig, tmp_path: Path) -> N
     assert rig.strays(within=5) == []
 
 
-def test_run_sh_stop_from_another_terminal(rig: Rig, tmp_path: Path) -> None:
-    spec = fleet.spec(["desk", "laptop"], {"steps": 100_000}, name="stopped")
-    bundle = jobs.render(tmp_path, spec, target="hosts")
-    driver = fleet.Driver(rig, bundle)
-    driver.until_step(10)
+def test_ddpgen_launch_runs_it_and_run_sh_stops_it_from_another_terminal(
+    rig: Rig, tmp_path: Path
+) -> None:
+    spec = fleet.spec(["desk", "laptop"], name="launched")
+    jobs.render(tmp_path, spec, target="hosts")
+    bundle = tmp_path / "out"
+    launched = fleet.Launched(rig, tmp_path / "job.yaml", bundle, "--steps=100000")
+    launched.until(rf"\+ bash {bundle}/hosts/run\.sh --steps=100000")
+    launched.until_step(10)
     status = ask(rig, bundle, "--status")
-    assert "desk    yes" in status.stdout, status.stdout
+    assert re.search(
+        r"desk    yes  +running +running: step \d+, \d s ago", status.stdout
+    ) or re.search(r"laptop  yes  +running +running: step \d+, \d s ago", status.stdout), (
+        status.stdout
+    )
     asked = ask(rig, bundle, "--stop")
     assert asked.returncode == 0, asked.stderr
-    assert driver.end() == 75, driver.output
+    assert launched.end() == 75, launched.output
+    assert fleet.status(rig, "laptop", "launched").startswith("stopped ")
 
 
 def ask(rig: Rig, bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -304,16 +314,3 @@ def test_hosts_that_share_bundle_and_checkpoints(tmp_path: Path) -> None:
         assert sorted(p.name for p in rig["desk"].path("/shared/ddpgen").iterdir()) == [
             "checkpoints", "shared",
         ]  # fmt: skip
-
-
-def test_ddpgen_launch_renders_and_runs(rig: Rig, tmp_path: Path) -> None:
-    jobs.render(tmp_path, fleet.spec(["desk", "laptop"], name="launched"), target="hosts")
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpgen", "launch", str(tmp_path / "job.yaml"), "--target", "hosts",
-         "-o", str(tmp_path / "launched"), "--", "--steps=15"],
-        env={**os.environ, **fleet.way_in(rig), "PYTHONPATH": str(jobs.ROOT)}, cwd=tmp_path,
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert f"+ bash {tmp_path / 'launched'}/hosts/run.sh --steps=15" in done.stderr
-    assert fleet.status(rig, "laptop", "launched") == "done 15"

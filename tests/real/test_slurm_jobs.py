@@ -199,6 +199,7 @@ def test_a_higher_partition_takes_the_nodes_away(
         assert_done_with_the_bits_of_one_machine(job, alone, starts=2)
 
 
+@pytest.mark.nightly
 def test_a_preemption_before_the_training_begins_brings_it_back(
     cluster: Slurm, alone: Path
 ) -> None:

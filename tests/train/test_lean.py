@@ -89,10 +89,15 @@ def test_steps_of_torchs_optimizers_do_without_it(python: Torch, optimizer: str)
 
 
 USES = [
-    "import torch._dynamo.config as c; print(bool(c.optimize_ddp))",
+    pytest.param(
+        "import torch._dynamo.config as c; print(bool(c.optimize_ddp))", marks=pytest.mark.nightly
+    ),
     "print(bool(torch._dynamo.config.optimize_ddp))",
     "f = torch.compile(lambda x: x + 1, backend='eager'); print(f(torch.ones(1)).item() == 2)",
-    "with without_compiler():\n  print(bool(torch._dynamo.config.optimize_ddp))",
+    pytest.param(
+        "with without_compiler():\n  print(bool(torch._dynamo.config.optimize_ddp))",
+        marks=pytest.mark.nightly,
+    ),
 ]
 
 
