@@ -34,9 +34,12 @@ class Step(NamedTuple):
 
     @classmethod
     def of(cls, answer: Mapping[str, str]) -> Step | None:
-        """Out of what a host answered; None where it has no step, or an odd one."""
+        """Out of what a host answered; None where the running attempt has no step yet, or an odd one."""
         try:
             last, before = (json.loads(answer[name]) for name in ("step", "before"))
+            word, attempt, *_ = answer["job"].split()
+            if (word, attempt) != ("running", last["attempt"]):
+                return None  # of an earlier attempt: how old that is says nothing
             usual = float(last["time"]) - float(before["time"])
             return cls(int(last["step"]), max(0.0, int(answer["now"]) - float(last["time"])), usual)
         except (KeyError, TypeError, ValueError, RecursionError):
@@ -80,8 +83,7 @@ async def status(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen) -> int:
         if isinstance(answer, Trouble):
             rows.append((name, "unreachable", "", "", ""))
             continue
-        runs = answer.get("runs") == "yes" and answer.get("job", "").startswith("running ")
-        step = Step.of(answer) if runs else None
+        step = Step.of(answer) if answer.get("runs") == "yes" else None
         if step is not None and step.stands_still:
             where = next(place(plan, host).checkpoints for host in plan.hosts if host.name == name)
             still.append(f"{name}: no step for {step.age:.0f} s; why: ddpgen doctor {where}, there")

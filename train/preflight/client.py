@@ -194,8 +194,8 @@ class Client:
         search = self._search
         if search.fault is not None and search.trouble == "other" and not self._own:
             self._own.append(search.fault)
-        patience = _PROGRAM_S + slack_s(self._settings.nodes)
-        if search.is_program and not self._own and search.met_for_s >= patience:
+        timeout_s = _PROGRAM_S + slack_s(self._settings.nodes)
+        if search.is_program and not self._own and search.met_for_s >= timeout_s:
             self._blame_program()
 
     def _blame_program(self) -> None:

@@ -65,10 +65,10 @@ class Search:
 
     async def _at_port(self) -> Conn | None:
         """Raises WireError."""
-        patience = REPLY_S + slack_s(self._settings.nodes)
+        timeout_s = REPLY_S + slack_s(self._settings.nodes)
         conn = await dial(self.address, self._settings.port, CONNECT_S)
         try:
-            there = Hello.from_json(await conn.receive(patience))
+            there = Hello.from_json(await conn.receive(timeout_s))
             if self._is_head(there):
                 return conn
         except (WireError, ValueError) as error:

@@ -76,7 +76,8 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     row = re.compile(r"desk  (yes|no) +(.*?)  +none +none\n")
     assert row.findall(ours.play("--status")[1]) == [("yes", "running")]
     (there(ours, "desk") / "status").write_text("running 1f3a 8000\n")
-    steps = [{"kind": "step", "step": 8000 + n, "time": time.time() - 20 + n} for n in (1, 2)]
+    at = time.time() - 20
+    steps = [{"kind": "step", "step": 8000 + n, "attempt": "1f3a", "time": at + n} for n in (1, 2)]
     rows = [*steps, {"kind": "evaluation", "step": 8002, "time": time.time()}]
     (there(ours, "desk") / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     output = ours.play("--status")[1]
@@ -85,6 +86,9 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
         r"ddpgen: desk: no step for 1\d s; why: ddpgen doctor \./ddpgen/checkpoints/pair, there\n"
     )
     assert re.search(still, output)
+    # Of the attempt before: the one that runs has taken no step yet.
+    (there(ours, "desk") / "status").write_text("running 2b 8002\n")
+    assert "8002" not in ours.play("--status")[1]
     (there(ours, "desk") / "status").unlink()
     lock.write_text(json.dumps({"launcher": [os.getpid(), 1]}, indent=1))
     assert row.findall(ours.play("--status")[1]) == [("no", "running when it was killed")]
