@@ -185,6 +185,10 @@ def test_a_bundle_that_a_job_runs_from_is_not_replaced_under_it(stage: Make) -> 
     assert re.search(
         rf"desk: a job runs from \./ddpgen/pair there, {by}; wait for it, or stop it", output
     )
+    # A driver that is gone did not start what somebody has started by hand since.
+    told = ours.home("desk") / "ddpgen/checkpoints/pair/nodes/desk/started-by"
+    told.write_text(f"{2**22 + 1} {told.read_text().partition(' ')[2]}")
+    assert "desk: a job runs from ./ddpgen/pair there; wait for it" in ours.play()[1]
     assert first.poll() is None
     first.send_signal(signal.SIGINT)
     assert "stopped" in rest(first)
