@@ -13,7 +13,6 @@ disturbs it less than the wall clock's), and the ratios block by block.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import io
 import json
 import os
@@ -131,29 +130,27 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
 
 
 def ours(config: Any, world: Any, directory: Path) -> Callable[[int], None]:
-    """The trainer as a job has it, with its books kept in `directory`."""
-    from train import session
-    from train.books import Books
+    """The trainer as a job has it, with its records in `directory`."""
     from train.data import MicroBatchFetcher, micro_batches
     from train.lock import Fence, claim
-    from train.loop import train
+    from train.records import Records
     from train.stop import StopRequest
+    from train.trainer import Trainer
 
-    parts = evenly(config, world)
-    job, state = session._set_up(config, world, parts[world.rank])
-    machinery = session._machinery(job, parts)
-    books = None
+    directory.mkdir(exist_ok=True, parents=True)
+    trainer = Trainer(config, world, evenly(config, world), StopRequest(directory / "stop"))
+    trainer.connect()
     if world.rank == 0:
         sys.stdout = io.StringIO()
-        books = Books(directory, Fence(directory, claim(directory, "bench", os.getpid())), job, 0)
-    directory.mkdir(exist_ok=True, parents=True)
-    observer = session.Observer(job, books, StopRequest(directory / "stop"), None)
-    fetcher = MicroBatchFetcher(job.workload.dataset, job.plan, job.workload.collate)
-    batches = micro_batches(fetcher, job.mine, range(job.last_step), 0, 1, 60, pin_memory=False)
+        fence = Fence(directory, claim(directory, "bench", os.getpid()))
+        trainer.records = Records(directory, fence, trainer)
+    steps_planned = range(trainer.last_step)
+    fetcher = MicroBatchFetcher(trainer.workload.dataset, trainer.plan, trainer.workload.collate)
+    batches = micro_batches(fetcher, trainer.mine, steps_planned, 0, 1, 60, pin_memory=False)
 
     def run(steps: int) -> None:
-        until = dataclasses.replace(job, last_step=state.step + steps)
-        train(until, state, machinery, batches, observer)
+        trainer.last_step = trainer.state.step + steps
+        trainer.take_steps(batches)
 
     return run
 
@@ -163,15 +160,16 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from train import session
     from train.data import batch_reader
+    from train.trainer import Trainer
 
-    job, state = session._set_up(config, world, evenly(config, world)[world.rank])
-    model = DistributedDataParallel(job.workload.model, gradient_as_bucket_view=True)
-    read = batch_reader(job.workload.dataset, job.workload.collate)
-    each, mine = config.micro_batch_size, len(job.mine)
+    trainer = Trainer(config, world, evenly(config, world), stop=None)
+    workload, state = trainer.workload, trainer.state
+    model = DistributedDataParallel(workload.model, gradient_as_bucket_view=True)
+    read = batch_reader(workload.dataset, workload.collate)
+    each, mine = config.micro_batch_size, len(trainer.mine)
     # As a sampler would: a shuffled epoch, gone through again and again.
-    order = torch.randperm(len(job.workload.dataset)).tolist()
+    order = torch.randperm(len(workload.dataset)).tolist()
     position = 0
 
     def run(steps: int) -> None:
@@ -183,7 +181,7 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
                 batch = read(order[start : start + each])
                 position += 1
                 with nullcontext() if i == mine - 1 else model.no_sync():
-                    loss = job.workload.loss(model, batch) / mine
+                    loss = workload.loss(model, batch) / mine
                     loss.backward()
             if config.grad_clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)

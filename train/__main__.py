@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
         code = script(rest)
     else:
-        from train.run import main as run
+        from train.worker import main as run
 
         code = run(rest if command == "run" else argv)
     exit_now(code)

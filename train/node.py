@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.lock import FencedOffError, read_lock
+from train.errors import TrainError
+from train.lock import Fence, FencedOffError, read_lock
 from train.status import Status, read_status, replace_file, write_status
 
 
@@ -61,3 +62,28 @@ class Node:
         if step is None:
             step = (read_status(self.directory) or Status(word, self.attempt, 0)).step
         write_status(self.directory, Status(word, self.attempt, step, reason))
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """The status of this host, where the job runs on several. `fence`: who has it writes, local rank 0."""
+
+    node: Node
+    fence: Fence | None
+
+    def begin(self, step: int) -> None:
+        if self.fence is not None:
+            self.node.write("running", step)
+
+    def end(self, word: str, step: int, reason: str = "") -> None:
+        """The host's last word. Raises FencedOffError, TrainError when it cannot be written."""
+        if self.fence is None:
+            return
+        try:
+            self.node.write(word, step, reason)
+        except OSError as error:
+            raise TrainError(
+                f"the status file in {self.node.directory} cannot be written: {error.strerror}; "
+                "make room or restore the permission, and start the job again"
+            ) from None
+        self.fence.close()

@@ -46,7 +46,7 @@ def _ended(place: Place, number: str, cluster: str) -> list[Job]:
         found = jobs.from_sacct(booked.said) if booked.code == 0 else []
     except TargetUnavailableError:
         found = []  # a cluster without accounting may be without its programs
-    # The books may be behind, and say that it runs.
+    # Its own table may be behind, and say that it runs.
     if found and all(job.over for job in found):
         return found
     return jobs.from_scontrol(_told(place, jobs.in_memory(number, cluster))) or found

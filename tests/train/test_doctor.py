@@ -31,7 +31,7 @@ def beat(rank: int, size: int = 4, **more: Any) -> Beat:
     host = "a" if rank < size / 2 else "b"
     made = Beat(
         rank, rank, size, host, 100 + rank, f"machine {host}", world="w", born=NOW - 500, time=NOW,
-        step=120, phase=EXCHANGE, waits=True, where="train/control.py:58 in answer",
+        step=120, phase=EXCHANGE, waits=True, where="train/parallel/step_exchange.py:58 in receive",
         in_step=20.0, in_phase=20.0, usual=0.1,
     )  # fmt: skip
     return replace(made, **more)
@@ -63,7 +63,7 @@ def test_a_host_that_is_silent_altogether_is_one_sentence() -> None:
     assert found.sentences[0] == (
         "ranks 2-3 on b have not been heard of for 22 s: the host or its network is gone, or it is "
         "frozen there; rank 2 last stood at step 121, forward, my_model.py:88 in forward; rank 3 last "
-        f"stood at step 121, {EXCHANGE}, train/control.py:58 in answer"
+        f"stood at step 121, {EXCHANGE}, train/parallel/step_exchange.py:58 in receive"
     )
 
 

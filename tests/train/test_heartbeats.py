@@ -317,11 +317,11 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_phase_is_what_the_training_says(
     now: Any, phase: str, told: bool, busy: float, waits: bool
 ) -> None:
-    frame = frames_of("def step():\n    take()", f"{OURS}/loop.py", "step")
+    frame = frames_of("def step():\n    take()", f"{OURS}/trainer.py", "step")
     now(phase, told)
     stand = Watch().read(frame, busy=busy)
     assert (stand.phase, stand.waits) == (phase, waits)
-    assert stand.where.endswith("train/loop.py:2 in step")
+    assert stand.where.endswith("train/trainer.py:2 in step")
 
 
 def test_what_is_said_ends_with_what_is_done_and_stays_after_an_error(now: Any) -> None:
@@ -359,7 +359,7 @@ def test_a_jump_of_no_line_is_shown_by_its_functions_first() -> None:
 
 def test_a_backward_of_the_users_in_a_thread_of_torchs_is_found(now: Any) -> None:
     now(BACKWARD)
-    ours = frames_of("def _backward():\n    take()", f"{OURS}/loop.py", "_backward")
+    ours = frames_of("def _backward():\n    take()", f"{OURS}/trainer.py", "_backward")
     theirs = frames_of("def f():\n    take()", "/home/me/mine.py")
     stand = Watch().read(ours, lambda: [theirs], busy=0.0)
     assert (stand.phase, stand.where, stand.waits) == ("backward", "/home/me/mine.py:2 in f", False)

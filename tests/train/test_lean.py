@@ -73,7 +73,7 @@ def test_a_training_imports_neither_compiler_nor_sympy(tmp_path: Path) -> None:
         "--optimizer=adamw", "--eval-every=1", f"--checkpoint-dir={tmp_path}",
     ]  # fmt: skip
     code = (
-        f"import sys; from train.run import main; assert main({argv}) == 0; "
+        f"import sys; from train.worker import main; assert main({argv}) == 0; "
         "print({'sympy', 'torch._dynamo'} & {*sys.modules})"
     )
     done = subprocess.run(
@@ -93,7 +93,10 @@ USES = [
         "import torch._dynamo.config as c; print(bool(c.optimize_ddp))", marks=pytest.mark.nightly
     ),
     "print(bool(torch._dynamo.config.optimize_ddp))",
-    "f = torch.compile(lambda x: x + 1, backend='eager'); print(f(torch.ones(1)).item() == 2)",
+    pytest.param(
+        "f = torch.compile(lambda x: x + 1, backend='eager'); print(f(torch.ones(1)).item() == 2)",
+        marks=pytest.mark.nightly,
+    ),
     pytest.param(
         "with without_compiler():\n  print(bool(torch._dynamo.config.optimize_ddp))",
         marks=pytest.mark.nightly,
@@ -151,6 +154,7 @@ for name, more in (('AdamW', {'lr': .1}), ('SGD', {'lr': .1, 'momentum': .9}), (
     assert python(code) == "\n".join(["True"] * 3)
 
 
+@pytest.mark.nightly
 def test_an_optimizer_of_the_users_meets_torch_as_it_is(python: Torch) -> None:
     code = """
 class Own(torch.optim.SGD):

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tests.train.world import in_world
-from train.control import Control, Decision
 from train.data import ranges
 from train.parallel.gradients import join_levels
 from train.parallel.mesh import MOST_NUMBERS, Mesh, MeshReducer, connect
 from train.parallel.process_group import World
 from train.parallel.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
+from train.parallel.step_exchange import StepExchange, StepResult
 
 LEAVES = 7
 VALUES = torch.randn(LEAVES, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -85,19 +85,19 @@ def test_messages_wait_for_one_another_however_they_are_read() -> None:
 
 def answers(
     world: World, shares: Sequence[int], mesh: Mesh | None, *wishes: tuple[bool, bool]
-) -> list[Decision]:
+) -> list[StepResult]:
     mine = ranges(shares)[world.rank]
-    control = Control(world, mine, sum(shares), mesh)
+    exchange = StepExchange(world, mine, sum(shares), mesh)
     given = []
     for stop, leave in wishes:
-        control.ask([torch.tensor(float(v)) for v in mine], stop, leave, [float(world.rank), 0.0])
-        given.append(control.answer())
+        exchange.send([torch.tensor(float(v)) for v in mine], stop, leave, [float(world.rank), 0.0])
+        given.append(exchange.receive())
     return given
 
 
 @pytest.mark.parametrize("shares", [[3], [1, 2], [3, 1, 2]])
 def test_decisions_are_the_same_with_and_without_a_mesh(shares: list[int]) -> None:
-    def body(world: World) -> list[Decision]:
+    def body(world: World) -> list[StepResult]:
         last = world.rank == world.size - 1
         wishes = [(False, False), (last, False), (False, last), (last, True)]
         plain = answers(world, shares, None, *wishes)
@@ -106,7 +106,7 @@ def test_decisions_are_the_same_with_and_without_a_mesh(shares: list[int]) -> No
 
     mean, ranks = (sum(shares) - 1) / 2, sum(range(len(shares)))
     expected = [
-        Decision(mean, stop, leave, [float(ranks), 0.0])
+        StepResult(mean, stop, leave, [float(ranks), 0.0])
         for stop, leave in [(False, False), (True, False), (False, True), (True, True)]
     ]
     assert in_world(len(shares), body) == [expected] * len(shares)

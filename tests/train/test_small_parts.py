@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from train import books, manifest, rng
+from train import manifest, records, rng
 from train.config import Period, RunConfig, parse, period, seconds
 from train.errors import TrainError, start_command
 from train.metrics import MetricsLog, Progress, clock, say
 from train.optim import LearningRate, lr_factor
 from train.parallel import gradients
 from train.parallel.process_group import Place
-from train.session import _check_world_size
+from train.startup import check_world_size
 from train.status import Status, read_status, write_status
 from train.stop import StopRequest
 from train.workload import Context, Workload, load_workload
@@ -204,7 +204,7 @@ def test_a_restart_is_explained(
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     if count is not None:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-    books._say_restart(step)
+    records._say_restart(step)
     assert capsys.readouterr().err == (f"ddpgen: {said}\n" if said else "")
 
 
@@ -369,10 +369,10 @@ def test_a_world_of_another_size_is_told_with_its_cause(
         {"WORLD_SIZE": f"{started}", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     )
     if not said:
-        _check_world_size(settings, place, among_hosts)
+        check_world_size(settings, place, among_hosts)
         return
     with pytest.raises(TrainError) as refused:
-        _check_world_size(settings, place, among_hosts)
+        check_world_size(settings, place, among_hosts)
     assert str(refused.value).startswith(said)
     assert ("clocks" in str(refused.value)) == (among_hosts and started < (planned or 0))
 

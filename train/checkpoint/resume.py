@@ -22,9 +22,9 @@ from train.checkpoint import disk
 from train.checkpoint.disk import Checkpoint
 from train.errors import TrainError
 from train.layout import step_directory
-from train.loop import State
 from train.metrics import say
 from train.parallel.process_group import World
+from train.state import State
 
 # A tenth of a second at 1 Gbit/s, two at the 50 Mbit/s of a bad Wi-Fi.
 PIECE_BYTES = 1 << 24

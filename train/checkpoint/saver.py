@@ -20,8 +20,8 @@ from train.checkpoint.disk import BackgroundWriter
 from train.checkpoint.interval import Interval
 from train.config import Period
 from train.lock import Fence, FencedOffError
-from train.loop import State
 from train.metrics import say
+from train.state import State
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints

@@ -29,14 +29,14 @@ hip: Optional[str] = {hip}
 def bundle(tmp_path: Path) -> Path:
     """A bundle as ddpgen writes it, in short."""
     for name, text in {
-        "train/loop.py": "train",
+        "train/trainer.py": "train",
         "code/model.py": "model",
         "local.sh": "sh",
     }.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    files = {"train/loop.py": "", "code/model.py": "", "local.sh": ""}
+    files = {"train/trainer.py": "", "code/model.py": "", "local.sh": ""}
     listing = {"spec": {"local": {"name": "job"}}, "files": files}
     (tmp_path / "bundle.json").write_text(json.dumps(listing))
     return tmp_path

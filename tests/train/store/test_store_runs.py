@@ -148,7 +148,7 @@ def test_the_bits_do_not_depend_on_the_store(
 
 def test_without_a_store_none_of_it_is_imported() -> None:
     code = (
-        "import sys; import train.session\n"
+        "import sys; import train.trainer\n"
         "assert not [m for m in sys.modules if m.startswith('train.store')], sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
@@ -259,7 +259,7 @@ def test_the_others_wait_for_a_slow_store_longer_than_for_a_peer(
         if name.endswith("step-000000004/model.pt"):
             time.sleep(8.0)
 
-    monkeypatch.setattr("train.session.LAST_SAVE_S", 1.0)  # of disks
+    monkeypatch.setattr("train.trainer.LAST_SAVE_S", 1.0)  # of disks
 
     through(monkeypatch, hook)
     for place, steps in (("one", 4), ("two", 8)):

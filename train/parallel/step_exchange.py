@@ -18,7 +18,7 @@ from train.parallel.process_group import World
 
 
 @dataclass(frozen=True)
-class Decision:
+class StepResult:
     """What all ranks know after a step. `loss`: the mean over the step's micro-batches."""
 
     loss: float
@@ -27,7 +27,7 @@ class Decision:
     changed_buffers: list[float]
 
 
-class Control:
+class StepExchange:
     """The reduction of one step after another."""
 
     def __init__(
@@ -35,10 +35,10 @@ class Control:
     ) -> None:
         self._world, self._mine, self._count = world, mine, micro_batches
         self._mesh = mesh
-        self._asked: torch.Tensor | None = None
+        self._sent: torch.Tensor | None = None
         self._work: dist.Work | Message | None = None
 
-    def ask(
+    def send(
         self, losses: list[torch.Tensor], stop: bool, leave: bool, changed: list[float]
     ) -> None:
         """Send this rank's losses and wishes on their way."""
@@ -48,20 +48,20 @@ class Control:
             values = torch.stack([loss.reshape(()) for loss in losses]).tolist()
         slots[self._mine.start : self._mine.stop] = values
         vector = torch.tensor([float(stop), float(leave), *slots, *changed], dtype=torch.float64)
-        self._asked = vector
+        self._sent = vector
         if self._mesh is not None and len(vector) <= MOST_NUMBERS:
             self._work = self._mesh.send(vector, [len(vector)] * self._world.size)
         elif self._world.size > 1:
             self._work = dist.all_reduce(vector, group=self._world.control, async_op=True)
 
-    def answer(self) -> Decision:
+    def receive(self) -> StepResult:
         """Wait for all ranks. Raises RuntimeError when a peer is gone or too late."""
-        assert self._asked is not None
-        total = self._asked
+        assert self._sent is not None
+        total = self._sent
         if isinstance(self._work, Message):
             total = torch.stack(self._work.wait()).sum(dim=0)
         elif self._work is not None:
             self._work.wait()
         stop, leave, *rest = total.tolist()
         losses, changed = rest[: self._count], rest[self._count :]
-        return Decision(sum(losses) / self._count, stop > 0, leave > 0, changed)
+        return StepResult(sum(losses) / self._count, stop > 0, leave > 0, changed)

@@ -1,6 +1,6 @@
 """What rank 0 writes down: lock, manifest, metrics, progress, checkpoints, status.
 
-Owns all writing to the checkpoint directory during a run. The other ranks have no books.
+Owns all writing to the checkpoint directory during a run. The other ranks write no records.
 """
 
 from __future__ import annotations
@@ -19,38 +19,40 @@ from train.config import RunConfig
 from train.errors import TrainError
 from train.layout import step_directory
 from train.lock import Fence
-from train.loop import Job, State
 from train.metrics import MetricsLog, Progress, clock, say
 from train.parallel.process_group import World
+from train.state import State
 from train.status import Status, read_status, replace_file, write_status
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
+    from train.trainer import Trainer
 
 
-class Books:
+class Records:
     """Opened when the run knows where it resumes; closed with the job's last word."""
 
     def __init__(
         self,
         directory: Path,
         fence: Fence,
-        job: Job,
-        start_step: int,
+        trainer: Trainer,
         source: str = "",
         remote: RemoteCheckpoints | None = None,
     ) -> None:
         """`source`: the host that held the checkpoint, if another. `remote`: where there is a store.
         Raises FencedOffError, OSError."""
         fence.check()  # building the model may have taken its time
-        self._directory, self._fence, self._job = directory, fence, job
+        self._directory, self._fence = directory, fence
+        self._plan, self._last_step = trainer.plan, trainer.last_step
         self._remote = remote
         self._began = time.monotonic()
         self._warned = False
         self._has_last = True
-        config, world, workload = job.config, job.world, job.workload
+        config, world, workload = trainer.config, trainer.world, trainer.workload
+        start_step = trainer.state.step
         disk.remove_leftovers(directory)
-        meta = _describe_run(config, world, job.last_step, fence)
+        meta = _describe_run(config, world, trainer.last_step, fence)
         text = json.dumps(meta, indent=1, sort_keys=True) + "\n"
         replace_file(directory / "manifest.json", text.encode())
         if remote is not None:
@@ -59,7 +61,9 @@ class Books:
         every, keep = config.checkpoint_every, config.checkpoint_keep
         self.saver = Saver(directory, fence, every, keep, meta, remote)
         units = config.global_batch_size * workload.units_per_sample
-        self._progress = Progress(start_step, job.last_step, workload.unit, units, config.log_every)
+        self._progress = Progress(
+            start_step, trainer.last_step, workload.unit, units, config.log_every
+        )
         self._row("start", start_step, world_size=world.size)
         if not config.elastic:  # there a change of hosts is a restart to torchrun, too
             _say_restart(start_step)
@@ -67,7 +71,7 @@ class Books:
             if not source:
                 self.saver.resumed(start_step)
             whose = f", from the checkpoint of {source}" if source else ""
-            say(f"resuming at step {start_step} of {job.last_step}{whose}")
+            say(f"resuming at step {start_step} of {trainer.last_step}{whose}")
         self._write_status("running", start_step)
         self.saver.begin(start_step)
 
@@ -76,13 +80,13 @@ class Books:
 
         The row is written before the checkpoint is begun: what is committed is on record.
         """
-        first, end = self._job.plan.span(state.step - 1)
+        first, end = self._plan.span(state.step - 1)
         self._row("step", state.step, loss=loss, lr=lr, samples=[first, end])
         self._progress.update(state.step, loss, lr)
         if not math.isfinite(loss) and not self._warned:
             self._warned = True
             self.say(f"the loss is {loss} at step {state.step}; the rows before it may tell why")
-        if state.step < self._job.last_step and self.saver.due(state.step):
+        if state.step < self._last_step and self.saver.due(state.step):
             self.saver.save(state)
         lost = self.saver.fenced_off or self._fence.lost
         if lost is None and self._remote is not None:
@@ -126,12 +130,10 @@ class Books:
         step = self._remote.committed if self._remote is not None else None
         return "none yet" if step is None else f"step {step}"
 
-    def close(self, step: int, stopped: bool, reason: str = "") -> None:
-        """The job's last word. Raises FencedOffError, TrainError when it cannot be written.
-
-        `reason`: why it was stopped.
+    def close(self, word: str, step: int, reason: str = "") -> None:
+        """The job's last word, "done" or "stopped". Raises FencedOffError, TrainError when it cannot be
+        written. `reason`: why it was stopped.
         """
-        word = "stopped" if stopped else "done"
         self._row(word, step)
         self._log.close()
         self._write_status(word, step, reason)
@@ -144,8 +146,11 @@ class Books:
         weights = f"; the weights: {place}/model.pt" if self._has_last else ""
         say(f"{word} at step {step}{why}, {spent} after the start{weights}")
 
-    def part(self, step: int) -> None:
-        """The job goes on in another world, whose rank 0 has books of its own."""
+    def leave(self, step: int, why: str) -> None:
+        """The job goes on in another world, whose rank 0 writes records of its own. `why` there is no
+        checkpoint of this step, if there is none."""
+        if why:
+            self.say(f"{why}; going on from the one before")
         self._row("left", step)
         self._log.close()
         if self._remote is not None:

@@ -1,4 +1,4 @@
-"""`python -m train run`: how a worker begins and ends.
+"""`python -m train run`: one worker, from its environment to its exit code.
 
 Owns what a worker's end means to torchrun and to the status file: done, stopped, replaced, failed
 for good (on any host), or crashed and worth a restart. Imports torch only when there is something to run.
@@ -203,13 +203,13 @@ def _run(
     # 250,000 objects that stay; the garbage collector would look at them again and again.
     with doing("importing torch"):
         gc.disable()
-        from train import session
+        from train import trainer
 
         gc.freeze()
         gc.enable()
 
     try:
-        return session.run(config, directory, attempt, reporter, replaced, node, failures)
+        return trainer.run(config, directory, attempt, reporter, replaced, node, failures)
     except Exception:
         # Whatever it is, it then comes of that: of others that have ended, or of the fence.
         replaced.end_if_come()

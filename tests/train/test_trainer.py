@@ -1,0 +1,90 @@
+"""How a training comes to its end: by its steps, or by what the ranks agree on after one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from train.health.phase import (
+    BACKWARD,
+    BUFFERS,
+    DATA,
+    EXCHANGE,
+    FORWARD,
+    NOW,
+    SNAPSHOT,
+    UPDATE,
+)  # fmt: skip
+from train.parallel.step_exchange import StepResult
+from train.trainer import Outcome, Trainer
+
+
+class Scripted(Trainer):
+    """Four steps that nothing is computed in: after each it is known whether a rank wants to end."""
+
+    def __init__(self, stop: int | None = None, leave: int | None = None) -> None:
+        self.ends: Any = stop, leave
+        self.config: Any = SimpleNamespace(eval_every=None)
+        self.state: Any = SimpleNamespace(step=0)
+        self.last_step = 4
+        self.learning_rate: Any = SimpleNamespace(set_for=lambda step: 0.1)
+        self.gradients: Any = SimpleNamespace(ddp=SimpleNamespace(train=list))
+        self.seen: list[tuple[int, float]] = []
+        self.records: Any = SimpleNamespace(
+            stepped=lambda state, loss, lr: self.seen.append((state.step, loss))
+        )
+
+    def train_step(self, batches: Iterator[Any]) -> StepResult:
+        now = self.state.step + 1
+        stop, leave = self.ends
+        return StepResult(float(now), now == stop, now == leave, [])
+
+
+@pytest.mark.parametrize(
+    ("stop", "leave", "outcome", "steps"),
+    [
+        (None, None, Outcome.DONE, 4),
+        (2, None, Outcome.STOPPED, 2),
+        (None, 3, Outcome.LEFT, 3),
+        (2, 2, Outcome.STOPPED, 2),  # a stop is a stop, whoever else is about to leave
+        (3, 2, Outcome.LEFT, 2),
+        (4, None, Outcome.DONE, 4),  # after the last step there is nothing left to stop
+        (None, 4, Outcome.DONE, 4),
+    ],
+)
+def test_the_end(stop: int | None, leave: int | None, outcome: Outcome, steps: int) -> None:
+    trainer = Scripted(stop, leave)
+    assert trainer.take_steps(iter(())) is outcome
+    assert trainer.seen == [(i, float(i)) for i in range(1, steps + 1)], (
+        "a step that is done counts"
+    )
+
+
+def test_a_step_says_what_it_does_and_when_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, bool]] = []
+
+    def says(*arguments: Any) -> Any:
+        said.append((NOW.name, NOW.waits > 0))
+        return SimpleNamespace(detach=int, stop=False, leave=False, loss=0.0, changed_buffers=[])
+
+    monkeypatch.setattr(NOW, "name", "before")
+    trainer: Any = Scripted()
+    trainer.mine = range(1)
+    trainer.config.elastic = False
+    trainer.stop = SimpleNamespace(by_file=False, by_signal=False)
+    trainer.gradients = SimpleNamespace(
+        begin=list, keep=list, missing=list, ddp=SimpleNamespace(no_sync=nullcontext)
+    )
+    trainer.buffers = SimpleNamespace(begin=list, take=bool, changed=list, combine=says)
+    trainer.exchange = SimpleNamespace(send=says, receive=says)
+    trainer.records = SimpleNamespace(saver=SimpleNamespace(wait_copied=says))
+    trainer._forward = trainer._backward = trainer._update = says
+    Trainer.train_step(trainer, (says() for _ in range(1)))
+    assert said == [
+        (DATA, False), (FORWARD, False), (EXCHANGE, False), (BACKWARD, False), (SNAPSHOT, False),
+        (UPDATE, False), (EXCHANGE, True), (BUFFERS, True),
+    ]  # fmt: skip

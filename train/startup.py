@@ -1,0 +1,170 @@
+"""What a worker sees to before its first step, and the checks that refuse a run before it trains.
+
+The order in which they happen is trainer.run's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from train import manifest
+from train.checkpoint.resume import Source
+from train.config import RunConfig
+from train.data import shares_by_weight
+from train.errors import TrainError, start_command
+from train.health.reporter import Reporter
+from train.lock import Fence, FencedOffError, claim
+from train.metrics import say
+from train.node import Node
+from train.parallel import agreement
+from train.parallel.process_group import Place, World
+from train.scheduler import VARIABLE
+
+if TYPE_CHECKING:
+    from train.checkpoint.remote import RemoteCheckpoints
+
+# How long the peers wait for what rank 0 brings from a store, or there: it may be large and far away.
+STORE_S = 6 * 3600.0
+
+
+def check_world_size(config: RunConfig, place: Place, among_hosts: bool) -> None:
+    """Raise TrainError when more or fewer processes were started than the artefacts were written for."""
+    if config.world_size in (None, place.world_size):
+        return
+    what = f"planned for {config.world_size} processes and started as {place.world_size}"
+    if among_hosts and place.world_size < (config.world_size or 0):
+        # The host's script has counted the processes from the nodes that it was told of.
+        raise TrainError(
+            f"{what}: torchrun has left a node out, as it does when the clocks of the nodes are 10 s "
+            "apart or more; compare them (`date +%s` on each at once; `ddpgen explain CLK001`), let "
+            "all keep time by NTP, and start the job again"
+        )
+    raise TrainError(
+        f"{what}; start the job by its launch script, or render it again for this number"
+    )
+
+
+def shares(config: RunConfig, assembly: agreement.Assembly) -> tuple[int, ...]:
+    """How many micro-batches of a step each rank takes. Raises TrainError."""
+    weights = [member.weight for member in assembly.members]
+    shares = config.shares or shares_by_weight(config.micro_batches, weights)
+    if len(shares) != len(weights):
+        raise TrainError(f"--shares names {len(shares)} ranks, the world has {len(weights)}")
+    return shares
+
+
+def claim_by_hand(directory: Path) -> str:
+    """What a launch script does otherwise: take the directory, forget an old request to stop."""
+    job = os.environ.get("DDPGEN_JOB", "(started by hand)")
+    attempt = claim(directory, job, os.getpid(), scheduler=os.environ.get(VARIABLE, ""))
+    (directory / "stop").unlink(missing_ok=True)
+    return attempt
+
+
+def connect_reporters(reporter: Reporter, world: World) -> None:
+    """Let the reporters of this world know each other, over the network where it has several hosts."""
+    name = world.gather(secrets.token_hex(4))[0]
+    reporter.meet(name, world.store if len(world.layout) > 1 else None)
+    if world.backend == "nccl":
+        # Its watchdog aborts the process; no exception ever comes.
+        reporter.speak_before(world.collective_timeout, lambda line: say(line, world.rank))
+
+
+@contextmanager
+def told_to_all(node: Node | None) -> Iterator[None]:
+    """Of several hosts none goes on when rank 0 may not write any more."""
+    try:
+        yield
+    except FencedOffError as error:
+        if node is None:
+            raise
+        node.check()  # where only this host was started anew, the others go on without it
+        raise TrainError(str(error)) from None
+
+
+@contextmanager
+def open_store(
+    config: RunConfig, directory: Path, fence: Fence | None, world: World
+) -> Iterator[RemoteCheckpoints | None]:
+    """Rank 0 takes the store, if there is one, and brings its newest checkpoint here.
+
+    Raises TrainError on every rank when that cannot be. A job that fails for good says so there.
+    """
+    if not config.checkpoint_store:
+        yield None
+        return
+    remote, why = None, ""
+    if fence is not None:
+        from train.checkpoint.remote import open_remote  # only where there is a store
+
+        job = os.environ.get("DDPGEN_JOB", "(started by hand)")
+        try:
+            place, keep = config.checkpoint_store, config.checkpoint_keep
+            remote = open_remote(place, directory, keep, fence, f"{job} {fence.attempt}")
+            remote.pull(fence.check)
+        except (TrainError, FencedOffError) as error:
+            why = str(error)
+    try:
+        agreement.agree(world, "checkpoint store", why, STORE_S)
+        yield remote
+    except TrainError as error:
+        if remote is not None:
+            remote.give_up(str(error))
+        raise
+
+
+def check_settings(config: RunConfig, last_step: int, world: World, found: Source) -> None:
+    """Refuse to continue a run as a different one; say so where only the bits may differ."""
+    now = _as_json(manifest.settings(config, last_step))
+    changed = manifest.differences(found.meta.get("settings", {}), now)
+    if changed and not config.accept_changes:
+        raise TrainError(
+            f"the checkpoint of step {found.step} was written with other settings: "
+            f"{'; '.join(changed)}. Use another checkpoint.dir to start anew, or add "
+            "--accept-changes to the training command to go on from it with the new settings "
+            f"({start_command(len(world.layout) > 1)} --accept-changes)"
+        )
+    if world.rank == 0 and found.meta.get("code") != manifest.code():
+        say(
+            f"your code has changed since the checkpoint of step {found.step} was written; going on "
+            "from it all the same. To start anew, give the job another name or checkpoint.dir"
+        )
+    now = _as_json(manifest.facts(config, world.device))
+    changed = manifest.differences(found.meta.get("facts", {}), now)
+    if changed and world.rank == 0:
+        say(f"bits may differ from the run that wrote the checkpoint: {'; '.join(changed)}")
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def check_equal(model: torch.nn.Module, last_step: int, world: World) -> None:
+    """Before the first step: every rank holds the same parameters and plans the same steps."""
+    digest = hashlib.sha256(str(last_step).encode())
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):
+            continue  # a module's extra state may be anything
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        flat = tensor.detach().to("cpu").contiguous()
+        size = flat.numel() * flat.element_size()
+        # Read in place: numpy, which tensors usually pass through, may not be installed.
+        digest.update((ctypes.c_char * size).from_address(flat.data_ptr()) if size else b"")
+    answers = world.gather(digest.hexdigest())
+    odd = [str(rank) for rank, answer in enumerate(answers) if answer != answers[0]]
+    if odd:
+        raise TrainError(
+            f"rank(s) {', '.join(odd)} hold other parameters, or plan another number of steps, than "
+            "rank 0; the workload has to build the same model and dataset on every rank (is "
+            "something seeded by rank, time or file order?)"
+        )

@@ -1,0 +1,421 @@
+"""A training run, read from the top down: run(), then the Trainer's resume, train, train_step, finish.
+
+Owns the order of things, in a run and within a step; what is done there belongs to the module that does
+it. Imports torch, and with it all that trains: worker.py comes before.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from train import manifest, rng, startup
+from train.checkpoint.resume import find, restore
+from train.config import RunConfig
+from train.data import (
+    BatchPlan,
+    MicroBatchFetcher,
+    SampleOrder,
+    micro_batches,
+    ranges,
+    to_device,
+)
+from train.errors import EXIT_CHANGED, TrainError
+from train.evaluate import evaluate
+from train.failure import FailureBroadcast
+from train.health.phase import (
+    BACKWARD,
+    BUFFERS,
+    DATA,
+    EVALUATION,
+    EXCHANGE,
+    FORWARD,
+    NOW,
+    RECORDS,
+    SNAPSHOT,
+    UPDATE,
+    WAITING,
+    doing,
+)
+from train.health.reporter import Reporter
+from train.lock import Fence
+from train.node import HostStatus, Node
+from train.optim import LearningRate, build_optimizer
+from train.parallel import agreement
+from train.parallel.buffers import Buffers
+from train.parallel.gradients import AllReduceGradients, Gradients, TreeGradients
+from train.parallel.mesh import MeshReducer, connect
+from train.parallel.process_group import Place, World, join, leave
+from train.parallel.step_exchange import StepExchange, StepResult
+from train.records import Records
+from train.replaced import Replacement
+from train.scheduler import VARIABLE
+from train.state import State
+from train.stop import BY_SIGNAL, PREEMPTED, StopRequest, foremost
+from train.workload import Context, load_workload
+
+# How long the peers wait for the last checkpoint: slow disks are common, endless ones are not.
+LAST_SAVE_S = 3600.0
+
+
+class Outcome(Enum):
+    """How the training came to an end."""
+
+    DONE = "done"
+    STOPPED = "stopped"
+    LEFT = "left"
+    """The processes part to meet again as another world; the job goes on."""
+
+
+def run(
+    config: RunConfig,
+    directory: Path,
+    attempt: str,
+    reporter: Reporter,
+    replaced: Replacement,
+    node: Node | None = None,
+    failures: FailureBroadcast | None = None,
+) -> int:
+    """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises.
+
+    `reporter` sends heartbeats, and is stopped at a good end; `replaced` may end this process at any
+    time. `node` and `failures` are there when the job was started on several hosts, each by its script.
+    """
+    NOW.name = "starting"
+    place = Place.from_environment(os.environ)
+    startup.check_world_size(config, place, node is not None)
+    fence = None
+    if place.rank == 0 and node is None:
+        # Started without a launch script, rank 0 claims the directory for itself.
+        fence = Fence(directory, attempt or startup.claim_by_hand(directory))
+    manifest.pin(config.threads)
+    timeouts = config.rendezvous_timeout, config.collective_timeout
+    world = join(place, config.backend, *timeouts, failures)
+    # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
+    scheduler = os.environ.get(VARIABLE, "")
+    stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
+    facts = manifest.facts(config, world.device)
+    assembly = agreement.assemble(world, config.weight, facts, directory, node)
+    startup.connect_reporters(reporter, world)
+    host = None
+    if node is not None:
+        host = HostStatus(node, agreement.enter(node, assembly, place))
+        fence = agreement.take_directory(directory, assembly, world)
+    parts = ranges(startup.shares(config, assembly))
+    if world.rank == 0:
+        agreement.introduce(assembly, world.backend, parts)
+    with doing("building model and data"):
+        trainer = Trainer(config, world, parts, stop, host)
+    with (
+        startup.told_to_all(node),
+        startup.open_store(config, directory, fence, world) as remote,
+    ):
+        with doing("loading the checkpoint"):
+            source = trainer.resume(directory, fence, assembly)
+        reporter.follow(trainer.state)
+        # Before DDP, which would quietly give every rank the parameters of rank 0.
+        with doing("comparing the parameters"):
+            startup.check_equal(trainer.state.model, trainer.last_step, world)
+        with doing("connecting the ranks"):
+            trainer.connect()
+        if fence is not None:
+            trainer.records = Records(directory, fence, trainer, source, remote)
+            replaced.before_end = trainer.records.saver.abandon
+            if failures is not None:
+                failures.before_end = trainer.records.saver.settle
+        if host is not None:
+            host.begin(trainer.state.step)
+        # Nobody trains before the status says `running`: a rank that fails at once says so after it.
+        world.barrier()
+        try:
+            outcome = trainer.train()
+            with doing("last checkpoint"):
+                trainer.finish(outcome)
+        finally:
+            reporter.hold()
+            if trainer.records is not None:
+                # A peer's crash does not spoil what was copied before it: let it get to the disk.
+                trainer.records.saver.settle()
+    if failures is not None:
+        world.barrier()
+        failures.close()
+    reporter.stop()
+    leave(world)
+    return EXIT_CHANGED if outcome is Outcome.LEFT else 0
+
+
+class Trainer:
+    """One rank's part of a run.
+
+    `parts`: the micro-batches of a step that are each rank's; `mine` those of this one. `records`: what
+    is written down, by rank 0; None on the others. `state` is all that changes.
+    """
+
+    records: Records | None = None
+    gradients: Gradients
+    buffers: Buffers | None = None
+    exchange: StepExchange
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        parts: list[range],
+        stop: StopRequest,
+        host: HostStatus | None = None,
+    ) -> None:
+        """Build workload and optimizer, in the user's directory and from the seed. Raises TrainError."""
+        self.config, self.world, self.stop, self.host = config, world, stop, host
+        self.parts, self.mine = parts, parts[world.rank]
+        if config.code_dir is not None:
+            os.chdir(config.code_dir)
+        context = Context(
+            seed=config.seed,
+            rank=world.rank,
+            local_rank=world.place.local_rank,
+            world_size=world.size,
+            device=world.device,
+            micro_batch_size=config.micro_batch_size,
+            run_once_per_node=world.once_per_node,
+        )
+        rng.set_global(rng.derive(config.seed, rng.INIT), world.device)
+        self.workload = load_workload(config.workload, context, config.args)
+        self.workload.model.to(world.device)
+        order = SampleOrder(len(self.workload.dataset), config.seed)
+        self.plan = BatchPlan(order, config.seed, config.global_batch_size, config.micro_batch_size)
+        if config.steps is None:
+            assert config.epochs is not None
+            self.last_step = math.ceil(config.epochs * order.n / config.global_batch_size)
+        else:
+            self.last_step = config.steps
+        scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
+        optimizer = build_optimizer(self.workload, config)
+        self.state = State(self.workload.model, optimizer, scaler, step=0)
+        # Here, because it reads the base rates: in a checkpoint's optimizer they are scheduled already.
+        self.learning_rate = LearningRate(optimizer, config, self.last_step)
+        self.autocast = partial(_autocast, config.precision, world.device.type)
+        self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
+
+    def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
+        """Go on from the newest checkpoint. Returns the host that had it, if not that of rank 0.
+
+        Raises TrainError when it is of another run or beyond the last step.
+        """
+        found = find(directory, self.world, fence.check if fence else lambda: None)
+        if found is None:
+            return ""
+        startup.check_settings(self.config, self.last_step, self.world, found.source)
+        restore(self.state, found.source)
+        if self.state.step > self.last_step:
+            raise TrainError(
+                f"the newest checkpoint in {directory} is of step {self.state.step}, beyond the "
+                f"{self.last_step} steps asked for; ask for more steps or use another checkpoint.dir"
+            )
+        return assembly.members[found.rank].host if found.rank else ""
+
+    def connect(self) -> None:
+        """Set up what the ranks exchange in a step. Every rank holds the same parameters by now."""
+        config, world, model = self.config, self.world, self.workload.model
+        mesh = connect(world)
+        if config.reduction == "tree":
+            self.gradients = tree = TreeGradients(model, world, config, self.parts)
+            if any(module._buffers for module in model.modules()):
+                reducer = MeshReducer(mesh, self.parts, tree.reducer) if mesh else tree.reducer
+                self.buffers = Buffers(model, reducer, self.mine, config.micro_batches)
+        else:
+            self.gradients = AllReduceGradients(model, world, config)
+        self.exchange = StepExchange(world, self.mine, config.micro_batches, mesh)
+
+    def train(self) -> Outcome:
+        """Train until the last step, or until the ranks agree to stop or to leave."""
+        config = self.config
+        fetcher = MicroBatchFetcher(self.workload.dataset, self.plan, self.workload.collate)
+        if config.reduction == "allreduce" and self.world.size > 2:
+            self._settle_buckets(fetcher)
+        batches = micro_batches(
+            fetcher,
+            self.mine,
+            range(self.state.step, self.last_step),
+            config.data_workers,
+            config.threads,
+            config.collective_timeout,
+            pin_memory=self.world.device.type == "cuda",
+        )
+        outcome = self.take_steps(batches)
+        self.gradients.close()
+        return outcome
+
+    def take_steps(self, batches: Iterator[Any]) -> Outcome:
+        """The steps that are left, each with its records, evaluation and agreement."""
+        self.gradients.ddp.train()
+        while self.state.step < self.last_step:
+            lr = self.learning_rate.set_for(self.state.step)
+            result = self.train_step(batches)
+            self.state.step += 1
+            NOW.name = RECORDS
+            if self.records is not None:
+                self.records.stepped(self.state, result.loss, lr)
+            if self.state.step < self.last_step:
+                if self.config.eval_every and self.state.step % self.config.eval_every == 0:
+                    self.evaluate()
+                if result.stop or result.leave:
+                    return Outcome.STOPPED if result.stop else Outcome.LEFT
+        return Outcome.DONE
+
+    def train_step(self, batches: Iterator[Any]) -> StepResult:
+        """One optimizer step: this rank's micro-batches, the reduction, the update."""
+        self.gradients.begin()
+        buffers = self.buffers
+        if buffers is not None:
+            buffers.begin()
+        losses: list[torch.Tensor] = []
+        for v in self.mine:
+            last = v == self.mine[-1]
+            with nullcontext() if last else self.gradients.ddp.no_sync():
+                NOW.name = DATA
+                batch = next(batches)
+                NOW.name = FORWARD
+                loss = self._forward(v, batch)
+                losses.append(loss.detach())
+                if buffers is not None:
+                    # Now, as a forward pass repeated for its activations writes to them once more.
+                    buffers.take(last)
+                if last:
+                    changed = buffers.changed() if buffers is not None else []
+                    stop, leave = self._asked_to_end()
+                    NOW.name = EXCHANGE
+                    self.exchange.send(losses, stop, leave, changed)
+                NOW.name = BACKWARD
+                self._backward(loss)
+            if not last:
+                self.gradients.keep()
+        self._check_complete()
+        NOW.name = SNAPSHOT
+        if self.records is not None:
+            self.records.saver.wait_copied()
+        NOW.name = UPDATE
+        self._update()
+        NOW.name = EXCHANGE
+        with WAITING:
+            result = self.exchange.receive()
+        if buffers is not None:
+            NOW.name = BUFFERS
+            with WAITING:
+                buffers.combine(result.changed_buffers)
+        return result
+
+    def evaluate(self) -> None:
+        """Evaluate on the held-out split, where there is one, and record the metrics."""
+        with doing(EVALUATION), self.autocast():
+            metrics = evaluate(self.workload, self.world, self.config)
+        if metrics and self.records is not None:
+            self.records.evaluated(self.state.step, metrics)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Make the end durable. Raises TrainError on every rank when rank 0 could not."""
+        reason = ""
+        if outcome is Outcome.STOPPED:
+            # Only some may know it, and each host's status is to say the same.
+            reason = foremost(self.world.gather(self.stop.reason))
+        taken = outcome is Outcome.STOPPED and reason.startswith((PREEMPTED, BY_SIGNAL))
+        has_store = bool(self.config.checkpoint_store)
+        timeout_s = startup.STORE_S if has_store else LAST_SAVE_S
+        why = ""
+        if self.records is not None:
+            leaving = taken or outcome is Outcome.LEFT
+            why = self.records.save_last(self.state, leaving, goes_on=taken and has_store)
+        if outcome is Outcome.LEFT:
+            # No last word, and a checkpoint only if it can be had: the ranks meet again.
+            self.world.from_rank_0("last checkpoint", why, timeout_s)
+            if self.records is not None:
+                self.records.leave(self.state.step, why)
+        else:
+            agreement.agree(self.world, "last checkpoint", why, timeout_s)
+            # After the checkpoint: a fault in an evaluation must not cost the training.
+            if outcome is Outcome.DONE:
+                self.evaluate()
+            if self.records is not None:
+                self.records.close(outcome.value, self.state.step, reason)
+        if self.host is not None:
+            word = "running" if outcome is Outcome.LEFT else outcome.value
+            self.host.end(word, self.state.step, reason)
+        self.stop.close()
+
+    def _asked_to_end(self) -> tuple[bool, bool]:
+        """Whether this rank wants to stop, to leave. Of all ranks one is enough; a stop goes first."""
+        by_signal, elastic = self.stop.by_signal, self.config.elastic
+        return self.stop.by_file or (by_signal and not elastic), by_signal and elastic
+
+    def _forward(self, v: int, batch: Any) -> torch.Tensor:
+        batch = to_device(batch, self.world.device)
+        if self.buffers is not None:
+            self.buffers.restore()
+        seed = rng.derive(self.config.seed, rng.MODEL, self.state.step, v)
+        rng.set_global(seed, self.world.device)
+        with self.autocast():
+            loss = self.workload.loss(self.gradients.ddp, batch)
+        returned: object = loss  # what a user's function is annotated with is not what it returns
+        if not isinstance(returned, torch.Tensor) or returned.numel() != 1:
+            shape = getattr(returned, "shape", None)
+            got = type(returned).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+            raise TrainError(f"the workload's loss returned {got}; it has to be a scalar tensor")
+        return loss
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        scaled = self.state.scaler.scale(loss)
+        weights = self._gradient_weights
+        if scaled.dtype not in weights:
+            weight = self.gradients.weight
+            weights[scaled.dtype] = torch.tensor(weight, dtype=scaled.dtype, device=scaled.device)
+        # backward(weight) gives the same gradients, and has torch import sympy first: half a second.
+        (scaled * weights[scaled.dtype]).backward()
+
+    def _check_complete(self) -> None:
+        """DDP itself complains one forward pass later, when the wrong update is done and saved."""
+        missing = self.gradients.missing()
+        if missing:
+            raise TrainError(
+                f"{', '.join(missing[:5])} got no gradient in step {self.state.step + 1}, so it was not "
+                "reduced; set train.find_unused_parameters: true if the model leaves parameters out now "
+                "and then, or freeze them (requires_grad_(False)) if it never uses them"
+            )
+
+    def _update(self) -> None:
+        """Clipping and scaling see the reduced gradients, so every rank computes identical values."""
+        state = self.state
+        if self.config.grad_clip is not None:
+            state.scaler.unscale_(state.optimizer)
+            torch.nn.utils.clip_grad_norm_(state.model.parameters(), self.config.grad_clip)
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+
+    def _settle_buckets(self, fetcher: MicroBatchFetcher) -> None:
+        """One backward pass thrown away, on a fresh start and on resume alike.
+
+        DDP lays its buckets out anew after the first backward pass, and with them the order in which a
+        ring adds up; without this a resumed run would do so at another step than the undisturbed one.
+        """
+        buffers = [buffer.clone() for buffer in self.state.model.buffers()]
+        first = next(fetcher.keys(self.mine, range(self.state.step, self.state.step + 1)))
+        batch = to_device(fetcher[first], self.world.device)
+        self.gradients.ddp.train()
+        with self.autocast():
+            loss = self.workload.loss(self.gradients.ddp, batch)
+        loss.backward()
+        self.gradients.begin()
+        for buffer, before in zip(self.state.model.buffers(), buffers, strict=True):
+            buffer.data.copy_(before)
+
+
+def _autocast(precision: str, device: str) -> AbstractContextManager[Any]:
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
