@@ -25,17 +25,9 @@ from train.lock import FencedOffError, read_lock
 from train.metrics import say
 from train.node import Node
 from train.parallel import master_port
+from train.peers import GONE, LATE, what_became_of_a_peer
 from train.replaced import Replacement
 from train.status import Status, read_status, write_status
-
-# What a survivor sees of a peer's death, and of one that is there and does not come.
-_LOST_A_PEER = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused")
-_WAITED_IN_VAIN = (
-    "Timed out waiting",
-    "did not answer in time",
-    "Application timeout",
-    "timed out",
-)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -173,17 +165,13 @@ def _report_failure(directory: Path, attempt: str, why: str, rank: int) -> None:
 
 def _report_crash(error: Exception, rank: int, reporter: Reporter) -> None:
     """Say what has happened; of what happened to others, who and where it was."""
-    text = str(error)
-    lost, late = (
-        isinstance(error, RuntimeError) and any(sign in text for sign in signs)
-        for signs in (_LOST_A_PEER, _WAITED_IN_VAIN)
-    )
-    reporter.fail(error, waited=lost or late)
-    if lost or late:
+    text, became = str(error), what_became_of_a_peer(error)
+    reporter.fail(error, waited=bool(became))
+    if became:
         # A traceback through DDP would only hide the cause.
-        what = "lost a peer" if lost else "waited in vain for a peer"
+        what = "lost a peer" if became == GONE else "waited in vain for a peer"
         say(f"{what}: {text.splitlines()[0][:200]}", rank)
-        for line in reporter.explain() if late else reporter.explain(patience_s=0.0):
+        for line in reporter.explain() if became == LATE else reporter.explain(patience_s=0.0):
             say(line, rank)
         return
     traceback.print_exc()

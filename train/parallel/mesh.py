@@ -21,6 +21,7 @@ import torch
 
 from train.parallel import tree
 from train.parallel.process_group import World
+from train.peers import PeerGoneError, PeerLateError
 
 # At most four messages lie in a socket unread: two sums of this step and two of the one before, as
 # nobody ends a step without everybody's messages. So no sender ever waits for a reader.
@@ -35,7 +36,7 @@ class Waitable(Protocol):
     """A sum that is under way."""
 
     def wait(self) -> torch.Tensor:
-        """The sum. Raises RuntimeError when a peer is gone or too late."""
+        """The sum. Raises PeerGoneError, PeerLateError."""
 
 
 class Reducer(Protocol):
@@ -84,7 +85,7 @@ class Mesh:
             except OSError as error:
                 raise _lost(rank, error) from error
             if count == 0:
-                raise RuntimeError(f"Connection closed by peer (rank {rank})")
+                raise PeerGoneError(f"the connection to rank {rank} was closed")
             rest = rest[count:]
         return torch.frombuffer(data, dtype=torch.float64)
 
@@ -97,7 +98,7 @@ class Message:
         self.parts: list[torch.Tensor] = []
 
     def wait(self) -> list[torch.Tensor]:
-        """What each rank has sent. Raises RuntimeError when a peer is gone or too late."""
+        """What each rank has sent. Raises PeerGoneError, PeerLateError."""
         while not self.parts:
             self._mesh.receive()
         return self.parts
@@ -198,7 +199,7 @@ def _prepared(peer: socket.socket, world: World) -> socket.socket:
     return peer
 
 
-def _lost(rank: int, error: OSError) -> RuntimeError:
+def _lost(rank: int, error: OSError) -> PeerGoneError | PeerLateError:
     if isinstance(error, TimeoutError):
-        return RuntimeError(f"rank {rank} did not answer in time")
-    return RuntimeError(f"Connection closed by peer (rank {rank}): {error.strerror}")
+        return PeerLateError(f"rank {rank} did not answer in time")
+    return PeerGoneError(f"the connection to rank {rank} was lost: {error.strerror}")
