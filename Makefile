@@ -49,6 +49,9 @@ nightly: static ## every test, and the promised times alone on the machine: abou
 	$(PYTEST) --ignore-glob='*/tests/real/test_preflight*.py'
 	@# One at a time: a story that shares the processors says nothing of the seconds it takes.
 	DDPGEN_TEST_TIMES=1 python -m pytest tests/real/test_preflight*.py
+	@# The lock's torch is neither the oldest that is supported nor the newest.
+	for torch in torch==2.4.0 torch; do tools/venv.sh $$torch && $(PYTEST:python=.venv-$$torch/bin/python) \
+	  tests/train --ignore=tests/train/preflight --ignore=tests/train/supervisor || exit; done
 
 static: venv ## lint and types, side by side
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types
@@ -82,7 +85,7 @@ dist: venv ## build the wheel and the sdist into dist/
 clean: ## remove what the targets made (bundles, dist/, caches, .venv); checkpoints stay
 	@# A relative checkpoint.dir lies beside the bundles, in build/checkpoints.
 	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name checkpoints -exec rm -rf {} +
-	rm -rf dist .venv .venv.lock .venv-sky .venv-sky.lock .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf dist .venv .venv.lock .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv:

@@ -20,12 +20,13 @@ def free_port() -> int:
         claim = Path(tempfile.gettempdir(), f"ddpgen-test-port-{port}").open("w")  # noqa: SIM115
         try:
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            socks = [socket.create_server(("", port + k)) for k in range(4)]
+            for k in range(4):
+                # Without SO_REUSEADDR: what an earlier test's connections still keep is not free.
+                with socket.socket() as probe:
+                    probe.bind(("", port + k))
         except OSError:
             claim.close()
             continue
-        for sock in socks:
-            sock.close()
         _HELD.append(claim)
         return port
     raise OSError("no free port")

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Make .venv hold exactly what requirements-dev.lock and pyproject.toml ask for. Called by make.
 # With the argument sky: .venv-sky, what requirements-sky.lock asks for, and nothing of this checkout.
+# With the argument torch==2.4.0: .venv-torch==2.4.0, that torch, or whatever pip understands, with what the
+# tests of train/ need.
 #
 # Takes a tenth of a second when there is nothing to do. The stamp is written last, so an install that
 # was interrupted (Ctrl-C, full disk, lost network) has none and is done over from an empty directory.
@@ -9,7 +11,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 part=${1:-dev}
 venv=.venv inputs=(requirements-dev.lock pyproject.toml tools/venv.sh)
-if [[ $part == sky ]]; then venv=.venv-sky inputs=(requirements-sky.lock tools/venv.sh); fi
+case $part in
+sky) venv=.venv-sky inputs=(requirements-sky.lock tools/venv.sh) ;;
+torch*) venv=.venv-$part inputs=(tools/venv.sh) ;;
+esac
 
 say() { printf '\033[1m[set-up] %s\033[0m\n' "$*"; }
 fail() {
@@ -75,6 +80,10 @@ fi
 if [[ $part == sky ]]; then
   say "2/3 installing the pinned packages: SkyPilot is a hundred of them"
   "$venv/bin/python" -m pip install --requirement requirements-sky.lock 9>&-
+elif [[ $part == torch* ]]; then
+  say "2/3 installing $part and what the tests need"
+  "$venv/bin/python" -m pip install --upgrade "$part" 'numpy<2.3' scikit-learn scipy hypothesis \
+    pytest pytest-timeout pytest-xdist jinja2 pyyaml click s3fs 9>&-
 else
   say "2/3 installing the pinned packages; torch is the large one, minutes on a slow line"
   .venv/bin/python -m pip install --requirement requirements-dev.lock 9>&-

@@ -50,8 +50,10 @@ class FailureBroadcast:
 
     def listen(self, store: Store, world_size: int) -> None:
         """Begin to listen: the processes have met in `store`."""
+        from train.parallel.process_group import another_connection  # loads torch
+
         # Two connections: one that waits takes no other question.
-        self._store, waits = store.clone(), store.clone()  # type: ignore[attr-defined]
+        self._store, waits = another_connection(store), another_connection(store)
         self._world_size = world_size
         self._over.clear()
         threading.Thread(target=self._listen, args=[waits], name="failures", daemon=True).start()

@@ -27,7 +27,7 @@ from train.lock import Fence, FencedOffError, claim
 from train.metrics import say
 from train.node import Node
 from train.parallel import agreement
-from train.parallel.process_group import Place, World
+from train.parallel.process_group import Place, World, another_connection
 from train.scheduler import VARIABLE
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def claim_by_hand(directory: Path) -> str:
 def connect_reporters(reporter: Reporter, world: World) -> None:
     """Let the reporters of this world know each other, over the network where it has several hosts."""
     name = world.gather(secrets.token_hex(4))[0]
-    reporter.meet(name, world.store if len(world.layout) > 1 else None)
+    reporter.meet(name, another_connection(world.store) if len(world.layout) > 1 else None)
     if world.backend == "nccl":
         # Its watchdog aborts the process; no exception ever comes.
         reporter.speak_before(world.collective_timeout, lambda line: say(line, world.rank))

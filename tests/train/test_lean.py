@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from subprocess import PIPE
 
@@ -67,6 +68,7 @@ def python() -> Iterator[Torch]:
         yield Torch(process)
 
 
+@pytest.mark.skipif(int(version("torch").split(".")[1]) < 6, reason="it imports both by itself")
 def test_a_training_imports_neither_compiler_nor_sympy(tmp_path: Path) -> None:
     argv = [
         "--workload=toy", "--steps=2", "--global-batch-size=4", "--micro-batch-size=2",

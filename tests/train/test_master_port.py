@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.ports import free_port
-from train import run
+from train import worker
 from train.parallel import master_port
 from train.parallel.process_group import Place, _store
 
@@ -98,8 +98,10 @@ def test_a_worker_has_it_before_anything_else(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(run, "parse", lambda _: seen.append(is_free(env["MASTER_PORT"])) or 1 / 0)
-    monkeypatch.setattr(run.processes, "die_with_parent", lambda _: None)
+    monkeypatch.setattr(
+        worker, "parse", lambda _: seen.append(is_free(env["MASTER_PORT"])) or 1 / 0
+    )
+    monkeypatch.setattr(worker.processes, "die_with_parent", lambda _: None)
     with pytest.raises(ZeroDivisionError):
-        run.main([])
+        worker.main([])
     assert seen == [False]

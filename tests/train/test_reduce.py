@@ -142,6 +142,9 @@ def test_a_layer_unused_in_some_micro_batches_gets_the_same_gradient_everywhere(
             assert all(torch.equal(got[name], expected[name]) for name in expected)
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.6", reason="one timeout ends all of its gloo connections"
+)
 @pytest.mark.parametrize("shares", [[1, 1], [1, 2]])
 def test_a_sum_that_lacks_a_rank_is_an_error(shares: list[int]) -> None:
     def body(world: World) -> str:

@@ -96,13 +96,14 @@ class Reporter:
         self._thread.start()
 
     def meet(self, world: str, store: Store | None) -> None:
-        """The processes have met, and are called `world`. `store`: where there are several hosts."""
+        """The processes have met, and are called `world`. `store`: a connection of its own to
+        where they met, if there are several hosts."""
         with self._change:
             self.beat = replace(self.beat, world=world)
         if self.beat.local_rank == 0 and self._may_write():
             heartbeats.clear(self._directory, but_below=self._size)
         if store is not None:
-            self._exchange = Exchange(store.clone(), self._directory, self.beat)  # type: ignore[attr-defined]
+            self._exchange = Exchange(store, self._directory, self.beat)
             self._exchange.start()
         self._filed_at = 0.0
         self._nudged.set()

@@ -17,7 +17,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 from torch.distributed.rendezvous import rendezvous
 
 from train.errors import TrainError
@@ -238,6 +243,18 @@ def _store(place: Place, timeout: timedelta) -> Store:
             os.close(held)
     store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
     return store
+
+
+def another_connection(store: Store) -> Store:
+    """A further connection to the store in which the processes met: on each, one request waits at a time."""
+    if hasattr(store, "clone"):
+        return store.clone()  # type: ignore[no-any-return]
+    # torch 2.4 has no clone(), nor tells a prefix: this one does what torchrun's does, at a restart all is new.
+    inner: Any = store.underlying_store if isinstance(store, PrefixStore) else store
+    again: Store = TCPStore(inner.host, inner.port, is_master=False, timeout=inner.timeout)
+    if inner is not store:
+        again = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", again)
+    return again
 
 
 def _common_backend(store: Store, place: Place, mine: str, patience: timedelta) -> str:
