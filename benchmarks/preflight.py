@@ -1,6 +1,6 @@
 """What a healthy preflight costs before a launch, on 2 to 8 hosts of the rig, against bare interpreters.
 
-Every round starts `python -m train preflight` on each host as the launch script does, in two ways, and
+Every round runs the preflight on each host as a launch does, in two ways, and
 a bare interpreter before it as the floor. All hosts share the processors of this machine, which hosts
 on machines of their own do not, so the two ways are the two sides of the truth:
 
@@ -110,7 +110,7 @@ def preflight(rig: Rig, names: Sequence[str], name: str) -> list[str]:
         "roster": roster,
     }
     words = [f"--{key}={value}" for key, value in options.items()]
-    return [sys.executable, "-m", "train", "preflight", "--same-bits", *words]
+    return [sys.executable, "-m", "tests.train.preflight.program", "--same-bits", *words]
 
 
 def print_row(row: dict[str, object]) -> None:

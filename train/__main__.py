@@ -18,6 +18,7 @@ if sys.version_info < (3, 9):  # noqa: UP036 - the system Python of a cluster ma
     )
     sys.exit(69)
 
+import os
 from collections.abc import Callable, Sequence
 
 from train.ending import exit_now
@@ -27,8 +28,6 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
        python -m train script FILE [ARG …]    run a training loop of your own
        python -m train supervise TIER … -- LAUNCHER … -- run … [-- ARGUMENT …]
                                               one host's launch, from its checks to its exit code
-       python -m train preflight --job=NAME --checkpoint-dir=DIR … look at this host and the way to the
-                                              others (see python -m train preflight --help)
        python -m train doctor CHECKPOINT_DIR [--json]
                                               say which rank holds a training up, and where each stands
        python -m train spawn --procs=N --first-rank=N --world-size=N -- COMMAND …
@@ -39,11 +38,14 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
        python -m train install DIR -- REQUIREMENT …
                                               make a virtual environment with these, unless it is there
 """
-_SMALL = ("supervise", "preflight", "doctor", "spawn", "notice", "install")
+_SMALL = ("supervise", "doctor", "spawn", "notice", "install")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one command and return its exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process lives)
     command, *rest = argv or ["--help"]
     if command in ("-h", "--help"):
         print(_USAGE, end="")

@@ -1,4 +1,4 @@
-"""The small commands: supervise, preflight, spawn, notice, install; and doctor, for people.
+"""The small commands: supervise, spawn, notice, install; and doctor, for people.
 
 Owns their options. Imports no torch.
 """
@@ -10,13 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train.config import seconds
-
-
-def main_preflight(argv: Sequence[str]) -> int:
-    """Look at this host, check in with the others, say what is wrong."""
-    from train.preflight.command import main
-
-    return main(argv)
 
 
 def main_supervise(argv: Sequence[str]) -> int:

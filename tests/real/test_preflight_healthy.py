@@ -28,7 +28,7 @@ LAUNCHES, LANES, MOST = 200, 2, 6
 # Python has come up and imported once; each check is a fork of it. It is told on a line what to do.
 SERVER = """
 import json, os, sys, time
-from train.__main__ import main
+from tests.train.preflight.program import main
 from train.preflight import checkin, checks, command
 for line in sys.stdin:
     told = json.loads(line)
@@ -129,7 +129,7 @@ def launch(servers: Sequence[Server], lot: random.Random, name: str) -> list[Any
     order = lot.sample(range(len(servers)), len(servers))
     for rank in order:
         argv = [
-            "preflight", "--job=healthy", f"--checkpoint-dir={Machine.home}/{name}",
+            "--job=healthy", f"--checkpoint-dir={Machine.home}/{name}",
             f"--me={servers[rank].machine.name}", f"--head={servers[0].machine.address}",
             f"--port={port}", f"--node-rank={rank}", f"--nodes={len(servers)}",
             f"--world-size={procs * len(servers)}", f"--procs={procs}", f"--roster={roster}",

@@ -7,7 +7,7 @@
     compare.py   the checks that need all reports               (link_findings.py: of the links; pure)
     table.py     the findings for people                        (pure)
     checkin.py   check-in, waiting, verdict: one TCP exchange   (links.py: the probes between hosts)
-    command.py   the whole check, and python -m train preflight
+    command.py   the whole check
 
 Standard library only: it runs before, and without, torch. Knows nothing of models or steps.
 """

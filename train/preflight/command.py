@@ -1,19 +1,14 @@
-"""python -m train preflight: look at this host, check in with the others, say what is wrong.
+"""The preflight as a launch begins with it: look at this host, check in with the others, say what is wrong.
 
-Owns the options, what is printed, preflight.json and the exit code: 0 go on, 2 a wrong argument, 69
-something is wrong.
+Owns what is printed, preflight.json and the exit code: 0 go on, 69 something is wrong.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
-import re
 import secrets
-import signal
-import socket
 import sys
 import threading
 import time
@@ -22,18 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from train import lock, processes
-from train.config import seconds
-from train.errors import EXIT_UNAVAILABLE, start_command
+from train import lock
+from train.errors import EXIT_UNAVAILABLE
 from train.layout import node_directory
 from train.metrics import say
 from train.preflight import checks, compare, table
 from train.preflight.directory import TOKEN
-from train.preflight.finding import CODES, ERROR, WARNING, Finding, ordered
+from train.preflight.finding import ERROR, WARNING, Finding, ordered
 from train.preflight.outcome import Outcome
 from train.preflight.report import Link, Report
 from train.preflight.settings import Settings
-from train.scheduler import VARIABLE
 
 FILE = "preflight.json"
 _VERSION = 1
@@ -41,18 +34,6 @@ _LOOK_S = 2.0
 _KEEP_S = 5.0  # where it is all that is still to be done
 _EARLY_S = 3.0
 _ENDLESS = 10_000
-
-
-def main(argv: Sequence[str]) -> int:
-    """`python -m train preflight`: run the check by itself; the exit code."""
-    if sys.stderr is None:  # closed by whoever started this
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
-    options = _parser().parse_args(argv)
-    # A shell has its background jobs ignore SIGINT; this one is to end at once.
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_DFL)
-    processes.die_with_parent(signal.SIGTERM)
-    return run(_settings(options), options.only, options.driven)
 
 
 def run(settings: Settings, only: bool, driven: bool = False) -> int:
@@ -248,84 +229,3 @@ def _keep(
             made.unlink()
         return None
     return kept
-
-
-def _settings(options: argparse.Namespace) -> Settings:
-    addresses = dict(options.roster)
-    least, nodes = options.nodes
-    return Settings(
-        job=options.job,
-        me=options.me,
-        checkpoint_dir=options.checkpoint_dir.absolute(),
-        node_rank=options.node_rank,
-        nodes=nodes,
-        least=least,
-        world_size=options.world_size,
-        procs=options.procs,
-        head=options.head,
-        port=options.port,
-        is_head=options.node_rank == 0,
-        addresses=addresses,
-        nic=options.nic,
-        backend=options.backend,
-        gpus=options.gpus,
-        same_bits=options.same_bits,
-        shared=None if options.shared is None else options.shared == "true",
-        timeout_s=options.timeout,
-        ignore=frozenset(options.ignore),
-        scheduler=os.environ.get(VARIABLE, ""),
-        script=start_command(among_hosts=True),
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m train preflight", allow_abbrev=False)
-    add = parser.add_argument
-    add("--job", required=True)
-    add("--checkpoint-dir", type=Path, required=True)
-    add("--me", default=socket.gethostname(), help="this host's name among the hosts of the job")
-    add("--head", default="", help="name or IPv4 address; left out: a job on one machine")
-    add("--port", type=int, default=0)
-    add("--node-rank", type=int, default=0, help="the head has 0")
-    add("--nodes", type=_nodes, default=(1, 1), help="how many hosts: 3, or 2:4 for an elastic job")
-    add("--world-size", type=int, default=1)
-    add("--procs", type=int, default=1, help="processes on this host")
-    add("--roster", type=_roster, default=(), help="lines of NAME [ADDRESS], by node rank")
-    add("--nic", default="", help="the interface; default: by the route")
-    add("--backend", default="gloo")
-    add("--gpus", type=int, default=0, help="how many the processes of this host use")
-    add("--same-bits", action="store_true", help="the result is to be the same to the bit")
-    add(
-        "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"
-    )
-    add("--timeout", type=seconds, default=120.0, help="how long a host is waited for")
-    add("--ignore", type=codes, default=(), help="codes that are warnings, comma between")
-    add("--driven", action="store_true", help="all hosts speak on one terminal")
-    add(
-        "--only", action="store_true", help="nothing will be started after it: say that all is well"
-    )
-    return parser
-
-
-def _nodes(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    least, most = int(low), int(high or low)
-    if not 1 <= least <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of hosts")
-    return least, most
-
-
-def _roster(text: str) -> tuple[tuple[str, str], ...]:
-    lines = [line.split() for line in text.splitlines() if line.strip()]
-    if any(len(words) > 2 for words in lines):
-        raise argparse.ArgumentTypeError("a line does not hold NAME or NAME ADDRESS")
-    return tuple((words[0], words[1] if len(words) > 1 else "") for words in lines)
-
-
-def codes(text: str) -> tuple[str, ...]:
-    """Codes of findings, comma between. Raises argparse.ArgumentTypeError."""
-    given = tuple(re.split(r"[,\s]+", text.strip()))
-    unknown = [code for code in given if code not in CODES]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"there is no code {unknown[0]!r}")
-    return given

@@ -5,6 +5,8 @@ Owns the list of codes, which docs/troubleshooting.md explains one by one. Plain
 
 from __future__ import annotations
 
+import argparse
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -124,3 +126,12 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """Without repetitions, the worst first, then by host and code."""
     unique = dict.fromkeys(findings)
     return sorted(unique, key=lambda f: (SEVERITIES.index(f.severity), f.host, f.code))
+
+
+def codes(text: str) -> tuple[str, ...]:
+    """Codes of findings, comma between. Raises argparse.ArgumentTypeError."""
+    given = tuple(re.split(r"[,\s]+", text.strip()))
+    unknown = [code for code in given if code not in CODES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"there is no code {unknown[0]!r}")
+    return given

@@ -28,6 +28,7 @@ from train.layout import node_directory
 from train.metrics import say
 from train.nic import NetworkError, resolve
 from train.preflight import command as preflight
+from train.preflight.finding import codes
 from train.preflight.settings import Settings
 from train.scheduler import VARIABLE
 from train.status import read_status
@@ -149,7 +150,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--keep", type=_names, default=(), help="variables of the spec's env, not to be pinned")
     add("--store", default="", help="where checkpoints outlive the machine")
     add("--no-preflight", action="store_true")
-    add("--ignore", type=preflight.codes, default=(), help="codes that are only warnings")
+    add("--ignore", type=codes, default=(), help="codes that are only warnings")
     add("--bits-may-differ", action="store_true", help="nothing is promised about the bits")
     add(
         "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"

@@ -1,9 +1,9 @@
-"""python -m train preflight as a launch script calls it: what is printed, kept, and the exit code."""
+"""The preflight as a launch calls it: what is printed, kept, and the exit code."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.ports import free_port
 from tests.project.tree import ROOT
+from tests.train.preflight.program import main
 from train.preflight import command
-from train.preflight.command import main
-from train.preflight.finding import Finding
+from train.preflight.finding import Finding, codes
 from train.preflight.outcome import Outcome
 from train.preflight.report import Report
 
@@ -84,11 +83,9 @@ def test_an_ignored_error_is_a_warning(call: Call) -> None:
     assert "NIC001" in said
 
 
-def test_what_cannot_be_ignored_is_refused(call: Call, capsys: Any) -> None:
-    with pytest.raises(SystemExit) as end:
-        call("--ignore=NIC999")
-    assert end.value.code == 2
-    assert "there is no code 'NIC999'" in capsys.readouterr().err
+def test_what_cannot_be_ignored_is_refused() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="there is no code 'NIC999'"):
+        codes("NIC001,NIC999")
 
 
 def test_a_directory_that_cannot_be_is_told_without_a_trace(call: Call, tmp_path: Path) -> None:
@@ -97,39 +94,6 @@ def test_a_directory_that_cannot_be_is_told_without_a_trace(call: Call, tmp_path
     assert code == 69
     assert "DIR00" in said
     assert "Traceback" not in said
-
-
-@pytest.mark.parametrize(
-    "words", [["--nodes=0"], ["--nodes=4:2"], ["--nodes=x"], ["--roster=a b c"]]
-)
-def test_nonsense_is_a_wrong_argument(call: Call, words: list[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        call(*words)
-    assert end.value.code == 2
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_waiting_at_once(tmp_path: Path, signum: signal.Signals) -> None:
-    words = [
-        "--head=127.0.0.1",
-        f"--port={free_port()}",
-        "--nodes=2",
-        "--roster=here 127.0.0.1\nb 127.0.0.9",
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "train", "preflight", "--job=j", f"--checkpoint-dir={tmp_path}",
-         "--me=here", *words],
-        cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ},
-        # as a shell's `&` does
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509
-    )  # fmt: skip
-    killer = threading.Timer(60, process.kill)
-    killer.start()
-    assert process.stderr is not None
-    assert "waiting for b" in process.stderr.readline()
-    process.send_signal(signum)
-    assert process.wait(timeout=5) == -signum
-    killer.cancel()
 
 
 def test_the_record_of_a_live_job_stays(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
@@ -175,8 +139,7 @@ def test_a_finding_that_is_just_being_shown_is_shown_to_the_end(monkeypatch: Any
 
 
 def test_without_a_terminal_at_all_the_exit_code_is_the_same(tmp_path: Path) -> None:
-    words = ["--job=j", f"--checkpoint-dir={tmp_path}", "--nic=nosuch0"]
-    command = f'exec "{sys.executable}" -m train preflight {" ".join(words)} >&- 2>&- <&-'
+    (tmp_path / "file").write_text("")
+    words = f"supervise local --job=j --checkpoint-dir={tmp_path}/file -- true -- true"
+    command = f'exec "{sys.executable}" -m train {words} >&- 2>&- <&-'
     assert subprocess.run(["bash", "-c", command], cwd=ROOT, timeout=20).returncode == 69
-    ignoring = f"{command} --ignore=NIC001"
-    assert subprocess.run(["bash", "-c", ignoring], cwd=ROOT, timeout=20).returncode == 0

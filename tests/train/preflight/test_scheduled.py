@@ -25,7 +25,7 @@ class Job:
 
     def start(self, name: str, rank: int, *more: str) -> subprocess.Popen[str]:
         command = [
-            sys.executable, "-m", "train", "preflight", "--job=gpt", "--world-size=3",
+            sys.executable, "-m", "tests.train.preflight.program", "--job=gpt", "--world-size=3",
             f"--checkpoint-dir={self.directory}", f"--me={name}", f"--node-rank={rank}",
             "--head=127.0.0.1", f"--port={self.port}", "--nodes=3", "--shared=true", *more,
         ]  # fmt: skip
