@@ -29,7 +29,7 @@ WORTH_ANOTHER_TRY = {408, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True)
-class Patience:
+class Limits:
     """How long a download may take, in seconds, and how often it is taken up again.
 
     `stall_s` bounds the connection and each wait for the next byte, `total_s` all attempts
@@ -42,7 +42,7 @@ class Patience:
     pause_s: float = 0.5
 
 
-def fetch(url: str, path: str, sha256: str | None, patience: Patience = Patience()) -> None:
+def fetch(url: str, path: str, sha256: str | None, limits: Limits = Limits()) -> None:
     """Download `url` to `path`, replacing what is there; its folder is made if need be.
 
     The bytes arrive under a name of their own beside `path` and are renamed when they are complete,
@@ -57,7 +57,7 @@ def fetch(url: str, path: str, sha256: str | None, patience: Patience = Patience
     try:
         os.makedirs(folder, exist_ok=True)
         with open(part, "xb") as file:
-            _Download(url, file, patience).run(sha256)
+            _Download(url, file, limits).run(sha256)
             os.fsync(file.fileno())
         os.replace(part, path)
         _sync_folder(folder)
@@ -83,13 +83,13 @@ class _TransferError(Exception):
 class _Download:
     """The attempts to bring one URL into one open file, each going on where the last one ended."""
 
-    def __init__(self, url: str, file: BinaryIO, patience: Patience) -> None:
+    def __init__(self, url: str, file: BinaryIO, limits: Limits) -> None:
         self.url = url
         self.file = file
-        self.patience = patience
+        self.limits = limits
         self.validator: str | None = None  # what the server calls this version of the file
         self.resumed = False
-        self.deadline = time.monotonic() + patience.total_s
+        self.deadline = time.monotonic() + limits.total_s
         self.progress = _Progress(url)
 
     def run(self, sha256: str | None) -> None:
@@ -112,7 +112,7 @@ class _Download:
             )
 
     def _download(self) -> None:
-        for attempt in range(self.patience.attempts):
+        for attempt in range(self.limits.attempts):
             try:
                 self._attempt()
                 self.progress.end()
@@ -122,12 +122,12 @@ class _Download:
             left = self.deadline - time.monotonic()
             if left <= 0:
                 break
-            if attempt + 1 < self.patience.attempts:
+            if attempt + 1 < self.limits.attempts:
                 self.progress.say(f"{last}; trying again")
-                time.sleep(min(self.patience.pause_s * 2**attempt, left))
+                time.sleep(min(self.limits.pause_s * 2**attempt, left))
         raise TrainError(
             f"cannot download {self.url}: {last} (attempt {attempt + 1} of "
-            f"{self.patience.attempts}); check the network, the proxy variables and the URL, "
+            f"{self.limits.attempts}); check the network, the proxy variables and the URL, "
             "or put the file in its place by hand"
         )
 
@@ -155,7 +155,7 @@ class _Download:
 
     def _wait_s(self) -> float:
         left = self.deadline - time.monotonic()
-        return max(0.001, min(self.patience.stall_s, left))
+        return max(0.001, min(self.limits.stall_s, left))
 
     def _receive(self, response: Any) -> None:
         """Append the body to the file; where the server begins anew, so does the file."""
@@ -222,7 +222,7 @@ class _Download:
         return _TransferError(_in_words(error))
 
     def _out_of_time(self) -> str:
-        return f"not complete after {self.patience.total_s:g} s"
+        return f"not complete after {self.limits.total_s:g} s"
 
     def _hash(self) -> str:
         self.file.flush()

@@ -315,16 +315,16 @@ def _process(value: Any) -> tuple[int, int]:
     return int(pid), int(began)
 
 
-def look(directory: Path, patience_s: float) -> tuple[Holder, bool | None] | None:
+def look(directory: Path, timeout_s: float) -> tuple[Holder, bool | None] | None:
     """Who holds `directory`, and whether that is alive by the judgement of claim(); takes nothing.
 
-    None instead of a yes or no where `patience_s` seconds are too short to tell. Raises OSError.
+    None instead of a yes or no where `timeout_s` seconds are too short to tell. Raises OSError.
     """
     holder = read_lock(directory)
     if holder is None or holder.boot == machine():
         return (holder, _is_alive(directory, holder)) if holder else None
     # In the generation 0 nobody beats: watching would only cost time.
-    return holder, _pulse(directory, holder, patience_s if holder.generation else 0.0)
+    return holder, _pulse(directory, holder, timeout_s if holder.generation else 0.0)
 
 
 def is_here(holder: Holder) -> bool:
@@ -392,14 +392,14 @@ def _heart_beats(directory: Path, holder: Holder) -> bool:
     return _pulse(directory, holder, silence) is True
 
 
-def _pulse(directory: Path, holder: Holder, patience_s: float) -> bool | None:
-    """Whether a holder on another machine beats; None when `patience_s` seconds do not tell.
+def _pulse(directory: Path, holder: Holder, timeout_s: float) -> bool | None:
+    """Whether a holder on another machine beats; None when `timeout_s` seconds do not tell.
 
     Both times compared come from the file server, so no two machines' clocks have to agree.
     """
     probe = directory / f".clock.{os.getpid()}"
     try:
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         first = _mtime(directory / "lock")
         while first is not None:
             probe.touch()

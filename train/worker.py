@@ -171,7 +171,7 @@ def _report_crash(error: Exception, rank: int, reporter: Reporter) -> None:
         # A traceback through DDP would only hide the cause.
         what = "lost a peer" if became == GONE else "waited in vain for a peer"
         say(f"{what}: {text.splitlines()[0][:200]}", rank)
-        for line in reporter.explain() if became == LATE else reporter.explain(patience_s=0.0):
+        for line in reporter.explain() if became == LATE else reporter.explain(timeout_s=0.0):
             say(line, rank)
         return
     traceback.print_exc()

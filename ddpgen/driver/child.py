@@ -118,11 +118,11 @@ class Child(asyncio.SubprocessProtocol):
 
     async def kill(self) -> None:
         """End the program and what it started, with a moment to tidy up."""
-        for number, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
+        for number, timeout_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
             if self._ended.done():
                 return
             self._signal(number)
-            await asyncio.wait([self._ended], timeout=patience)
+            await asyncio.wait([self._ended], timeout=timeout_s)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._transport is not None

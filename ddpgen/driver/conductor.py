@@ -127,9 +127,9 @@ class Conductor:
     async def _until_all_ended(self) -> None:
         loop = asyncio.get_running_loop()
         while self._running:
-            patience = None if self._deadline is None else max(0.0, self._deadline - loop.time())
+            timeout_s = None if self._deadline is None else max(0.0, self._deadline - loop.time())
             try:
-                event = await asyncio.wait_for(self._events.get(), patience)
+                event = await asyncio.wait_for(self._events.get(), timeout_s)
             except asyncio.TimeoutError:
                 await self._out_of_patience()
                 continue

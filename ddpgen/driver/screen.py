@@ -80,14 +80,14 @@ class Screen:
         for line in table(rows):
             self.say(line)
 
-    def close(self, patience: float) -> None:
+    def close(self, timeout_s: float) -> None:
         """Show what is left, as long as somebody reads."""
         with self._changed:
             self._tell_dropped()
             self._closing = True
             self._changed.notify_all()
         progress, since = -1, time.monotonic()
-        while self._thread.is_alive() and time.monotonic() - since < patience:
+        while self._thread.is_alive() and time.monotonic() - since < timeout_s:
             self._thread.join(0.05)
             if progress != self._written:
                 progress, since = self._written, time.monotonic()

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpgen.monitor import places, scripts, state, store
 from ddpgen.monitor.places import Here
-from ddpgen.monitor.state import Standing
+from ddpgen.monitor.state import JobState
 from ddpgen.spec.job import JobSpec
 
 _EXITING = 0x4  # PF_EXITING of include/linux/sched.h
@@ -48,13 +48,13 @@ def metrics(job: JobSpec, beside: Path) -> Path:
     return Path(places.checkpoints(Here(beside), job), "metrics.jsonl")
 
 
-def _look(job: JobSpec, beside: Path) -> tuple[str, Standing]:
+def _look(job: JobSpec, beside: Path) -> tuple[str, JobState]:
     here = Here(beside)
     directory = places.checkpoints(here, job)
-    return directory, state.read(places.facts(here.ask(scripts.standing(directory))))
+    return directory, state.read(places.facts(here.ask(scripts.look(directory))))
 
 
-def _elsewhere(found: Standing) -> Iterator[str]:
+def _elsewhere(found: JobState) -> Iterator[str]:
     if found.lock is not None and _lives(found.lock) is None and found.word == "running":
         yield f"it was started on {found.lock.get('host', 'another host')}: look there whether it lives"
 

@@ -17,7 +17,7 @@ from ddpgen.monitor import bucket, managed, skypilot, state, store
 from ddpgen.monitor.bucket import Address
 from ddpgen.monitor.managed import Managed
 from ddpgen.monitor.record import Launched
-from ddpgen.monitor.state import Standing
+from ddpgen.monitor.state import JobState
 from ddpgen.spec.sky import SkyJob
 
 # What the job notes as the reason of its end, behind `user: `.
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 class There(NamedTuple):
     """What the bucket says. `age_s`: since rank 0 last said that it lives."""
 
-    found: Standing
+    found: JobState
     age_s: float | None
 
     @property

@@ -15,7 +15,7 @@ from ddpgen.monitor import jobs, places, queue, scripts, state, store
 from ddpgen.monitor.jobs import Job
 from ddpgen.monitor.places import Here, Login
 from ddpgen.monitor.record import Launched
-from ddpgen.monitor.state import Standing
+from ddpgen.monitor.state import JobState
 from ddpgen.spec.slurm import SlurmJob
 
 _MOST_TASKS = 8  # of an array have their directories looked at
@@ -101,38 +101,38 @@ def shown(place: Here | Login, path: str) -> str:
     return f"{place.name}:{path.removeprefix('./')}" if place.name else places.short(path)
 
 
-def _look(asked: Asked) -> tuple[Standing, list[Job]]:
+def _look(asked: Asked) -> tuple[JobState, list[Job]]:
     """What the directory says, and every job that is meant, the remembered one last."""
-    found = Standing()
+    found = JobState()
     if not asked.job.array:
-        found = _standing(asked, asked.directory)
+        found = _job_state(asked, asked.directory)
     ids = [found.slurm_job, asked.launched.job if asked.launched else ""]
     ids = list(dict.fromkeys(filter(None, ids)))
     seen = queue.look(asked.place, ids, asked.cluster)
     return found, seen if ids else queue.named(asked.place, asked.job.name)
 
 
-def _standing(asked: Asked, directory: str) -> Standing:
-    return state.read(places.facts(asked.place.ask(scripts.standing(directory))))
+def _job_state(asked: Asked, directory: str) -> JobState:
+    return state.read(places.facts(asked.place.ask(scripts.look(directory))))
 
 
 def _directories(
-    asked: Asked, found: Standing, seen: Sequence[Job]
-) -> Iterator[tuple[str, Standing]]:
+    asked: Asked, found: JobState, seen: Sequence[Job]
+) -> Iterator[tuple[str, JobState]]:
     if not asked.job.array:
         yield asked.directory, found
         return
     tasks = list(dict.fromkeys(each.task for each in seen if each.task))
     for task in tasks[:_MOST_TASKS]:
         directory = f"{asked.directory}-{task}"
-        yield directory, _standing(asked, directory)
+        yield directory, _job_state(asked, directory)
 
 
 def _own(asked: Asked, job: Job) -> str:
     return f"{asked.directory}-{job.task}" if asked.job.array else asked.directory
 
 
-def _runs(found: Standing, seen: Sequence[Job]) -> bool | None:
+def _runs(found: JobState, seen: Sequence[Job]) -> bool | None:
     """Whether the processes that wrote the status are there, as far as Slurm knows."""
     if not found.of_slurm:
         return None  # it is of another tier, or nothing has begun

@@ -24,9 +24,9 @@ def command_at_login(argv: Sequence[str], directory: str) -> bytes:
     return _text(_words(argv, directory), _COMMAND, _BY_LOGIN_SHELL)
 
 
-def standing(directory: str) -> bytes:
+def look(directory: str) -> bytes:
     """Find out what a checkpoint directory says."""
-    return _text(f"directory={quote(directory)}\n", _FACT, _STANDING)
+    return _text(f"directory={quote(directory)}\n", _FACT, _LOOK)
 
 
 def rows(directory: str) -> bytes:
@@ -98,7 +98,7 @@ first_line() {
 """
 
 # The newest whole checkpoint: the marker is what makes a directory one.
-_STANDING = r"""
+_LOOK = r"""
 [ -d "$directory" ] || { fact there no; exit 0; }
 [ -r "$directory" ] && [ -x "$directory" ] || { fact there closed; exit 0; }
 newest=''

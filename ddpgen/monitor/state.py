@@ -13,7 +13,7 @@ _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 
 
 @dataclass(frozen=True)
-class Standing:
+class JobState:
     """`attempt`: whose word it is. `step`: the newest on record, of the training itself."""
 
     there: str = "no"  # yes, no, closed
@@ -37,13 +37,13 @@ class Standing:
         return found[1] if found else ""
 
 
-def read(facts: Mapping[str, str]) -> Standing:
+def read(facts: Mapping[str, str]) -> JobState:
     """From what the text found out."""
     line = _LINE.fullmatch(facts.get("status", "").strip())
     row = _mapping(facts.get("row", "")) or {}
     newest = facts.get("newest", "")
     slurm_job = facts.get("slurm-job", "").partition(" ")[0].strip()  # and which of its starts
-    return Standing(
+    return JobState(
         there=facts.get("there", "no"),
         word=line[1] if line else "",
         attempt=line[2] if line else "",
@@ -60,7 +60,7 @@ def read(facts: Mapping[str, str]) -> Standing:
     )
 
 
-def words(found: Standing, runs: bool | None) -> list[str]:
+def words(found: JobState, runs: bool | None) -> list[str]:
     """Lines for people. `runs`: whether its processes are there; None where that is not known."""
     if found.there == "no":
         return ["the checkpoint directory is not there yet"]
@@ -78,7 +78,7 @@ def words(found: Standing, runs: bool | None) -> list[str]:
     return lines
 
 
-def _job(found: Standing, runs: bool | None) -> str:
+def _job(found: JobState, runs: bool | None) -> str:
     if not found.word:
         return "no job has begun there"
     if found.word == "running":
@@ -87,7 +87,7 @@ def _job(found: Standing, runs: bool | None) -> str:
     return f"{found.word}{at}" + (f": {found.reason}" if found.reason else "")
 
 
-def _progress(found: Standing) -> str:
+def _progress(found: JobState) -> str:
     loss = "" if found.loss is None else f", loss {found.loss:.4f}"
     age = "" if found.age_s is None else f", {ago(found.age_s)}"
     return f"step {found.step}{loss}{age}"

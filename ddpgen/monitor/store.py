@@ -163,13 +163,13 @@ def _in_time(
         except BaseException as error:  # noqa: BLE001 (whatever a cloud's library raises)
             outcome.append(error)
 
-    patience = ANSWER_S if within is None else within
+    timeout_s = ANSWER_S if within is None else within
     worker = threading.Thread(target=attempt, daemon=True)
     with _in_its_environment(at):
         worker.start()
-        worker.join(patience)
+        worker.join(timeout_s)
     if not outcome:
-        raise NoWayError(f"no answer within {patience:.0f} s")
+        raise NoWayError(f"no answer within {timeout_s:.0f} s")
     (found,) = outcome
     if isinstance(found, NoWayError):
         raise found

@@ -255,16 +255,16 @@ def test_a_log_is_found_in_what_scontrol_says() -> None:
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({}, state.Standing()),
-        ({"there": "yes", "newest": "x", "row": "{", "lock": "[]"}, state.Standing("yes")),
+        ({}, state.JobState()),
+        ({"there": "yes", "newest": "x", "row": "{", "lock": "[]"}, state.JobState("yes")),
         (
             {"there": "yes", "slurm-job": "4711; rm", "row": '{"step": "9", "loss": true}'},
-            state.Standing("yes"),
+            state.JobState("yes"),
         ),
     ],
 )
 def test_what_a_stranger_puts_into_the_directory_does_no_harm(
-    facts: dict[str, str], expected: state.Standing
+    facts: dict[str, str], expected: state.JobState
 ) -> None:
     assert state.read(facts) == expected
 

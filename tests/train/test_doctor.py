@@ -18,7 +18,7 @@ from tests.ports import free_port
 from train import lock, processes
 from train.health import doctor, heartbeats, network, view
 from train.health.diagnosis import Diagnosis, examine, ranks
-from train.health.heartbeats import Beat, Heard, Hearing
+from train.health.heartbeats import Beat, Heard, HostView
 from train.health.phase import EXCHANGE
 from train.layout import MARKER, step_directory
 from train.status import Status, read_status, write_status
@@ -141,7 +141,7 @@ def test_a_late_heartbeat_is_no_alarm() -> None:
 
 
 def test_a_host_that_hears_nothing_blames_nobody_by_name() -> None:
-    found = examine(world({2: (60.0, {}), 3: (60.0, {})}), {0: "S", 1: "S"}, deaf=True)
+    found = examine(world({2: (60.0, {}), 3: (60.0, {})}), {0: "S", 1: "S"}, cut_off=True)
     assert found.sentences == ("ranks 2-3: nothing can be heard of from this host",)
     assert found.wrong
 
@@ -184,7 +184,7 @@ def conditions(found: Diagnosis) -> list[str]:
 def test_a_host_that_hears_nothing_takes_no_old_beat_for_news() -> None:
     ended = {"ended": "RuntimeError: Timed out waiting", "waited": True, "step": 519}
     odd = {0: (0.5, ended), 1: (0.5, ended), 2: (20.0, {"step": 401}), 3: (20.0, {"step": 401})}
-    found = examine(world(odd), {0: "", 1: ""}, deaf=True, late=4.0)
+    found = examine(world(odd), {0: "", 1: ""}, cut_off=True, late=4.0)
     assert found.sentences == ("ranks 2-3: nothing can be heard of from this host",)
     odd |= {2: (9.0, {"step": 401}), 3: (0.5, ended)}
     found = examine(world(odd), {0: "", 1: ""}, late=4.0)
@@ -610,10 +610,10 @@ def test_a_host_that_is_not_on_this_network_is_named(
     living(tmp_path)
     heartbeats.rank_file(tmp_path, 1).unlink()
     away = beat(1, 2, host="b", machine="other", address="192.0.2.1", born=time.time() - 90)
-    hearing = Hearing(
+    host_view = HostView(
         "here", processes.machine(), time.time(), time.monotonic(), 2.0, 0.0, (Heard(away, 44.0),)
     )
-    heartbeats.write_hearing(tmp_path, hearing)
+    heartbeats.write_host_view(tmp_path, host_view)
     monkeypatch.setattr(network, "_connect", lambda address, port: "silent")
     monkeypatch.setattr(network, "_ping", lambda address: "silent")
     code, said = run(tmp_path, capsys)

@@ -21,10 +21,10 @@ import torch.distributed as dist
 from tests.ports import free_port
 from train.health import heartbeats, stacks
 from train.health.exchange import Exchange
-from train.health.heartbeats import Beat, Heard, Hearing, read_beats
+from train.health.heartbeats import Beat, Heard, HostView, read_beats
 from train.health.phase import BACKWARD, EXCHANGE, FORWARD, NOW, WAITING, doing
 from train.health.reporter import Reporter, _Moves
-from train.health.stacks import Stand, Watch
+from train.health.stacks import Position, Watch
 
 ENV = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
 
@@ -182,7 +182,7 @@ def test_what_a_step_takes_is_learned_after_the_first_that_is_seen(
     clock = [0.0]
     monkeypatch.setattr("train.health.reporter.time.monotonic", lambda: clock[0])
     moves, mine = _Moves(), Beat(0, 0, 2, "a", 1, "machine")
-    standing = Stand("forward", "", (), False, 0.0)
+    standing = Position("forward", "", (), False, 0.0)
     usual = []
     # Resumed at step 100; its first step compiles for 30 s.
     for clock[0], step in ((0.0, 100), (30.0, 101), (32.0, 103), (34.0, 103), (36.0, 105)):
@@ -207,10 +207,10 @@ def test_only_the_first_of_a_host_explains(tmp_path: Path) -> None:
     heartbeats.write(heartbeats.rank_file(tmp_path, 1), gone.as_json())
     until(lambda: any(beat.world == "w" and beat.rank == 0 for beat in beats(tmp_path)))
     reporter.fail(RuntimeError("Connection closed by peer"), waited=True)
-    (line,) = reporter.explain(patience_s=0.0)
+    (line,) = reporter.explain(timeout_s=0.0)
     assert line.startswith(f"rank 1 on desk (process {2**22 + 1}) is gone without a word")
     assert line.endswith("it last stood at step 121, backward, my_model.py:88 in forward")
-    assert reporter.explain(patience_s=0.0) == []
+    assert reporter.explain(timeout_s=0.0) == []
     assert heartbeats.read_said(tmp_path, "w") == {"desk": [line]}
 
 
@@ -233,7 +233,7 @@ def test_who_is_only_late_is_waited_for_before_it_is_explained(
         heartbeats.write(heartbeats.rank_file(tmp_path, 1), now.as_json())
 
     monkeypatch.setattr("train.health.view.time.sleep", comes)
-    reporter.explain(patience_s=20.0)
+    reporter.explain(timeout_s=20.0)
     assert len(waited) == 1
 
 
@@ -260,8 +260,8 @@ def test_hosts_hear_of_each_other_through_the_store_and_notice_silence(tmp_path:
         reporter.meet("w", store)
 
     def heard() -> list[Heard]:
-        hearings = heartbeats.read_hearings(tmp_path / "a")
-        return [each for each in hearings[0].heard if each.beat.host == "b"] if hearings else []
+        host_views = heartbeats.read_host_views(tmp_path / "a")
+        return [each for each in host_views[0].heard if each.beat.host == "b"] if host_views else []
 
     until(heard)
     assert heard()[0].beat.rank == 1
@@ -319,9 +319,9 @@ def test_the_phase_is_what_the_training_says(
 ) -> None:
     frame = frames_of("def step():\n    take()", f"{OURS}/trainer.py", "step")
     now(phase, told)
-    stand = Watch().read(frame, busy=busy)
-    assert (stand.phase, stand.waits) == (phase, waits)
-    assert stand.where.endswith("train/trainer.py:2 in step")
+    position = Watch().read(frame, busy=busy)
+    assert (position.phase, position.waits) == (phase, waits)
+    assert position.where.endswith("train/trainer.py:2 in step")
 
 
 def test_what_is_said_ends_with_what_is_done_and_stays_after_an_error(now: Any) -> None:
@@ -338,8 +338,8 @@ def test_a_collective_that_the_user_calls_is_a_wait(now: Any) -> None:
     now(FORWARD)
     theirs = frames_of("def f():\n    take()", "/home/me/mine.py")
     torchs = str(Path(dist.distributed_c10d.__file__))
-    stand = Watch().read([(torchs, 7, "all_reduce", 1), *theirs], busy=0.0)
-    assert (stand.where, stand.waits) == ("/home/me/mine.py:2 in f", True)
+    position = Watch().read([(torchs, 7, "all_reduce", 1), *theirs], busy=0.0)
+    assert (position.where, position.waits) == ("/home/me/mine.py:2 in f", True)
 
 
 def test_the_users_line_is_shown_and_not_what_it_calls(now: Any) -> None:
@@ -347,8 +347,8 @@ def test_the_users_line_is_shown_and_not_what_it_calls(now: Any) -> None:
         "import json\ndef f():\n    json.loads('1', object_hook=None, parse_int=lambda x: take())"
     )
     frame = frames_of(source, "/home/me/mine.py")
-    stand = Watch().read(frame, busy=0.0)
-    assert stand.where == "/home/me/mine.py:3 in <lambda>"
+    position = Watch().read(frame, busy=0.0)
+    assert position.where == "/home/me/mine.py:3 in <lambda>"
     names = stacks._kind("/home/me/mine.py"), stacks._kind(json.__file__)
     assert names == ("user", "library")
 
@@ -361,8 +361,12 @@ def test_a_backward_of_the_users_in_a_thread_of_torchs_is_found(now: Any) -> Non
     now(BACKWARD)
     ours = frames_of("def _backward():\n    take()", f"{OURS}/trainer.py", "_backward")
     theirs = frames_of("def f():\n    take()", "/home/me/mine.py")
-    stand = Watch().read(ours, lambda: [theirs], busy=0.0)
-    assert (stand.phase, stand.where, stand.waits) == ("backward", "/home/me/mine.py:2 in f", False)
+    position = Watch().read(ours, lambda: [theirs], busy=0.0)
+    assert (position.phase, position.where, position.waits) == (
+        "backward",
+        "/home/me/mine.py:2 in f",
+        False,
+    )
 
 
 def test_a_thread_that_runs_on_is_looked_at_without_harm() -> None:
@@ -517,10 +521,10 @@ def test_what_an_earlier_world_left_is_nobodys(tmp_path: Path) -> None:
 def test_a_hearing_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / heartbeats.NAME).mkdir()
     beat = Beat(0, 0, 1, "h", 1, "m", stack=("a", "b"))
-    hearing = Hearing("../h", "m", 1.0, 2.0, 3.0, 4.0, (Heard(beat, 5.0),))
-    heartbeats.write_hearing(tmp_path, hearing)
+    host_view = HostView("../h", "m", 1.0, 2.0, 3.0, 4.0, (Heard(beat, 5.0),))
+    heartbeats.write_host_view(tmp_path, host_view)
     assert os.listdir(tmp_path / heartbeats.NAME) == ["seen-by-.._h.json"]
-    assert heartbeats.read_hearings(tmp_path) == [hearing]
+    assert heartbeats.read_host_views(tmp_path) == [host_view]
 
 
 def test_buckets_are_written_to_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

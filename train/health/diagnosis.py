@@ -62,13 +62,13 @@ class Diagnosis:
 def examine(
     heard: Sequence[Heard],
     states: Mapping[int, str],
-    deaf: bool = False,
+    cut_off: bool = False,
     late: float = 0.0,
     homes: Mapping[int, str] | None = None,
 ) -> Diagnosis:
     """Judge a world by what was heard of it.
 
-    `states`: of the processes of ranks on this machine. `deaf`: this host hears nothing of the others
+    `states`: of the processes of ranks on this machine. `cut_off`: this host hears nothing of the others
     any more, so that their silence says nothing. `late`: seconds by which what is heard may be behind.
     `homes`: on which host a rank that was never heard of should be.
     """
@@ -77,10 +77,10 @@ def examine(
     size = max(each.beat.world_size for each in heard)
     known = {each.beat.rank: each for each in heard}
     age = max(each.beat.time - each.beat.born + each.age for each in heard)
-    unheard = UNKNOWN if deaf else TO_COME if age < COMING_S + late else SILENT
+    unheard = UNKNOWN if cut_off else TO_COME if age < COMING_S + late else SILENT
     front = max(heard, key=lambda each: (each.beat.step, -_since(each)))
     patients = tuple(
-        _patient(rank, known.get(rank), front, states.get(rank), deaf, late, unheard)
+        _patient(rank, known.get(rank), front, states.get(rank), cut_off, late, unheard)
         for rank in range(size)
     )
     lost = [p for p in patients if p.condition in _LOST]
@@ -106,7 +106,7 @@ def _patient(
     heard: Heard | None,
     front: Heard,
     state: str | None,
-    deaf: bool,
+    cut_off: bool,
     late: float,
     unheard: str,
 ) -> Patient:
@@ -115,11 +115,11 @@ def _patient(
     # All take part in every step: when the front completed its last one, this rank still lived.
     moved = front.beat.step > heard.beat.step + 1
     silence = min(heard.age, _since(front)) if moved else heard.age
-    condition = _condition(heard, silence, state, deaf, late)
+    condition = _condition(heard, silence, state, cut_off, late)
     return Patient(rank, condition, heard.beat, heard.age, state)
 
 
-def _condition(heard: Heard, silence: float, state: str | None, deaf: bool, late: float) -> str:
+def _condition(heard: Heard, silence: float, state: str | None, cut_off: bool, late: float) -> str:
     """`silence`: seconds since the last sign of life, which others may have given."""
     beat = heard.beat
     if beat.ended:
@@ -127,7 +127,7 @@ def _condition(heard: Heard, silence: float, state: str | None, deaf: bool, late
     if state is not None and state in _STATES:
         return _STATES[state]
     if silence > max(SILENT_S, 4 * beat.every) + late:
-        return UNKNOWN if deaf and state is None else SILENT
+        return UNKNOWN if cut_off and state is None else SILENT
     if heard.age > max(_FRESH * beat.every, beat.every + late / 2):
         return LATE
     if not _stands(beat):

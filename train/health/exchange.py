@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from train.health.heartbeats import Beat, Heard, Hearing
+from train.health.heartbeats import Beat, Heard, HostView
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -62,20 +62,26 @@ class Exchange:
         self._written, self._written_at = rounds, now
         return True
 
-    def heard(self) -> Hearing:
+    def heard(self) -> HostView:
         """What is known of the others now."""
         now = time.monotonic()
         with self._wake:
             beats = [Heard(b, now - self._at[r][1]) for r, b in sorted(self._beats.items())]
-            deaf = now - self._answered
+            unanswered_s = now - self._answered
         own = self._own
-        return Hearing(
-            own.host, own.machine, time.time(), now, self.every, round(deaf, 1), tuple(beats)
+        return HostView(
+            own.host,
+            own.machine,
+            time.time(),
+            now,
+            self.every,
+            round(unanswered_s, 1),
+            tuple(beats),
         )
 
-    def fresh(self, patience_s: float) -> None:
-        """Ask again and again for `patience_s`: whose beat does not change meanwhile is silent."""
-        deadline = time.monotonic() + patience_s
+    def fresh(self, timeout_s: float) -> None:
+        """Ask again and again for `timeout_s`: whose beat does not change meanwhile is silent."""
+        deadline = time.monotonic() + timeout_s
         with self._wake:
             while not self._closed and time.monotonic() < deadline:
                 before, self._hurry = self._rounds, True

@@ -103,16 +103,16 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Hearing:
+class HostView:
     """What one host has heard. `at`, `monotonic`: when this was written, by that host's clocks;
-    `every`: seconds between its looks; `deaf`: seconds since the run's store last answered it."""
+    `every`: seconds between its looks; `unanswered_s`: seconds since the run's store last answered it."""
 
     host: str
     machine: str
     at: float
     monotonic: float
     every: float
-    deaf: float
+    unanswered_s: float
     heard: tuple[Heard, ...]
 
 
@@ -171,11 +171,11 @@ def write(path: Path, value: Any) -> None:
         raise
 
 
-def write_hearing(directory: Path, hearing: Hearing) -> None:
+def write_host_view(directory: Path, host_view: HostView) -> None:
     """Put on file what this host has heard. Raises OSError."""
-    heard = [{"beat": each.beat.as_json(), "age": round(each.age, 1)} for each in hearing.heard]
-    name = f"seen-by-{_in_a_name(hearing.host)}.json"
-    write(directory / NAME / name, {**vars(hearing), "heard": heard})
+    heard = [{"beat": each.beat.as_json(), "age": round(each.age, 1)} for each in host_view.heard]
+    name = f"seen-by-{_in_a_name(host_view.host)}.json"
+    write(directory / NAME / name, {**vars(host_view), "heard": heard})
 
 
 def said_file(directory: Path, host: str, world: str) -> Path:
@@ -197,19 +197,19 @@ def read_beats(directory: Path) -> list[Beat]:
     return found
 
 
-def read_hearings(directory: Path) -> list[Hearing]:
+def read_host_views(directory: Path) -> list[HostView]:
     """What the hosts have heard of each other, as far as it is on file here."""
     found = []
     for name in _names(directory):
         if name.startswith("seen-by-") and name.endswith(".json"):
             with contextlib.suppress(OSError, ValueError):
-                found.append(_hearing(_read(directory / NAME / name)))
+                found.append(_host_view(_read(directory / NAME / name)))
     return found
 
 
-def _hearing(value: Any) -> Hearing:
+def _host_view(value: Any) -> HostView:
     if not isinstance(value, dict) or not isinstance(value.get("heard"), list):
-        raise ValueError("no hearing")
+        raise ValueError("no host view")
     heard = tuple(
         Heard(Beat.from_json(each["beat"]), _checked(each.get("age"), float))
         for each in value["heard"]
@@ -217,9 +217,10 @@ def _hearing(value: Any) -> Hearing:
     )
     texts = {name: _checked(value.get(name), str) for name in ("host", "machine")}
     numbers = {
-        name: _checked(value.get(name), float) for name in ("at", "monotonic", "every", "deaf")
+        name: _checked(value.get(name), float)
+        for name in ("at", "monotonic", "every", "unanswered_s")
     }
-    return Hearing(**texts, **numbers, heard=heard)
+    return HostView(**texts, **numbers, heard=heard)
 
 
 def read_said(directory: Path, world: str) -> dict[str, list[str]]:
@@ -302,21 +303,21 @@ def _is_younger(one: Heard, held: Heard, world: str) -> bool:
     return one.age > held.age if one.beat.pid == held.beat.pid else one.age < held.age
 
 
-def gather(directory: Path) -> tuple[list[Heard], Hearing | None]:
+def gather(directory: Path) -> tuple[list[Heard], HostView | None]:
     """The youngest beat of every rank of the newest world, and what this very machine has heard.
 
     No clock of one machine is compared with another's, but where there is nothing else to go by: a
     shared directory that is looked at from a machine that takes no part.
     """
     here, now, wall = machine(), time.monotonic(), time.time()
-    hearings = read_hearings(directory)
-    own = next((h for h in hearings if h.machine == here), None)
+    host_views = read_host_views(directory)
+    own = next((h for h in host_views if h.machine == here), None)
     # A host whose own processes are gone hears nothing any more.
-    deaf = own is None or now - own.monotonic > _STALE_S
-    found = list(_own_beats(directory, here, now, wall, deaf))
-    for hearing in hearings if own is None else [own]:
-        since = now - hearing.monotonic if hearing.machine == here else wall - hearing.at
-        found += [replace(each, age=each.age + max(0.0, since)) for each in hearing.heard]
+    cut_off = own is None or now - own.monotonic > _STALE_S
+    found = list(_own_beats(directory, here, now, wall, cut_off))
+    for host_view in host_views if own is None else [own]:
+        since = now - host_view.monotonic if host_view.machine == here else wall - host_view.at
+        found += [replace(each, age=each.age + max(0.0, since)) for each in host_view.heard]
     return newest_world(found), own
 
 

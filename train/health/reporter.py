@@ -24,7 +24,7 @@ from train.health.diagnosis import ENDED
 from train.health.exchange import Exchange
 from train.health.heartbeats import Beat
 from train.health.phase import EVALUATION, TRAINING
-from train.health.stacks import Stand, Watch, innermost_user_line
+from train.health.stacks import Position, Watch, innermost_user_line
 from train.health.view import addresses, diagnose, settled
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Reporter:
         self._exchange: Exchange | None = None
         self._moved = _Moves()
         self._held = False
-        self._patience = 0.0
+        self._timeout_s = 0.0
         self._say: Callable[[str], None] | None = None
         pid = os.getpid()
         self.beat = Beat(
@@ -118,9 +118,9 @@ class Reporter:
         with self._change:  # a look that is under way comes first
             self._held = True
 
-    def speak_before(self, patience_s: float, say: Callable[[str], None]) -> None:
-        """Where torch ends a process that waited `patience_s` in vain: say why shortly before."""
-        self._patience, self._say = patience_s, say
+    def speak_before(self, timeout_s: float, say: Callable[[str], None]) -> None:
+        """Where torch ends a process that waited `timeout_s` in vain: say why shortly before."""
+        self._timeout_s, self._say = timeout_s, say
 
     def stop(self) -> None:
         """A good end: remove what it has left."""
@@ -153,10 +153,10 @@ class Reporter:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_LAST_WORD_S)
 
-    def explain(self, patience_s: float = NEWS_S) -> list[str]:
+    def explain(self, timeout_s: float = NEWS_S) -> list[str]:
         """What became of the others, for the first process of this host that asks; else nothing.
 
-        Takes `patience_s` for news of the others, and then about two seconds for the network.
+        Takes `timeout_s` for news of the others, and then about two seconds for the network.
         """
         if not self.beat.world or self._size == 1 or not self._may_write():
             return []
@@ -167,7 +167,7 @@ class Reporter:
             return []
         except OSError:
             descriptor = -1  # twice is better than not at all
-        lines = self._diagnose(patience_s)
+        lines = self._diagnose(timeout_s)
         if descriptor >= 0:
             with contextlib.suppress(OSError), os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write("\n".join(lines) + "\n")
@@ -190,12 +190,12 @@ class Reporter:
 
     def _look(self) -> None:
         step = self._steps.step if self._steps is not None else -1
-        stand = self._watch.look()
+        position = self._watch.look()
         with self._change:
             if self._held:
                 self.beat = replace(self.beat, time=time.time(), monotonic=time.monotonic())
             elif not self._ended.is_set():
-                self.beat = self._moved.take(self.beat, stand, step)
+                self.beat = self._moved.take(self.beat, position, step)
 
     def _publish(self) -> None:
         beat = self.beat
@@ -211,28 +211,28 @@ class Reporter:
             path = heartbeats.rank_file(self._directory, beat.rank)
             heartbeats.write(path, replace(beat, every=self._files_every).as_json())
             if self._exchange is not None and beat.local_rank == 0 and self._exchange.is_due():
-                heartbeats.write_hearing(self._directory, self._exchange.heard())
+                heartbeats.write_host_view(self._directory, self._exchange.heard())
 
     def _speak_in_time(self) -> None:
-        if self._say is None or self._patience <= 0 or self.beat.phase not in TRAINING:
+        if self._say is None or self._timeout_s <= 0 or self.beat.phase not in TRAINING:
             return
-        if self.beat.in_step > _BEFORE * self._patience:
+        if self.beat.in_step > _BEFORE * self._timeout_s:
             for line in self.explain():
                 self._say(line)
 
-    def _diagnose(self, patience_s: float) -> list[str]:
+    def _diagnose(self, timeout_s: float) -> list[str]:
         if self._exchange is not None:
-            self._exchange.fresh(patience_s)
+            self._exchange.fresh(timeout_s)
             found = diagnose(self._directory, self._exchange.heard())
         else:
-            found = settled(self._directory, patience_s)
+            found = settled(self._directory, timeout_s)
         blamed = set(found.blamed)
         ends = {p.condition for p in found.patients if p.rank in blamed}
-        if patience_s == 0.0 and ends <= {ENDED}:
+        if timeout_s == 0.0 and ends <= {ENDED}:
             return []  # whom it has lost is not known here, or has said so itself
         lines = list(found.sentences)
         others = addresses(found, self.beat.host)
-        if patience_s > 0.0:
+        if timeout_s > 0.0:
             looks = network.look(others, self.beat.head, self.beat.nic, self.beat.address)
             lines += [f"the network now: {says}" for well, says in looks if not well]
             if others and all(well for well, _ in looks):
@@ -248,7 +248,7 @@ class _Moves:
         self._step_at = self._phase_at = time.monotonic()
         self._usual, self._warm = 0.0, False
 
-    def take(self, beat: Beat, stand: Stand, step: int) -> Beat:
+    def take(self, beat: Beat, position: Position, step: int) -> Beat:
         """The next beat."""
         now = time.monotonic()
         if step != self._step:
@@ -258,20 +258,20 @@ class _Moves:
                 self._usual = 0.8 * self._usual + 0.2 * each if self._usual else each
             self._warm = 0 <= self._step < step
             self._step, self._step_at = step, now
-        elif stand.phase == EVALUATION:
+        elif position.phase == EVALUATION:
             self._step_at = now  # it belongs to no step
-        if stand.phase != self._phase:
-            self._phase, self._phase_at = stand.phase, now
+        if position.phase != self._phase:
+            self._phase, self._phase_at = position.phase, now
         return replace(
             beat,
             time=time.time(),
             monotonic=now,
             step=step,
-            phase=stand.phase,
-            waits=stand.waits,
-            busy=stand.busy,
-            where=stand.where,
-            stack=stand.stack,
+            phase=position.phase,
+            waits=position.waits,
+            busy=position.busy,
+            where=position.where,
+            stack=position.stack,
             in_step=round(now - self._step_at, 1),
             in_phase=round(now - self._phase_at, 1),
             usual=round(self._usual, 4),

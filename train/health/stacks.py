@@ -36,7 +36,7 @@ _OURS, _TORCH, _LIBRARY, _USER = "ours", "torch", "library", "user"
 
 
 @dataclass(frozen=True)
-class Stand:
+class Position:
     """Where a thread stands. `stack`: innermost line first; `where`: the line to show of it;
     `waits`: for other processes; `busy`: the share of a processor it used since the last look."""
 
@@ -56,7 +56,7 @@ class Watch:
         self._clock = _cpu_clock(self._ident)
         self._used, self._at = self._cpu_s(), time.monotonic()
 
-    def look(self) -> Stand:
+    def look(self) -> Position:
         """Where the main thread stands now."""
         used, now = self._cpu_s(), time.monotonic()
         busy = (used - self._used) / max(now - self._at, 1e-6) if self._clock else -1.0
@@ -68,7 +68,7 @@ class Watch:
         frames: Sequence[Frame],
         foreign: Callable[[], Iterable[Sequence[Frame]]] = tuple,
         busy: float = -1.0,
-    ) -> Stand:
+    ) -> Position:
         """Where the thread with these frames stands; `foreign`: those of threads that work for it."""
         phase, waits = NOW.name, NOW.waits > 0
         lines = list(self._lines(frames))
@@ -82,7 +82,7 @@ class Watch:
         stack = [*lines[:1], *(line for line in shown if line is not lines[0])][: _LINES + 1]
         texts = tuple(text for _, text in stack)
         waits = waits or _in_a_collective(frames)
-        return Stand(phase, where[1] if where else "", texts, waits, round(busy, 3))
+        return Position(phase, where[1] if where else "", texts, waits, round(busy, 3))
 
     def _users(self, frames: Sequence[Frame]) -> list[tuple[str, str]]:
         return [line for line in self._lines(frames) if line[0] == _USER]

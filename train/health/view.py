@@ -18,7 +18,7 @@ from typing import Any
 from train import lock, processes
 from train.health import heartbeats
 from train.health.diagnosis import LATE, Diagnosis, examine
-from train.health.heartbeats import Heard, Hearing
+from train.health.heartbeats import Heard, HostView
 from train.scheduler import Scheduled
 from train.status import read_file
 
@@ -29,29 +29,29 @@ _MOST_PROCS = 1024
 _MOST_FINDINGS = 1000
 
 
-def diagnose(directory: Path, hearing: Hearing | None = None) -> Diagnosis:
+def diagnose(directory: Path, host_view: HostView | None = None) -> Diagnosis:
     """Judge the world whose heartbeats are in this checkpoint directory, as seen from here now.
 
-    `hearing`: what this process has heard itself, where that is younger than what is on file.
+    `host_view`: what this process has heard itself, where that is younger than what is on file.
     """
     heard, on_file = heartbeats.gather(directory)
-    if hearing is not None:
-        heard = heartbeats.newest_world([*heard, *hearing.heard])
-    hearing = hearing or on_file
+    if host_view is not None:
+        heard = heartbeats.newest_world([*heard, *host_view.heard])
+    host_view = host_view or on_file
     here = processes.machine()
     states = {
         each.beat.rank: processes.process_state(each.beat.pid, each.beat.started)
         for each in heard
         if each.beat.machine == here
     }
-    late = 2 * hearing.every if hearing is not None else 0.0
-    return examine(heard, states, _is_deaf(hearing, heard), late, homes(directory))
+    late = 2 * host_view.every if host_view is not None else 0.0
+    return examine(heard, states, _is_cut_off(host_view, heard), late, homes(directory))
 
 
-def settled(directory: Path, patience_s: float) -> Diagnosis:
+def settled(directory: Path, timeout_s: float) -> Diagnosis:
     """The same, once it is certain what is wrong or no heartbeat is late, as most are that come by way
     of another host or a busy disk; or after so many seconds."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while True:
         found = diagnose(directory)
         late = {p.rank for p in found.patients if p.condition == LATE}
@@ -61,14 +61,17 @@ def settled(directory: Path, patience_s: float) -> Diagnosis:
         time.sleep(0.3)  # what is waited for comes in a file
 
 
-def _is_deaf(hearing: Hearing | None, heard: Sequence[Heard]) -> bool:
+def _is_cut_off(host_view: HostView | None, heard: Sequence[Heard]) -> bool:
     """Whether this host hears nothing any more, of anybody elsewhere."""
-    if hearing is None:
+    if host_view is None:
         return False
-    patience = 3 * hearing.every + 6.0
-    if time.monotonic() - hearing.monotonic > patience and hearing.machine == processes.machine():
+    timeout_s = 3 * host_view.every + 6.0
+    if (
+        time.monotonic() - host_view.monotonic > timeout_s
+        and host_view.machine == processes.machine()
+    ):
         return True
-    return hearing.deaf > patience
+    return host_view.unanswered_s > timeout_s
 
 
 def homes(directory: Path) -> dict[int, str]:

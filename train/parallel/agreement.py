@@ -166,9 +166,9 @@ def take_directory(directory: Path, assembly: Assembly, world: World) -> Fence |
     return fence
 
 
-def agree(world: World, name: str, why: str, patience_s: float) -> None:
+def agree(world: World, name: str, why: str, timeout_s: float) -> None:
     """Raise TrainError on every rank when rank 0 has a `why` not to go on; wait for it till then."""
-    why = world.from_rank_0(name, why, patience_s)
+    why = world.from_rank_0(name, why, timeout_s)
     if why:
         raise TrainError(why) if world.rank == 0 else ToldError(why)
 

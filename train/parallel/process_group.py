@@ -257,13 +257,13 @@ def another_connection(store: Store) -> Store:
     return again
 
 
-def _common_backend(store: Store, place: Place, mine: str, patience: timedelta) -> str:
+def _common_backend(store: Store, place: Place, mine: str, timeout: timedelta) -> str:
     """nccl only where every host has GPUs. The last to say what it has says what is used."""
     store.add("backend/nccl", int(mine == "nccl"))
     if store.add("backend/said", 1) == place.world_size:
         with_gpu = store.add("backend/nccl", 0)
         store.set("backend", "nccl" if with_gpu == place.world_size else "gloo")
-    store.wait(["backend"], patience)
+    store.wait(["backend"], timeout)
     return store.get("backend").decode()
 
 

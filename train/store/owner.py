@@ -231,7 +231,7 @@ class Ownership:
         """It was meant for a job before this one. Raises OSError."""
         self._stops.delete(STOP)
 
-    def _check_may_take(self, holder: Owner, turn: int | None, patience_s: float) -> None:
+    def _check_may_take(self, holder: Owner, turn: int | None, timeout_s: float) -> None:
         if self._me.is_same_job(holder):
             mine, theirs = self._me.restarts, holder.restarts
             came_since = turn is not None and holder.home != self._me.home and holder.turn > turn
@@ -242,11 +242,11 @@ class Ownership:
                 )
             return
         say(
-            f"{self._store.name} was written to by {_name(holder)}; looking for up to {patience_s:g} s "
+            f"{self._store.name} was written to by {_name(holder)}; looking for up to {timeout_s:g} s "
             "whether that is still alive"
         )
-        deadline = time.monotonic() + patience_s
-        last = deadline + _AWAY * patience_s
+        deadline = time.monotonic() + timeout_s
+        last = deadline + _AWAY * timeout_s
         while time.monotonic() < deadline:
             self._ended.wait(min(_WATCH_S, max(0.0, deadline - time.monotonic())))
             try:
@@ -257,7 +257,7 @@ class Ownership:
                 raise
             except OSError:
                 # No sign of life, and none of an end: it is the store that is silent.
-                deadline = min(last, time.monotonic() + patience_s)
+                deadline = min(last, time.monotonic() + timeout_s)
                 continue
             if now is not None and now != holder:
                 raise TrainError(

@@ -332,7 +332,7 @@ class Slurm:
             self._gave_up = True
             self._workers.kill()
         else:
-            self._events.run_in_thread(self._fate)
+            self._events.run_in_thread(self._job_state)
 
     def _on_found(self, found: float | Failure | None) -> None:
         """How long Slurm waits before it kills; or which node has failed, if any."""
@@ -366,15 +366,15 @@ class Slurm:
         except OSError as error:
             say(f"{self._asked}: cannot create {stop} ({error.strerror})")
 
-    def _no_clean_stop(self, fate: State) -> bool:
+    def _no_clean_stop(self, job_state: State) -> bool:
         """Slurm kills everything now, this process too, which could then not ask for another start."""
-        if fate is State.UNKNOWN:
+        if job_state is State.UNKNOWN:
             self._events.set_alarm("kill", _LATE_S)
-        if fate is State.RUNNING:
+        if job_state is State.RUNNING:
             self._term_at_hand = False  # no KILL comes
-        return fate in (State.ENDED, State.REQUEUED)
+        return job_state in (State.ENDED, State.REQUEUED)
 
-    def _fate(self) -> State:
+    def _job_state(self) -> State:
         return state(self._controller.show(), self._restart)
 
     # --- how it ended ---------------------------------------------------------------------------------
@@ -399,12 +399,12 @@ class Slurm:
         touched = self._stop_made not in (None, _identity(self.directory.stop_file))
         return "user" if whose == "job" and touched else whose
 
-    def _come_back(self, wanted: Return, fate: State | None = None) -> int:
-        if fate is None and not self._only_preflight:
-            fate = self._fate()
+    def _come_back(self, wanted: Return, job_state: State | None = None) -> int:
+        if job_state is None and not self._only_preflight:
+            job_state = self._job_state()
         cancelled = self._asked in ("TERM", "signal")
         decision: Decision = go_back(
-            wanted, fate or State.RUNNING, cancelled, self._job(self._begun)
+            wanted, job_state or State.RUNNING, cancelled, self._job(self._begun)
         )
         if isinstance(decision, Finish):
             return self._finish(decision)
@@ -427,10 +427,10 @@ class Slurm:
         for last in (False, False, False, False, True):
             if self._controller.requeue():
                 return 0
-            fate = self._fate()
-            if fate is State.REQUEUED:
+            job_state = self._job_state()
+            if job_state is State.REQUEUED:
                 return 0
-            if fate is State.OVER:
+            if job_state is State.OVER:
                 return self._leave(EXIT_STOPPED)
             if not last:
                 self._pause(2)
@@ -451,10 +451,10 @@ class Slurm:
         """This job does not come back, and its directory is free for another: if Slurm says so."""
         if not self._taken:
             return code
-        fate = self._fate()
-        if code == EXIT_STOPPED and fate is State.RUNNING:
+        job_state = self._job_state()
+        if code == EXIT_STOPPED and job_state is State.RUNNING:
             self._controller.send_no_mail()  # of a failure, which it is to Slurm, and not to the user
-        if fate not in (State.REQUEUED, State.UNKNOWN):
+        if job_state not in (State.REQUEUED, State.UNKNOWN):
             with contextlib.suppress(OSError):
                 self.directory.release()
         return code

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from train.errors import TrainError
-from train.fetch import Patience, fetch, file_sha256
+from train.fetch import Limits, fetch, file_sha256
 from train.workload import Context, Workload
 from train.workloads import arguments
 from train.workloads.idx import read_labelled_images
@@ -124,8 +124,8 @@ class Source:
                 self._verify(path)
                 continue
             name = os.path.basename(path)
-            patience = Patience(stall_s=STALL_S, total_s=deadline - time.monotonic())
-            fetch(f"{self.url.rstrip('/')}/{name}", path, self.sha256.get(name), patience)
+            limits = Limits(stall_s=STALL_S, total_s=deadline - time.monotonic())
+            fetch(f"{self.url.rstrip('/')}/{name}", path, self.sha256.get(name), limits)
 
     def path(self, stem: str) -> str:
         """The file for `stem`: the form asked for, or the other one if only that is there."""

@@ -104,10 +104,10 @@ BACK = "back into the queue, to go on from the newest checkpoint"
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-@pytest.mark.parametrize("fate", list(State))
-def test_every_signal_with_everything_slurm_may_mean(cancelled: bool, fate: State) -> None:
+@pytest.mark.parametrize("job_state", list(State))
+def test_every_signal_with_everything_slurm_may_mean(cancelled: bool, job_state: State) -> None:
     """`cancelled`: TERM came, which a preemption, a time limit and scancel send alike; else USR1."""
-    decision = go_back(SIGNALLED, fate, cancelled, JOB)
+    decision = go_back(SIGNALLED, job_state, cancelled, JOB)
     comes = Requeue(f"stopped at step 20; {BACK} (requeue 1 of at most 6)", REQUEUE, 75)
     over = (
         "stopped at step 20; cancelled, so it stays out of the queue; to go on: sbatch slurm.sbatch"
@@ -124,7 +124,7 @@ def test_every_signal_with_everything_slurm_may_mean(cancelled: bool, fate: Stat
             ),
             State.OVER: Finish(75, over),
             State.UNKNOWN: Leave(75, unknown) if cancelled else comes,
-        }[fate]
+        }[job_state]
     )
 
 

@@ -18,11 +18,11 @@ import pytest
 from tests.ports import free_port
 from tests.train.workloads.http_files import Site, answers, cut, drips, serving, stalls
 from train.errors import TrainError
-from train.fetch import Patience, fetch, file_sha256
+from train.fetch import Limits, fetch, file_sha256
 
 BODY = random.Random(0).randbytes(300_000)
 SHA256 = hashlib.sha256(BODY).hexdigest()
-QUICK = Patience(stall_s=5, total_s=20, attempts=4, pause_s=0)
+QUICK = Limits(stall_s=5, total_s=20, attempts=4, pause_s=0)
 
 
 @pytest.fixture
@@ -136,33 +136,33 @@ def test_server_that_stays_busy_is_given_up(server: Site, tmp_path: Path) -> Non
 def test_stalled_server_is_left_in_time_and_resumed(server: Site, tmp_path: Path) -> None:
     server.faults["file"] = [stalls(after=1000)]
     # It bounds the answers that do come, too.
-    patience = Patience(stall_s=2, total_s=40, attempts=2, pause_s=0)
-    fetch(f"{server.url}/file", str(tmp_path / "file"), SHA256, patience)
+    limits = Limits(stall_s=2, total_s=40, attempts=2, pause_s=0)
+    fetch(f"{server.url}/file", str(tmp_path / "file"), SHA256, limits)
     assert server.requests[1] == ("file", "bytes=1000-")
 
 
 def test_server_that_always_stalls_is_given_up(server: Site, tmp_path: Path) -> None:
     server.faults["file"] = [stalls(after=0), stalls(after=0)]
-    patience = Patience(stall_s=0.2, total_s=20, attempts=2, pause_s=0)
+    limits = Limits(stall_s=0.2, total_s=20, attempts=2, pause_s=0)
     with pytest.raises(TrainError, match=r"no answer in time \(attempt 2 of 2\)"):
-        fetch(f"{server.url}/file", str(tmp_path / "file"), SHA256, patience)
+        fetch(f"{server.url}/file", str(tmp_path / "file"), SHA256, limits)
     assert files_in(tmp_path) == []
 
 
 def test_dripping_server_cannot_hold_a_job_beyond_the_total(server: Site, tmp_path: Path) -> None:
     server.faults["file"] = [drips] * 9
-    patience = Patience(stall_s=5, total_s=0.5, attempts=9, pause_s=0)
+    limits = Limits(stall_s=5, total_s=0.5, attempts=9, pause_s=0)
     began = time.monotonic()
     with pytest.raises(TrainError, match=r"not complete after 0\.5 s"):
-        fetch(f"{server.url}/file", str(tmp_path / "file"), SHA256, patience)
+        fetch(f"{server.url}/file", str(tmp_path / "file"), SHA256, limits)
     assert time.monotonic() - began < 30
 
 
 def test_the_last_wait_of_all_is_no_silence_of_the_server(server: Site, tmp_path: Path) -> None:
     server.faults["file"] = [stalls(after=0)] * 9
-    patience = Patience(stall_s=20, total_s=0.3, attempts=9, pause_s=0)
+    limits = Limits(stall_s=20, total_s=0.3, attempts=9, pause_s=0)
     with pytest.raises(TrainError, match=r"not complete after 0\.3 s"):
-        fetch(f"{server.url}/file", str(tmp_path / "file"), SHA256, patience)
+        fetch(f"{server.url}/file", str(tmp_path / "file"), SHA256, limits)
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
