@@ -463,11 +463,11 @@ def test_a_beat_of_numbers_that_make_no_sense_is_none(name: str, number: int) ->
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"time": 1' + b"0" * 400 + b"}", b"\xff"])
-def test_mail_that_makes_no_sense_stops_nobody(tmp_path: Path, text: bytes) -> None:
+def test_a_beat_that_makes_no_sense_stops_nobody(tmp_path: Path, text: bytes) -> None:
     store: Any = None
     exchange = Exchange(store, tmp_path, Beat(0, 0, 2, "h", 1, "m"))
     good = json.dumps(Beat(1, 0, 2, "b", 1, "m").as_json()).encode()
-    exchange._ask = lambda: [(0, text), (1, good)]  # type: ignore[method-assign]
+    exchange._ask = lambda _: [(0, text), (1, good)]  # type: ignore[method-assign]
     exchange._listen()
     assert [each.beat.rank for each in exchange.heard().heard] == [1]
 

@@ -65,8 +65,9 @@ def examine(
     cut_off: bool = False,
     late: float = 0.0,
     homes: Mapping[int, str] | None = None,
+    partial: bool = False,
 ) -> Diagnosis:
-    """Judge a world by what was heard of it.
+    """Judge a world by what was heard of it; `partial`: of these ranks only, the others are well or unknown.
 
     `states`: of the processes of ranks on this machine. `cut_off`: this host hears nothing of the others
     any more, so that their silence says nothing. `late`: seconds by which what is heard may be behind.
@@ -81,7 +82,7 @@ def examine(
     front = max(heard, key=lambda each: (each.beat.step, -_since(each)))
     patients = tuple(
         _patient(rank, known.get(rank), front, states.get(rank), cut_off, late, unheard)
-        for rank in range(size)
+        for rank in (sorted(known) if partial else range(size))
     )
     lost = [p for p in patients if p.condition in _LOST]
     culprits = [p for p in lost if not (p.beat and p.beat.waited)]

@@ -1,7 +1,11 @@
 """The heartbeats of all hosts, by way of the store in which the processes met.
 
-Owns a connection of its own and the thread that uses it: a store that does not answer blocks nobody
-else. Knows nothing of what a beat says.
+Owns a connection of its own and the thread that uses it: a store that does not answer blocks nobody else.
+
+Every rank puts its beat there. In a small job one process of each host reads all of them. Where that would
+be too much, rank 0 alone does, and puts a summary there that the other hosts read: the beats of the ranks
+that it blames, and of a few others. Then the traffic grows with the ranks and not with ranks times hosts
+(benchmarks/heartbeats.py).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from train.health.diagnosis import examine
 from train.health.heartbeats import Beat, Heard, HostView
 
 if TYPE_CHECKING:
@@ -25,17 +30,23 @@ _LISTEN_S = 2.0
 _BYTES_A_SECOND = 2e6
 _BEAT_BYTES = 900
 _SLOWEST_S = 60.0
+# So many beats are in a summary, at most.
+_SUMMARY = 16
 
 
 class Exchange:
-    """The beats of all hosts, through the store: every rank puts its own there; the first process
-    of each host reads the others' and keeps them where this host's doctor finds them."""
+    """The beats of all hosts, as one process of this host has them from the store; see the module."""
 
     def __init__(self, store: Store, directory: Path, own: Beat) -> None:
         self._store, self._directory, self._own = store, directory, own
         size = own.world_size
         hosts = max(1.0, size / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-        self.every = min(_SLOWEST_S, max(_LISTEN_S, hosts * size * _BEAT_BYTES / _BYTES_A_SECOND))
+        everything, most = hosts * size * _BEAT_BYTES, _LISTEN_S * _BYTES_A_SECOND
+        self._summarised = everything > most
+        moved = (size + hosts * (_SUMMARY + 1)) * _BEAT_BYTES if self._summarised else everything
+        self.every = min(_SLOWEST_S, max(_LISTEN_S, moved / _BYTES_A_SECOND))
+        self._partial = self._summarised and own.rank != 0
+        self._summary, self._summary_at = b"", 0.0
         self._latest: Beat | None = None
         self._at: dict[int, tuple[float, float]] = {}
         self._beats: dict[int, Beat] = {}
@@ -66,17 +77,22 @@ class Exchange:
         """What is known of the others now."""
         now = time.monotonic()
         with self._wake:
-            beats = [Heard(b, now - self._at[r][1]) for r, b in sorted(self._beats.items())]
+            # Of rank 0 the silence counts from now on; the others were, in its summary, as they were then.
+            till = self._summary_at if self._partial else now
+            beats = [
+                Heard(b, max(0.0, (now if r == 0 else till) - self._at[r][1]))
+                for r, b in sorted(self._beats.items())
+            ]
             unanswered_s = now - self._answered
-        own = self._own
         return HostView(
-            own.host,
-            own.machine,
+            self._own.host,
+            self._own.machine,
             time.time(),
             now,
             self.every,
             round(unanswered_s, 1),
             tuple(beats),
+            self._partial,
         )
 
     def fresh(self, timeout_s: float) -> None:
@@ -123,18 +139,49 @@ class Exchange:
             self._answered = time.monotonic()
 
     def _listen(self) -> None:
-        for rank, text in self._ask():
+        if self._partial:
+            self._read_summary()
+        for rank, text in self._ask([0] if self._partial else range(self._own.world_size)):
             with contextlib.suppress(ValueError, RecursionError):
                 self._take(rank, Beat.from_json(json.loads(text)))
+        if self._summarised and self._own.rank == 0:
+            self._store.set(self._key("summary"), json.dumps(self._summarise()))
         with self._wake:
             self._answered = time.monotonic()
             self._rounds += 1
             self._wake.notify_all()
 
-    def _ask(self) -> list[tuple[int, bytes]]:
+    def _summarise(self) -> list[dict[str, Any]]:
+        """Who is blamed, and some of the others, each with its age."""
+        heard = self.heard().heard
+        blamed = set(examine(heard, {}, late=2 * self.every).blamed)
+        first = sorted(heard, key=lambda each: (each.beat.rank not in blamed, each.beat.rank))
+        return [{"beat": h.beat.as_json(), "age": round(h.age, 1)} for h in first[:_SUMMARY]]
+
+    def _read_summary(self) -> None:
+        key = self._key("summary")
+        if not self._summary and not self._store.check([key]):
+            return
+        text = self._store.get(key)
+        if text == self._summary:
+            return
+        with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
+            found = [
+                (Beat.from_json(each["beat"]), max(0.0, float(each["age"])))
+                for each in json.loads(text)
+            ]
+            with self._wake:
+                self._summary, self._summary_at = text, time.monotonic()
+                zero = {r: self._beats[r] for r in self._beats if r == 0}
+                self._beats = zero | {beat.rank: beat for beat, _ in found if beat.rank != 0}
+                for beat, age in found:
+                    if beat.rank != 0:
+                        self._at[beat.rank] = beat.monotonic, self._summary_at - age
+
+    def _ask(self, ranks: Sequence[int]) -> list[tuple[int, bytes]]:
         # Asked for what nobody has put there yet, a store waits.
-        known = [r for r in range(self._own.world_size) if r in self._beats]
-        new = [r for r in range(self._own.world_size) if r not in self._beats]
+        known = [r for r in ranks if r in self._beats]
+        new = [r for r in ranks if r not in self._beats]
         known += [rank for rank in new if self._store.check([self._key(rank)])]
         if not known:
             return []
@@ -157,5 +204,5 @@ class Exchange:
                 self._at[rank] = beat.monotonic, now
             self._beats[rank] = beat
 
-    def _key(self, rank: int) -> str:
-        return f"heartbeat/{self._own.world}/{rank}"
+    def _key(self, which: int | str) -> str:
+        return f"heartbeat/{self._own.world}/{which}"

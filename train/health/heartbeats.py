@@ -105,7 +105,8 @@ class Heard:
 @dataclass(frozen=True)
 class HostView:
     """What one host has heard. `at`, `monotonic`: when this was written, by that host's clocks;
-    `every`: seconds between its looks; `unanswered_s`: seconds since the run's store last answered it."""
+    `every`: seconds between its looks; `unanswered_s`: seconds since the run's store last answered it;
+    `partial`: of the other hosts' ranks it knows those that rank 0 named, who are in trouble if any is."""
 
     host: str
     machine: str
@@ -114,6 +115,7 @@ class HostView:
     every: float
     unanswered_s: float
     heard: tuple[Heard, ...]
+    partial: bool = False
 
 
 def plain(text: str, most: int = _MOST_TEXT) -> str:
@@ -220,7 +222,7 @@ def _host_view(value: Any) -> HostView:
         name: _checked(value.get(name), float)
         for name in ("at", "monotonic", "every", "unanswered_s")
     }
-    return HostView(**texts, **numbers, heard=heard)
+    return HostView(**texts, **numbers, heard=heard, partial=_checked(value.get("partial"), bool))
 
 
 def read_said(directory: Path, world: str) -> dict[str, list[str]]:

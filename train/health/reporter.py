@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 EVERY_S = 1.0
-# So many files a second may be renamed in a directory that may be everybody's.
-_RANKS_A_SECOND = 64
+# So many beats a second of all ranks together go to the store, and so many files are renamed in a directory
+# that may be everybody's.
+_BEATS_A_SECOND = 1000
+_FILES_A_SECOND = 64
 # How long a file server may keep an ending process.
 _LAST_WORD_S = 2.0
 # How long the last words wait for news of the others.
@@ -62,7 +64,7 @@ class Reporter:
         `may_write`: whether the directory is this job's still."""
         self._directory, self._may_write = directory, may_write
         self._size = int(env.get("WORLD_SIZE", "1"))
-        self._every = max(every, self._size / _RANKS_A_SECOND)
+        self._every = max(every, self._size / _BEATS_A_SECOND)
         self._env = dict(env)
         self._watch = Watch()
         # Never held while something is written: a file server that hangs holds nobody else up.
@@ -175,7 +177,9 @@ class Reporter:
 
     def _run(self) -> None:
         nic, address, head = network.own_place(self._env)
-        self._files_every = heartbeats.pace(self._directory, self._every)
+        self._files_every = heartbeats.pace(
+            self._directory, max(self._every, self._size / _FILES_A_SECOND)
+        )
         with self._change:
             self.beat = replace(self.beat, nic=nic, address=address, head=head)
         while not self._ended.is_set():

@@ -45,7 +45,8 @@ def diagnose(directory: Path, host_view: HostView | None = None) -> Diagnosis:
         if each.beat.machine == here
     }
     late = 2 * host_view.every if host_view is not None else 0.0
-    return examine(heard, states, _is_cut_off(host_view, heard), late, homes(directory))
+    partial = host_view is not None and host_view.partial
+    return examine(heard, states, _is_cut_off(host_view, heard), late, homes(directory), partial)
 
 
 def settled(directory: Path, timeout_s: float) -> Diagnosis:
