@@ -298,6 +298,7 @@ def read_lock(directory: Path) -> Holder | None:
     """The holder on file, or None when there is none (or nothing readable, which holds nobody off)."""
     try:
         data: dict[str, Any] = json.loads((directory / "lock").read_text("utf-8"))
+        data["since"] = float(data["since"])
         data["launcher"] = _process(data["launcher"])
         data["writer"] = _process(data["writer"]) if data["writer"] else None
         data["starts"] = tuple(data["starts"])
@@ -305,7 +306,7 @@ def read_lock(directory: Path) -> Holder | None:
         return Holder(**data)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 
@@ -350,7 +351,9 @@ def _attempt_on_file(directory: Path) -> str | None:
 
 @contextlib.contextmanager
 def _exclusive(directory: Path) -> Iterator[None]:
-    with open(directory / ".lock.guard", "a") as guard:
+    # Also to be written to: to open a pipe that way waits for nobody at its other end.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    with open(os.open(directory / ".lock.guard", flags, 0o666), "rb+", buffering=0) as guard:
         # Object-store mounts have no locks; there the read-back after the write has to do.
         with contextlib.suppress(OSError):
             fcntl.flock(guard, fcntl.LOCK_EX)

@@ -6,7 +6,9 @@ what the processes are for, and nothing of torch.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import glob
 import os
 import signal
 import socket
@@ -14,6 +16,7 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 ENDED = ("", "Z", "X")  # states of a process that runs no more
 _EXITING = 0x4  # PF_EXITING of include/linux/sched.h, in the ninth field
 
@@ -80,3 +83,19 @@ def die_with_parent(signum: signal.Signals) -> None:
     # The parent may have died before the call; then nobody would ever send the signal.
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
+
+
+def adopt_orphans() -> None:
+    """Have what the descendants of this process leave behind become its children (prctl(2), Linux only)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> list[int]:
+    """The processes whose parent is this one, zombies among them; none where there is no /proc."""
+    own, found = str(os.getpid()).encode(), []
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError), open(path, "rb") as file:
+            if file.read().rpartition(b")")[2].split()[1] == own:
+                found.append(int(path.split("/")[2]))
+    return found

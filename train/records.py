@@ -5,10 +5,13 @@ Owns all writing to the checkpoint directory during a run. The other ranks write
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +57,12 @@ class Records:
         disk.remove_leftovers(directory)
         meta = _describe_run(config, world, trainer.last_step, fence)
         text = json.dumps(meta, indent=1, sort_keys=True) + "\n"
-        replace_file(directory / "manifest.json", text.encode())
+        with _named_for_good():
+            replace_file(directory / "manifest.json", text.encode())
         if remote is not None:
             remote.resume(start_step)
-        self._log = MetricsLog(directory / "metrics.jsonl")
+        with _named_for_good():
+            self._log = MetricsLog(directory / "metrics.jsonl")
         every, keep = config.checkpoint_every, config.checkpoint_keep
         self.saver = Saver(directory, fence, every, keep, meta, remote)
         units = config.global_batch_size * workload.units_per_sample
@@ -180,6 +185,20 @@ class Records:
                 f"the status file in {self._directory} cannot be written: {error.strerror}; make "
                 "room or restore the permission, and start the job again"
             ) from None
+
+
+@contextmanager
+def _named_for_good() -> Iterator[None]:
+    """No restart gives the permission to write a file, nor makes one of a directory. Raises TrainError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR):
+            raise
+        raise TrainError(
+            f"{error.filename2 or error.filename} cannot be written: {error.strerror}; restore the permission, or move it "
+            "away, and start the job again"
+        ) from None
 
 
 def _say_restart(start_step: int) -> None:

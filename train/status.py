@@ -7,6 +7,7 @@ there. Knows nothing of how the status came about.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import threading
@@ -86,19 +87,21 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
 
     Raises OSError, also for what is no ordinary file or is larger.
     """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(most + 1) if size <= most else b""  # it may grow meanwhile
+    if max(size, len(content)) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
+    return content
+
+
+def open_file(path: Path) -> io.FileIO:
+    """An ordinary file, to be read. Waits for nobody at the other end of a pipe. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
-        with open(descriptor, "rb", closefd=False) as file:
-            # It may grow meanwhile.
-            content = file.read(most + 1) if found.st_size <= most else b""
-        if max(found.st_size, len(content)) > most:
-            raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
-        return content
-    finally:
-        os.close(descriptor)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return io.FileIO(descriptor)
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
 
 
 def replace_file(path: Path, content: bytes) -> None:

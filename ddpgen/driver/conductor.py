@@ -143,6 +143,8 @@ class Conductor:
         if end.good:
             # The job has come to its end: nobody is fetched back for it.
             self._settled = True
+            if end.state == "stopped" and not (self._asked or self._plan.elastic):
+                self._tell("stop")  # stopped before all had met, it has told nobody
             self._within(self._pace.linger)
         elif not self._killed:
             self._say(f"{end.host}: {end.state}: {end.reason or 'it gave no reason'}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,6 +71,26 @@ def empty(place: Path) -> None:
         (place / name).unlink()
 
 
+def marker_of_endless_files(place: Path) -> None:
+    text = (place / "checkpoint.json").read_text()
+    (place / "checkpoint.json").write_text(re.sub('"size": [0-9]+', '"size": 1e400', text))
+
+
+def marker_without_settings(place: Path) -> None:
+    marker = json.loads((place / "checkpoint.json").read_text())
+    (place / "checkpoint.json").write_text(json.dumps({**marker, "settings": None}))
+
+
+def marker_that_is_a_pipe(place: Path) -> None:
+    (place / "checkpoint.json").unlink()
+    os.mkfifo(place / "checkpoint.json")
+
+
+def file_that_is_a_pipe(place: Path) -> None:
+    (place / "model.pt").unlink()
+    os.mkfifo(place / "model.pt")
+
+
 def remove_a_file(place: Path) -> None:
     (place / "optimizer.pt").unlink()
 
@@ -81,6 +102,10 @@ def remove_a_file(place: Path) -> None:
         (flip_a_bit, "model.pt does not match its sha256"),
         (damage_the_marker, "checkpoint.json is damaged"),
         (marker_of_another_step, "checkpoint.json is damaged"),
+        (marker_of_endless_files, "checkpoint.json is damaged"),
+        (marker_without_settings, "checkpoint.json is damaged"),
+        (marker_that_is_a_pipe, "checkpoint.json cannot be read: it is no ordinary file"),
+        (file_that_is_a_pipe, "model.pt cannot be read: it is no ordinary file"),
         (remove_a_file, "optimizer.pt cannot be read: No such file"),
     ],
 )

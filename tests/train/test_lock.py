@@ -103,6 +103,18 @@ def test_a_lock_nobody_can_read_holds_nobody_off(tmp_path: Path, content: bytes)
     claim(tmp_path, "job", os.getpid())
 
 
+def test_a_lock_with_a_time_that_is_none_holds_nobody_off(tmp_path: Path) -> None:
+    claim(tmp_path, "job", os.getpid())
+    held = json.loads((tmp_path / "lock").read_text())
+    (tmp_path / "lock").write_text(json.dumps({**held, "since": "abc"}))
+    claim(tmp_path, "other", os.getpid())
+
+
+def test_a_guard_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".lock.guard")
+    assert claim(tmp_path, "job", os.getpid())
+
+
 def test_of_many_claims_at_once_one_wins(tmp_path: Path) -> None:
     won, lost = [], []
 

@@ -67,3 +67,12 @@ def test_more_gpus_asked_for_than_there_are_is_named(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     failed = run(tmp_path, DROPOUT, 2, "--backend=nccl")
     assert "backend nccl needs CUDA, and this torch sees no CUDA device" in reason(failed)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "manifest.json"])
+def test_a_record_that_cannot_be_written_is_named_and_ends_the_job(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    why = reason(run(tmp_path, DROPOUT, 1))
+    assert why.startswith(f"{tmp_path / name} cannot be written: Is a directory; ")

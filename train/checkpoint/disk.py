@@ -28,8 +28,10 @@ from typing import Any, BinaryIO
 import torch
 
 from train.layout import MARKER, step_directory, steps_on_disk
+from train.status import open_file, read_file
 
 _READ_BYTES = 1 << 22
+_MARKER_BYTES = 1 << 26
 
 
 class BadCheckpointError(Exception):
@@ -69,7 +71,7 @@ def read(directory: Path, step: int) -> Checkpoint:
     """Verify one checkpoint, which reads all of it. Raises BadCheckpointError."""
     place = step_directory(directory, step)
     try:
-        marker = (place / MARKER).read_bytes()
+        marker = read_file(place / MARKER, _MARKER_BYTES)
     except FileNotFoundError:
         raise BadCheckpointError(f"{MARKER} is missing: the write was never completed") from None
     except OSError as error:
@@ -88,9 +90,11 @@ def parse_marker(content: bytes, step: int) -> tuple[dict[str, Any], dict[str, t
     try:
         meta = json.loads(content)
         files = {str(n): (int(f["size"]), str(f["sha256"])) for n, f in meta["files"].items()}
-        if meta["step"] != step or any("/" in name for name in files):
+        if meta["step"] != step or not files or any("/" in name for name in files):
             raise ValueError
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        if any(type(meta[name]) is not dict for name in ("settings", "facts") if name in meta):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise BadCheckpointError(f"{MARKER} is damaged") from None
     return meta, files
 
@@ -98,7 +102,7 @@ def parse_marker(content: bytes, step: int) -> tuple[dict[str, Any], dict[str, t
 def _verify(path: Path, size: int, sha256: str) -> None:
     found, sum_ = 0, hashlib.sha256()
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_file(path) as file:
             while part := file.read(_READ_BYTES):
                 found += len(part)
                 sum_.update(part)

@@ -50,6 +50,8 @@ def unusable(whole: Path, error: OSError) -> Refusal:
     remedy = "set checkpoint.dir to a place you can write to"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free some space there"
+    elif error.errno == errno.EISDIR:
+        remedy = "it has to be a file: move that directory away"
     why = f"{error.strerror or error}{about}; {remedy}"
     return Refusal(EXIT_FAILED, f"the checkpoint directory {whole} cannot be used: {why}")
 

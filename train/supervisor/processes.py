@@ -9,9 +9,15 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 
-from train.processes import die_with_parent
+from train.processes import adopt_orphans, children, die_with_parent
+
+# What the workers leave behind may be about to end by itself; so many seconds later it is asked, then killed.
+_LEFTOVERS = ((2.5, signal.SIGKILL), (1.0, signal.SIGTERM))
+_LEFTOVERS_S = 4.0
+_LOOK_S = 0.05
 
 
 class Workers:
@@ -34,6 +40,7 @@ class Workers:
             die_with_parent(last)
             os.setpgid(0, 0)  # the terminal's Ctrl-C is the supervisor's to handle
 
+        adopt_orphans()
         self._process = subprocess.Popen(
             words,
             env=dict(environment),
@@ -61,3 +68,27 @@ class Workers:
     def ended(self, code: int) -> None:
         """Its exit code is known: the pid may be another process's from now on."""
         self._process.returncode = code
+
+    def end_leftovers(self) -> int:
+        """End what the processes have started and left behind; how many those were.
+
+        They are this process' children by now. Its own are in its session, and not in the launcher's group.
+        """
+        began, asked = time.monotonic(), dict[int, signal.Signals]()
+        while left := [pid for pid in children() if self._is_left(pid)]:
+            spent = time.monotonic() - began
+            signum = next((signum for after, signum in _LEFTOVERS if spent >= after), None)
+            if spent > _LEFTOVERS_S:
+                break
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    if not os.waitpid(pid, os.WNOHANG)[0] and signum and asked.get(pid) != signum:
+                        asked[pid] = signum
+                        os.kill(pid, signum)
+            time.sleep(_LOOK_S)  # nobody tells of the children of a child
+        return len(asked)
+
+    def _is_left(self, pid: int) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            return os.getsid(pid) != os.getsid(0) or os.getpgid(pid) == self.pid
+        return False

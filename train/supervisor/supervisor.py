@@ -377,6 +377,8 @@ class Supervisor:
             event = self._events.next()
             if isinstance(event, Exit) and event.pid == self._workers.pid:
                 self._workers.ended(event.code)
+                if count := self._workers.end_leftovers():
+                    say(f"ended {count} process(es) that the workers had started and left behind")
                 return self._tier.at_end(self._end(event.code))
             self._on_event(event)
 

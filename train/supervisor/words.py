@@ -27,7 +27,7 @@ PLACEHOLDERS = (
 )
 _PLACEHOLDER = re.compile("{(" + "|".join(PLACEHOLDERS) + ")}")
 # What follows one of these is the user's text, in which braces mean braces.
-_USERS = re.compile("--arg=")
+_USERS = re.compile("--(arg|workload)=")
 _TORCHRUN = ("-m", "torch.distributed.run")
 _SPAWN = ("-m", "train", "spawn")
 _WIDTH = 110

@@ -7,13 +7,13 @@ of `text.py`. Knows nothing of processes: no shape, order or number here depends
 from __future__ import annotations
 
 import math
-import sys
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from train.errors import TrainError
+from train.metrics import say
 from train.workload import Context, Workload
 from train.workloads import arguments
 from train.workloads.text import Text, read_text
@@ -61,7 +61,7 @@ def build(
     if context.rank == 0:
         # Two nodes, or a run and its resumption, that read other text show it in this line.
         size, digest = f"{len(corpus.bytes):,} bytes", corpus.sha256[:16]
-        print(f"gpt: {size} of text from {corpus.origin} (sha256 {digest}…)", file=sys.stderr)
+        say(f"gpt: {size} of text from {corpus.origin} (sha256 {digest}…)")
     return Workload(
         model=Transformer(depth, width, heads, seq_len, dropout, tie_weights),
         dataset=training,

@@ -47,6 +47,11 @@ case $part in
     exit 0
     ;;
   listen) listen ;;
+  stopped) # by a signal on the host itself, when its peer is there
+    until [ -e "$HOME/../over" ]; do sleep 0.05; done
+    echo 'ddpgen: stopped before the training began; to go on: the same command' >&2
+    exit 75
+    ;;
   slow-stop) # a second after its peers, and nothing was trained
     echo training
     while read -r word; do

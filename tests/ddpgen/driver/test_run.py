@@ -289,6 +289,18 @@ def test_hosts_that_all_stop_though_one_takes_its_time_are_a_clean_stop(stage: M
     assert table(output)["desk"][:2] == table(output)["lap"][:2] == ["stopped", "75"]
 
 
+def test_a_host_that_is_stopped_before_all_have_met_stops_the_others(stage: Make) -> None:
+    ours = stage()
+    ours.part("desk", "stopped")
+    ours.part("lap", "listen")
+    process = ours.start()
+    wait_for(lambda: ours.started() == ["desk", "lap"])
+    (ours.home("desk").parent / "over").touch()
+    output = rest(process)
+    assert process.returncode == 75, output
+    assert table(output)["lap"][:2] == ["stopped", "75"]
+
+
 def test_the_last_lines_of_a_host_come_where_they_are_announced(stage: Make) -> None:
     ours = stage()
     ours.part("desk", "listen")

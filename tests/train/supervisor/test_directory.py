@@ -73,3 +73,9 @@ def test_a_full_disk_under_the_checkpoints_is_called_that(
         acquired(tmp_path, "desk")
     said = f"the checkpoint directory {tmp_path} cannot be used: No space left on device"
     assert (refused.value.code, str(refused.value)) == (1, f"{said}; free some space there")
+
+
+def test_a_stop_file_that_is_a_directory_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "stop").mkdir()
+    with pytest.raises(Refusal, match=r"/stop\); it has to be a file: move that directory away"):
+        acquire(tmp_path, tmp_path, "job", "")

@@ -43,6 +43,12 @@ def test_torchrun_hands_the_programs_words_on_as_they_are() -> None:
     assert got == [sys.executable, *own, "run", "--arg=a=$$$$5 {port}", "--log=<port>"]
 
 
+def test_a_workloads_name_may_look_like_a_placeholder() -> None:
+    assert (
+        workers(command("run", "--workload=m{port}.py:f"), VALUES)[-1] == "--workload=m{port}.py:f"
+    )
+
+
 def test_the_words_of_a_script_are_never_touched() -> None:
     got = workers(command("script", "code/a.py", "--x={port}"), VALUES)
     assert got[-2:] == ["code/a.py", "--x={port}"]

@@ -125,7 +125,7 @@ def test_rank_0_says_what_it_reads(
     for rank in (0, 1):
         gpt.build(context_of(rank=rank, world_size=2), **TINY, text=text)
     said = capsys.readouterr().err
-    assert said.startswith(f"gpt: 200 bytes of text from {text!r} (sha256 ")
+    assert said.startswith(f"ddpgen: gpt: 200 bytes of text from {text!r} (sha256 ")
     assert said.count("\n") == 1
 
 
