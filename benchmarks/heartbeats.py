@@ -17,7 +17,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,35 +25,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tests.train.counting_store import Store  # noqa: E402
 from train.health.exchange import Exchange  # noqa: E402
 from train.health.heartbeats import Beat  # noqa: E402
 from train.health.phase import EXCHANGE  # noqa: E402
 from train.health.reporter import Reporter  # noqa: E402
 
 HOSTS, EACH, ROUNDS = (2, 16, 100, 1000), 8, 3
-
-
-class Store:
-    """What a TCPStore does; counts what goes in and out."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
-        self.moved = 0
-
-    def set(self, key: str, value: str) -> None:
-        self.kept[key] = value.encode()
-        self.moved += len(value)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return all(key in self.kept for key in keys)
-
-    def get(self, key: str) -> bytes:
-        return self.multi_get([key])[0]
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        found = [self.kept[key] for key in keys]
-        self.moved += sum(map(len, found))
-        return found
 
 
 def main() -> None:

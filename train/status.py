@@ -7,12 +7,12 @@ there. Knows nothing of how the status came about.
 from __future__ import annotations
 
 import errno
-import io
 import os
 import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 WORDS = ("running", "done", "stopped", "failed")
 _MOST_REASON = 10_000
@@ -95,11 +95,11 @@ def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
     return content
 
 
-def open_file(path: Path) -> io.FileIO:
+def open_file(path: Path) -> BinaryIO:
     """An ordinary file, to be read. Waits for nobody at the other end of a pipe. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return io.FileIO(descriptor)
+        return open(descriptor, "rb")
     os.close(descriptor)
     raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
 

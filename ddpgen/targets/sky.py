@@ -237,7 +237,10 @@ def _made(plan: LaunchPlan) -> dict[str, Any]:
     sky = plan.sky
     assert sky is not None
     alone = len(sky.alternatives) == 1
+    assert isinstance(plan.store, str)
+    kept_at = (sky.bucket_url or "") + plan.store.removeprefix(sky.bucket_path)
     return {
+        "stop_object": f"{kept_at}/stop",
         "sets_up": sky.sets_up,
         "setup_lines": bool(sky.setup),
         "secrets_given": "".join(f" --secret {secret}" for secret in sky.secrets),

@@ -81,6 +81,10 @@ def marker_without_settings(place: Path) -> None:
     (place / "checkpoint.json").write_text(json.dumps({**marker, "settings": None}))
 
 
+def marker_without_files(place: Path) -> None:
+    (place / "checkpoint.json").write_text('{"step": 300, "files": {}}')
+
+
 def marker_that_is_a_pipe(place: Path) -> None:
     (place / "checkpoint.json").unlink()
     os.mkfifo(place / "checkpoint.json")
@@ -104,6 +108,7 @@ def remove_a_file(place: Path) -> None:
         (marker_of_another_step, "checkpoint.json is damaged"),
         (marker_of_endless_files, "checkpoint.json is damaged"),
         (marker_without_settings, "checkpoint.json is damaged"),
+        (marker_without_files, "checkpoint.json is damaged"),
         (marker_that_is_a_pipe, "checkpoint.json cannot be read: it is no ordinary file"),
         (file_that_is_a_pipe, "model.pt cannot be read: it is no ordinary file"),
         (remove_a_file, "optimizer.pt cannot be read: No such file"),

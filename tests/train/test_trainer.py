@@ -88,3 +88,22 @@ def test_a_step_says_what_it_does_and_when_it_waits(monkeypatch: pytest.MonkeyPa
         (DATA, False), (FORWARD, False), (EXCHANGE, False), (BACKWARD, False), (SNAPSHOT, False),
         (UPDATE, False), (EXCHANGE, True), (BUFFERS, True),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("by_file", "by_signal", "elastic", "stop", "leave"),
+    [
+        (False, False, False, False, False),
+        (True, False, False, True, False),
+        (False, True, False, True, False),
+        (False, True, True, False, True),  # the others go on without this one
+        (True, True, True, True, True),
+    ],
+)
+def test_what_a_rank_is_asked_to_do(
+    by_file: bool, by_signal: bool, elastic: bool, stop: bool, leave: bool
+) -> None:
+    trainer: Any = Scripted()
+    trainer.config.elastic = elastic
+    trainer.stop = SimpleNamespace(by_file=by_file, by_signal=by_signal)
+    assert trainer._asked_to_end() == (stop, leave)

@@ -172,10 +172,11 @@ class Exchange:
             ]
             with self._wake:
                 self._summary, self._summary_at = text, time.monotonic()
-                zero = {r: self._beats[r] for r in self._beats if r == 0}
-                self._beats = zero | {beat.rank: beat for beat, _ in found if beat.rank != 0}
+                # Of rank 0 it is told by rank 0 itself.
+                self._beats = {rank: beat for rank, beat in self._beats.items() if rank == 0}
                 for beat, age in found:
                     if beat.rank != 0:
+                        self._beats[beat.rank] = beat
                         self._at[beat.rank] = beat.monotonic, self._summary_at - age
 
     def _ask(self, ranks: Sequence[int]) -> list[tuple[int, bytes]]:

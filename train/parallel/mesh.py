@@ -36,7 +36,7 @@ class Waitable(Protocol):
     """A sum that is under way."""
 
     def wait(self) -> torch.Tensor:
-        """The sum. Raises PeerGoneError, PeerLateError."""
+        """The sum. Raises RuntimeError when a peer is gone or too late."""
 
 
 class Reducer(Protocol):
