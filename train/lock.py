@@ -34,7 +34,7 @@ from train.layout import steps_on_disk, stop_file
 from train.metrics import say
 from train.processes import ENDED, machine, process_state, start_time
 from train.scheduler import Scheduled
-from train.status import replace_file
+from train.status import read_status, replace_file
 
 HEARTBEAT_S = 5.0
 # A holder on another machine cannot be looked at; it counts as dead after this long in silence.
@@ -191,7 +191,7 @@ class Fence:
                 raise FencedOffError(_fenced_message(directory, attempt, holder))
             if start is None:
                 start = Start(max(steps_on_disk(directory), default=0))
-            _check_progress(holder, start)
+            _check_progress(directory, holder, start)
             self._holder = replace(
                 _moved_here(holder),
                 generation=holder.generation + 1,
@@ -269,7 +269,7 @@ def _moved_here(holder: Holder) -> Holder:
     )
 
 
-def _check_progress(holder: Holder, start: Start) -> None:
+def _check_progress(directory: Path, holder: Holder, start: Start) -> None:
     """Give up when the generation that ended last began here too, and was a restart itself.
 
     Among generations of the same hosts: that a host went or came is no crash of the others. But
@@ -279,10 +279,12 @@ def _check_progress(holder: Holder, start: Start) -> None:
     restarts = _run_of(holder.worlds, start.world)
     if (restarts >= 2 and standing >= 1) or standing >= _REMEMBERED:
         times = "twice" if standing < _REMEMBERED else f"{standing} times"
+        noted = read_status(directory)
+        last = noted.reason if noted is not None else ""
         raise TrainError(
-            f"crashed {times} without committing a step after step {start.step}; giving up. The "
-            "first error above is the cause; if it strikes at random, a shorter checkpoint.every "
-            "gets past it"
+            f"crashed {times} without committing a step after step {start.step}; giving up."
+            f"{f' The last crash: {last}.' if last else ''} If it strikes at random, a shorter "
+            "checkpoint.every gets past it"
         )
 
 

@@ -3,18 +3,22 @@
 Owns the node directory `<checkpoint dir>/nodes/<host>`: what the host's script reads there
 (`status`), and which launch the host belongs to (`launch`). The checkpoint directory may lie on one
 disk that all hosts share, or on one of each host's own; a node directory is one host's in both
-cases. Imports no torch.
+cases. Also how a process of an attempt says how that ended, with or without other hosts. Imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from train.errors import TrainError
 from train.lock import Fence, FencedOffError, read_lock
 from train.status import Status, read_status, replace_file, write_status
+
+# Of an exception's text, which may be a page, so much goes into the status.
+MOST_REASON = 500
 
 
 @dataclass(frozen=True)
@@ -87,3 +91,37 @@ class HostStatus:
                 "make room or restore the permission, and start the job again"
             ) from None
         self.fence.close()
+
+
+def record_end(
+    directory: Path, attempt: str, node: Node | None, word: str, reason: str = ""
+) -> None:
+    """Put how the attempt ended into its status: this host's, and the job's where this host holds it.
+
+    Leaves a directory alone that another attempt has taken. Raises OSError.
+    """
+    for place, was in _statuses(directory, attempt, node):
+        write_status(place, Status(word, was.attempt, was.step, reason))
+
+
+def record_crash(directory: Path, attempt: str, node: Node | None, what: str, lost: bool) -> None:
+    """Note a crash, which a restart may cure: the status says `running` still. `lost`: it only follows from the
+    end of another process, and does not take the place of what was noted before."""
+    with contextlib.suppress(OSError):
+        for place, was in _statuses(directory, attempt, node):
+            if was.word == "running" and not (lost and was.reason):
+                write_status(place, Status("running", was.attempt, was.step, what))
+
+
+def _statuses(directory: Path, attempt: str, node: Node | None) -> Iterator[tuple[Path, Status]]:
+    """The directories that are this attempt's, and their statuses."""
+    places = [(directory, node.launch() if node else attempt)]
+    if node is not None:
+        places.insert(0, (node.directory, node.attempt))
+    for place, mine in places:
+        holder = read_lock(place)
+        if not mine or holder is None or holder.attempt != mine:
+            return
+        was = read_status(place)
+        step = was.step if was is not None else 0
+        yield place, was if was and was.attempt == mine else Status("running", mine, step)

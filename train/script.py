@@ -15,9 +15,10 @@ from pathlib import Path
 
 from train import processes
 from train.errors import EXIT_FAILED, EXIT_STOPPED
+from train.health.stacks import innermost_user_line
 from train.lock import HeldByLiveJobError, is_replaced, read_lock, take
 from train.metrics import say
-from train.node import Node
+from train.node import MOST_REASON, Node, record_crash
 from train.replaced import Replacement
 from train.scheduler import VARIABLE, Scheduled
 from train.status import Status, read_status, write_status
@@ -52,7 +53,19 @@ def main(argv: Sequence[str]) -> int:
     replaced.watch()
     if not path.is_file():
         return _fail(attempt, f"{path} is not there; is it listed under 'code'?")
-    code = _run_script(path, list(argv[1:]))
+    try:
+        code = _run_script(path, list(argv[1:]))
+    except Exception as error:
+        where = innermost_user_line(error.__traceback__)
+        _note_crash(
+            attempt, node, f"{type(error).__name__}: {error}", f" ({where})" if where else ""
+        )
+        raise
+    return _conclude(attempt, node, path.name, code)
+
+
+def _conclude(attempt: str, node: Node | None, name: str, code: int) -> int:
+    """What the script's exit code means. Returns this worker's own."""
     if code == 0 and _speaks_for_the_job():
         _write(attempt, "done")
     elif code == EXIT_STOPPED and _speaks_for_the_job():
@@ -60,8 +73,10 @@ def main(argv: Sequence[str]) -> int:
         asked = _stop_file()
         _write(attempt, "stopped", reason_in(asked) if asked.exists() else "")
     elif code == EXIT_USAGE:
-        why = f"{path.name} refused its arguments (exit code {code}); correct train.args"
+        why = f"{name} refused its arguments (exit code {code}); correct train.args"
         return _fail(attempt, why)
+    elif code not in (0, EXIT_STOPPED):
+        _note_crash(attempt, node, f"{name} ended with exit code {code}")
     # Not 75: torchrun would start the workers again.
     return 0 if code == EXIT_STOPPED else code
 
@@ -114,6 +129,12 @@ def _run_script(path: Path, arguments: list[str]) -> int:
         if ours is not None:
             os.environ["DDPGEN_CHECKPOINT_DIR"] = ours
     return 0
+
+
+def _note_crash(attempt: str, node: Node | None, why: str, where: str = "") -> None:
+    """A restart may cure it; should there be none, the status knows why."""
+    what = f"rank {os.environ.get('RANK', '0')}: {why[:MOST_REASON]}{where}"
+    record_crash(_whole(), attempt, node, what, lost=False)
 
 
 def _fail(attempt: str, why: str) -> int:

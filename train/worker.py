@@ -6,7 +6,6 @@ for good (on any host), or crashed and worth a restart. Imports torch only when 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -21,13 +20,14 @@ from train.errors import EXIT_FAILED, ToldError, TrainError
 from train.failure import LAST_WAIT_S, FailureBroadcast
 from train.health.phase import doing
 from train.health.reporter import Reporter
+from train.health.stacks import innermost_user_line
 from train.lock import FencedOffError, read_lock
 from train.metrics import say
-from train.node import Node
+from train.node import MOST_REASON, Node, record_crash, record_end
 from train.parallel import master_port
 from train.peers import GONE, LATE, what_became_of_a_peer
 from train.replaced import Replacement
-from train.status import Status, read_status, write_status
+from train.status import read_status
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         _report_failure(directory, attempt, str(error), rank)
         return EXIT_FAILED
     except Exception as error:  # noqa: BLE001 - the worker's last resort
-        _report_crash(error, rank, reporter)
+        _report_crash(error, directory, attempt, None, rank, reporter)
         return EXIT_FAILED
 
 
@@ -115,25 +115,17 @@ def _among_hosts(
         return code
     except Exception as error:  # noqa: BLE001 - the worker's last resort
         failures.wait_for_word()
-        _report_crash(error, rank, reporter)
+        _report_crash(error, directory, node.attempt, node, rank, reporter)
         return EXIT_FAILED
 
 
 def _put_down(directory: Path, node: Node, reason: str, rank: int) -> int:
     """Write `failed` for this host, and for the job where this host holds it. The exit code."""
     try:
-        node.write("failed", reason=reason)
-    except FencedOffError:
-        return 0  # somebody else's story by now
+        record_end(directory, node.attempt, node, "failed", reason)
     except OSError as error:
         say(f"the status file cannot be written: {error.strerror}", rank)
         return EXIT_FAILED
-    holder = read_lock(directory)
-    launch = node.launch()
-    if holder is not None and holder.attempt == launch:
-        was = read_status(directory) or Status("running", launch, 0)
-        with contextlib.suppress(OSError):
-            write_status(directory, Status("failed", launch, was.step, reason))
     return 0
 
 
@@ -150,32 +142,44 @@ def _is_over(directory: Path, attempt: str, rank: int) -> bool:
 
 
 def _report_failure(directory: Path, attempt: str, why: str, rank: int) -> None:
-    was = read_status(directory) or Status("running", attempt, 0)
-    failed = Status("failed", attempt, was.step, " ".join(why.split()))
-    if was == failed:
+    was = read_status(directory)
+    reason = " ".join(why.split())
+    if was is not None and (was.word, was.attempt, was.reason) == ("failed", attempt, reason):
         return  # another rank has met the same fault and said so
     say(why, rank)
-    holder = read_lock(directory)
-    if attempt and holder is not None and holder.attempt == attempt:
-        try:
-            write_status(directory, failed)
-        except OSError as error:
-            say(f"the status file cannot be written: {error.strerror}", rank)
+    try:
+        record_end(directory, attempt, None, "failed", reason)
+    except OSError as error:
+        say(f"the status file cannot be written: {error.strerror}", rank)
 
 
-def _report_crash(error: Exception, rank: int, reporter: Reporter) -> None:
+def _report_crash(
+    error: Exception,
+    directory: Path,
+    attempt: str,
+    node: Node | None,
+    rank: int,
+    reporter: Reporter,
+) -> None:
     """Say what has happened; of what happened to others, who and where it was."""
     text, became = str(error), what_became_of_a_peer(error)
+    lines: list[str] = []
     reporter.fail(error, waited=bool(became))
     if became:
         # A traceback through DDP would only hide the cause.
         what = "lost a peer" if became == GONE else "waited in vain for a peer"
         say(f"{what}: {text.splitlines()[0][:200]}", rank)
-        for line in reporter.explain() if became == LATE else reporter.explain(timeout_s=0.0):
+        lines = reporter.explain() if became == LATE else reporter.explain(timeout_s=0.0)
+        for line in lines:
             say(line, rank)
-        return
-    traceback.print_exc()
-    say(f"{type(error).__name__}: {text}", rank)
+        reason = f"{what}: {lines[0] if lines else text.splitlines()[0]}"
+    else:
+        traceback.print_exc()
+        say(f"{type(error).__name__}: {text}", rank)
+        where = innermost_user_line(error.__traceback__)
+        reason = f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
+    lost = bool(became) and not lines
+    record_crash(directory, attempt, node, f"rank {rank}: {reason[:MOST_REASON]}", lost)
 
 
 def _run(

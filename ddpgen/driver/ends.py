@@ -9,13 +9,9 @@ from dataclasses import dataclass
 DONE, FAILED, USAGE, NO_START, STOPPED = 0, 1, 2, 69, 75
 SSH_FAILED = 255  # ssh's own; the host scripts never end with it
 
-_VERDICT = re.compile(r"ddpgen: failed(?: at step \d+)?: (.*)")
+_FAILED = re.compile(r"ddpgen: failed(?: at step \d+)?: (.*)")
+_CRASHED = re.compile(r"ddpgen: crashed(?: at step \d+)?: (.*)")
 _CONSEQUENCE = re.compile(r"\b(?:lost|waited in vain for) (?:a|the|its) peer")
-_OF_A_RANK = re.compile(r"ddpgen rank \d+: ")
-_DIAGNOSIS = re.compile(r"ranks? \d[\d, -]* on \S+ .*")
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b: ?.*")
-# What was said before one of these was no reason to end.
-_GOES_ON = re.compile(r"step +\d+/|ddpgen: restart \d")
 _OF_SSH = re.compile(
     r"ssh: |Connection |Shared connection |Timeout, server |client_loop|Read from remote|kex_|mux_"
     r"|.*: Permission denied|Host key|packet_write"
@@ -41,31 +37,22 @@ class End:
 
 
 class Evidence:
-    """Listens to a host's lines for what its script says of itself. `cause`: the first diagnosis or
-    exception since the training last went on, "" for none."""
+    """Listens to a host's lines for what its script says of itself: `failed`, `crashed` its reason, `last` its last
+    line, `ssh` that of ssh; "" where there is none."""
 
     def __init__(self) -> None:
-        self.verdict = ""
-        self.cause = ""
-        self.last = ""
-        self.ssh = ""
-        self.lost_a_peer = False
+        self.failed = self.crashed = self.last = self.ssh = ""
 
     def add(self, line: str) -> None:
         """One line of the host's output, as shown."""
-        verdict = _VERDICT.match(line)
-        if verdict:
-            self.verdict = verdict[1]
+        if failed := _FAILED.match(line):
+            self.failed = failed[1]
+        if crashed := _CRASHED.match(line):
+            self.crashed = crashed[1]
         if line.startswith("ddpgen: ") and not line.startswith("ddpgen: to go on"):
             self.last = line.removeprefix("ddpgen: ")
         elif _OF_SSH.match(line):
             self.ssh = line
-        if _GOES_ON.match(line):
-            self.cause = ""
-        told = _OF_A_RANK.sub("", line, count=1)
-        if not self.cause and (_EXCEPTION.match(told) or (told != line and _DIAGNOSIS.match(told))):
-            self.cause = told
-        self.lost_a_peer = self.lost_a_peer or bool(_CONSEQUENCE.search(line))
 
 
 def judged(host: str, code: int, evidence: Evidence, forced: bool) -> End:
@@ -76,17 +63,12 @@ def judged(host: str, code: int, evidence: Evidence, forced: bool) -> End:
         return End(host, "lost", code, reason, forced)
     if code in _STATES:
         return End(host, _STATES[code], code, evidence.last, forced)
-    if evidence.verdict:
-        return End(
-            host,
-            "failed",
-            code,
-            evidence.verdict,
-            forced,
-            bool(_CONSEQUENCE.search(evidence.verdict)),
-        )
-    state = "killed" if forced else "crashed"
-    return End(host, state, code, evidence.cause or evidence.last, forced, evidence.lost_a_peer)
+    state, reason = "crashed", evidence.crashed or evidence.last
+    if evidence.failed:
+        state, reason = "failed", evidence.failed
+    elif forced:
+        state = "killed"
+    return End(host, state, code, reason, forced, bool(_CONSEQUENCE.search(reason)))
 
 
 def culprit(ends: Sequence[End], names: Iterable[str]) -> End | None:

@@ -115,7 +115,11 @@ def test_a_finished_job_ends_with_0_although_torchrun_says_1(stage: Callable[...
     [
         ("stopped", 75, "ddpgen: stopped at step 7; to go on: bash {bundle}/local.sh\n"),
         ("failed", 1, "ddpgen: failed at step 7: it was to be\n"),
-        ("silent", 1, "ddpgen: the launcher ended with code 3 and the job wrote no status; "),
+        (
+            "silent",
+            1,
+            "ddpgen: crashed: the launcher ended with code 3 and no process said why",
+        ),
         ("foreign", 1, "ddpgen: the status is not of this attempt: another job has taken over\n"),
     ],
 )
@@ -577,7 +581,7 @@ def test_a_killed_torchrun_is_a_failure_with_its_code(stage: Callable[..., Stage
     until_training(process)
     os.kill(ours.seen()["pid"], signal.SIGKILL)
     output = process.communicate(timeout=TIMEOUT_S)[0]
-    assert "the launcher ended with code 137 and the job wrote no status" in output
+    assert "crashed: the launcher was killed by signal 9" in output
     assert process.returncode == 1
 
 

@@ -64,6 +64,8 @@ class Batch:
         self.name = wanted["name"]
         self.inside = f"{cluster.shared}/{place or self.name}"
         self.place = cluster.rig.shared / (place or self.name)
+        # Its checkpoint directory, as seen from here.
+        self.directory = self.place / wanted["checkpoint"].get("dir", f"checkpoints/{self.name}")
         # Not rendered there: seen from here it lies below /proc, where real paths end.
         with tempfile.TemporaryDirectory() as here:
             jobs.render(Path(here), wanted, target="slurm")
@@ -74,11 +76,6 @@ class Batch:
         """As a user does from inside the bundle; the job's id."""
         words = (*options, "slurm.sbatch", *arguments)
         return self.cluster.sbatch(*words, cwd=f"{self.inside}/bundle")
-
-    @property
-    def directory(self) -> Path:
-        """Its checkpoint directory, as seen from here."""
-        return self.place / "checkpoints" / self.name
 
     @property
     def log(self) -> str:
@@ -161,7 +158,8 @@ def environment(pid: int) -> bytes:
 
 def alone(place: Path) -> Path:
     """The checkpoint directory of the same job on this machine, undisturbed."""
-    wanted = {**spec("job"), "targets": {"local": {"procs_per_node": 1}}}
+    local = {"targets": {"local": {"procs_per_node": 1}}, "rendezvous": {"launcher": "env"}}
+    wanted = {**spec("job"), **local}
     done = jobs.run(jobs.render(place, wanted))
     assert done.process.returncode == 0, done.output
     return place / "checkpoints" / "job"

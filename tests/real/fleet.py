@@ -78,10 +78,11 @@ def example(name: str, place: Path, procs: int = 0, **train: Any) -> tuple[Path,
 
 
 def both(place: Path, spec: dict[str, Any]) -> tuple[Path, Path]:
-    """The bundles of one spec for `hosts` and for `local`."""
+    """The bundles of one spec for `hosts` and for `local`, there without torchrun, which takes its time."""
+    local = {**spec, "rendezvous": {**spec.get("rendezvous", {}), "launcher": "env"}}
     return (
         jobs.render(place / "hosts", spec, target="hosts"),
-        jobs.render(place / "local", spec),
+        jobs.render(place / "local", local),
     )
 
 

@@ -180,6 +180,7 @@ class SkyJob:
 def alone(place: Path, wanted: dict[str, Any]) -> Path:
     """The checkpoint directory of the same job on this machine, undisturbed."""
     here = {**wanted, "nodes": 1, "targets": {"local": {"procs_per_node": 1}}}
+    here["rendezvous"] = {"launcher": "env"}
     here["train"] = {**here["train"], "args": {**here["train"]["args"], "pause": 0.0}}
     done = jobs.run(jobs.render(place, here))
     assert done.process.returncode == 0, done.output

@@ -239,6 +239,32 @@ def test_a_host_that_is_set_up_wrongly_ends_all_with_its_reason(
     assert rig.strays(within=10) == []
 
 
+CRASHING = """
+import dataclasses, os
+from train.workloads import toy
+
+def build(context):
+    made = toy.build(context)
+    def loss(model, batch):
+        if os.environ["DDPGEN_NODE"] == "laptop":
+            raise ValueError("odd\\nbatch")
+        return made.loss(model, batch)
+    return dataclasses.replace(made, loss=loss)
+"""
+
+
+def test_a_crash_of_the_users_code_is_told_by_every_status(rig: Rig, tmp_path: Path) -> None:
+    spec = fleet.spec(PAIR, name="crash", restarts=0)
+    spec["train"] |= {"workload": "mine.py:build", "args": {}}
+    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, {"mine.py": CRASHING}, target="hosts"))
+    assert driver.end() == 1, driver.output
+    cause = "rank 1: ValueError: odd batch (mine.py:9 in loss)"
+    assert fleet.status(rig, "laptop", "crash") == f"failed 0 {cause}"
+    assert fleet.status(rig, "desk", "crash").startswith("failed 0 rank 0: lost a peer: ")
+    assert f"laptop: crashed: {cause}" in driver.output
+
+
+@pytest.mark.nightly
 def test_a_fault_in_the_users_code_is_told_once_with_its_host(rig: Rig, tmp_path: Path) -> None:
     spec = fleet.spec(PAIR, {"args": {"witdh": 3}}, name="typo")
     # Past the generator's own check, as a workload of the user's would be.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from train import lock
 from train.errors import TrainError
 from train.layout import MARKER, step_directory
 from train.lock import Fence, FencedOffError, HeldByLiveJobError, Start, claim, read_lock, take
+from train.node import Node, record_crash, record_end
+from train.status import Status, read_status
 
 
 @pytest.fixture
@@ -179,8 +183,30 @@ def test_it_gives_up_after_two_crashes_with_no_step_committed_between_them(tmp_p
     commit(tmp_path, 10)  # then the first crash
     Fence(tmp_path, attempt).close()
     # The second crash, with nothing committed since the first.
-    with pytest.raises(TrainError, match="crashed twice without committing a step after step 10"):
+    record_crash(tmp_path, attempt, None, "rank 1: ValueError: odd", lost=False)
+    record_crash(tmp_path, attempt, None, "rank 0: lost a peer", lost=True)
+    why = (
+        "crashed twice without committing a step after step 10; giving up. The last crash: rank 1: "
+        "ValueError: odd. If it"
+    )
+    with pytest.raises(TrainError, match=re.escape(why)):
         Fence(tmp_path, attempt)
+
+
+def test_who_has_been_replaced_says_nothing_of_its_end(tmp_path: Path) -> None:
+    node = Node("lap", tmp_path / "nodes" / "lap", "older", "launch")
+    node.directory.mkdir(parents=True)
+    mine = claim(node.directory, "job", os.getpid())
+    take(tmp_path, "job", os.getpid(), "launch", "")
+    record_crash(tmp_path, "older", node, "rank 1: odd", lost=False)
+    record_end(tmp_path, "older", node, "failed", "why")
+    assert read_status(node.directory) is None
+    assert read_status(tmp_path) is None
+    record_end(tmp_path, mine, replace(node, attempt=mine), "done")
+    assert read_status(tmp_path) == Status("done", "launch", 0)
+    # What has ended for good stays so.
+    record_crash(tmp_path, mine, replace(node, attempt=mine), "rank 1: late", lost=False)
+    assert read_status(node.directory) == Status("done", mine, 0)
 
 
 def test_it_goes_on_as_long_as_steps_are_committed(tmp_path: Path) -> None:

@@ -52,11 +52,18 @@ def script(tmp_path: Path) -> Script:
 
 
 @pytest.mark.parametrize(
-    ("code", "exit_code", "word"), [(0, 0, "done"), (75, 0, "stopped"), (1, 1, "running")]
+    ("code", "exit_code", "word", "reason"),
+    [
+        (0, 0, "done", ""),
+        (75, 0, "stopped", ""),
+        (1, 1, "running", "rank 0: mine.py ended with exit code 1"),
+    ],
 )
-def test_its_exit_code_is_the_status(script: Script, code: int, exit_code: int, word: str) -> None:
+def test_its_exit_code_is_the_status(
+    script: Script, code: int, exit_code: int, word: str, reason: str
+) -> None:
     text = f"raise SystemExit({code})"
-    assert script.run(text)[:2] == (exit_code, Status(word, script.attempt, 7))
+    assert script.run(text)[:2] == (exit_code, Status(word, script.attempt, 7, reason))
 
 
 def test_a_stopped_script_says_what_it_was_asked(script: Script) -> None:
@@ -126,3 +133,11 @@ def test_a_replaced_attempt_ends_and_writes_nothing(script: Script) -> None:
     code, status, said = script.run("raise SystemExit(3)", DDPGEN_ATTEMPT="older")
     assert (code, status) == (0, Status("running", script.attempt, 7))
     assert "was replaced" in said
+
+
+def test_an_exception_is_noted_with_its_line_and_may_be_tried_again(script: Script) -> None:
+    text = "def boom():\n    raise ValueError('no\\nsuch')\n\nboom()\n"
+    code, status, said = script.run(text, RANK="3")
+    noted = "rank 3: ValueError: no such (mine.py:2 in boom)"
+    assert (code, status) == (1, Status("running", script.attempt, 7, noted))
+    assert "Traceback" in said

@@ -204,7 +204,7 @@ def as_text(page: Page, width: int = 100) -> list[str]:
         lines.append(f"status of {name}" if name else "status")
         lines[-1] += f": {_how(status, page.newest, name)}"
     lines += [f"cannot be read: {which}" for which in page.unreadable]
-    if page.found.patients and (page.over is None or page.over.word == "failed"):
+    if page.found.patients and page.over is None:
         lines += ["", *_table(page.found.patients, width)]
     lines += ["", *_verdict(page)]
     if page.refused is not None:

@@ -39,10 +39,12 @@ class End:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The exit code of the supervisor, and its last lines."""
+    """The exit code of the supervisor, and its last lines. `failure`: why it failed, for the status that the
+    workers have left at `running`; "" where that is not known."""
 
     code: int
     lines: tuple[str, ...] = ()
+    failure: str = ""
 
 
 def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request:
@@ -62,25 +64,33 @@ def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request
 def at_end(end: End, results: str, again: str) -> Outcome:
     """What the end of a user's own launch means. torchrun's exit code says 1 for nearly everything: what
     counts is the status. `results`: where they are, in words; `again`: what to type to go on."""
-    goes_on = f"to go on from the newest checkpoint: {again}"
     status = end.status
     if status is None:
         taken = "the status is not of this attempt: another job has taken over"
-        return Outcome(EXIT_FAILED, (taken, goes_on))
+        return Outcome(EXIT_FAILED, (taken,))
     at = f" at step {status.step}" if status.step else ""  # a user's script counts its steps itself
     if status.word == "done":
         return Outcome(0, (f"done{at}; {results}",))
     if status.word == "stopped":
         return Outcome(EXIT_STOPPED, (f"stopped{at}; to go on: {again}",))
     if status.word == "failed":
-        why = status.reason or "no reason given"
-        return Outcome(EXIT_FAILED, (f"failed{at}: {why}", goes_on))
+        return Outcome(EXIT_FAILED, (f"failed{at}: {status.reason or 'no reason given'}",))
     if end.stops and not end.killed and not end.met:
         return not_begun(again)
+    newest = " from the newest checkpoint" if status.step else ""
+    goes_on = f"to go on{newest}: {again}"
     if end.killed:
-        return Outcome(EXIT_FAILED, (f"killed; {goes_on}",))
-    why = f"the launcher ended with code {end.code} and the job wrote no status; its last lines are above"
-    return Outcome(EXIT_FAILED, (why, goes_on))
+        return Outcome(EXIT_FAILED, (f"killed; {goes_on}",), "killed, as it was asked to")
+    return Outcome(EXIT_FAILED, (f"crashed{at}: {crash(end)}", goes_on), status.reason)
+
+
+def crash(end: End) -> str:
+    """Why the workers have ended, who have not said that it is for good: the last crash they noted, if any."""
+    if end.status is not None and end.status.reason:
+        return end.status.reason
+    if end.code > 128:
+        return f"the launcher was killed by signal {end.code - 128}"
+    return f"the launcher ended with code {end.code} and no process said why, as when one is killed"
 
 
 def not_begun(again: str) -> Outcome:

@@ -24,7 +24,7 @@ from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
 from train.notices import clouds
 from train.status import replace_file
 from train.supervisor import directory, network
-from train.supervisor.decision import End, Outcome, Request
+from train.supervisor.decision import End, Outcome, Request, crash
 from train.supervisor.refusal import Refusal
 from train.supervisor.stopobject import StopObject
 from train.supervisor.supervisor import Membership, Tier
@@ -283,8 +283,7 @@ def at_end(me: str, end: End) -> Outcome:
         return Outcome(EXIT_STOPPED, (f"{me}: stopped{at} ({why}); to go on: {Sky.again}",))
     if end.stops and not end.met:
         return not_begun(me)
-    why = f"the launcher ended with code {end.code} and the job wrote no status; its last lines are above"
-    return Outcome(EXIT_FAILED, (f"{me}: {why}",))
+    return Outcome(EXIT_FAILED, (f"{me}: crashed{at}: {crash(end)}",), status.reason)
 
 
 def _beside(work: Callable[..., object], *arguments: object) -> None:

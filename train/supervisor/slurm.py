@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +126,9 @@ class Slurm:
         try:
             return self._run()
         except Refusal as refusal:
-            if str(refusal):
-                say(str(refusal))
-            return self._leave(refusal.code)
+            return self._finish(Finish(refusal.code, str(refusal), str(refusal)))
         except nic.NetworkError as error:
-            say(str(error))
-            return self._leave(EXIT_UNAVAILABLE)
+            return self._finish(Finish(EXIT_UNAVAILABLE, str(error), str(error)))
         except AskedError as asked:
             return self._come_back(Return(f"{asked} came before the training began", EXIT_STOPPED))
 
@@ -390,7 +388,7 @@ class Slurm:
         if end.stop:
             directory.stop_file.unlink(missing_ok=True)
         where = f"; results are in {directory.path}" if meant.line.startswith("done") else ""
-        return self._finish(Finish(meant.code, meant.line + where))
+        return self._finish(replace(meant, line=meant.line + where))
 
     def _whose_stop(self) -> str:
         if self._only_preflight:
@@ -445,6 +443,8 @@ class Slurm:
     def _finish(self, decision: Finish) -> int:
         if decision.line:
             say(decision.line)
+        if self._taken and decision.failure:
+            self.directory.say_failed(decision.failure)
         return self._leave(decision.code)
 
     def _leave(self, code: int) -> int:

@@ -77,10 +77,11 @@ class End:
 
 @dataclass(frozen=True)
 class Finish:
-    """The job is over."""
+    """The job is over. `failure`: why it failed, for a status that says `running` still."""
 
     code: int
     line: str = ""
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,15 @@ def decide(end: End, job: Job) -> Finish | Return:
     if 128 < end.code <= _LAST_SIGNAL:
         return Return(f"killed on a node (srun ended with {end.code})", EXIT_FAILED, CRASH)
     if end.code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_STOPPED) and end.failure is not None:
-        return Finish(end.code, _told(end.failure))
+        told = _told(end.failure)
+        return Finish(end.code, told, "" if end.code == EXIT_STOPPED else told)
     if end.code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_STOPPED):
         return Finish(end.code)
-    words = _told(end.failure) or f"srun ended with {end.code}; the last words of the job are above"
-    return Finish(EXIT_FAILED, f"{words}; to go on from the newest checkpoint: sbatch slurm.sbatch")
+    why = _told(end.failure)
+    if end.status is not None and end.status.reason:
+        why = f"crashed at step {end.status.step}: {end.status.reason}"
+    words = why or f"srun ended with {end.code}; its last lines are before this one"
+    return Finish(EXIT_FAILED, f"{words}; {AGAIN}", why)
 
 
 def may_be_lost(end: End, nodes: int) -> bool:
@@ -189,7 +194,8 @@ def go_back(wanted: Return, state: State, cancelled: bool, job: Job) -> Decision
         asked = "Slurm does not say whether it was cancelled, so it is not put into the queue"
         return Leave(EXIT_STOPPED, f"{why}; {asked}; {AGAIN}")
     if job.stands_still:
-        return Finish(EXIT_FAILED, f"{why}; {standstill(wanted.counter)}")
+        line = f"{why}; {standstill(wanted.counter)}"
+        return Finish(EXIT_FAILED, line, line)
     return _within_budget(wanted, job)
 
 
@@ -198,13 +204,14 @@ def _within_budget(wanted: Return, job: Job) -> Decision:
     if wanted.counter == CRASH:
         if job.crashes >= job.restarts:
             over = f"it was killed {job.crashes + 1} times, and restarts: is {job.restarts}"
-            return Finish(wanted.code, f"{wanted.why}; {over}; {AGAIN}")
+            return Finish(wanted.code, f"{wanted.why}; {over}; {AGAIN}", f"{wanted.why}; {over}")
         count = f"crash {job.crashes + 1} of at most {job.restarts}"
         return Requeue(f"{wanted.why}; {back} ({count})", CRASH, wanted.code)
     requeued = job.restart - job.crashes
     if requeued >= job.requeues:
         over = f"it has been requeued {requeued} times, all that targets.slurm.requeues allows"
-        return Finish(wanted.code, f"{wanted.why}; {over}; {AGAIN}")
+        failure = f"{wanted.why}; {over}" if wanted.code == EXIT_FAILED else ""
+        return Finish(wanted.code, f"{wanted.why}; {over}; {AGAIN}", failure)
     count = f"requeue {requeued + 1} of at most {job.requeues}"
     return Requeue(f"{wanted.why}; {back} ({count})", REQUEUE, wanted.code)
 

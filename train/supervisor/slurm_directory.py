@@ -173,6 +173,13 @@ class Directory:
         with contextlib.suppress(OSError):
             write_status(self.path, Status("running", self.launch, self.newest_step))
 
+    def say_failed(self, why: str) -> None:
+        """The job is over, and its processes have left the status at `running`."""
+        status = self.status()
+        if status is not None and status.word == "running":
+            with contextlib.suppress(OSError):
+                write_status(self.path, Status("failed", self.launch, status.step, why))
+
     def status(self) -> Status | None:
         """What this start has put on file."""
         status = read_status(self.path)

@@ -12,11 +12,9 @@ import os
 import signal
 from pathlib import Path
 
-from train.layout import node_directory
 from train.scheduler import VARIABLE, Scheduled
-from train.status import Status, write_status
 from train.supervisor import network, slurm
-from train.supervisor.decision import End, Outcome, Request
+from train.supervisor.decision import End, Outcome, Request, crash
 from train.supervisor.events import Due, Event, Events, Result, Signal
 from train.supervisor.slurm_directory import Directory
 from train.supervisor.supervisor import Membership, Tier
@@ -32,6 +30,7 @@ class SlurmNode(Tier):
     """One node of a start."""
 
     again = "sbatch slurm.sbatch"
+    decides = False
     # Slurm sends its signals to every process of the step: a step and its checkpoint are finished first.
     ignored = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -103,18 +102,18 @@ class SlurmNode(Tier):
     def at_end(self, end: End) -> Outcome:
         """0 for what is no failure of this node: what it means for the job is for the batch supervisor."""
         word = end.status.word if end.status else ""
-        if self._replaced and end.status and word == "running":
-            self._tell_replaced(end.status)
         if word in ("done", "stopped"):
             return Outcome(0)
         if word == "failed":
             return Outcome(1)
         if end.stops and not end.met:
             return Outcome(0, (f"{self._me}: stopped before the training began",))
-        if end.code > 128:
-            said = f"{self._me}: the launcher was killed (signal {end.code - 128})"
-            return Outcome(end.code, (said,))
-        return Outcome(end.code or 1)  # it ended as if all were well, and nobody says so
+        why = end.status.reason if end.status else ""
+        if self._replaced:
+            why = f"a later start of Slurm job {self._directory.job} has taken over; this one ends"
+        said = f"{self._me}: crashed: {why or crash(end)}"
+        # It may have ended as if all were well, and nobody says so.
+        return Outcome(end.code or 1, (said,), why)
 
     def listen(self, events: Events) -> None:
         self._events = events
@@ -131,13 +130,6 @@ class SlurmNode(Tier):
             if self._seen >= _BELIEVED:
                 self._events.inject(Signal(_REPLACED))
             self._events.set_alarm(_WATCH, _WATCH_S)
-
-    def _tell_replaced(self, status: Status) -> None:
-        """The processes have not seen it themselves. `status`: what this start has on file."""
-        why = f"a later start of Slurm job {self._directory.job} has taken over; this one ends"
-        with contextlib.suppress(OSError):
-            held = node_directory(self._directory.path, self._me)
-            write_status(held, Status("failed", status.attempt, status.step, why))
 
     def report(self, outcome: Outcome) -> None:
         """What this node decides by itself: srun then ends the others, and may drop what it has said."""

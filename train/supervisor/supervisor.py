@@ -27,6 +27,7 @@ from train.errors import EXIT_UNAVAILABLE
 from train.layout import node_directory
 from train.metrics import say
 from train.nic import NetworkError, resolve
+from train.node import Node, record_end
 from train.preflight import command as preflight
 from train.preflight.finding import codes
 from train.preflight.settings import Settings
@@ -89,6 +90,8 @@ class Tier(Protocol):
 
     again: str
     scheduler: str = ""
+    # Whether the end of this host can be the end of the job.
+    decides: bool = True
     # Options in front of the user's arguments that are the supervisor's: see words.take_leading().
     leading: Sequence[str] = ("--preflight",)
     # What the workers do not hear, as the tier signals every process and the supervisor answers.
@@ -183,6 +186,8 @@ class Supervisor:
             outcome = self._tier.not_begun(str(stop))
         for line in outcome.lines:
             say(line)
+        if outcome.failure:
+            self._record(outcome.failure)
         self._tier.report(outcome)
         return outcome.code
 
@@ -419,6 +424,17 @@ class Supervisor:
             words_on_file = (self.held / "launch").read_text("utf-8", "replace").split()
             return bool(words_on_file[:1] == [self._attempt])
         return False
+
+    def _record(self, failure: str) -> None:
+        """The workers have ended without a last word: have the status say how."""
+        member, attempt, mine = self.member, self._attempt, None
+        if member.head:
+            mine = Node(member.me, self.held, attempt, member.launch)
+        directory = self.checkpoint_dir if self._tier.decides else self.held
+        try:
+            record_end(directory, attempt, mine, "failed", failure)
+        except OSError as error:
+            say(f"the status file cannot be written: {error.strerror}")
 
     def _end(self, code: int) -> End:
         status = read_status(self.held)

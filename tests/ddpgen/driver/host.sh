@@ -32,7 +32,7 @@ listen() {
         exit 75
         ;;
       kill)
-        echo 'ddpgen: torchrun ended with code 137 and the job wrote no status' >&2
+        echo 'ddpgen: killed; to go on: the same command' >&2
         exit 1
         ;;
     esac
@@ -64,8 +64,7 @@ case $part in
   lonely) # ends when its peer does
     echo training
     until [ -e "$HOME/../over" ]; do sleep 0.05; done
-    echo 'ddpgen rank 1: lost a peer: Connection closed by peer' >&2
-    echo 'ddpgen: torchrun ended with code 1 and the job wrote no status; its last words are above' >&2
+    echo 'ddpgen: crashed at step 7: rank 1: lost a peer: Connection closed by peer' >&2
     exit 1
     ;;
   fail)
@@ -77,7 +76,7 @@ case $part in
     ;;
   crash | crash-after-*)
     case $part in crash-after-*) checkpoint "${part##*-}" ;; esac
-    echo 'ddpgen: torchrun ended with code 1 and the job wrote no status; its last words are above' >&2
+    echo 'ddpgen: crashed: rank 0: ValueError: odd' >&2
     exit 1
     ;;
   die) kill -KILL $$ ;;

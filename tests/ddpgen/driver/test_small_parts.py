@@ -241,49 +241,14 @@ def test_what_an_exit_means() -> None:
     assert judged("a", 0, heard("ddpgen: done at step 7"), False).state == "done"
     assert judged("a", 75, heard(), False).state == "stopped"
     assert judged("a", 69, heard("ddpgen: in use"), False) == End("a", "refused", 69, "in use")
-    assert judged("a", 1, heard("ddpgen: torchrun ended with code 1"), False).state == "crashed"
+    crashed = heard("ddpgen: crashed at step 7: rank 0: ValueError: odd", "ddpgen: to go on: x")
+    assert judged("a", 1, crashed, False) == End("a", "crashed", 1, "rank 0: ValueError: odd")
+    assert judged("a", 1, heard("Killed", "ddpgen: last"), False) == End("a", "crashed", 1, "last")
     assert judged("a", 1, heard(), True).state == "killed"
     lost = judged("a", 255, heard("loss 3", "Connection to a closed by remote host.", ""), False)
     assert lost.reason == "the connection was lost: Connection to a closed by remote host."
     assert judged("a", -9, heard(), False).state == "lost"
-    assert judged("a", 1, heard("ddpgen rank 0: lost a peer: reset"), False).follows
-
-
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
-        (
-            [
-                "ddpgen rank 0: waited in vain for a peer: timed out",
-                "ddpgen rank 0: rank 1 on lap (process 37) is frozen there; it last stood at step 3",
-                "ddpgen: torchrun ended with code 1",
-            ],
-            "rank 1 on lap (process 37) is frozen there; it last stood at step 3",
-        ),
-        (
-            [
-                "Traceback (most recent call last):",
-                '  File "x.py", line 1, in <module>',
-                "ModuleNotFoundError: No module named 'torch'",
-                "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
-                "ddpgen: torchrun ended with code 1",
-            ],
-            "ModuleNotFoundError: No module named 'torch'",
-        ),
-        # What was got over, and what a checkpoint was found to be, is none.
-        (
-            [
-                "ValueError: retried by the user's own code",
-                "step     5/100  loss 1.0",
-                "ddpgen rank 1: using the checkpoint of step 4",
-                "ddpgen: torchrun ended with code 1",
-            ],
-            "torchrun ended with code 1",
-        ),
-    ],
-)
-def test_a_crash_is_told_by_its_first_cause(lines: list[str], reason: str) -> None:
-    assert judged("a", 1, heard(*lines), False).reason == reason
+    assert judged("a", 1, heard("ddpgen: crashed: rank 0: lost a peer: reset"), False).follows
 
 
 def test_the_cause_is_told_from_its_consequences() -> None:

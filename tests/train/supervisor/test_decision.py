@@ -9,7 +9,8 @@ from train.supervisor.decision import End, at_end, not_begun, on_signal
 
 AGAIN = "bash local.sh"
 NEWEST = f"to go on from the newest checkpoint: {AGAIN}"
-SILENT = "the launcher ended with code 3 and the job wrote no status; its last lines are above"
+SILENT = "the launcher ended with code 3 and no process said why, as when one is killed"
+NOTED = "rank 1: ValueError: odd (model.py:7 in forward)"
 
 
 def status(word: str, step: int = 7, reason: str = "") -> Status:
@@ -46,9 +47,16 @@ def test_only_who_typed_it_is_told_how_to_kill() -> None:
         (End(1, status("done")), 0, ("done at step 7; HERE",)),
         (End(0, status("done", 0)), 0, ("done; HERE",)),
         (End(1, status("stopped")), 75, (f"stopped at step 7; to go on: {AGAIN}",)),
-        (End(0, status("failed", 7, "why")), 1, ("failed at step 7: why", NEWEST)),
-        (End(0, status("failed", 0)), 1, ("failed: no reason given", NEWEST)),
-        (End(3, status("running")), 1, (SILENT, NEWEST)),
+        (End(0, status("failed", 7, "why")), 1, ("failed at step 7: why",)),
+        (End(0, status("failed", 0)), 1, ("failed: no reason given",)),
+        (End(3, status("running")), 1, (f"crashed at step 7: {SILENT}", NEWEST)),
+        (End(1, status("running", 7, NOTED)), 1, (f"crashed at step 7: {NOTED}", NEWEST)),
+        (End(1, status("running", 0, NOTED)), 1, (f"crashed: {NOTED}", f"to go on: {AGAIN}")),
+        (
+            End(137, status("running")),
+            1,
+            ("crashed at step 7: the launcher was killed by signal 9", NEWEST),
+        ),
         (End(137, status("running"), stops=2, killed=True), 1, (f"killed; {NEWEST}",)),
         (End(1, status("running"), stops=1, met=False), 75, not_begun(AGAIN).lines),
         (
@@ -60,10 +68,12 @@ def test_only_who_typed_it_is_told_how_to_kill() -> None:
         (
             End(1, None),
             1,
-            ("the status is not of this attempt: another job has taken over", NEWEST),
+            ("the status is not of this attempt: another job has taken over",),
         ),
     ],
 )
 def test_the_end_of_the_workers(end: End, code: int, lines: tuple[str, ...]) -> None:
     outcome = at_end(end, "HERE", AGAIN)
     assert (outcome.code, outcome.lines) == (code, lines)
+    # What the status has to be told, and can be.
+    assert bool(outcome.failure) == (NOTED in lines[0] or lines[0].startswith("killed"))

@@ -8,6 +8,7 @@ import pytest
 
 from train.status import Status
 from train.supervisor.slurm_decision import (
+    AGAIN,
     CRASH,
     REQUEUE,
     Begun,
@@ -29,6 +30,9 @@ STOPPED = Status("stopped", "slurm.7.0", 20)
 RUNNING = Status("running", "slurm.7.0", 15)
 DONE = Status("done", "slurm.7.0", 100)
 FAILED = Status("failed", "slurm.7.0", 20, "CUDA error")
+CAUSE = "rank 3: ValueError: odd (model.py:7 in forward)"
+CRASHED = replace(RUNNING, step=20, reason=CAUSE)
+TOLD = "node2 ended this start (exit code 69): setup of the spec failed"
 SETUP = Failure(69, "node2", "setup of the spec failed")
 
 
@@ -68,22 +72,22 @@ SETUP = Failure(69, "node2", "setup of the spec failed")
         # A node fails; srun sends the others a TERM, of which they make a stop file.
         (
             End(69, RUNNING, stop="job", failure=SETUP),
-            Finish(69, "node2 ended this start (exit code 69): setup of the spec failed"),
+            Finish(69, TOLD, TOLD),
         ),
         # ... and KILL, before they have read it.
         (
             End(137, RUNNING, stop="job", failure=SETUP),
-            Finish(69, "node2 ended this start (exit code 69): setup of the spec failed"),
+            Finish(69, TOLD, TOLD),
         ),
         # One that cannot even write that down: its directory is not there, or its container fails.
         (End(69, RUNNING, stop="job"), Finish(69)),
         (
             End(255, RUNNING, stop="job"),
-            Finish(
-                1,
-                "srun ended with 255; the last words of the job are above; to go on from the newest "
-                "checkpoint: sbatch slurm.sbatch",
-            ),
+            Finish(1, f"srun ended with 255; its last lines are before this one; {AGAIN}"),
+        ),
+        (
+            End(1, CRASHED, failure=Failure(1, "node1", "crashed: rank 0: lost a peer")),
+            Finish(1, f"crashed at step 20: {CAUSE}; {AGAIN}", f"crashed at step 20: {CAUSE}"),
         ),
         (End(2, None), Finish(2)),
     ],

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 # A look at a job costs four seconds of a processor on its first node.
-LOOK_S = 12
+LOOK_S = 30
 
 
 def network(module: Any) -> None:
