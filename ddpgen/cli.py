@@ -176,6 +176,10 @@ def _render(spec: str, target: str, how: Render) -> tuple[Mapping[str, Reading],
     directory = job.output_directory(readings, how)
     verb = "wrote" if written.changed else "unchanged:"
     click.echo(f"{verb} {directory} ({written.files} files)", err=True)
+    if written.dropped:
+        gone = ", ".join(written.dropped)
+        told = f"it no longer holds what was rendered for {gone}; --target all renders every tier"
+        click.echo(told, err=True)
     bundle = shlex.quote(_as_argument(directory))
     starts = [artefact.start.format(bundle=bundle) for artefact in rendered if artefact.start]
     return readings, directory, starts

@@ -96,9 +96,11 @@ def _literal(text: str) -> str:
     return textwrap.indent(text.rstrip("\n"), "  ")
 
 
-def _defined(turn: Callable[[Any], str]) -> Callable[[Any], str]:
+def _defined(turn: Callable[..., str]) -> Callable[..., str]:
     """`turn`, with a value that the plan does not have reported by its name."""
-    return lambda value: str(value) if isinstance(value, jinja2.Undefined) else turn(value)
+    return lambda value, *more: (
+        str(value) if isinstance(value, jinja2.Undefined) else turn(value, *more)
+    )
 
 
 FILTERS = {

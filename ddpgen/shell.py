@@ -94,20 +94,22 @@ def continued(words: Iterable[Word]) -> str:
     return " \\\n  ".join(lines)
 
 
-def sections(command: Iterable[Iterable[Word]]) -> str:
-    """Sections of a command with `--` between them, each begun on a line of its own, of 110 columns at most."""
-    return " -- \\\n  ".join(map(_wrapped, command))
+def sections(command: Iterable[Iterable[Word]], indent: int = 0) -> str:
+    """Sections of a command with `--` between them, each begun on a line of its own, of 110 columns at most.
+    `indent`: spaces before the command itself."""
+    space = " " * indent
+    return f" -- \\\n{space}  ".join(_wrapped(words, space) for words in command)
 
 
-def _wrapped(words: Iterable[Word]) -> str:
+def _wrapped(words: Iterable[Word], space: str) -> str:
     lines: list[str] = []
     for source in map(quote, words):
         # Room for what stands before the first line, ` -- \\` behind the last one, and the indentation.
-        if lines and len(lines[-1]) + len(source) < _WIDTH - 10:
+        if lines and len(lines[-1]) + len(source) < _WIDTH - 10 - len(space):
             lines[-1] += f" {source}"
         else:
             lines.append(source)
-    return " \\\n    ".join(lines)
+    return f" \\\n{space}    ".join(lines)
 
 
 def speakable(text: str) -> str:

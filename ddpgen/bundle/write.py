@@ -6,6 +6,7 @@ neither specs nor templates: it is handed finished texts and paths.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -34,10 +35,11 @@ class Item(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What write() did."""
+    """What write() did. `dropped`: the tiers that the bundle was for before, and is not any more."""
 
     files: int
     changed: bool
+    dropped: Sequence[str] = ()
 
 
 def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], force: bool) -> Written:
@@ -59,11 +61,13 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
                     return Written(len(items) + 1, changed=False)
                 _refuse_losses(directory, force)
                 _refuse_pulling_the_rug(directory)
+                before = _facts(directory).get("targets", [])
                 _take_logs_along(directory, stage)
                 exchange.put(stage, directory)
     except OSError as error:
         raise _trouble(directory, error) from None
-    return Written(len(items) + 1, changed=True)
+    dropped = [str(tier) for tier in before if tier not in facts.get("targets", [])]
+    return Written(len(items) + 1, changed=True, dropped=dropped)
 
 
 def refuse_inside_another(directory: Path) -> None:
@@ -207,12 +211,20 @@ def _present(directory: Path) -> Iterator[str]:
 
 
 def _listed(directory: Path) -> dict[str, str]:
-    """What the bundle.json of an earlier render lists; nothing when there is none."""
-    try:
-        listing = json.loads((directory / LISTING).read_bytes())
-        return {str(name): str(digest) for name, digest in listing["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
+    """The files that an earlier render has written, with their digests."""
+    return {name: str(digest) for name, digest in _facts(directory).get("files", {}).items()}
+
+
+def _facts(directory: Path) -> dict[str, Any]:
+    """The bundle.json of an earlier render; nothing when there is none that makes sense."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        facts = json.loads((directory / LISTING).read_bytes())
+        kinds = {"files": dict, "targets": list}
+        if isinstance(facts, dict) and all(
+            isinstance(facts.get(name, kind()), kind) for name, kind in kinds.items()
+        ):
+            return facts
+    return {}
 
 
 def _edited(directory: Path, sums: Mapping[str, str]) -> list[str]:

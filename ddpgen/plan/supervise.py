@@ -83,8 +83,8 @@ def hosts(job: HostsJob, weight: int | Fraction, backend: str, store: str) -> Su
 def _waiting(job: HostsJob) -> Iterator[Word]:
     """What the supervisor of one of several hosts is told of where they meet and how long they wait."""
     usual, shared = Rendezvous(), job.checkpoint.shared
+    yield f"--port={job.rendezvous.port}"  # always, as a firewall may have to be opened for it
     yield from _unusual(
-        ("port", job.rendezvous.port, usual.port),
         (
             "collective-timeout",
             seconds(job.rendezvous.collective_timeout),

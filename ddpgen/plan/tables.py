@@ -38,11 +38,12 @@ def as_text(plan: LaunchPlan) -> str:
         )
     if len(ranks) > MOST_RANKS:
         lines.append(f"… and {len(ranks) - MOST_RANKS} more ranks")
-    if plan.hosts:
-        lines += [
-            "",
-            f"on {plan.hosts.hosts[0].name}; the others' commands differ where the hosts do:",
-        ]
+    host = (
+        f" on {plan.hosts.hosts[0].name} (the others' differ where the hosts do)"
+        if plan.hosts
+        else ""
+    )
+    lines += ["", f"the launch{host}; its script fills in {{name}} and prints the whole command:"]
     return "\n".join([*lines, "", shell.continued(plan.supervise.shown)])
 
 

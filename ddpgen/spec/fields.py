@@ -113,7 +113,9 @@ class Whole(Leaf):
             raise Refused("is far too large a number", f"write {self.wants}")
         value = int(raw.text.replace("_", ""), 16 if raw.text.startswith("0x") else 10)
         if not self.low <= value <= self.high:
-            raise Refused(f"{value} is out of range", f"write {self.wants}")
+            # The bound that goes without saying: what a number of the file format can be.
+            most = f" to {LARGEST}" if value > self.high == LARGEST else ""
+            raise Refused(f"{value} is out of range", f"write {self.wants}{most}")
         return value
 
 
@@ -390,10 +392,19 @@ def show(text: str) -> str:
     )
 
 
+# What other tools call it, and no likeness would find.
+_ALSO_CALLED = {
+    "learning_rate": "lr",
+    "max_grad_norm": "grad_clip",
+    "batch_size": "global_batch_size",
+}
+
+
 def did_you_mean(word: str, known: tuple[str, ...], more: str = "") -> str:
     """The remedy for a word that is not known."""
     import difflib
 
+    word = _ALSO_CALLED.get(word, word)
     written = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word[:LONGEST].lower(), written, 1, 0.6)
     if close:

@@ -187,14 +187,14 @@ class Train:
     )
     global_batch_size: int | None = setting(
         Whole(1),
-        "Samples per optimizer step over all processes. It decides what is learned; the number of "
-        "processes does not.",
+        "Samples per optimizer step over all processes; a workload needs it. It decides what is learned; "
+        "the number of processes does not.",
         None,
     )
     micro_batch_size: int | None = setting(
         Whole(1),
-        "Samples per forward pass; has to divide global_batch_size. Too large, and a process runs "
-        "out of memory; it is part of the result's bits.",
+        "Samples per forward pass; a workload needs it, and it has to divide global_batch_size. Too "
+        "large, and a process runs out of memory; it is part of the result's bits.",
         None,
     )
     optimizer: str = setting(Choice("adamw", "adam", "sgd"), "How gradients become steps.", "adamw")

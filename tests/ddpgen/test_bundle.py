@@ -89,6 +89,14 @@ def test_the_same_spec_gives_the_same_bytes_anywhere(
         assert str(tmp_path).encode() not in content
 
 
+def test_a_bundle_that_is_for_fewer_tiers_now_says_so(run: Run, spec: Spec) -> None:
+    job = spec(GPT.replace("name: gpt", "name: gpt\ntargets: {hosts: {hosts: [a, b]}}"))
+    assert "no longer" not in run("render", job, "--target", "all").err
+    said = run("render", job, "--target", "local").err
+    assert "it no longer holds what was rendered for hosts; --target all renders every tier" in said
+    assert "no longer" not in run("render", job, "--target", "local").err
+
+
 def test_rendering_again_leaves_an_equal_bundle_alone(render: Render, tmp_path: Path) -> None:
     render()
     before = (tmp_path / "build/gpt").stat().st_ino

@@ -92,6 +92,8 @@ def test_a_code_that_is_not_there_is_refused(code: str, what: str, remedy: str) 
 
 def test_what_is_meant_is_found_whatever_its_case() -> None:
     assert did_you_mean("nic01", ("NIC001", "PORT001")) == "did you mean NIC001?"
+    # Called so by other tools, and like nothing here.
+    assert did_you_mean("learning_rate", ("log_every", "lr")) == "did you mean lr?"
 
 
 def test_the_command_prints_the_section_of_the_real_guide(run: Run) -> None:

@@ -189,6 +189,7 @@ def test_help_shows_the_options_and_starts_nothing(stage: Callable[..., Stage]) 
     ours = stage()
     code, output = ours.play("done", "--help")
     assert (code, "--micro-batch-size" in output) == (0, True)
+    assert "--preflight           only check whether the job can start" in output
     assert not ours.checkpoints.exists()
 
 

@@ -21,7 +21,7 @@ type -P -- python3 >/dev/null || {
 
 # --- run: {name} is filled in by the supervisor, which prints the whole command ------------------
 exec python3 -m train supervise host --me=node3 \
-  --job=elastic --checkpoint-dir=../checkpoints/elastic --collective-timeout=30s -- \
+  --job=elastic --checkpoint-dir=../checkpoints/elastic --port=29500 --collective-timeout=30s -- \
   torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint={head}:{port} --rdzv-id={launch} \
     --rdzv-conf=is_host={is_head},join_timeout=120,last_call_timeout=15 --local-addr={address} \
     --nproc-per-node=1 --max-restarts=1000 --monitor-interval=0.1 -- \

@@ -21,7 +21,7 @@ type -P -- python3 >/dev/null || {
 
 # --- run: {name} is filled in by the supervisor, which prints the whole command ------------------
 exec python3 -m train supervise host --me=i5 \
-  --job=fast_and_slow --checkpoint-dir=../checkpoints/fast_and_slow --nic=eth0 -- \
+  --job=fast_and_slow --checkpoint-dir=../checkpoints/fast_and_slow --nic=eth0 --port=29500 -- \
   spawn --procs=1 --first-rank={first_rank} --world-size={world_size} --node-rank={node_rank} -- \
   run --workload=toy --steps=200 --global-batch-size=64 --micro-batch-size=8 --optimizer=sgd --lr=0.1 \
     --log-every=20 --backend=gloo --world-size={world_size} --checkpoint-every='20 steps' \

@@ -21,7 +21,7 @@ type -P -- python3 >/dev/null || {
 
 # --- run: {name} is filled in by the supervisor, which prints the whole command ------------------
 exec python3 -m train supervise host --me=vm3 \
-  --job=three_vms --checkpoint-dir=../checkpoints/three_vms --nic=enp1s0 -- \
+  --job=three_vms --checkpoint-dir=../checkpoints/three_vms --nic=enp1s0 --port=29500 -- \
   torchrun --nnodes={nodes} --node-rank={node_rank} --master-addr={head} --master-port={port} \
     --local-addr={address} --nproc-per-node=2 --max-restarts=0 --monitor-interval=0.1 -- \
   run --workload=toy --steps=200 --global-batch-size=96 --micro-batch-size=8 --optimizer=sgd --lr=0.1 \

@@ -21,7 +21,7 @@ type -P -- python3 >/dev/null || {
 
 # --- run: {name} is filled in by the supervisor, which prints the whole command ------------------
 exec python3 -m train supervise host --me=laptop \
-  --job=two_desktops --checkpoint-dir=../checkpoints/two_desktops --nic=tailscale0 -- \
+  --job=two_desktops --checkpoint-dir=../checkpoints/two_desktops --nic=tailscale0 --port=29500 -- \
   torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint={head}:{port} --rdzv-id={launch} \
     --rdzv-conf=is_host={is_head},join_timeout=120 --local-addr={address} --nproc-per-node=2 \
     --max-restarts=3 --monitor-interval=0.1 -- \

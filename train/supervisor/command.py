@@ -62,7 +62,7 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
         from train.supervisor import slurm
 
         slurm.add_options(parser)
-        command = words.take_leading(command, ("--preflight",))
+        command = words.take_leading(command, words.ONLY_CHECK)
         return slurm.Slurm(parser.parse_args(command.options), command, events).run()
     tier = _tier(command.options[0])
     tier.add_options(parser)

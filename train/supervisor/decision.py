@@ -95,4 +95,5 @@ def crash(end: End) -> str:
 
 def not_begun(again: str) -> Outcome:
     """A stop before the workers were started, or had met."""
-    return Outcome(EXIT_STOPPED, (f"stopped before the training began; to go on: {again}",))
+    goes_on = f"; to go on: {again}" if again else ""
+    return Outcome(EXIT_STOPPED, (f"stopped before the training began{goes_on}",))

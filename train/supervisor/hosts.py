@@ -10,9 +10,10 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from train import nic
 from train.config import seconds
@@ -25,7 +26,7 @@ from train.supervisor.driver_link import DriverLink, take_standard_input
 from train.supervisor.events import Event, Events
 from train.supervisor.refusal import EXIT_USAGE, Refusal
 from train.supervisor.supervisor import Membership, Tier
-from train.supervisor.words import Command
+from train.supervisor.words import ONLY_CHECK, Command
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,12 @@ def membership(
 class Hosts(Tier):
     """One host of several, started by hosts/run.sh or by hand."""
 
-    leading = ("--preflight", "--driven", "--head=", "--hosts=")
+    leading: ClassVar[Mapping[str, str]] = {
+        **ONLY_CHECK,
+        "--head=": "NAME: meet at this host instead of the first, on all the same",
+        "--hosts=": "A,B: only these take part, on all the same",
+        "--driven": "",
+    }
     again = start_command(among_hosts=True)
 
     @staticmethod
@@ -175,7 +181,8 @@ class Hosts(Tier):
         return decision.on_signal(name, stops, met, self._options.driven)
 
     def not_begun(self, name: str) -> Outcome:
-        return decision.not_begun(self._same)
+        # What a driver has ended may have a reason, which the driver tells.
+        return decision.not_begun("" if self._options.driven else self._same)
 
     def at_end(self, end: End) -> Outcome:
         return decision.at_end(end, self._results(end), self._same)

@@ -52,7 +52,7 @@ from train.supervisor.slurm_job import (
     state,
 )
 from train.supervisor.supervisor import check_arguments
-from train.supervisor.words import Command
+from train.supervisor.words import ONLY_CHECK, Command
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 # A controller that is being restarted answers a minute or two later.
@@ -133,7 +133,7 @@ class Slurm:
             return self._come_back(Return(f"{asked} came before the training began", EXIT_STOPPED))
 
     def _run(self) -> int:
-        check_arguments(self._command)
+        check_arguments(self._command, ONLY_CHECK)
         self._check_activation()
         if is_step(os.environ, os.getpid(), _parent_title()):
             what = f"this is a step of job {self._number}, started by srun"

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from train.config import parse as parse_run
 from train.config import seconds
@@ -92,8 +92,9 @@ class Tier(Protocol):
     scheduler: str = ""
     # Whether the end of this host can be the end of the job.
     decides: bool = True
-    # Options in front of the user's arguments that are the supervisor's: see words.take_leading().
-    leading: Sequence[str] = ("--preflight",)
+    # Options in front of the user's arguments that are the supervisor's, and what they do, for --help: see
+    # words.take_leading().
+    leading: ClassVar[Mapping[str, str]] = words.ONLY_CHECK
     # What the workers do not hear, as the tier signals every process and the supervisor answers.
     ignored: Sequence[signal.Signals] = ()
 
@@ -193,7 +194,7 @@ class Supervisor:
 
     def _run(self) -> Outcome:
         self._tier.listen(self._events)
-        check_arguments(self._command)
+        check_arguments(self._command, self._tier.leading)
         self.member = member = self._beside(self._tier.membership)
         self.checkpoint_dir = directory.of(self._options.checkpoint_dir, member.part)
         if self._options.setup:
@@ -443,10 +444,11 @@ class Supervisor:
         return End(code, status, self._stops, self._killed, self._has_met())
 
 
-def check_arguments(command: Command) -> None:
+def check_arguments(command: Command, leading: Mapping[str, str]) -> None:
     """Judge what the user added: a wrong option would otherwise be met by every process at every restart.
 
-    Raises Refusal with the exit code 2; prints the options and raises it with 0 for --help.
+    Raises Refusal with the exit code 2; prints the options, also the supervisor's own, `leading`, and raises it
+    with 0 for --help.
     """
     if command.program[0] != "run" or not command.arguments:
         return
@@ -458,12 +460,13 @@ def check_arguments(command: Command) -> None:
                     f"{word} cannot be changed here: the supervisor counts on it; "
                     f"set {field} in the spec (or below targets) and render again",
                 )
-    complaint = io.StringIO()
+    complaint, told = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(told):
             parse_run([*_literal(command.program[1:]), *command.arguments])
     except SystemExit as end:
         if not end.code:
+            print(words.help_text(leading, told.getvalue()))
             raise Refusal(0, "") from None
         why = complaint.getvalue().partition(" error: ")[2].strip()
         raise Refusal(EXIT_USAGE, f"{why}; --help shows the options") from None

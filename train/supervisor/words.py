@@ -57,6 +57,19 @@ def split(argv: Sequence[str]) -> Command:
     return Command(options, launcher, program, rest[0] if rest else ())
 
 
+# The option that every tier has in front of the user's arguments.
+ONLY_CHECK = {"--preflight": "only check whether the job can start"}
+
+
+def help_text(leading: Mapping[str, str], of_training: str) -> str:
+    """What --help shows: the supervisor's options, then those of `python -m train run`, whose help this is."""
+    own = [f"  {name:<22}{what}" for name, what in leading.items() if what]
+    options = of_training.partition("\n\noptions:\n")[2].rstrip()
+    first = "options that come first:"
+    rest = "options of the training, after those of the spec, whose place they take:"
+    return "\n".join([first, *own, "", rest, options])
+
+
 def take_leading(command: Command, names: Iterable[str]) -> Command:
     """`command` with those of the supervisor's own options moved to it that stand in front of what the
     user added. `names`: `--NAME` for a switch, `--NAME=` for what has a value."""
