@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from train.errors import TrainError
+from train.layout import steps_on_disk
 from train.lock import Fence, FencedOffError, read_lock
 from train.status import Status, read_status, replace_file, write_status
 
@@ -122,6 +123,7 @@ def _statuses(directory: Path, attempt: str, node: Node | None) -> Iterator[tupl
         holder = read_lock(place)
         if not mine or holder is None or holder.attempt != mine:
             return
-        was = read_status(place)
-        step = was.step if was is not None else 0
-        yield place, was if was and was.attempt == mine else Status("running", mine, step)
+        was = read_status(place) or Status("running", mine, 0)
+        step = max([was.step, *steps_on_disk(place)])  # of one that runs it is that of its start
+        now = was if was.attempt == mine else Status("running", mine, 0)
+        yield place, replace(now, step=step)

@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from train import processes
@@ -40,169 +40,172 @@ def main(argv: Sequence[str]) -> int:
         # torchrun is to ignore it under Slurm, and has passed that on: it could not end this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     master_port.hold(os.environ)
-    config = parse(argv)
-    rank = int(os.environ.get("RANK", "0"))
-    directory = Path(config.checkpoint_dir).absolute()
-    attempt = os.environ.get("DDPGEN_ATTEMPT", "")
-    node = Node.from_environment(os.environ)
-    if attempt and _is_over(node.directory if node else directory, attempt, rank):
+    return Worker(parse(argv), os.environ).run()
+
+
+class Worker:
+    """One process of an attempt: what it was told, and how its end is told."""
+
+    def __init__(self, config: RunConfig, env: Mapping[str, str]) -> None:
+        """`env`: torchrun's variables, and what the supervisor says of the launch."""
+        self._config = config
+        self._rank = int(env.get("RANK", "0"))
+        self._directory = Path(config.checkpoint_dir).absolute()
+        self._attempt = env.get("DDPGEN_ATTEMPT", "")
+        self._node = node = Node.from_environment(env)
+        self._replaced = Replacement(self._directory, env, node)
+        self._reporter = Reporter(
+            self._directory,
+            env,
+            node.name if node else "",
+            may_write=lambda: not self._replaced.has_come(),
+        )
+        self._failures: FailureBroadcast | None = None
+
+    def run(self) -> int:
+        """Its exit code."""
+        if self._attempt and self._is_over():
+            return 0
+        self._replaced.end_if_come()
+        self._replaced.watch()
+        self._reporter.start()
+        return self._alone() if self._node is None else self._among_hosts(self._node)
+
+    def _is_over(self) -> bool:
+        """Whether this is a restart of an attempt that has failed for good, or was replaced."""
+        held = self._node.directory if self._node else self._directory
+        status, holder = read_status(held), read_lock(held)
+        if status is not None and (status.word, status.attempt) == ("failed", self._attempt):
+            return True
+        if holder is not None and holder.attempt != self._attempt:
+            new = f"{holder.attempt} on {holder.host}"
+            self._say(f"attempt {self._attempt} was replaced by {new}; ending")
+            return True
+        return False
+
+    def _alone(self) -> int:
+        try:
+            return self._train()
+        except FencedOffError as error:
+            self._reporter.fail(error, waited=False)
+            self._say(str(error))
+            return 0
+        except TrainError as error:
+            self._reporter.fail(error, waited=False)
+            self._fail(str(error))
+            return EXIT_FAILED
+        except Exception as error:  # noqa: BLE001 - the worker's last resort
+            self._crash(error)
+            return EXIT_FAILED
+
+    def _among_hosts(self, node: Node) -> int:
+        """As on one host; and what ends the job for good on one host ends it on all, with its reason.
+
+        Then every worker exits 0, as torchrun's agents would otherwise start some of them again, to
+        wait for others that do not come.
+        """
+
+        def end_as_told(reason: str) -> None:
+            self._replaced.end_if_come()
+            failures.before_end()
+            code = self._put_down(reason)
+            failures.wait_until_read()
+            exit_at_once(code)
+
+        self._failures = failures = FailureBroadcast(node.name, self._rank, end_as_told)
+        # Who listens when the process with the store dies has torch print a page of C++ frames, in front
+        # of the one line that matters. Read by torch when it is imported.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        try:
+            return self._train()
+        except FencedOffError as error:
+            self._reporter.fail(error, waited=False)
+            self._say(str(error))
+            return 0
+        except ToldError as error:
+            self._reporter.fail(error, waited=True)
+            failures.wait_for_word(LAST_WAIT_S)  # who has told it in the exchange leaves word next
+            return self._put_down(str(error))
+        except TrainError as error:
+            self._reporter.fail(error, waited=False)
+            reason, is_mine = failures.tell(str(error))
+            if is_mine:
+                self._say(" ".join(str(error).split()))
+            code = self._put_down(reason)
+            failures.wait_until_read()
+            return code
+        except Exception as error:  # noqa: BLE001 - the worker's last resort
+            failures.wait_for_word()
+            self._crash(error)
+            return EXIT_FAILED
+
+    def _train(self) -> int:
+        # Imports torch, which takes seconds: not before it is known that there is something to run. It makes
+        # 250,000 objects that stay; the garbage collector would look at them again and again.
+        with doing("importing torch"):
+            gc.disable()
+            from train import trainer
+
+            gc.freeze()
+            gc.enable()
+
+        try:
+            return trainer.run(
+                self._config,
+                self._directory,
+                self._attempt,
+                self._reporter,
+                self._replaced,
+                self._node,
+                self._failures,
+            )
+        except Exception:
+            # Whatever it is, it then comes of that: of others that have ended, or of the fence.
+            self._replaced.end_if_come()
+            raise
+
+    # --- how an end is told -----------------------------------------------------------------------
+
+    def _put_down(self, reason: str) -> int:
+        """Write `failed` for this host, and for the job where this host holds it. The exit code."""
+        try:
+            record_end(self._directory, self._attempt, self._node, "failed", reason)
+        except OSError as error:
+            self._say(f"the status file cannot be written: {error.strerror}")
+            return EXIT_FAILED
         return 0
-    replaced = Replacement(directory, os.environ, node)
-    replaced.end_if_come()
-    replaced.watch()
-    name = node.name if node else ""
-    reporter = Reporter(directory, os.environ, name, may_write=lambda: not replaced.has_come())
-    reporter.start()
-    if node is not None:
-        return _among_hosts(config, directory, node, rank, reporter, replaced)
-    try:
-        return _run(config, directory, attempt, reporter, replaced)
-    except FencedOffError as error:
-        reporter.fail(error, waited=False)
-        say(str(error), rank)
-        return 0
-    except TrainError as error:
-        reporter.fail(error, waited=False)
-        _report_failure(directory, attempt, str(error), rank)
-        return EXIT_FAILED
-    except Exception as error:  # noqa: BLE001 - the worker's last resort
-        _report_crash(error, directory, attempt, None, rank, reporter)
-        return EXIT_FAILED
 
+    def _fail(self, why: str) -> None:
+        """The same on one host, where another rank may have met the fault and said so."""
+        was, reason = read_status(self._directory), " ".join(why.split())
+        if was is None or (was.word, was.attempt, was.reason) != ("failed", self._attempt, reason):
+            self._say(why)
+            self._put_down(reason)
 
-def _among_hosts(
-    config: RunConfig,
-    directory: Path,
-    node: Node,
-    rank: int,
-    reporter: Reporter,
-    replaced: Replacement,
-) -> int:
-    """As on one host; and what ends the job for good on one host ends it on all, with its reason.
+    def _crash(self, error: Exception) -> None:
+        """Say what has happened; of what happened to others, who and where it was."""
+        text, became = str(error), what_became_of_a_peer(error)
+        lines: list[str] = []
+        self._reporter.fail(error, waited=bool(became))
+        if became:
+            # A traceback through DDP would only hide the cause.
+            what = "lost a peer" if became == GONE else "waited in vain for a peer"
+            self._say(f"{what}: {text.splitlines()[0][:200]}")
+            explain = self._reporter.explain
+            lines = explain() if became == LATE else explain(timeout_s=0.0)
+            for line in lines:
+                self._say(line)
+            reason = f"{what}: {lines[0] if lines else text.splitlines()[0]}"
+        else:
+            traceback.print_exc()
+            self._say(f"{type(error).__name__}: {text}")
+            where = innermost_user_line(error.__traceback__)
+            reason = f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
+        step = self._reporter.step
+        when = f" in step {step + 1}" if step >= 0 else ""
+        noted = f"rank {self._rank}{when}: {reason[:MOST_REASON]}"
+        only_follows = bool(became) and not lines
+        record_crash(self._directory, self._attempt, self._node, noted, only_follows)
 
-    Then every worker exits 0, as torchrun's agents would otherwise start some of them again, to
-    wait for others that do not come.
-    """
-
-    def end_as_told(reason: str) -> None:
-        replaced.end_if_come()
-        failures.before_end()
-        code = _put_down(directory, node, reason, rank)
-        failures.wait_until_read()
-        exit_at_once(code)
-
-    failures = FailureBroadcast(node.name, rank, end_as_told)
-    # Who listens when the process with the store dies has torch print a page of C++ frames, in front
-    # of the one line that matters. Read by torch when it is imported.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    try:
-        return _run(config, directory, node.attempt, reporter, replaced, node, failures)
-    except FencedOffError as error:
-        reporter.fail(error, waited=False)
-        say(str(error), rank)
-        return 0
-    except ToldError as error:
-        reporter.fail(error, waited=True)
-        failures.wait_for_word(LAST_WAIT_S)  # who has told it in the exchange leaves word next
-        return _put_down(directory, node, str(error), rank)
-    except TrainError as error:
-        reporter.fail(error, waited=False)
-        reason, is_mine = failures.tell(str(error))
-        if is_mine:
-            say(" ".join(str(error).split()), rank)
-        code = _put_down(directory, node, reason, rank)
-        failures.wait_until_read()
-        return code
-    except Exception as error:  # noqa: BLE001 - the worker's last resort
-        failures.wait_for_word()
-        _report_crash(error, directory, node.attempt, node, rank, reporter)
-        return EXIT_FAILED
-
-
-def _put_down(directory: Path, node: Node, reason: str, rank: int) -> int:
-    """Write `failed` for this host, and for the job where this host holds it. The exit code."""
-    try:
-        record_end(directory, node.attempt, node, "failed", reason)
-    except OSError as error:
-        say(f"the status file cannot be written: {error.strerror}", rank)
-        return EXIT_FAILED
-    return 0
-
-
-def _is_over(directory: Path, attempt: str, rank: int) -> bool:
-    """Whether this worker is a restart of an attempt that has failed for good, or was replaced."""
-    status = read_status(directory)
-    if status is not None and status.attempt == attempt and status.word == "failed":
-        return True
-    holder = read_lock(directory)
-    if holder is not None and holder.attempt != attempt:
-        say(f"attempt {attempt} was replaced by {holder.attempt} on {holder.host}; ending", rank)
-        return True
-    return False
-
-
-def _report_failure(directory: Path, attempt: str, why: str, rank: int) -> None:
-    was = read_status(directory)
-    reason = " ".join(why.split())
-    if was is not None and (was.word, was.attempt, was.reason) == ("failed", attempt, reason):
-        return  # another rank has met the same fault and said so
-    say(why, rank)
-    try:
-        record_end(directory, attempt, None, "failed", reason)
-    except OSError as error:
-        say(f"the status file cannot be written: {error.strerror}", rank)
-
-
-def _report_crash(
-    error: Exception,
-    directory: Path,
-    attempt: str,
-    node: Node | None,
-    rank: int,
-    reporter: Reporter,
-) -> None:
-    """Say what has happened; of what happened to others, who and where it was."""
-    text, became = str(error), what_became_of_a_peer(error)
-    lines: list[str] = []
-    reporter.fail(error, waited=bool(became))
-    if became:
-        # A traceback through DDP would only hide the cause.
-        what = "lost a peer" if became == GONE else "waited in vain for a peer"
-        say(f"{what}: {text.splitlines()[0][:200]}", rank)
-        lines = reporter.explain() if became == LATE else reporter.explain(timeout_s=0.0)
-        for line in lines:
-            say(line, rank)
-        reason = f"{what}: {lines[0] if lines else text.splitlines()[0]}"
-    else:
-        traceback.print_exc()
-        say(f"{type(error).__name__}: {text}", rank)
-        where = innermost_user_line(error.__traceback__)
-        reason = f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
-    lost = bool(became) and not lines
-    record_crash(directory, attempt, node, f"rank {rank}: {reason[:MOST_REASON]}", lost)
-
-
-def _run(
-    config: RunConfig,
-    directory: Path,
-    attempt: str,
-    reporter: Reporter,
-    replaced: Replacement,
-    node: Node | None = None,
-    failures: FailureBroadcast | None = None,
-) -> int:
-    # Imports torch, which takes seconds: not before it is known that there is something to run. It makes
-    # 250,000 objects that stay; the garbage collector would look at them again and again.
-    with doing("importing torch"):
-        gc.disable()
-        from train import trainer
-
-        gc.freeze()
-        gc.enable()
-
-    try:
-        return trainer.run(config, directory, attempt, reporter, replaced, node, failures)
-    except Exception:
-        # Whatever it is, it then comes of that: of others that have ended, or of the fence.
-        replaced.end_if_come()
-        raise
+    def _say(self, message: str) -> None:
+        say(message, self._rank)

@@ -258,9 +258,9 @@ def test_a_crash_of_the_users_code_is_told_by_every_status(rig: Rig, tmp_path: P
     spec["train"] |= {"workload": "mine.py:build", "args": {}}
     driver = fleet.Driver(rig, jobs.render(tmp_path, spec, {"mine.py": CRASHING}, target="hosts"))
     assert driver.end() == 1, driver.output
-    cause = "rank 1: ValueError: odd batch (mine.py:9 in loss)"
+    cause = "rank 1 in step 1: ValueError: odd batch (mine.py:9 in loss)"
     assert fleet.status(rig, "laptop", "crash") == f"failed 0 {cause}"
-    assert fleet.status(rig, "desk", "crash").startswith("failed 0 rank 0: lost a peer: ")
+    assert fleet.status(rig, "desk", "crash").startswith("failed 0 rank 0 in step 1: lost a peer: ")
     assert f"laptop: crashed: {cause}" in driver.output
 
 

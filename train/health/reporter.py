@@ -115,6 +115,11 @@ class Reporter:
         self._steps = steps
         self._nudged.set()
 
+    @property
+    def step(self) -> int:
+        """How many steps are complete; -1 where that is not known yet."""
+        return self._steps.step if self._steps is not None else -1
+
     def hold(self) -> None:
         """The training has ended, well or not: where it stood then is what counts from here on."""
         with self._change:  # a look that is under way comes first
@@ -193,7 +198,7 @@ class Reporter:
             self._publish()
 
     def _look(self) -> None:
-        step = self._steps.step if self._steps is not None else -1
+        step = self.step
         position = self._watch.look()
         with self._change:
             if self._held:

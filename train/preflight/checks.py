@@ -86,6 +86,7 @@ CHECKS: tuple[Check, ...] = (
     _of_network(network.interface_can_be_used),
     _of_network(network.route_exists),
     _of_network(network.interface_leads_to_the_others),
+    _of_network(network.address_is_the_first),
     _of_network(network.address_is_ones_own),
     _of_directory(directory.directory_answers),
     _of_directory(directory.directory_can_be_made),

@@ -206,6 +206,22 @@ def interface_leads_to_the_others(settings: Settings, net: Network) -> Iterator[
     )
 
 
+def address_is_the_first(settings: Settings, net: Network) -> Iterator[Finding]:
+    """NIC012: gloo and NCCL are given an interface, and take the first address it has."""
+    found = next((each for each in net.known if each.name == net.taken), None)
+    if settings.alone or found is None or found.addresses[0] == net.address:
+        return
+    first = found.addresses[0]
+    yield Finding(
+        "NIC012",
+        settings.me,
+        f"{settings.me} is reached by {net.address} of {net.taken}, and its processes take the first address "
+        f"of {net.taken}, {first}",
+        f"if the hosts do not find each other, make {net.address} the first there, or set address: of "
+        f"{settings.me} in the spec to {first} if that is reached too",
+    )
+
+
 def address_is_ones_own(settings: Settings, net: Network) -> Iterator[Finding]:
     """NIC010."""
     if not net.own or carrying(net.own, list(net.known)) is not None:

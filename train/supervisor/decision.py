@@ -77,11 +77,10 @@ def at_end(end: End, results: str, again: str) -> Outcome:
         return Outcome(EXIT_FAILED, (f"failed{at}: {status.reason or 'no reason given'}",))
     if end.stops and not end.killed and not end.met:
         return not_begun(again)
-    newest = " from the newest checkpoint" if status.step else ""
-    goes_on = f"to go on{newest}: {again}"
+    goes_on = f"to go on: {again}"
     if end.killed:
         return Outcome(EXIT_FAILED, (f"killed; {goes_on}",), "killed, as it was asked to")
-    return Outcome(EXIT_FAILED, (f"crashed{at}: {crash(end)}", goes_on), status.reason)
+    return Outcome(EXIT_FAILED, (f"crashed: {crash(end)}", goes_on), status.reason)
 
 
 def crash(end: End) -> str:

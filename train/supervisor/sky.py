@@ -283,7 +283,7 @@ def at_end(me: str, end: End) -> Outcome:
         return Outcome(EXIT_STOPPED, (f"{me}: stopped{at} ({why}); to go on: {Sky.again}",))
     if end.stops and not end.met:
         return not_begun(me)
-    return Outcome(EXIT_FAILED, (f"{me}: crashed{at}: {crash(end)}",), status.reason)
+    return Outcome(EXIT_FAILED, (f"{me}: crashed: {crash(end)}",), status.reason)
 
 
 def _beside(work: Callable[..., object], *arguments: object) -> None:

@@ -134,7 +134,7 @@ def decide(end: End, job: Job) -> Finish | Return:
         return Finish(end.code)
     why = _told(end.failure)
     if end.status is not None and end.status.reason:
-        why = f"crashed at step {end.status.step}: {end.status.reason}"
+        why = f"crashed: {end.status.reason}"
     words = why or f"srun ended with {end.code}; its last lines are before this one"
     return Finish(EXIT_FAILED, f"{words}; {AGAIN}", why)
 

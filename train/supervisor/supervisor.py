@@ -313,7 +313,8 @@ class Supervisor:
     def _start(self, nic: str, address: str, head: str, kept: Sequence[int]) -> None:
         pinned = [pin for pin in self._pins(nic) if pin.name not in self._options.keep]
         command = words.workers(self._command, self._values(address, head))
-        if self.member.is_head or not self._tier.scheduler:  # one log for all hosts: once is enough
+        # One log or terminal for all hosts: once is enough.
+        if self.member.is_head or not (self._tier.scheduler or self._options.driven):
             self._tell(pinned, command)
         try:
             environment = for_workers(os.environ, pinned, self._launch_environment(head))

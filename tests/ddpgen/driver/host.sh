@@ -64,13 +64,13 @@ case $part in
   lonely) # ends when its peer does
     echo training
     until [ -e "$HOME/../over" ]; do sleep 0.05; done
-    echo 'ddpgen: crashed at step 7: rank 1: lost a peer: Connection closed by peer' >&2
+    echo 'ddpgen: crashed: rank 1: lost a peer: Connection closed by peer' >&2
     exit 1
     ;;
   fail)
     seq 1 30
     echo "ddpgen: failed at step 7: $me: out of memory" >&2
-    echo 'ddpgen: to go on from the newest checkpoint: the same command' >&2
+    echo 'ddpgen: to go on: the same command' >&2
     : >"$HOME/../over"
     exit 1
     ;;

@@ -241,7 +241,7 @@ def test_what_an_exit_means() -> None:
     assert judged("a", 0, heard("ddpgen: done at step 7"), False).state == "done"
     assert judged("a", 75, heard(), False).state == "stopped"
     assert judged("a", 69, heard("ddpgen: in use"), False) == End("a", "refused", 69, "in use")
-    crashed = heard("ddpgen: crashed at step 7: rank 0: ValueError: odd", "ddpgen: to go on: x")
+    crashed = heard("ddpgen: crashed: rank 0: ValueError: odd", "ddpgen: to go on: x")
     assert judged("a", 1, crashed, False) == End("a", "crashed", 1, "rank 0: ValueError: odd")
     assert judged("a", 1, heard("Killed", "ddpgen: last"), False) == End("a", "crashed", 1, "last")
     assert judged("a", 1, heard(), True).state == "killed"

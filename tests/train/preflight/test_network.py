@@ -138,6 +138,11 @@ def test_what_works_is_not_spoken_of(
             ["desk takes part by enp5s0", "reaches 192.168.8.2 by wlan0", "nic: enp5s0 to keep it"],
         ),
         (
+            settings(head="192.168.7.9", is_head=True, addresses={"desk": "192.168.7.9", "slow": "slow"}),
+            "NIC012",
+            ["reached by 192.168.7.9 of enp5s0", "first address of enp5s0, 192.168.7.1"],
+        ),
+        (
             settings(addresses={"desk": "192.168.7.3", "slow": "slow"}),
             "NIC010",
             ["192.168.7.3, the address of desk in the spec, is none of", "start its own script"],

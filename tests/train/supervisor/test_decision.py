@@ -8,7 +8,7 @@ from train.status import Status
 from train.supervisor.decision import End, at_end, not_begun, on_signal
 
 AGAIN = "bash local.sh"
-NEWEST = f"to go on from the newest checkpoint: {AGAIN}"
+GO_ON = f"to go on: {AGAIN}"
 SILENT = "the launcher ended with code 3 and no process said why, as when one is killed"
 NOTED = "rank 1: ValueError: odd (model.py:7 in forward)"
 
@@ -49,20 +49,20 @@ def test_only_who_typed_it_is_told_how_to_kill() -> None:
         (End(1, status("stopped")), 75, (f"stopped at step 7; to go on: {AGAIN}",)),
         (End(0, status("failed", 7, "why")), 1, ("failed at step 7: why",)),
         (End(0, status("failed", 0)), 1, ("failed: no reason given",)),
-        (End(3, status("running")), 1, (f"crashed at step 7: {SILENT}", NEWEST)),
-        (End(1, status("running", 7, NOTED)), 1, (f"crashed at step 7: {NOTED}", NEWEST)),
+        (End(3, status("running")), 1, (f"crashed: {SILENT}", GO_ON)),
+        (End(1, status("running", 7, NOTED)), 1, (f"crashed: {NOTED}", GO_ON)),
         (End(1, status("running", 0, NOTED)), 1, (f"crashed: {NOTED}", f"to go on: {AGAIN}")),
         (
             End(137, status("running")),
             1,
-            ("crashed at step 7: the launcher was killed by signal 9", NEWEST),
+            ("crashed: the launcher was killed by signal 9", GO_ON),
         ),
-        (End(137, status("running"), stops=2, killed=True), 1, (f"killed; {NEWEST}",)),
+        (End(137, status("running"), stops=2, killed=True), 1, (f"killed; {GO_ON}",)),
         (End(1, status("running"), stops=1, met=False), 75, not_begun(AGAIN).lines),
         (
             End(137, status("running"), stops=2, killed=True, met=False),
             1,
-            (f"killed; {NEWEST}",),
+            (f"killed; {GO_ON}",),
         ),
         (End(137, status("done"), stops=2, killed=True), 0, ("done at step 7; HERE",)),
         (

@@ -208,7 +208,7 @@ ON = "to go on: sky jobs launch sky.yaml"
         (
             End(3, status("running"), 1),
             1,
-            "n: crashed at step 7: the launcher ended with code 3 and no process said why, as when one is killed",
+            "n: crashed: the launcher ended with code 3 and no process said why, as when one is killed",
         ),
         (
             End(1, None),

@@ -87,7 +87,7 @@ SETUP = Failure(69, "node2", "setup of the spec failed")
         ),
         (
             End(1, CRASHED, failure=Failure(1, "node1", "crashed: rank 0: lost a peer")),
-            Finish(1, f"crashed at step 20: {CAUSE}; {AGAIN}", f"crashed at step 20: {CAUSE}"),
+            Finish(1, f"crashed: {CAUSE}; {AGAIN}", f"crashed: {CAUSE}"),
         ),
         (End(2, None), Finish(2)),
     ],
