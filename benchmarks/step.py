@@ -113,7 +113,7 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     began = time.perf_counter()
     contenders["bare"](5)
     steps = max(3, round(seconds * 5 / (time.perf_counter() - began)))
-    steps = world.gather(steps)[0]
+    steps = world.all_gather(steps)[0]
     times: dict[str, list[float]] = {name: [] for name in contenders}
     busy: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(blocks):

@@ -1,5 +1,4 @@
-"""Start a rendered artefact, its command echoed first, or the doctor. The only module that runs
-other programs."""
+"""Become a rendered artefact, its command echoed first, or the doctor."""
 
 from __future__ import annotations
 

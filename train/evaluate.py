@@ -80,7 +80,9 @@ def _mean(
     rows: dict[int, dict[str, float]], batches: int, samples: int, world: World
 ) -> dict[str, float]:
     # A rank may have no batch at all, so the names come from the first rank that has one.
-    names = next(n for n in world.gather(sorted({k for row in rows.values() for k in row})) if n)
+    names = next(
+        n for n in world.all_gather(sorted({k for row in rows.values() for k in row})) if n
+    )
     table = torch.zeros(batches, len(names), dtype=torch.float64)
     for n, row in rows.items():
         table[n] = torch.tensor([row[name] for name in names], dtype=torch.float64)

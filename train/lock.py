@@ -29,12 +29,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from train.console import say
 from train.errors import TrainError
+from train.files import replace_file
 from train.layout import steps_on_disk, stop_file
-from train.metrics import say
 from train.processes import ENDED, machine, process_state, start_time
 from train.scheduler import Scheduled
-from train.status import read_status, replace_file
+from train.status import read_status
 
 HEARTBEAT_S = 5.0
 # A holder on another machine cannot be looked at; it counts as dead after this long in silence.

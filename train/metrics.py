@@ -1,21 +1,17 @@
-"""What a run says of itself: metrics.jsonl for programs, a progress line for people.
+"""metrics.jsonl: what a run says of itself to programs.
 
-Owns the row format and the rendering of progress. Knows nothing of where the numbers come from.
+Owns the row format. Knows nothing of where the numbers come from.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import socket
-import sys
-import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from train.scheduler import VARIABLE
+from train.console import say
 
 
 class MetricsLog:
@@ -49,99 +45,3 @@ class MetricsLog:
 def _plain(value: Any) -> Any:
     # JSON has no NaN; a loss that diverged is still worth a row that every parser reads.
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def say(message: str, rank: int | None = None) -> None:
-    """One line on standard error, with the rank in front where it matters which one speaks."""
-    _end_live_line()
-    rank_of = "" if rank is None else f" rank {rank}"
-    _print(sys.stderr, f"ddpgen{_where()}{rank_of}: {message}\n")
-
-
-def _where() -> str:
-    """Time and host, where the lines of many hosts and starts end up in one file."""
-    if not os.environ.get(VARIABLE, "").startswith("slurm "):
-        return ""
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    return f" {time.strftime('%Y-%m-%d %H:%M:%S')} {host}"
-
-
-# The progress line in which the terminal's cursor stands; there is one cursor for the process.
-_live_line: Progress | None = None
-
-
-def _end_live_line() -> None:
-    if _live_line is not None:
-        _live_line.end_line()
-
-
-def _print(out: TextIO | None, text: str) -> None:
-    """Write, or not: a terminal that was closed, or a full log disk, does not end a run."""
-    if out is None:
-        return  # started with standard output closed
-    with contextlib.suppress(OSError, ValueError):
-        out.write(text)
-        out.flush()
-
-
-class Progress:
-    """The progress line: redrawn in place on a terminal, one line each period elsewhere."""
-
-    def __init__(
-        self,
-        first_step: int,
-        last_step: int,
-        unit: str,
-        units_per_step: int,
-        every: int,
-        out: TextIO | None = None,
-    ) -> None:
-        self._first, self._last = first_step, last_step
-        self._unit, self._units_per_step = unit, units_per_step
-        self._every = every
-        self._out: TextIO | None = out or sys.stdout
-        self._live = self._out is not None and self._out.isatty()
-        self._began = self._window_began = time.monotonic()
-        self._window_step = first_step
-
-    def update(self, step: int, loss: float, lr: float) -> None:
-        """`step` steps are complete."""
-        global _live_line
-        due = step % self._every == 0 or step == self._last
-        if not due:
-            return
-        now = time.monotonic()
-        rate = (step - self._window_step) / max(now - self._window_began, 1e-9)
-        self._window_began, self._window_step = now, step
-        width = len(str(self._last))
-        text = (
-            f"step {step:>{width}}/{self._last}  loss {loss:.4f}  lr {lr:.2e}  "
-            f"{rate * self._units_per_step:,.0f} {self._unit}/s  {self._left(step, now)}"
-        )
-        if self._live:
-            _print(self._out, f"\r\x1b[2K{text}")
-            _live_line = self
-            if step == self._last:
-                self.end_line()
-        else:
-            _print(self._out, text + "\n")
-
-    def end_line(self) -> None:
-        """Leave the live line, so that what is printed next starts on a line of its own."""
-        global _live_line
-        if _live_line is self:
-            _live_line = None
-            _print(self._out, "\n")
-
-    def _left(self, step: int, now: float) -> str:
-        done = step - self._first
-        if step >= self._last or done == 0:
-            return f"{clock(now - self._began)} in all"
-        return f"{clock((self._last - step) * (now - self._began) / done)} left"
-
-
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds as a person reads them: 1:02:03 or 2:03."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from train.errors import TrainError
+from train.files import replace_file
 from train.layout import steps_on_disk
 from train.lock import Fence, FencedOffError, read_lock
-from train.status import Status, read_status, replace_file, write_status
+from train.status import Status, read_status, write_status
 
 # Of an exception's text, which may be a page, so much goes into the status.
 MOST_REASON = 500

@@ -14,12 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from train.metrics import say
+from train.console import say
 from train.notices import ADDRESS, Cloud, Notice, clouds
 from train.notices.service import AbsentError, ServiceError
 from train.status import read_status
-from train.stop import PREEMPTED, reason_in
-from train.supervisor import stopfile
+from train.stop import PREEMPTED, create_stop_file, reason_in
 
 # Another place for a cloud's service, for tests: DDPGEN_METADATA_AWS=http://127.0.0.1:8000
 VARIABLE = "DDPGEN_METADATA_"
@@ -128,7 +127,7 @@ def _watch(cloud: Cloud, every: float, said: queue.SimpleQueue[Notice]) -> None:
 def _ask(stop_file: Path, words: str) -> bool:
     """Make the file with these words, unless there is one. Whether there is one now."""
     try:
-        made = stopfile.create(stop_file, words)
+        made = create_stop_file(stop_file, words)
     except OSError as error:
         say(f"{words}; cannot create {stop_file} ({error.strerror}), trying again")
         return False

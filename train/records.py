@@ -19,13 +19,15 @@ from train import manifest
 from train.checkpoint import disk
 from train.checkpoint.saver import NotInStoreError, SaveFailedError, Saver
 from train.config import RunConfig
+from train.console import Progress, clock, say
 from train.errors import TrainError
+from train.files import replace_file
 from train.layout import step_directory
 from train.lock import Fence
-from train.metrics import MetricsLog, Progress, clock, say
+from train.metrics import MetricsLog
 from train.parallel.process_group import World
 from train.state import State
-from train.status import Status, read_status, replace_file, write_status
+from train.status import Status, read_status, write_status
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from train.console import say
 from train.ending import exit_at_once
 from train.health import heartbeats
 from train.lock import FencedOffError, is_replaced, read_lock
-from train.metrics import say
 from train.node import Node
 from train.scheduler import VARIABLE, Scheduled
 

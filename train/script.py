@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train import processes
+from train.console import say
 from train.errors import EXIT_FAILED, EXIT_STOPPED
 from train.health.stacks import innermost_user_line
 from train.lock import HeldByLiveJobError, is_replaced, read_lock, take
-from train.metrics import say
 from train.node import MOST_REASON, Node, record_crash
 from train.replaced import Replacement
 from train.scheduler import VARIABLE, Scheduled

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 
+from train.console import say
 from train.errors import EXIT_FAILED
-from train.metrics import say
 from train.processes import die_with_parent
 
 # As torchrun's: long enough to write down what is under way.

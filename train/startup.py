@@ -20,11 +20,11 @@ import torch
 from train import manifest
 from train.checkpoint.resume import Source
 from train.config import RunConfig
+from train.console import say
 from train.data import shares_by_weight
 from train.errors import TrainError, start_command
 from train.health.reporter import Reporter
 from train.lock import Fence, FencedOffError, claim
-from train.metrics import say
 from train.node import Node
 from train.parallel import agreement
 from train.parallel.process_group import Place, World, another_connection
@@ -73,7 +73,7 @@ def claim_by_hand(directory: Path) -> str:
 
 def connect_reporters(reporter: Reporter, world: World) -> None:
     """Let the reporters of this world know each other, over the network where it has several hosts."""
-    name = world.gather(secrets.token_hex(4))[0]
+    name = world.all_gather(secrets.token_hex(4))[0]
     reporter.meet(name, another_connection(world.store) if len(world.layout) > 1 else None)
     if world.backend == "nccl":
         # Its watchdog aborts the process; no exception ever comes.
@@ -160,7 +160,7 @@ def check_equal(model: torch.nn.Module, last_step: int, world: World) -> None:
         size = flat.numel() * flat.element_size()
         # Read in place: numpy, which tensors usually pass through, may not be installed.
         digest.update((ctypes.c_char * size).from_address(flat.data_ptr()) if size else b"")
-    answers = world.gather(digest.hexdigest())
+    answers = world.all_gather(digest.hexdigest())
     odd = [str(rank) for rank, answer in enumerate(answers) if answer != answers[0]]
     if odd:
         raise TrainError(

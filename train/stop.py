@@ -1,20 +1,24 @@
 """Requests to stop: from the stop file, or from a signal, each with its reason.
 
-Owns noticing them, whom a stop file is for, and the reason that goes into the status. Decides nothing:
-one rank's notice becomes every rank's decision in the control reduction of a step, and nothing is ever
-saved inside a signal handler.
+Owns noticing them, whom a stop file is for, the reason that goes into the status, and the making of the file.
+Decides nothing: one rank's notice becomes every rank's decision in the exchange of a step
+(parallel/step_exchange.py), and nothing is ever saved inside a signal handler.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import signal
+import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from train.files import read_file
 from train.scheduler import SCHEDULERS, Scheduled
-from train.status import read_file
 
 POLL_S = 0.25
 
@@ -24,6 +28,8 @@ BY_USER, BY_SIGNAL = "user", "signal"
 PREEMPTED = "preempted"
 # It goes into one line, and from there into terminals.
 _MOST_REASON = 200
+# What link(2) says on a file system that has no hard links.
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK)
 
 
 class StopRequest:
@@ -50,11 +56,6 @@ class StopRequest:
             if stop_file.exists():
                 self._found()
             threading.Thread(target=self._watch, name="stop", daemon=True).start()
-
-    @property
-    def requested(self) -> bool:
-        """By either of the two."""
-        return self.by_file or self.by_signal
 
     @property
     def reason(self) -> str:
@@ -122,3 +123,29 @@ def _first_line(stop_file: Path) -> str:
         return ""  # what it is good for is that it is there
     line = "".join(c if c.isprintable() else " " for c in text.partition("\n")[0][:_MOST_REASON])
     return " ".join(line.split())
+
+
+def create_stop_file(path: Path, words: str) -> bool:
+    """Make the stop file, unless there is one; whether it was made. Raises OSError when it cannot be made.
+
+    Whoever reads it finds all of its words, and nobody's request replaces another's.
+    """
+    writer = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
+    draft = path.with_name(f".{path.name}.{writer}")
+    try:
+        draft.write_text(f"{words}\n" if words else "", encoding="utf-8")
+        try:
+            os.link(draft, path)  # a rename would replace what is there
+        except FileExistsError:
+            os.stat(path)  # a link to nowhere is none
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if path.exists():
+                return False
+            draft.rename(path)
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)

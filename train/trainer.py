@@ -30,7 +30,7 @@ from train.data import (
 )
 from train.errors import EXIT_CHANGED, TrainError
 from train.evaluate import evaluate
-from train.failure import FailureBroadcast
+from train.fatal_error import FatalErrorBroadcast
 from train.health.phase import (
     BACKWARD,
     BUFFERS,
@@ -82,7 +82,7 @@ def run(
     reporter: Reporter,
     replaced: Replacement,
     node: Node | None = None,
-    failures: FailureBroadcast | None = None,
+    failures: FatalErrorBroadcast | None = None,
 ) -> int:
     """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises.
 
@@ -324,7 +324,7 @@ class Trainer:
         reason = ""
         if outcome is Outcome.STOPPED:
             # Only some may know it, and each host's status is to say the same.
-            reason = foremost(self.world.gather(self.stop.reason))
+            reason = foremost(self.world.all_gather(self.stop.reason))
         taken = outcome is Outcome.STOPPED and reason.startswith((PREEMPTED, BY_SIGNAL))
         has_store = bool(self.config.checkpoint_store)
         timeout_s = startup.STORE_S if has_store else LAST_SAVE_S
@@ -334,7 +334,7 @@ class Trainer:
             why = self.records.save_last(self.state, leaving, goes_on=taken and has_store)
         if outcome is Outcome.LEFT:
             # No last word, and a checkpoint only if it can be had: the ranks meet again.
-            self.world.from_rank_0("last checkpoint", why, timeout_s)
+            self.world.broadcast("last checkpoint", why, timeout_s)
             if self.records is not None:
                 self.records.leave(self.state.step, why)
         else:

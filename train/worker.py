@@ -15,14 +15,14 @@ from pathlib import Path
 
 from train import processes
 from train.config import RunConfig, parse
+from train.console import say
 from train.ending import exit_at_once
 from train.errors import EXIT_FAILED, ToldError, TrainError
-from train.failure import LAST_WAIT_S, FailureBroadcast
+from train.fatal_error import LAST_WAIT_S, FatalErrorBroadcast
 from train.health.phase import doing
 from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
 from train.lock import FencedOffError, read_lock
-from train.metrics import say
 from train.node import MOST_REASON, Node, record_crash, record_end
 from train.parallel import master_port
 from train.peers import GONE, LATE, what_became_of_a_peer
@@ -60,7 +60,7 @@ class Worker:
             node.name if node else "",
             may_write=lambda: not self._replaced.has_come(),
         )
-        self._failures: FailureBroadcast | None = None
+        self._failures: FatalErrorBroadcast | None = None
 
     def run(self) -> int:
         """Its exit code."""
@@ -112,7 +112,7 @@ class Worker:
             failures.wait_until_read()
             exit_at_once(code)
 
-        self._failures = failures = FailureBroadcast(node.name, self._rank, end_as_told)
+        self._failures = failures = FatalErrorBroadcast(node.name, self._rank, end_as_told)
         # Who listens when the process with the store dies has torch print a page of C++ frames, in front
         # of the one line that matters. Read by torch when it is imported.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -1,4 +1,4 @@
-"""The declared fields → JSON Schema (draft 2020-12), for editors. What it says comes from spec.py."""
+"""The declared fields → JSON Schema (draft 2020-12), for editors. What it says comes from spec/models.py."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ def after(
                 buffers.restore()
                 model(INPUTS[v] + step)
                 buffers.take(last=v == mine[-1])
-            agreed = [sum(column) for column in zip(*world.gather(buffers.changed()), strict=True)]
+            agreed = [
+                sum(column) for column in zip(*world.all_gather(buffers.changed()), strict=True)
+            ]
             buffers.combine(agreed)
         return {name: buffer.clone() for name, buffer in model.named_buffers()}
 

@@ -17,8 +17,9 @@ import torch
 
 from train import manifest, records, rng
 from train.config import Period, RunConfig, parse, period, seconds
+from train.console import Progress, clock, say
 from train.errors import TrainError, start_command
-from train.metrics import MetricsLog, Progress, clock, say
+from train.metrics import MetricsLog
 from train.optim import LearningRate, lr_factor
 from train.parallel import gradients
 from train.parallel.process_group import Place
@@ -230,20 +231,20 @@ def handlers() -> Any:
 
 def test_a_stop_file_or_a_repeated_sigterm_is_a_request(tmp_path: Path, handlers: Any) -> None:
     by_signal = StopRequest(tmp_path / "stop")
-    assert not by_signal.requested
+    assert not by_signal.by_signal
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert by_signal.requested
+    assert by_signal.by_signal
     assert by_signal.by_signal
     assert not by_signal.by_file
     others = set(threading.enumerate())
     by_file = StopRequest(tmp_path / "stop")
-    assert not by_file.requested
+    assert not by_file.by_file
     # It ends as soon as it has seen the file.
     (watcher,) = (t for t in set(threading.enumerate()) - others if t.name == "stop")
     (tmp_path / "stop").touch()
     watcher.join(10)
-    assert by_file.requested
+    assert by_file.by_file
 
 
 @pytest.mark.parametrize(

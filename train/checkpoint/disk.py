@@ -27,8 +27,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from train.files import open_file, read_file
 from train.layout import MARKER, step_directory, steps_on_disk
-from train.status import open_file, read_file
 
 _READ_BYTES = 1 << 22
 _MARKER_BYTES = 1 << 26

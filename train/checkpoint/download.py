@@ -15,9 +15,9 @@ from pathlib import Path
 
 from train.checkpoint import disk
 from train.checkpoint.disk import BadCheckpointError, parse_marker
+from train.console import say
 from train.errors import TrainError
 from train.layout import MARKER, step_directory, steps_on_disk
-from train.metrics import say
 from train.store.places import Store, StoreError, why
 from train.store.retries import with_retries
 

@@ -21,12 +21,13 @@ from typing import Any
 from train import processes
 from train.checkpoint.download import Contents, Download, contents, remote
 from train.checkpoint.segments import Segments
+from train.console import say
 from train.errors import TrainError
+from train.files import replace_file
 from train.layout import MARKER, step_directory
 from train.lock import Fence, FencedOffError
-from train.metrics import say
 from train.scheduler import VARIABLE, Scheduled
-from train.status import Status, replace_file
+from train.status import Status
 from train.stop import BY_USER
 from train.store.owner import MANIFEST, Owner, Ownership
 from train.store.places import Store, StoreError, is_on_disk_of, open_store, why

@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from train.checkpoint import disk
 from train.checkpoint.disk import Checkpoint
+from train.console import say
 from train.errors import TrainError
 from train.layout import step_directory
-from train.metrics import say
 from train.parallel.process_group import World
 from train.state import State
 
@@ -96,7 +96,7 @@ def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found |
             world.store.set("resume/all", "looked")
     # A collective would give up while a host still reads a large one.
     world.wait_for("resume/all", LOOK_S)
-    all_found = world.gather((mine.step, mine.meta, mine.files) if mine else None)
+    all_found = world.all_gather((mine.step, mine.meta, mine.files) if mine else None)
     holder = max(range(world.size), key=lambda rank: (_step(all_found[rank]), -rank))
     if all_found[holder] is None:
         return None

@@ -19,8 +19,8 @@ from train.checkpoint import disk
 from train.checkpoint.disk import BackgroundWriter
 from train.checkpoint.interval import Interval
 from train.config import Period
+from train.console import say
 from train.lock import Fence, FencedOffError
-from train.metrics import say
 from train.state import State
 
 if TYPE_CHECKING:

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from train import processes
+from train.files import read_file
 from train.health import heartbeats, network, view
 from train.health.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, Patient, duration, ranks
 from train.health.heartbeats import plain
 from train.health.view import Launch, Preflight
 from train.layout import steps_on_disk
-from train.status import Status, read_file, read_status
+from train.status import Status, read_status
 
 EXIT_WELL, EXIT_WRONG, EXIT_USAGE = 0, 1, 2
 _SIGNS = ("status", "lock", "nodes", heartbeats.NAME, "metrics.jsonl", "preflight.json")

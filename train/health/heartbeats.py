@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from train.files import read_file
 from train.processes import machine
-from train.status import read_file
 
 NAME = "heartbeats"
 MOST_BYTES = 4 << 20

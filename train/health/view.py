@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from train import lock, processes
+from train.files import read_file
 from train.health import heartbeats
 from train.health.diagnosis import LATE, Diagnosis, examine
 from train.health.heartbeats import Heard, HostView
 from train.scheduler import Scheduled
-from train.status import read_file
 
 MOST_BYTES = 64 << 20
 # What is empty takes many times its bytes, and its time.

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from train import lock
+from train.console import say
 from train.errors import ToldError, TrainError, start_command
 from train.layout import steps_on_disk
 from train.lock import Fence, FencedOffError, Start
-from train.metrics import say
 from train.node import Node
 from train.parallel.process_group import Place, World
 from train.scheduler import VARIABLE
@@ -124,7 +124,7 @@ def assemble(
         steps = steps_on_disk(directory) if world.place.local_rank == 0 else []
         step = max(steps, default=0)
         me = replace(me, host=node.name, attempt=node.attempt, launch=node.launch(), step=step)
-    assembly = Assembly(world.gather(me), world.layout)
+    assembly = Assembly(world.all_gather(me), world.layout)
     if any(m.host for m in assembly.members):
         assembly.check_names()
     return assembly
@@ -168,7 +168,7 @@ def take_directory(directory: Path, assembly: Assembly, world: World) -> Fence |
 
 def agree(world: World, name: str, why: str, timeout_s: float) -> None:
     """Raise TrainError on every rank when rank 0 has a `why` not to go on; wait for it till then."""
-    why = world.from_rank_0(name, why, timeout_s)
+    why = world.broadcast(name, why, timeout_s)
     if why:
         raise TrainError(why) if world.rank == 0 else ToldError(why)
 

@@ -14,9 +14,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config import RunConfig
+from train.console import say
 from train.errors import TrainError
 from train.lean import without_compiler
-from train.metrics import say
 from train.parallel.process_group import World
 from train.parallel.reduction import (
     Level,

@@ -137,7 +137,7 @@ def connect(world: World) -> Mesh | None:
     """The mesh of this world, or None, on all ranks alike, where there is none to be had."""
     if not 1 < world.size <= MOST_PROCESSES or len(world.layout) > 1:
         return None
-    directory = world.gather(_private_directory() if world.rank == 0 else "")[0]
+    directory = world.all_gather(_private_directory() if world.rank == 0 else "")[0]
     try:
         peers = _meet(Path(directory), world) if directory else {}
     finally:
@@ -158,11 +158,11 @@ def _meet(directory: Path, world: World) -> dict[int, socket.socket]:
     """A socket to every peer, or none to anybody: the ranks go on together or not at all."""
     with socket.socket(socket.AF_UNIX) as listener:
         # Refused where the directory's name is too long for a socket's, for one thing.
-        if not all(world.gather(_succeeds(lambda: _listen(listener, directory, world)))):
+        if not all(world.all_gather(_succeeds(lambda: _listen(listener, directory, world)))):
             return {}
         peers: dict[int, socket.socket] = {}
         met = _succeeds(lambda: _call_and_answer(listener, directory, world, peers))
-        return peers if all(world.gather(met)) else {}
+        return peers if all(world.all_gather(met)) else {}
 
 
 def _succeeds(action: Callable[[], None]) -> bool:

@@ -26,7 +26,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from train.errors import TrainError
-from train.failure import FailureBroadcast
+from train.fatal_error import FatalErrorBroadcast
 from train.health.phase import WAITING, doing
 from train.parallel import master_port
 
@@ -79,7 +79,7 @@ class World:
     def size(self) -> int:
         return self.place.world_size
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank."""
         with WAITING:
             return _gather(value, self.size, self.control)
@@ -88,7 +88,7 @@ class World:
         with WAITING:
             dist.barrier(group=self.control)
 
-    def from_rank_0(self, name: str, value: str, timeout_s: float) -> str:
+    def broadcast(self, name: str, value: str, timeout_s: float) -> str:
         """Rank 0's `value`, on every rank, however long rank 0 takes up to `timeout_s`.
 
         Through the store, whose waits are short and many: a collective would give up after the
@@ -184,7 +184,7 @@ def join(
     wanted: str,
     join_timeout: float,
     collective_timeout: float,
-    failures: FailureBroadcast | None = None,
+    failures: FatalErrorBroadcast | None = None,
 ) -> World:
     """Join the process group. Raises TrainError when the world cannot be joined in time."""
     with doing("joining"), WAITING:
@@ -196,7 +196,7 @@ def _join(
     wanted: str,
     join_timeout: float,
     collective_timeout: float,
-    failures: FailureBroadcast | None,
+    failures: FatalErrorBroadcast | None,
 ) -> World:
     # The store first: a process that cannot go on can then tell those that wait for it.
     store = _store(place, timedelta(seconds=join_timeout))

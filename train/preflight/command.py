@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TextIO
 
 from train import lock
+from train.console import say
 from train.errors import EXIT_UNAVAILABLE
 from train.layout import node_directory
-from train.metrics import say
 from train.preflight import checks, compare, table
 from train.preflight.directory import TOKEN
 from train.preflight.finding import ERROR, WARNING, Finding, ordered

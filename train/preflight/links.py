@@ -2,7 +2,7 @@
 
 Owns who probes whom, and the probe: a small round trip, a few large packets, a short burst. It uses
 ports of the system's choice and packets of normal size, because that is what gloo and NCCL use.
-Judges nothing: what is slow among all links, compare.py says.
+Judges nothing: what is slow among all links, link_findings.py says.
 """
 
 from __future__ import annotations

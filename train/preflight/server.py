@@ -2,7 +2,7 @@
 
 Owns who is let in, who is turned away and why, and who is at fault when a client leaves or falls
 silent. When the gathering is over and what the verdict is, head.py decides. The messages are listed
-in exchange.py.
+in checkin.py.
 """
 
 from __future__ import annotations

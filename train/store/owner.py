@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from train.console import say
 from train.errors import TrainError
 from train.lock import FencedOffError
-from train.metrics import say
 from train.store.places import Store, StoreError, why
 from train.store.retries import Answering, with_retries
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.metrics import say
+from train.console import say
 from train.store.places import Store, StoreError, why
 
 # How often, and after how many seconds each, a store is asked again before a start gives up.

@@ -78,6 +78,7 @@ def at_end(end: End, results: str, again: str) -> Outcome:
     if end.stops and not end.killed and not end.met:
         return not_begun(again)
     goes_on = f"to go on: {again}"
+    # The driver takes "failed: " and "crashed: " for the reason of a host's end (ddpgen/driver/ends.py).
     if end.killed:
         return Outcome(EXIT_FAILED, (f"killed; {goes_on}",), "killed, as it was asked to")
     return Outcome(EXIT_FAILED, (f"crashed: {crash(end)}", goes_on), status.reason)

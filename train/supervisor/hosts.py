@@ -17,9 +17,9 @@ from typing import ClassVar
 
 from train import nic
 from train.config import seconds
+from train.console import say
 from train.errors import EXIT_UNAVAILABLE, start_command
 from train.layout import step_directory
-from train.metrics import say
 from train.supervisor import decision, network
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.driver_link import DriverLink, take_standard_input

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from train.console import say
 from train.errors import EXIT_UNAVAILABLE
-from train.metrics import say
 from train.supervisor.refusal import Refusal
 
 # What pip has installed: written last, so that its presence says that all is there.

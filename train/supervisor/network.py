@@ -6,8 +6,8 @@ Owns the choice between the spec's interface and the route to the others, and wh
 from __future__ import annotations
 
 from train import nic
+from train.console import say
 from train.errors import EXIT_UNAVAILABLE
-from train.metrics import say
 from train.supervisor.refusal import Refusal
 from train.supervisor.supervisor import Membership
 

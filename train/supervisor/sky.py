@@ -21,8 +21,8 @@ from pathlib import Path
 
 from train import notice
 from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
+from train.files import replace_file
 from train.notices import clouds
-from train.status import replace_file
 from train.supervisor import directory, network
 from train.supervisor.decision import End, Outcome, Request, crash
 from train.supervisor.refusal import Refusal

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from train import nic, reserve
+from train.console import say
 from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
-from train.metrics import say
 from train.scheduler import VARIABLE
 from train.supervisor.events import Due, Event, Events, Exit, Result, Signal
 from train.supervisor.processes import Workers

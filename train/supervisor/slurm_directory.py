@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train import lock
+from train.console import say
 from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
-from train.layout import MARKER, step_directory, steps_on_disk
-from train.metrics import say
-from train.status import Status, read_file, read_status, replace_file, write_status
-from train.stop import is_for, reason_in
-from train.supervisor import stopfile
+from train.files import read_file, replace_file
+from train.layout import steps_on_disk
+from train.status import Status, read_status, write_status
+from train.stop import create_stop_file, is_for, reason_in
 from train.supervisor.refusal import Refusal
 from train.supervisor.slurm_decision import AGAIN, Begun, Failure
 from train.supervisor.slurm_job import Controller, is_over
@@ -144,10 +144,7 @@ class Directory:
     @property
     def newest_step(self) -> int:
         """Of the newest checkpoint that is complete; 0 without one."""
-        steps = steps_on_disk(self.path)
-        return max(
-            (s for s in steps if (step_directory(self.path, s) / MARKER).exists()), default=0
-        )
+        return max(steps_on_disk(self.path), default=0)
 
     def starts(self) -> list[Begun]:
         """Those of this job that are on file, the first one first."""
@@ -218,7 +215,7 @@ class Directory:
             if is_for(reason_in(self.stop_file), self.scheduler):
                 return False
             self.stop_file.unlink(missing_ok=True)  # left by another job, or an earlier start
-        return stopfile.create(self.stop_file, f"{self.scheduler} {why}")
+        return create_stop_file(self.stop_file, f"{self.scheduler} {why}")
 
     def whose_stop(self) -> str:
         """`job`: made for this job because a signal came; `user`: by whoever wants it to stop; `other`: for

@@ -10,10 +10,10 @@ import contextlib
 import time
 from pathlib import Path
 
+from train.console import say
 from train.errors import EXIT_UNAVAILABLE
-from train.metrics import say
-from train.status import read_file
-from train.supervisor import stopfile
+from train.files import read_file
+from train.stop import create_stop_file
 from train.supervisor.refusal import Refusal
 
 _EVERY_S = 5.0
@@ -70,6 +70,6 @@ class StopObject:
 
 def _make(stop_file: Path) -> bool:
     with contextlib.suppress(OSError):
-        stopfile.create(stop_file, "user: by the bucket")
+        create_stop_file(stop_file, "user: by the bucket")
         return True
     return False

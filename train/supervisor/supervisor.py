@@ -23,9 +23,9 @@ from typing import Any, ClassVar, Protocol
 
 from train.config import parse as parse_run
 from train.config import seconds
+from train.console import say
 from train.errors import EXIT_UNAVAILABLE
 from train.layout import node_directory
-from train.metrics import say
 from train.nic import NetworkError, resolve
 from train.node import Node, record_end
 from train.preflight import command as preflight
@@ -33,7 +33,8 @@ from train.preflight.finding import codes
 from train.preflight.settings import Settings
 from train.scheduler import VARIABLE
 from train.status import read_status
-from train.supervisor import directory, stopfile, words
+from train.stop import create_stop_file
+from train.supervisor import directory, words
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.environment import Pin, for_workers, pins
 from train.supervisor.events import Due, Event, Events, Exit, Result, Signal
@@ -404,7 +405,7 @@ class Supervisor:
             self._workers.kill()
             return
         try:
-            stopfile.create(self._stop_file, request.words)
+            create_stop_file(self._stop_file, request.words)
         except OSError as error:
             say(f"cannot create {self._stop_file} ({error.strerror}); ending the launcher instead")
             self._workers.end()

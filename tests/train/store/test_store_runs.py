@@ -23,8 +23,8 @@ from tests.train.workers import Run, run
 from train import status
 from train.checkpoint import disk, saver
 from train.checkpoint.saver import Saver
+from train.files import replace_file
 from train.layout import MARKER
-from train.status import replace_file
 from train.store import owner as owner_module
 from train.store import retries
 from train.store.owner import Owner, Ownership

@@ -28,7 +28,7 @@ _WRITE_S = 60.0
 _REASON, _READ = "failure/reason", "failure/read"
 
 
-class FailureBroadcast:
+class FatalErrorBroadcast:
     """What ended the job for good, as soon as any process knows.
 
     `on_heard(reason)` is called once, by a thread of its own, when another process has told it: it

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from tests.ports import free_port
-from train.failure import FailureBroadcast
+from train.fatal_error import FatalErrorBroadcast
 
 
 def stores(count: int) -> list[dist.TCPStore]:
@@ -33,7 +33,7 @@ class Ear:
 
 def test_all_others_hear_the_first_reason_with_the_host_it_came_from() -> None:
     ears = [Ear() for _ in range(4)]
-    broadcasts = [FailureBroadcast(f"host{rank}", rank, ear) for rank, ear in enumerate(ears)]
+    broadcasts = [FatalErrorBroadcast(f"host{rank}", rank, ear) for rank, ear in enumerate(ears)]
     met = stores(4)  # kept: the first one serves the others
     for failures, store in zip(broadcasts, met, strict=True):
         failures.listen(store, 4)
@@ -56,7 +56,7 @@ def test_who_has_heard_a_reason_has_the_time_to_write_it_down() -> None:
         heard.set()
         written.wait(30)
 
-    failures = FailureBroadcast("a", 0, write_down)
+    failures = FatalErrorBroadcast("a", 0, write_down)
     store = stores(1)[0]
     failures.listen(store, 1)
     store.set("failure/reason", "1 b: no space")
@@ -72,7 +72,10 @@ def test_who_has_heard_a_reason_has_the_time_to_write_it_down() -> None:
 
 def test_after_a_good_end_nobody_listens_any_more() -> None:
     ear = Ear()
-    first, second = FailureBroadcast("a", 0, ear), FailureBroadcast("b", 1, lambda reason: None)
+    first, second = (
+        FatalErrorBroadcast("a", 0, ear),
+        FatalErrorBroadcast("b", 1, lambda reason: None),
+    )
     met = stores(2)
     for failures, store in zip((first, second), met, strict=True):
         failures.listen(store, 2)
@@ -83,7 +86,7 @@ def test_after_a_good_end_nobody_listens_any_more() -> None:
 
 
 def test_before_the_world_has_met_there_is_nobody_to_tell() -> None:
-    failures = FailureBroadcast("a", 0, Ear())
+    failures = FatalErrorBroadcast("a", 0, Ear())
     assert failures.tell("why") == ("a: why", True)
     failures.wait_until_read()
     failures.wait_for_word()
