@@ -64,7 +64,7 @@ ONLY_CHECK = {"--preflight": "only check whether the job can start"}
 def help_text(leading: Mapping[str, str], of_training: str) -> str:
     """What --help shows: the supervisor's options, then those of `python -m train run`, whose help this is."""
     own = [f"  {name:<22}{what}" for name, what in leading.items() if what]
-    options = of_training.partition("\n\noptions:\n")[2].rstrip()
+    options = re.split(r"\n\n(?:options|optional arguments):\n", of_training)[-1].rstrip()
     first = "options that come first:"
     rest = "options of the training, after those of the spec, whose place they take:"
     return "\n".join([first, *own, "", rest, options])
