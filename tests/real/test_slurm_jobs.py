@@ -107,6 +107,8 @@ def test_a_job_that_fails_stays_failed(cluster: Slurm) -> None:
     failing = Batch(cluster, batch.spec("failing", "no number", restarts=0))
     assert failing.ended() == ("FAILED", "1:0"), failing.log
     assert "TypeError" in failing.log
+    told = (failing.directory / "status").read_text()
+    assert re.match(r"failed \S+ 0 crashed: rank \d in step 1: TypeError: ", told), told
     assert cluster.show(failing.id)["Restarts"] == "0"
     wrong = failing.submit(arguments=["--step=5"])
     assert cluster.ended(wrong) == ("FAILED", "2:0")

@@ -185,6 +185,9 @@ def test_it_gives_up_after_two_crashes_with_no_step_committed_between_them(tmp_p
     # The second crash, with nothing committed since the first.
     record_crash(tmp_path, attempt, None, "rank 1: ValueError: odd", lost=False)
     record_crash(tmp_path, attempt, None, "rank 0: lost a peer", lost=True)
+    noted = read_status(tmp_path)
+    assert noted is not None
+    assert (noted.word, noted.step) == ("running", 10)  # what is on disk, and not where it began
     why = (
         "crashed twice without committing a step after step 10; giving up. The last crash: rank 1: "
         "ValueError: odd. If it"

@@ -41,6 +41,10 @@ def test_only_who_typed_it_is_told_how_to_kill() -> None:
     assert on_signal("TERM", 0, True, driven=True).message.endswith("after the current step")
 
 
+def test_what_a_driver_has_ended_leaves_it_to_the_driver_to_say_how_to_go_on() -> None:
+    assert not_begun("").lines == ("stopped before the training began",)
+
+
 @pytest.mark.parametrize(
     ("end", "code", "lines"),
     [
