@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any, NamedTuple
 
+from ddpgen.spec.yamltree import Scalar
+
 REQUIRED = object()
 LARGEST = 2**63 - 1
 LONGEST = 60  # characters of a number; a longer text is not even looked at
@@ -25,14 +27,6 @@ class Refused(Exception):  # noqa: N818 (it is an answer, caught by the reader, 
         self.what, self.remedy = what, remedy
 
 
-class Raw(NamedTuple):
-    """A scalar as the reader hands it over: its text, YAML 1.1's opinion of it, quotes or none."""
-
-    text: str
-    tag: str
-    quoted: bool
-
-
 class Period(NamedTuple):
     """Every so many steps, or every so many seconds; exactly one is set."""
 
@@ -43,29 +37,33 @@ class Period(NamedTuple):
         return f"{self.steps} steps" if self.steps is not None else seconds(self.seconds or 0)
 
 
-def setting(kind: Kind, says: str, default: Any = REQUIRED, *, null: bool = False) -> Any:
+def setting(kind: Kind, says: str, default: Any = REQUIRED) -> Any:
     """A dataclass field of the spec: its kind, what a user loses by getting it wrong, its default.
 
-    `null` lets the spec say `null` for "none".
+    Where the default is nothing at all (None, an empty list or mapping) the spec may say `null` for it.
     """
-    metadata = {"kind": kind, "says": says, "null": null}
+    metadata = {"kind": kind, "says": says, "null": default in (None, (), dict)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 class Kind:
-    """What a field may hold. Subclasses of Leaf read one scalar; the reader walks the others."""
+    """What a field may hold. Subclasses of Leaf read one scalar; the reader walks the others.
 
+    `wants`: what to write, for people. `sample`: stands in for a value that was refused.
+    """
+
+    wants = "a value"
     sample: Any = None
 
 
 class Leaf(Kind):
-    """A kind that is written as one scalar."""
+    """A kind that is written as one scalar. `schema`: the same for editors, as JSON Schema."""
 
-    wants = "a value"
+    schema: Mapping[str, Any]
 
-    def read(self, raw: Raw) -> Any:
+    def read(self, raw: Scalar) -> Any:
         """The value; raises Refused."""
         raise NotImplementedError
 
@@ -77,8 +75,11 @@ class Text(Leaf):
 
     def __init__(self, pattern: str = "", wants: str = "a text"):
         self.pattern, self.wants = pattern, wants
+        self.schema = {"type": "string", "minLength": 1}
+        if pattern:
+            self.schema["pattern"] = f"^({pattern})$".replace("\\0", "\\u0000")
 
-    def read(self, raw: Raw) -> str:
+    def read(self, raw: Scalar) -> str:
         if raw.tag == "bool":
             said = f"YAML reads {raw.text} as {truth(raw.text)}, not as text"
             raise Refused(said, f'write "{raw.text}" in quotes')
@@ -92,7 +93,7 @@ class Text(Leaf):
 class Value(Text):
     """The value of an environment variable: any text, also none at all."""
 
-    def read(self, raw: Raw) -> str:
+    def read(self, raw: Scalar) -> str:
         return "" if raw.quoted and not raw.text else super().read(raw)
 
 
@@ -104,13 +105,12 @@ class Whole(Leaf):
         self.wants = f"a whole number from {low}"
         if high != LARGEST:
             self.wants += f" to {high}"
+        self.schema: Mapping[str, Any] = {"type": "integer", "minimum": low, "maximum": high}
 
-    def read(self, raw: Raw) -> int:
+    def read(self, raw: Scalar) -> int:
         refuse_non_number(raw, self.wants)
         if not re.fullmatch(r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+", raw.text, re.ASCII):
             raise Refused(f"{show(raw.text)} is not a whole number", f"write {self.wants}")
-        if len(raw.text) > 40:
-            raise Refused("is far too large a number", f"write {self.wants}")
         value = int(raw.text.replace("_", ""), 16 if raw.text.startswith("0x") else 10)
         if not self.low <= value <= self.high:
             # The bound that goes without saying: what a number of the file format can be.
@@ -129,8 +129,10 @@ class Number(Leaf):
             self.wants += f", {low:g} or more"
         if above is not None:
             self.wants += f" above {above:g}"
+        bounds = {"minimum": low, "exclusiveMinimum": above}
+        self.schema = {"type": "number", **{k: v for k, v in bounds.items() if v is not None}}
 
-    def read(self, raw: Raw) -> float:
+    def read(self, raw: Scalar) -> float:
         refuse_non_number(raw, self.wants)
         value = decimal(raw.text)
         if value is None:
@@ -169,13 +171,15 @@ class Nodes(Whole):
     def __init__(self, high: int):
         super().__init__(1, high)
         self.sample = NodeCount(1)
-        self.range_wants = f"{self.wants}, or a range like 2..4"
+        self.wants += ", or a range like 2..4"
+        span = {"type": "string", "pattern": "^[0-9]+\\s*[.][.]\\s*[0-9]+$"}
+        self.schema = {"anyOf": [self.schema, span]}
 
-    def read(self, raw: Raw) -> NodeCount:
+    def read(self, raw: Scalar) -> NodeCount:
         least, dots, most = raw.text.partition("..")
         if raw.quoted or not dots or len(raw.text) > LONGEST:
             return NodeCount(super().read(raw))
-        ends = [super(Nodes, self).read(Raw(end.strip(), "int", False)) for end in (least, most)]
+        ends = [super(Nodes, self).read(raw._replace(text=end.strip())) for end in (least, most)]
         if ends[0] >= ends[1]:
             raise Refused(f"{raw.text} is no range", "write the smaller number first, like 2..4")
         return NodeCount(ends[1], ends[0])
@@ -187,8 +191,9 @@ class Choice(Leaf):
     def __init__(self, *words: str):
         self.words, self.sample = words, words[0]
         self.wants = f"one of {', '.join(words)}"
+        self.schema = {"enum": list(words)}
 
-    def read(self, raw: Raw) -> str:
+    def read(self, raw: Scalar) -> str:
         if raw.text in self.words:
             return raw.text
         raise Refused(f"{show(raw.text)} is not known", did_you_mean(raw.text, self.words))
@@ -199,8 +204,9 @@ class Flag(Leaf):
 
     sample = False
     wants = "true or false"
+    schema: Mapping[str, Any] = {"type": "boolean"}
 
-    def read(self, raw: Raw) -> bool:
+    def read(self, raw: Scalar) -> bool:
         if raw.tag != "bool" or raw.quoted:
             raise Refused(f"{show(raw.text)} is neither true nor false", "write true or false")
         return truth(raw.text) == "true"
@@ -209,8 +215,11 @@ class Flag(Leaf):
 _UNITS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|min|h|d)\s*)+", re.ASCII)
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|h|d)", re.ASCII)
-_EACH = (86400, 3600, 60, 1)
+_UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # of a clock time
 _STEPS = re.compile(r"([0-9]{1,18})\s*steps?", re.ASCII)
+# As JSON Schema has them.
+_TIME = "([0-9]+(\\.[0-9]+)?\\s*(ms|s|min|h|d)\\s*)+"
+_CLOCK_TIME = "[0-9]+-[0-9]+(:[0-9]+){0,2}|[0-9]+:[0-9]+:[0-9]+"
 
 
 class Duration(Leaf):
@@ -218,12 +227,10 @@ class Duration(Leaf):
 
     sample = 60.0
     wants = 'a time with its unit, like "90s", "10min" or "1h30min"'
+    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^{_TIME}$"}
 
-    def read(self, raw: Raw) -> float:
-        value = duration(raw, self.wants)
-        if not 0.001 <= value <= 366 * 86400:
-            raise Refused(f"{show(raw.text)} is out of range", "write a time from 1ms to 366d")
-        return value
+    def read(self, raw: Scalar) -> float:
+        return duration(raw, self.wants)
 
 
 _CLOCK = re.compile(
@@ -236,24 +243,19 @@ class ClockTime(Leaf):
 
     sample = 3600.0
     wants = 'a time like "2h", "12:00:00" or "2-00:00:00"'
+    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^({_CLOCK_TIME}|{_TIME})$"}
 
-    def read(self, raw: Raw) -> float:
+    def read(self, raw: Scalar) -> float:
         _refuse_long(raw, self.wants)
         match = _CLOCK.fullmatch(raw.text)
-        if match is None or not (match["d"] or match["s"]):
-            if match is not None and match["m"]:
-                # To Slurm these are minutes and seconds, to people hours and minutes.
-                remedy = f'write "{match["h"]}h{match["m"]}min" or "{match["h"]}min{match["m"]}s"'
-                raise Refused(
-                    f"{raw.text} may be hours and minutes, or minutes and seconds", remedy
-                )
-            value = duration(raw, self.wants)
-        else:
-            parts = {unit: int(match[unit] or 0) for unit in "dhms"}
-            value = sum(parts[unit] * each for unit, each in zip("dhms", _EACH, strict=True))
-        if not 1 <= value <= 366 * 86400:
-            raise Refused(f"{show(raw.text)} is out of range", "write a time from 1s to 366d")
-        return value
+        if match is None or not (match["d"] or match["m"]):
+            return duration(raw, self.wants, 1.0)
+        if not match["d"] and not match["s"]:
+            # To Slurm these are minutes and seconds, to people hours and minutes.
+            remedy = f'write "{match["h"]}h{match["m"]}min" or "{match["h"]}min{match["m"]}s"'
+            raise Refused(f"{raw.text} may be hours and minutes, or minutes and seconds", remedy)
+        value = sum(int(match[unit] or 0) * _UNIT_S[unit] for unit in "dhms")
+        return _in_range(raw, value, 1.0)
 
 
 class Steps(Leaf):
@@ -261,11 +263,12 @@ class Steps(Leaf):
 
     sample = 0
     wants = 'a number of steps with the unit, like "100 steps"'
+    schema: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9]+\\s*steps?$"}
 
     def __init__(self, low: int = 0):
         self.low = low
 
-    def read(self, raw: Raw) -> int:
+    def read(self, raw: Scalar) -> int:
         _refuse_long(raw, self.wants)
         if raw.tag == "int" and raw.text.isdigit():
             raise Refused(f"{raw.text} has no unit", f'write "{raw.text} steps"')
@@ -280,8 +283,9 @@ class Every(Leaf):
 
     sample = Period(1, None)
     wants = 'a period like "200 steps" or "10min"'
+    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^([0-9]+\\s*steps?|{_TIME})$"}
 
-    def read(self, raw: Raw) -> Period:
+    def read(self, raw: Scalar) -> Period:
         _refuse_long(raw, self.wants)
         match = _STEPS.fullmatch(raw.text)
         if match and int(match[1]) > 0:
@@ -289,14 +293,13 @@ class Every(Leaf):
         if raw.tag == "int" and raw.text.isdigit():
             remedy = f'write "{raw.text} steps", "{raw.text}s" or "{raw.text}min"'
             raise Refused(f"{raw.text} has no unit", remedy)
-        value = duration(raw, self.wants)
-        if not 0.001 <= value <= 366 * 86400:
-            raise Refused(f"{show(raw.text)} is out of range", "write a time from 1ms to 366d")
-        return Period(None, value)
+        return Period(None, duration(raw, self.wants))
 
 
 class Pairs(Kind):
     """A mapping of free names to values; with `leaf` every value is one scalar."""
+
+    wants = "a mapping of names to values"
 
     def __init__(self, names: str, names_want: str, leaf: Leaf | None = None):
         self.names, self.names_want, self.leaf = names, names_want, leaf
@@ -308,6 +311,7 @@ class Texts(Kind):
 
     def __init__(self, leaf: Text):
         self.leaf, self.sample = leaf, ()
+        self.wants = f"{leaf.wants}, or a list of them"
 
 
 class Group(Kind):
@@ -315,16 +319,19 @@ class Group(Kind):
 
     def __init__(self, model: Callable[..., Any], shorthand: str = ""):
         self.model, self.shorthand = model, shorthand
+        self.wants = f"a mapping, or the {shorthand}" if shorthand else "a mapping"
 
 
 class Groups(Kind):
     """A list of mappings of known fields; kept as a tuple."""
 
+    wants = "a list of mappings, each after a dash"
+
     def __init__(self, group: Group):
         self.group, self.sample = group, ()
 
 
-def refuse_non_number(raw: Raw, wants: str) -> None:
+def refuse_non_number(raw: Scalar, wants: str) -> None:
     """Explain what YAML 1.1 makes of a text that only looks like a number. Raises Refused."""
     _refuse_long(raw, wants)
     if raw.quoted:
@@ -337,21 +344,21 @@ def refuse_non_number(raw: Raw, wants: str) -> None:
         raise Refused(what, f"write {raw.text.lstrip('+-0') or '0'} without the zero")
 
 
-def _refuse_long(raw: Raw, wants: str) -> None:
+def _refuse_long(raw: Scalar, wants: str) -> None:
     if len(raw.text) > LONGEST:
         raise Refused(f"{show(raw.text)} is far too long", f"write {wants}")
 
 
-def refuse_base_60(raw: Raw, remedy: str) -> None:
+def refuse_base_60(raw: Scalar, remedy: str) -> None:
     """2:00 is the number 120 to YAML 1.1: say so. Raises Refused."""
-    if raw.tag in ("int", "float") and ":" in raw.text and len(raw.text) < 40:
+    if raw.tag in ("int", "float") and ":" in raw.text:
         value = 0.0
         for part in raw.text.lstrip("+-").replace("_", "").split(":"):
             value = value * 60 + float(part)
         raise Refused(f"YAML reads {raw.text} as the number {value:g} (base 60)", remedy)
 
 
-def duration(raw: Raw, wants: str) -> float:
+def duration(raw: Scalar, wants: str, least: float = 0.001) -> float:
     """Seconds in a text like 1h30min, not finer than train can be told. Raises Refused."""
     _refuse_long(raw, wants)
     refuse_base_60(raw, 'write the unit, like "2min" or "2h"')
@@ -361,7 +368,14 @@ def duration(raw: Raw, wants: str) -> float:
     if not _DURATION.fullmatch(raw.text):
         raise Refused(f"{show(raw.text)} is no length of time", f"write {wants}")
     total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(raw.text))
-    return round(total, 6)
+    return _in_range(raw, round(total, 6), least)
+
+
+def _in_range(raw: Scalar, value: float, least: float) -> float:
+    if not least <= value <= 366 * 86400:
+        shortest = "1s" if least == 1 else "1ms"
+        raise Refused(f"{show(raw.text)} is out of range", f"write a time from {shortest} to 366d")
+    return value
 
 
 def seconds(value: float) -> str:
@@ -385,11 +399,8 @@ def truth(text: str) -> str:
 
 def show(text: str) -> str:
     """A value as it appears in a message: quoted, short, on one line."""
-    return (
-        ascii(text if len(text) <= 60 else text[:57] + "...")
-        if not text.isprintable()
-        else (f'"{text}"' if len(text) <= 60 else f'"{text[:57]}..."')
-    )
+    short = text if len(text) <= 60 else text[:57] + "..."
+    return f'"{short}"' if short.isprintable() else ascii(short)
 
 
 # What other tools call it, and no likeness would find.

@@ -53,7 +53,6 @@ class Checkpoint:
         "there as well, by fsspec (`pip install s3fs` on the hosts). Two jobs with the same directory "
         "exclude each other. Left out: checkpoints/<name>.",
         None,
-        null=True,
     )
     every: Period = setting(
         Every(),
@@ -71,7 +70,6 @@ class Checkpoint:
         "Set to true where all hosts are to see one directory, as on NFS: the launch then fails when "
         "they do not. Left out, both work.",
         None,
-        null=True,
     )
 
     @property
@@ -164,26 +162,22 @@ class Train:
         "What to train: a built-in (gpt, mnist, toy), or FILE.py:FUNCTION in `code` that returns a "
         "workload.",
         None,
-        null=True,
     )
     script: str | None = setting(
         Text(r"[^\0]+\.py", "a .py file of `code`"),
         "A training script of your own in `code`, for those who keep their own loop. It gets "
         "`args` as --name=value and the job's environment; checkpoints are then its own business.",
         None,
-        null=True,
     )
     steps: int | None = setting(
         Whole(1),
         "How many optimizer steps to train. Give this or epochs.",
         None,
-        null=True,
     )
     epochs: float | None = setting(
         Number(above=0),
         "How often to go over the data. Give this or steps.",
         None,
-        null=True,
     )
     global_batch_size: int | None = setting(
         Whole(1),
@@ -222,7 +216,6 @@ class Train:
         Number(above=0),
         "The gradient's norm is cut to this. Left out, one bad batch can undo the run.",
         None,
-        null=True,
     )
     seed: int = setting(
         Whole(0), "Decides weights, sample order and dropout: same seed, same bits.", 0
@@ -319,13 +312,11 @@ class JobSpec:
         "The network interface that carries gradients, by exact name. A wrong one hangs the job or "
         "crawls over a slow network. Left out, local uses loopback.",
         None,
-        null=True,
     )
     gpus_per_node: int | None = setting(
         Whole(0, 1024),
         "GPUs to use on each machine; left out or 0, the job runs on CPUs.",
         None,
-        null=True,
     )
     checkpoint: Checkpoint = setting(
         Group(Checkpoint), "Where progress is kept, how often, how much of it.", Checkpoint
@@ -360,7 +351,6 @@ class JobSpec:
         "Your files, relative to the spec: of a directory its contents, of a file itself. They are "
         "copied into the bundle's code/; what is left out is missing on the host.",
         (),
-        null=True,
     )
 
     @property
@@ -400,49 +390,42 @@ class Host:
         "Where ssh finds it, as you would type it; ssh_config, keys and jump hosts are in force. Left "
         "out: its name.",
         None,
-        null=True,
     )
     address: str | None = setting(
         ADDRESS,
         "How the other hosts reach it. One that leads to another network card than `nic` keeps the "
         "hosts apart. Left out: the host in `ssh`.",
         None,
-        null=True,
     )
     nic: str | None = setting(
         _INTERFACE,
         "Its network interface towards the others, by exact name. A wrong one is named at the start. "
         "Left out: the job's `nic`, else the one by which it reaches the head.",
         None,
-        null=True,
     )
     procs: int | None = setting(
         Whole(1, 1024),
         "Processes on it, instead of procs_per_node. More than cores or GPUs slows all hosts down.",
         None,
-        null=True,
     )
     gpus: int | None = setting(
-        Whole(0, 1024), "GPUs to use on it, instead of gpus_per_node; 0 for none.", None, null=True
+        Whole(0, 1024), "GPUs to use on it, instead of gpus_per_node; 0 for none.", None
     )
     share: float | None = setting(
         Number(above=0),
         "Its part of the work, relative to the others'. Without it every process does the same, and "
         "all wait for the slowest host. The result does not depend on it.",
         None,
-        null=True,
     )
     dir: str | None = setting(
         Text(wants="a path"),
         "Where on it the bundle and relative checkpoint directories go, instead of targets.hosts.dir.",
         None,
-        null=True,
     )
     python: Python | None = setting(
         Group(Python, shorthand="interpreter"),
         "Its Python, instead of the job's: an interpreter, or interpreter and activation lines.",
         None,
-        null=True,
     )
     env: Mapping[str, str] = setting(
         Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(wants="a text")),
@@ -462,7 +445,6 @@ class HostsJob(JobSpec):
         "How many hosts; left out, all that are listed. A range like 2..4 makes the job elastic: it "
         "goes on with fewer when one is lost, and takes it back.",
         None,
-        null=True,
     )
     hosts: tuple[Host, ...] = setting(
         Groups(Group(Host, shorthand="name")),
@@ -473,7 +455,6 @@ class HostsJob(JobSpec):
         Text(wants="the name of a host"),
         "The host where all meet; the others have to reach it. Left out: the first.",
         None,
-        null=True,
     )
     dir: str = setting(
         Text(wants="a path"),

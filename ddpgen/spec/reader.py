@@ -20,7 +20,6 @@ from ddpgen.spec.fields import (
     Kind,
     Leaf,
     Pairs,
-    Raw,
     Refused,
     Texts,
     decimal,
@@ -161,14 +160,14 @@ class _Walk:
                 keys = {kind.shorthand: node.place}
                 node = Table(node.place, node.path, {kind.shorthand: node}, keys)
             if not isinstance(node, Table):
-                raise Refused(f"is {_describe(node)}", "write a mapping of its fields")
+                raise Refused(f"is {_describe(node)}", f"write {kind.wants}")
             return self.group(kind, node, path)
         if isinstance(kind, Texts):
             items = node.items if isinstance(node, Listing) else [node]
             return tuple(self._value(kind.leaf, item, path) for item in items)
         if isinstance(kind, Groups):
             if not isinstance(node, Listing):
-                raise Refused(f"is {_describe(node)}", "write a list, each item after a dash")
+                raise Refused(f"is {_describe(node)}", f"write {kind.wants}")
             listed = enumerate(node.items)
             return tuple(self._value(kind.group, each, (*path, f"[{i}]")) for i, each in listed)
         if isinstance(kind, Pairs):
@@ -176,13 +175,11 @@ class _Walk:
         assert isinstance(kind, Leaf)
         if not isinstance(node, Scalar) or _is_null(node) or node.tag == "alias":
             raise Refused(f"is {_describe(node)}", f"write {kind.wants}")
-        return kind.read(Raw(node.text, node.tag, node.quoted))
+        return kind.read(node)
 
     def _pairs(self, kind: Pairs, node: Node, path: tuple[str, ...]) -> dict[str, Any]:
-        if _is_null(node):
-            return {}
         if not isinstance(node, Table):
-            raise Refused(f"is {_describe(node)}", "write a mapping of names to values")
+            raise Refused(f"is {_describe(node)}", f"write {kind.wants}")
         pairs = {}
         for name, item in sorted(node.entries.items()):
             if not re.fullmatch(kind.names, name, re.ASCII):
@@ -216,9 +213,9 @@ class _Walk:
         return kind.model()
 
     def _missing(self, table: Table, declared: Field[Any], path: tuple[str, ...]) -> None:
-        what, wants = "is missing", getattr(declared.metadata["kind"], "wants", "its fields")
-        path = (*table.path, declared.name)
-        self.missing.append(Finding(table.place, dotted(path), what, f"write {wants}"))
+        wants = declared.metadata["kind"].wants
+        where = dotted((*table.path, declared.name))
+        self.missing.append(Finding(table.place, where, "is missing", f"write {wants}"))
 
     def _unknown(self, table: Table, name: str, known: dict[str, Field[Any]]) -> None:
         elsewhere = _elsewhere(name)
@@ -246,10 +243,10 @@ def _json_value(node: Scalar) -> Any:
         )
     if node.tag not in ("int", "float"):
         raise Refused(f"is {_describe(node)}", "write a plain value")
-    refuse_non_number(Raw(text, node.tag, False), f'"{text}" in quotes, or a plain number')
-    if re.fullmatch(r"[-+]?[0-9_]{1,40}", text, re.ASCII):
+    refuse_non_number(node, f'"{text}" in quotes, or a plain number')
+    if re.fullmatch(r"[-+]?[0-9_]+", text, re.ASCII):
         return int(text.replace("_", ""))
-    if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", text, re.ASCII):
+    if re.fullmatch(r"0x[0-9a-fA-F]+", text, re.ASCII):
         return int(text, 16)
     number = decimal(text)
     if number is None:

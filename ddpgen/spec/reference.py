@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from ddpgen.spec.fields import REQUIRED, Group, Groups, Leaf, Nodes, Pairs, Texts
-from ddpgen.spec.job import Host, HostsJob, JobSpec
+from ddpgen.spec.fields import REQUIRED, Group, Groups, Texts
+from ddpgen.spec.job import JobSpec, Python
+from ddpgen.spec.models import MODELS
 from ddpgen.spec.schema import default_of
-from ddpgen.spec.sky import Bucket, Recovery, SkyJob
-from ddpgen.spec.slurm import Container, Environment, SlurmJob
 
 _HEAD = """# The job spec
 
@@ -73,25 +72,27 @@ fields of the job, which it may overlay, the tier has its own:
 
 def markdown() -> str:
     """The whole page."""
-    parts = [_HEAD, "## The job\n", *_table(fields(JobSpec), "")]
-    for field in fields(JobSpec):
-        kind = field.metadata["kind"]
-        if isinstance(kind, Group):
-            parts += [f"\n## `{field.name}`\n", field.metadata["says"] + "\n"]
-            parts += _table(fields(kind.model), f"{field.name}.")  # type: ignore[arg-type]
-    own = [field for field in fields(HostsJob) if field not in fields(JobSpec)]
-    parts += ["\n## `targets.hosts`\n", _HOSTS, *_table(own, "")]
-    parts += ["\n## `targets.hosts.hosts[]`\n", *_table(fields(Host), "")]
-    own = [field for field in fields(SlurmJob) if field not in fields(JobSpec)]
-    parts += ["\n## `targets.slurm`\n", _SLURM, *_table(own, "")]
-    parts += ["\n## `targets.slurm.environment`\n", *_table(fields(Environment), "environment.")]
-    names = "environment.container."
-    parts += ["\n## `targets.slurm.environment.container`\n", *_table(fields(Container), names)]
-    own = [field for field in fields(SkyJob) if field not in fields(JobSpec)]
-    parts += ["\n## `targets.sky`\n", _SKY, *_table(own, "")]
-    parts += ["\n## `targets.sky.bucket`\n", *_table(fields(Bucket), "bucket.")]
-    parts += ["\n## `targets.sky.recovery`\n", *_table(fields(Recovery), "recovery.")]
+    job = fields(JobSpec)
+    parts = [_HEAD, "## The job\n", *_table(job, ""), *_groups(job, "", "")]
+    for tier, says in (("hosts", _HOSTS), ("slurm", _SLURM), ("sky", _SKY)):
+        own = [field for field in fields(MODELS[tier]) if field not in job]
+        parts += [f"\n## `targets.{tier}`\n", says, *_table(own, "")]
+        parts += _groups(own, f"targets.{tier}.", "")
     return "\n".join(parts) + "\n"
+
+
+def _groups(declared: Iterable[Field[Any]], place: str, prefix: str) -> Iterator[str]:
+    """A section for each of these fields that has fields of its own."""
+    for field in declared:
+        kind, name = field.metadata["kind"], prefix + field.name
+        if isinstance(kind, Groups):
+            kind, name = kind.group, f"{name}[]"
+        if not isinstance(kind, Group) or (place and kind.model is Python):
+            continue
+        inner = fields(kind.model)  # type: ignore[arg-type]
+        yield from (f"\n## `{place}{name}`\n", field.metadata["says"] + "\n")
+        yield from _table(inner, f"{name}.")
+        yield from _groups(inner, place, f"{name}.")
 
 
 def _table(declared: Iterable[Field[Any]], prefix: str) -> Iterator[str]:
@@ -109,19 +110,5 @@ def _table(declared: Iterable[Field[Any]], prefix: str) -> Iterator[str]:
         else:
             written = str(default).lower() if isinstance(default, bool) else default
             shown = "none" if default is None else f"`{written}`"
-        cells = (f"`{prefix}{field.name}`", _wants(kind), shown, field.metadata["says"])
+        cells = (f"`{prefix}{field.name}`", kind.wants, shown, field.metadata["says"])
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _wants(kind: Any) -> str:
-    if isinstance(kind, Nodes):
-        return kind.range_wants
-    if isinstance(kind, Groups):
-        return "a list of mappings"
-    if isinstance(kind, Leaf):
-        return kind.wants
-    if isinstance(kind, Texts):
-        return f"{kind.leaf.wants}, or a list of them"
-    if isinstance(kind, Pairs):
-        return "a mapping of names to values"
-    return f"a mapping, or the {kind.shorthand}" if kind.shorthand else "a mapping"

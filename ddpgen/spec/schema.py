@@ -8,27 +8,19 @@ from typing import Any
 from ddpgen.job import plain
 from ddpgen.spec.fields import (
     REQUIRED,
-    Choice,
-    ClockTime,
     Duration,
     Every,
-    Flag,
     Group,
     Groups,
     Kind,
-    Nodes,
-    Number,
+    Leaf,
     Pairs,
     Steps,
-    Text,
     Texts,
-    Whole,
 )
 from ddpgen.spec.job import TIERS, JobSpec
 from ddpgen.spec.models import MODELS
 
-_TIME = "([0-9]+(\\.[0-9]+)?\\s*(ms|s|min|h|d)\\s*)+"
-_CLOCK = "[0-9]+-[0-9]+(:[0-9]+){0,2}|[0-9]+:[0-9]+:[0-9]+"
 _JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
 
 
@@ -76,9 +68,10 @@ def _field(field: Field[Any], required: bool) -> dict[str, Any]:
     if not field.metadata["null"]:
         return schema
     if "type" in schema:
-        types = schema["type"]
-        schema["type"] = [*(types if isinstance(types, list) else [types]), "null"]
-    elif "anyOf" in schema:
+        schema["type"] = [schema["type"], "null"]
+    elif "enum" in schema:
+        schema["enum"] = [*schema["enum"], None]
+    else:
         schema["anyOf"] = [*schema["anyOf"], {"type": "null"}]
     return schema
 
@@ -118,30 +111,5 @@ def _kind(kind: Kind, required: bool) -> dict[str, Any]:
     if isinstance(kind, Texts):
         item = _kind(kind.leaf, required)
         return {"anyOf": [item, {"type": "array", "items": item}]}
-    return _leaf(kind)
-
-
-def _leaf(kind: Kind) -> dict[str, Any]:
-    if isinstance(kind, Flag):
-        return {"type": "boolean"}
-    if isinstance(kind, Choice):
-        return {"enum": list(kind.words)}
-    if isinstance(kind, Nodes):
-        span = {"type": "string", "pattern": "^[0-9]+\\s*[.][.]\\s*[0-9]+$"}
-        return {"anyOf": [{"type": "integer", "minimum": kind.low, "maximum": kind.high}, span]}
-    if isinstance(kind, Whole):
-        return {"type": "integer", "minimum": kind.low, "maximum": kind.high}
-    if isinstance(kind, Number):
-        bounds = {"minimum": kind.low, "exclusiveMinimum": kind.above}
-        return {"type": "number", **{k: v for k, v in bounds.items() if v is not None}}
-    if isinstance(kind, Steps):
-        return {"type": "string", "pattern": "^[0-9]+\\s*steps?$"}
-    if isinstance(kind, Duration):
-        return {"type": "string", "pattern": f"^{_TIME}$"}
-    if isinstance(kind, ClockTime):
-        return {"type": "string", "pattern": f"^({_CLOCK}|{_TIME})$"}
-    if isinstance(kind, Every):
-        return {"type": "string", "pattern": f"^([0-9]+\\s*steps?|{_TIME})$"}
-    assert isinstance(kind, Text)
-    pattern = kind.pattern.replace("\\0", "\\u0000")
-    return {"type": "string", "minLength": 1, **({"pattern": f"^({pattern})$"} if pattern else {})}
+    assert isinstance(kind, Leaf)
+    return dict(kind.schema)

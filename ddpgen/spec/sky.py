@@ -55,7 +55,6 @@ class Bucket:
         ),
         "Where in the bucket. Two jobs with the same place exclude each other. Left out: the job's name.",
         None,
-        null=True,
     )
     path: str = setting(
         Text(r"/[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", "a path like /checkpoints"),
@@ -94,7 +93,6 @@ class SkyJob(JobSpec):
         Group(Bucket, shorthand="url"),
         "Where checkpoints outlive the machines. Left out only where checkpoint.dir is a URL.",
         None,
-        null=True,
     )
     accelerators: tuple[str, ...] = setting(
         Texts(_GPUS),
@@ -116,12 +114,11 @@ class SkyJob(JobSpec):
         Text(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a cloud's name for a machine, like p4d.24xlarge"),
         "The kind of machine. It fits one cloud only, so say infra too.",
         None,
-        null=True,
     )
     cpus: str | None = setting(
-        _AMOUNT, "Virtual CPUs of each machine, at least one per process.", None, null=True
+        _AMOUNT, "Virtual CPUs of each machine, at least one per process.", None
     )
-    memory: str | None = setting(_AMOUNT, "Memory of each machine, in GB.", None, null=True)
+    memory: str | None = setting(_AMOUNT, "Memory of each machine, in GB.", None)
     spot: bool = setting(
         Flag(),
         "Spot machines: at a fraction of the price, and taken back at any time.",
@@ -134,22 +131,19 @@ class SkyJob(JobSpec):
         Whole(1, 100_000),
         "The disk of each machine, in GB. It holds a few checkpoints while they are on their way.",
         None,
-        null=True,
     )
     disk_tier: str | None = setting(
-        Choice("low", "medium", "high", "ultra", "best"), "How fast the disk is.", None, null=True
+        Choice("low", "medium", "high", "ultra", "best"), "How fast the disk is.", None
     )
     network_tier: str | None = setting(
         Choice("standard", "best"),
         "best: the cloud's fastest network between machines. Few kinds have it, so ask only if needed.",
         None,
-        null=True,
     )
     image: str | None = setting(
         Text(r"[A-Za-z0-9][^\s\0]*", "docker:NAME@sha256:DIGEST, or a cloud's image id"),
         "The image of the machines. One named by a tag is another one next month; name it by digest.",
         None,
-        null=True,
     )
     labels: Mapping[str, str] = setting(
         Pairs(r"[A-Za-z][A-Za-z0-9_./-]*", "letters, digits and _./-", Value(wants="a text")),
@@ -161,7 +155,6 @@ class SkyJob(JobSpec):
         "After so long without work a machine of `sky launch` is taken down. Left out, it goes on costing "
         "until you say `sky down`. Managed jobs clean up by themselves.",
         None,
-        null=True,
     )
     recovery: Recovery = setting(
         Group(Recovery, shorthand="strategy"),
@@ -195,7 +188,6 @@ class SkyJob(JobSpec):
         "How long such a machine usually lasts. Then checkpoint.every is found by itself, from this and "
         "from how long a checkpoint takes.",
         None,
-        null=True,
     )
     notices: bool = setting(
         Flag(),

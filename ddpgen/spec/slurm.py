@@ -67,27 +67,22 @@ class Environment:
         "Loaded in this order, first of all. One that does not exist ends the job at its start.",
         (),
     )
-    conda: str | None = setting(
-        _PATH, "The conda environment to activate, by name or path.", None, null=True
-    )
+    conda: str | None = setting(_PATH, "The conda environment to activate, by name or path.", None)
     venv: str | None = setting(
         _PATH,
         "The virtual environment to activate, as a path that all nodes see.",
         None,
-        null=True,
     )
     uv: str | None = setting(
         _PATH,
         "A project of uv, as a path that all nodes see: synchronised with its lock file at every start, "
         "and then activated.",
         None,
-        null=True,
     )
     container: Container | None = setting(
         Group(Container, shorthand="image"),
         "The image in which everything runs. What is activated above is then of the image.",
         None,
-        null=True,
     )
 
 
@@ -104,25 +99,22 @@ class SlurmJob(JobSpec):
         "The time limit of one start. The job comes back after it until it is done. Left out: the "
         "partition's own.",
         None,
-        null=True,
     )
     partition: str | None = setting(
-        _DIRECTIVE, "Where it queues. A wrong one is refused by sbatch.", None, null=True
+        _DIRECTIVE, "Where it queues. A wrong one is refused by sbatch.", None
     )
-    account: str | None = setting(_DIRECTIVE, "Who is charged for it.", None, null=True)
-    qos: str | None = setting(_DIRECTIVE, "The quality of service.", None, null=True)
+    account: str | None = setting(_DIRECTIVE, "Who is charged for it.", None)
+    qos: str | None = setting(_DIRECTIVE, "The quality of service.", None)
     cpus_per_proc: int | None = setting(
         Whole(1, 4096),
         "CPUs for each process. Fewer than its threads, and they wait for each other. Left out: its "
         "threads and its data_workers.",
         None,
-        null=True,
     )
     mem: str | None = setting(
         _SIZE,
         "Memory per node. Too little, and the kernel kills a process; left out, the site's default.",
         None,
-        null=True,
     )
     gpu_request: str = setting(
         Choice("gpus-per-node", "gres", "gpus-per-task", "none"),
@@ -134,30 +126,26 @@ class SlurmJob(JobSpec):
         Text(r"[A-Za-z0-9][A-Za-z0-9_.-]*", "a type like a100"),
         "Which GPUs, where the site has several.",
         None,
-        null=True,
     )
     constraint: str | None = setting(
-        _DIRECTIVE, "Features the nodes must have, like a100&ib.", None, null=True
+        _DIRECTIVE, "Features the nodes must have, like a100&ib.", None
     )
-    nodelist: str | None = setting(_DIRECTIVE, "Nodes that have to be among them.", None, null=True)
-    exclude: str | None = setting(_DIRECTIVE, "Nodes to stay away from.", None, null=True)
-    reservation: str | None = setting(_DIRECTIVE, "The reservation to run in.", None, null=True)
-    licenses: str | None = setting(_DIRECTIVE, "Licenses it needs.", None, null=True)
-    dependency: str | None = setting(
-        _DIRECTIVE, "What it waits for, like afterok:4711.", None, null=True
-    )
+    nodelist: str | None = setting(_DIRECTIVE, "Nodes that have to be among them.", None)
+    exclude: str | None = setting(_DIRECTIVE, "Nodes to stay away from.", None)
+    reservation: str | None = setting(_DIRECTIVE, "The reservation to run in.", None)
+    licenses: str | None = setting(_DIRECTIVE, "Licenses it needs.", None)
+    dependency: str | None = setting(_DIRECTIVE, "What it waits for, like afterok:4711.", None)
     array: str | None = setting(
         Text(r"[0-9][0-9,:%-]*", "indices like 0-7 or 0-7%2"),
         "Submit it once for each index. Each has its own checkpoint directory, with -INDEX at its end, "
         "and sees the index as SLURM_ARRAY_TASK_ID.",
         None,
-        null=True,
     )
     exclusive: bool = setting(
         Flag(), "Whole nodes, shared with nobody. It may wait longer for them.", False
     )
     mail_to: str | None = setting(
-        Text(r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?", "an address"), "Who is told.", None, null=True
+        Text(r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?", "an address"), "Who is told.", None
     )
     mail_on: tuple[str, ...] = setting(
         Texts(
@@ -174,7 +162,6 @@ class SlurmJob(JobSpec):
         Text(r"[A-Za-z0-9_@%+=:,./()\[\] -]+", "letters, digits, spaces and any of _@%+=:,./()[]-"),
         "What the site's operators read about it.",
         None,
-        null=True,
     )
     extra: tuple[str, ...] = setting(
         Texts(_OPTION),
@@ -192,16 +179,14 @@ class SlurmJob(JobSpec):
         "How long before the time limit it is told to stop: one step and one checkpoint have to fit in. "
         "Left out: from step_time and write_time, else 5 minutes or a third of `time`.",
         None,
-        null=True,
     )
     step_time: float | None = setting(
-        Duration(), "How long a step takes, as measured; for `warning`.", None, null=True
+        Duration(), "How long a step takes, as measured; for `warning`.", None
     )
     write_time: float | None = setting(
         Duration(),
         "How long writing a checkpoint takes, as measured; for `warning`.",
         None,
-        null=True,
     )
     environment: Environment = setting(
         Group(Environment), "Modules, conda, venv, uv or a container.", Environment
@@ -219,7 +204,6 @@ class SlurmJob(JobSpec):
         "The cluster's login node, for `ddpgen launch`, `status`, `logs` and `stop` from elsewhere. Left "
         "out: they are used on it.",
         None,
-        null=True,
     )
     dir: str = setting(
         Text(wants="a path"),

@@ -111,7 +111,7 @@ def _decode(raw: bytes) -> str:
 
 
 class _Builder:
-    """Turns the event stream into nodes, without recursion: depth is the author's choice."""
+    """Turns the event stream into nodes, depth first."""
 
     def __init__(self, loader: Any):
         self.loader = loader
@@ -122,86 +122,63 @@ class _Builder:
         if self.loader.check_event(yaml.StreamEndEvent):
             return None
         self.loader.get_event()  # document start
-        root = self._tree()
+        root = self._node(())
         self.loader.get_event()  # document end
         if not self.loader.check_event(yaml.StreamEndEvent):
             place = _place(self.loader.get_event().start_mark)
-            what = "a second document begins here"
-            self.findings.append(Finding(place, "", what, "keep one job in one file"))
+            self._found(place, (), "a second document begins here", "keep one job in one file")
         return root
 
-    def _tree(self) -> Node:
-        root: Node | None = None
-        stack: list[tuple[Listing | Table, tuple[str, Place] | None]] = []
-        while True:
-            event = self.loader.get_event()
-            if isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
-                stack.pop()
-                if not stack:
-                    assert root is not None
-                    return root
-                continue
-            holder, key = stack[-1] if stack else (None, None)
-            if isinstance(holder, Table) and key is None:
-                stack[-1] = (holder, self._key(event, holder))
-                continue
-            node = self._node(event, holder, key)
-            root = root or node
-            if stack:
-                stack[-1] = (stack[-1][0], None)
-            if isinstance(node, Scalar):
-                if not stack:
-                    return node
-                continue
-            if len(stack) >= MAX_DEPTH:
-                what = f"is nested more than {MAX_DEPTH} levels deep"
-                raise NotYamlError(Finding(node.place, dotted(node.path), what, "flatten it"))
-            stack.append((node, None))
+    def _node(self, path: tuple[str, ...], depth: int = 0) -> Node:
+        event = self.loader.get_event()
+        place = _place(event.start_mark)
+        self._refuse_sharing(event, place, path)
+        if isinstance(event, yaml.AliasEvent):
+            return Scalar(place, path, "", "alias", False)
+        if isinstance(event, yaml.ScalarEvent):
+            return self._scalar(event, place, path)
+        if depth >= MAX_DEPTH:
+            what = f"is nested more than {MAX_DEPTH} levels deep"
+            raise NotYamlError(Finding(place, dotted(path), what, "flatten it"))
+        if isinstance(event, yaml.SequenceStartEvent):
+            listing = Listing(place, path, [])
+            while not self.loader.check_event(yaml.SequenceEndEvent):
+                item = self._node((*path, f"[{len(listing.items)}]"), depth + 1)
+                listing.items.append(item)
+            self.loader.get_event()
+            return listing
+        table = Table(place, path, {}, {})
+        while not self.loader.check_event(yaml.MappingEndEvent):
+            name, where = self._key(table)
+            node = self._node((*path, name), depth + 1)
+            if name != "<<":
+                table.entries.setdefault(name, node)
+                table.keys.setdefault(name, where)
+        self.loader.get_event()
+        return table
 
-    def _key(self, event: Any, holder: Table) -> tuple[str, Place]:
+    def _key(self, holder: Table) -> tuple[str, Place]:
+        event = self.loader.get_event()
         place = _place(event.start_mark)
         self._refuse_sharing(event, place, holder.path)
         if not isinstance(event, yaml.ScalarEvent):
             what = "a list or mapping stands where a key should be"
             raise NotYamlError(Finding(place, dotted(holder.path), what, "use a plain word as key"))
-        name = event.value
+        name: str = event.value
         if name in holder.keys:
-            path = dotted((*holder.path, name))
             what = f"is given twice; the first is on line {holder.keys[name].line}"
-            self.findings.append(Finding(place, path, what, "keep one of them"))
+            self._found(place, (*holder.path, name), what, "keep one of them")
         elif name == "<<" and not event.style:
             what = "merge keys are not supported: a value has to stand where it acts"
             remedy = "write the values out, or use targets.<tier> for what differs"
-            self.findings.append(Finding(place, dotted(holder.path), what, remedy))
+            self._found(place, holder.path, what, remedy)
         return name, place
 
-    def _node(self, event: Any, holder: Any, key: tuple[str, Place] | None) -> Node:
-        place = _place(event.start_mark)
-        path: tuple[str, ...] = ()
-        if isinstance(holder, Listing):
-            path = (*holder.path, f"[{len(holder.items)}]")
-        elif isinstance(holder, Table) and key:
-            path = (*holder.path, key[0])
-        self._refuse_sharing(event, place, path)
-        node = self._build(event, place, path)
-        if isinstance(holder, Listing):
-            holder.items.append(node)
-        elif isinstance(holder, Table) and key and key[0] != "<<":
-            holder.entries.setdefault(key[0], node)
-            holder.keys.setdefault(key[0], key[1])
-        return node
-
-    def _build(self, event: Any, place: Place, path: tuple[str, ...]) -> Node:
-        if isinstance(event, yaml.MappingStartEvent):
-            return Table(place, path, {}, {})
-        if isinstance(event, yaml.SequenceStartEvent):
-            return Listing(place, path, [])
-        if isinstance(event, yaml.AliasEvent):
-            return Scalar(place, path, "", "alias", False)
+    def _scalar(self, event: Any, place: Place, path: tuple[str, ...]) -> Scalar:
         text, quoted = event.value, event.style not in (None, "")
         if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
             what = "holds a NUL or half of a surrogate pair, which no program can be passed"
-            self.findings.append(Finding(place, dotted(path), what, "remove that escape"))
+            self._found(place, path, what, "remove that escape")
             text = "?"
         tag = "tag:yaml.org,2002:str"
         if not quoted and event.implicit[0]:
@@ -212,13 +189,15 @@ class _Builder:
         remedy = "write the value out where it is used, or use targets.<tier> for what differs"
         if isinstance(event, yaml.AliasEvent):
             what = f"the alias *{event.anchor} makes the value stand somewhere else"
-            self.findings.append(Finding(place, dotted(path), what, remedy))
-        elif event.anchor is not None:
-            what = f"the anchor &{event.anchor} is not supported"
-            self.findings.append(Finding(place, dotted(path), what, remedy))
-        if getattr(event, "tag", None) is not None and not isinstance(event, yaml.AliasEvent):
-            what = f"the tag {event.tag} is not supported"
-            self.findings.append(Finding(place, dotted(path), what, "remove the tag"))
+            self._found(place, path, what, remedy)
+            return
+        if event.anchor is not None:
+            self._found(place, path, f"the anchor &{event.anchor} is not supported", remedy)
+        if event.tag is not None:
+            self._found(place, path, f"the tag {event.tag} is not supported", "remove the tag")
+
+    def _found(self, place: Place, path: tuple[str, ...], what: str, remedy: str) -> None:
+        self.findings.append(Finding(place, dotted(path), what, remedy))
 
 
 def _place(mark: Any) -> Place:

@@ -106,7 +106,7 @@ def test_findings_go_to_stderr_and_the_code_is_65(run: Run, spec: Spec) -> None:
     assert run("validate", "job.yaml") == (
         65,
         "",
-        "job.yaml:8:8: nodes: YAML reads yes as true; write a whole number from 1 to 100000\n",
+        "job.yaml:8:8: nodes: YAML reads yes as true; write a whole number from 1 to 100000, or a range like 2..4\n",
     )
 
 

@@ -49,8 +49,11 @@ def plan(text: str) -> LaunchPlan:
             "10:12: targets.hosts.hosts: lists no hosts; write targets: {hosts: {hosts: [NAME,",
         ),
         ("nic: eth0", "1:1: hosts: lists no hosts; write targets: {hosts: {hosts: [NAME,"),
-        ("hosts: desk", '10:12: targets.hosts.hosts: is "desk"; write a list, each item after a'),
-        ("hosts: [a, [b]]", "10:16: targets.hosts.hosts[1]: is a list; write a mapping of its"),
+        ("hosts: desk", '10:12: targets.hosts.hosts: is "desk"; write a list of mappings, each'),
+        (
+            "hosts: [a, [b]]",
+            "10:16: targets.hosts.hosts[1]: is a list; write a mapping, or the name",
+        ),
         ("hosts: [a, {nmae: b}]", "10:17: targets.hosts.hosts[1].nmae: unknown key; did you mean"),
         ("hosts: [a, {nic: b}]", "10:16: targets.hosts.hosts[1].name: is missing; write up to 63"),
         ("hosts: [a, 'b c']", '10:16: targets.hosts.hosts[1]: "b c" does not fit; write up'),

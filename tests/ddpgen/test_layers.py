@@ -45,10 +45,11 @@ LAYERS = [
     {"spec.reader"},
     {"spec.models"},
     {"spec.workload_args"},
-    {"explain", "spec.yamltree", "spec.rules"},
+    {"explain", "spec.rules"},
     {"spec.sky", "spec.slurm"},
     {"spec.job"},
-    {"spec.fields", "shell", "yamltext"},
+    {"spec.fields"},
+    {"spec.yamltree", "shell", "yamltext"},
     {"errors"},
     {"__init__", "spec", "plan", "bundle"},
     # Copied into the bundle, where there is no ddpgen: nothing of it is below this line.

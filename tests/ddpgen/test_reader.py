@@ -77,7 +77,7 @@ targets:
     assert faults(text) == [
         '1:7: name: YAML reads on as true, not as text; write "on" in quotes',
         "2:1: nods: unknown key; did you mean nodes?",
-        "3:8: nodes: YAML reads yes as true; write a whole number from 1 to 100000",
+        "3:8: nodes: YAML reads yes as true; write a whole number from 1 to 100000, or a range like 2..4",
         (
             '4:17: procs_per_node: "2" is a text, because of its quotes; '
             "write a whole number from 1 to 1024"
