@@ -7,9 +7,7 @@ template does. Pure.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ddpgen.shell import Joined, Var, Word, at_home
 from ddpgen.spec.sky import Bucket, SkyJob
@@ -17,72 +15,11 @@ from ddpgen.spec.sky import Bucket, SkyJob
 # How a clean stop for a preemption ends, for SkyPilot to start the job again. Of several machines on Slurm it
 # keeps the highest code alone, and those that end a moment later are killed, which is 143: so above that.
 EXIT_PREEMPTED = 175
-_MODES = {"mount": "MOUNT", "cached": "MOUNT_CACHED"}
+MODES = {"mount": "MOUNT", "cached": "MOUNT_CACHED"}
 _KUBERNETES = ("k8s", "kubernetes")
 
 Scalar = str | int | bool
 Pairs = tuple[tuple[str, Scalar], ...]
-
-
-@dataclass(frozen=True)
-class SkyPlan:
-    """What the tier `sky` has beside the rest.
-
-    `resources` is what all machines that come into question have in common, `alternatives` how they
-    differ (one at least), `choice` how SkyPilot chooses among several: any_of or ordered.
-    """
-
-    num_nodes: int
-    procs: int
-    resources: Pairs
-    alternatives: tuple[Pairs, ...]
-    choice: str
-    labels: Pairs
-    autostop_min: int | None
-    recovery: Pairs
-    bucket_url: str | None
-    bucket_mode: str
-    bucket_path: str
-    envs: Pairs
-    secrets: tuple[str, ...]
-    setup: tuple[str, ...]
-    requirements: tuple[str, ...]
-    environment: Word
-    base_python: Word
-    hook: str
-    spot: bool
-
-    @property
-    def sets_up(self) -> bool:
-        """Whether a machine has to be made ready."""
-        return bool(self.setup or self.requirements)
-
-
-def plan(job: SkyJob) -> SkyPlan:
-    """What SkyPilot is told of this job."""
-    alternatives = tuple(_alternatives(job))
-    bucket = job.bucket
-    return SkyPlan(
-        num_nodes=int(job.nodes),
-        procs=job.procs_per_node,
-        resources=tuple(_common(job)),
-        alternatives=alternatives,
-        choice="ordered" if job.ordered else "any_of",
-        labels=tuple(sorted(job.labels.items())),
-        autostop_min=None if job.autostop is None else math.ceil(job.autostop / 60),
-        recovery=tuple(_recovery(job)),
-        bucket_url=bucket.url.rstrip("/") if bucket else None,
-        bucket_mode=_MODES[bucket.mode] if bucket else "",
-        bucket_path=bucket.path if bucket else "",
-        envs=tuple(sorted(job.env.items())),
-        secrets=job.secrets,
-        setup=job.setup,
-        requirements=job.requirements,
-        environment=environment(job),
-        base_python=at_home(job.python.interpreter),
-        hook=hook(job),
-        spot=job.spot,
-    )
 
 
 def place(job: SkyJob, bucket: Bucket) -> str:
@@ -116,23 +53,16 @@ def hook(job: SkyJob) -> str:
     return f"~/.ddpgen/{job.name}/hook" if wanted else ""
 
 
-def _common(job: SkyJob) -> Iterator[tuple[str, Scalar]]:
-    names = {
-        "instance_type": "instance_type",
-        "cpus": "cpus",
-        "memory": "memory",
-        "disk_size": "disk_size",
-        "disk_tier": "disk_tier",
-        "network_tier": "network_tier",
-        "image": "image_id",
-    }
-    for field, name in names.items():
-        value = getattr(job, field)
+def resources(job: SkyJob) -> Iterator[tuple[str, Scalar]]:
+    """What all machines that will do have in common, under SkyPilot's names."""
+    names = ("instance_type", "cpus", "memory", "disk_size", "disk_tier", "network_tier", "image")
+    for name in names:
+        value = getattr(job, name)
         if value is not None:
-            yield name, value
+            yield "image_id" if name == "image" else name, value
 
 
-def _alternatives(job: SkyJob) -> Iterator[Pairs]:
+def alternatives(job: SkyJob) -> Iterator[Pairs]:
     """Every kind of machine that will do; what is written first comes first, and spot before full price."""
     paid = (True, False) if job.spot and job.on_demand_fallback else (job.spot,)
     for use_spot in paid:
@@ -145,8 +75,3 @@ def _alternatives(job: SkyJob) -> Iterator[Pairs]:
                     found["accelerators"] = gpus
                 found["use_spot"] = use_spot
                 yield tuple(found.items())
-
-
-def _recovery(job: SkyJob) -> Iterator[tuple[str, Scalar]]:
-    yield "strategy", job.recovery.strategy.upper()
-    yield "max_restarts_on_errors", job.recovery.restarts_on_errors

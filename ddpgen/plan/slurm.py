@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpgen.shell import Joined, Var, Word, at_home, pieces, quote
@@ -59,34 +58,6 @@ OWNED = frozenset(
         "wrap",
     ]
 )
-
-
-@dataclass(frozen=True)
-class SlurmPlan:
-    """What the tier `slurm` has beside the rest. Times in seconds.
-
-    `activation`: lines of bash for the batch script; srun hands their environment on to the nodes.
-    `contained`: those for the container, where there is one. `saved`: the copy of the bundle that every
-    start but the first one runs.
-    """
-
-    directives: tuple[str, ...]
-    least: int
-    most: int
-    procs: int
-    cpus_per_task: int
-    time_s: float | None
-    warning_s: float
-    requeues: int
-    setup: tuple[str, ...]
-    activation: tuple[str, ...]
-    contained: tuple[str, ...] | None
-    saved: Word
-
-    @property
-    def total_s(self) -> float | None:
-        """The longest it can run, over all its starts; None where the partition decides."""
-        return None if self.time_s is None else self.time_s * (self.requeues + 1)
 
 
 def cpus_per_task(job: SlurmJob) -> int:

@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen.plan import slurm as slurm_tier
+from ddpgen.plan import sky, slurm
 from ddpgen.shell import Joined, Word, at_home, pieces
 from ddpgen.spec.fields import seconds
 from ddpgen.spec.job import Checkpoint, HostsJob, JobSpec, Rendezvous, Train
 from ddpgen.spec.sky import SkyJob
+from ddpgen.spec.slurm import SlurmJob
 
 if TYPE_CHECKING:
     from fractions import Fraction
-
-    from ddpgen.spec.slurm import SlurmJob
 
 # Variables that a supervisor pins, unless the spec's env has them.
 PINNED = (
@@ -51,19 +50,6 @@ class Supervise(NamedTuple):
         return (*self.launcher, "--", *self.program)
 
 
-def local(job: JobSpec, backend: str, store: str) -> Supervise:
-    """The command of a job on one machine."""
-    launcher = (
-        "torchrun",
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        *_processes(job, job.restarts),
-    )
-    return Supervise(
-        tuple(options(job, backend, store)), launcher, tuple(program(job, backend, store))
-    )
-
-
 # Hosts that are started together come within this time; one that comes later is taken in by a restart.
 _LAST_CALL_S = 15
 # Every host that comes or goes costs the others' torchrun a restart. The training itself gives up when it
@@ -71,13 +57,32 @@ _LAST_CALL_S = 15
 _NO_END = 1000
 
 
-def hosts(job: HostsJob, weight: int | Fraction, backend: str, store: str) -> Supervise:
-    """The command of one of several hosts but for its name; `job` is the job as that host sees it."""
+def command(job: JobSpec, backend: str, weight: int | Fraction = 1) -> Supervise:
+    """The command of a job; of one on `hosts`, as one host sees it, whose processes have this weight."""
+    own: Iterator[Word] = iter(())
+    if isinstance(job, HostsJob):
+        own = _waiting(job)
+    elif isinstance(job, SlurmJob):
+        own = _batch(job)
+    elif isinstance(job, SkyJob):
+        own = _machine(job)
     return Supervise(
-        (*options(job, backend, store), *_waiting(job)),
-        tuple(meeting(job)),
-        tuple(program(job, backend, store, weight)),
+        (*_options(job, backend), *own),
+        tuple(_meeting(job) if job.meets else _standalone(job)),
+        tuple(_program(job, backend, weight)),
     )
+
+
+def store(job: JobSpec) -> str:
+    """Where checkpoints go that are to outlive the machine, the same for all tasks of an array; or ""."""
+    if isinstance(job, SkyJob) and job.bucket:
+        return sky.place(job, job.bucket)
+    return job.checkpoint.url or ""
+
+
+def _standalone(job: JobSpec) -> Iterator[Word]:
+    yield from ("torchrun", "--standalone", "--local-addr=127.0.0.1")
+    yield from _processes(job, job.restarts)
 
 
 def _waiting(job: HostsJob) -> Iterator[Word]:
@@ -94,32 +99,19 @@ def _waiting(job: HostsJob) -> Iterator[Word]:
     )
 
 
-def sky(job: SkyJob, backend: str, store: str, hook: str) -> Supervise:
-    """The command of a machine that SkyPilot has found. `hook`: where a pod's hook looks, if there is one."""
+def _machine(job: SkyJob) -> Iterator[Word]:
+    """What the supervisor of a machine that SkyPilot has found is told."""
     first, usual = job.rendezvous.port, Rendezvous().port
-    own = _unusual(
+    yield from _unusual(
         ("nodes", int(job.nodes), 1),
         ("ports", _ports(first), _ports(usual)),
         ("bucket", job.bucket.url.rstrip("/") if job.bucket else "", ""),
         ("mount", job.bucket.path if job.bucket else "", ""),
         ("secrets", ",".join(job.secrets), ""),
-        ("hook", hook, ""),
+        ("hook", sky.hook(job), ""),
     )
-    quiet = () if job.notices else ("--no-notices",)
-    return Supervise(
-        (*options(job, backend, store), *own, *quiet),
-        tuple(meeting(job)),
-        tuple(program(job, backend, store)),
-    )
-
-
-def slurm(job: SlurmJob, backend: str, store: str) -> Supervise:
-    """The command of a job on the nodes that Slurm gives it."""
-    return Supervise(
-        (*options(job, backend, store), *_batch(job)),
-        tuple(meeting(job)),
-        tuple(program(job, backend, store)),
-    )
+    if not job.notices:
+        yield "--no-notices"
 
 
 def _batch(job: SlurmJob) -> Iterator[Word]:
@@ -135,17 +127,17 @@ def _batch(job: SlurmJob) -> Iterator[Word]:
         yield Joined(("--python=", *pieces(at_home(job.python.interpreter))))
     if job.environment.container is None:
         return
-    if job.python.activate or any(slurm_tier.activation(job)) or job.env:
+    if job.python.activate or any(slurm.activation(job)) or job.env:
         yield "--source=slurm.container.sh"
-    yield from (Joined(("--in=", *pieces(word))) for word in slurm_tier.inside(job))
-    yield from (Joined(("--srun=", *pieces(word))) for word in slurm_tier.on_nodes(job))
+    yield from (Joined(("--in=", *pieces(word))) for word in slurm.inside(job))
+    yield from (Joined(("--srun=", *pieces(word))) for word in slurm.on_nodes(job))
 
 
 def _ports(first: int) -> str:
     return f"{first}-{min(first + 999, 65535)}"
 
 
-def meeting(job: JobSpec) -> Iterator[Word]:
+def _meeting(job: JobSpec) -> Iterator[Word]:
     """The launcher of a host that meets others at one address."""
     if job.rendezvous.launcher == "env":
         yield from ("spawn", f"--procs={job.procs_per_node}", "--first-rank={first_rank}")
@@ -184,10 +176,10 @@ def _processes(job: JobSpec, restarts: int) -> Iterator[Word]:
     yield "--monitor-interval=0.1"
 
 
-def options(job: JobSpec, backend: str, store: str) -> Iterator[Word]:
+def _options(job: JobSpec, backend: str) -> Iterator[Word]:
     """What the supervisor itself is told, on every tier."""
     yield f"--job={job.name}"
-    yield f"--checkpoint-dir={checkpoint_dir(job)}"
+    yield f"--checkpoint-dir={_checkpoint_dir(job)}"
     kept = sorted(name for name in PINNED if name in job.env or name in _left_alone(job))
     waits = job.rendezvous.timeout if job.meets else Rendezvous().timeout
     yield from _unusual(
@@ -199,7 +191,7 @@ def options(job: JobSpec, backend: str, store: str) -> Iterator[Word]:
         ("threads", job.train.threads, 1),
         ("timeout", seconds(waits), seconds(Rendezvous().timeout)),
         ("keep", ",".join(kept), ""),
-        ("store", store, ""),
+        ("store", store(job), ""),
         ("ignore", ",".join(job.preflight.ignore), ""),
     )
     if not job.preflight.enabled:
@@ -218,15 +210,15 @@ def _left_alone(job: JobSpec) -> tuple[str, ...]:
     return ("NCCL_SOCKET_IFNAME",) if isinstance(job, SkyJob) and not job.nic else ()
 
 
-def checkpoint_dir(job: JobSpec) -> str:
+def _checkpoint_dir(job: JobSpec) -> str:
     """Relative to the bundle: a relative place lies beside it."""
     if isinstance(job, SkyJob):  # below it each task has a directory of its own
         return f"~/.ddpgen/{job.name}"
-    path = job.checkpoint.path or f"checkpoints/{job.name}"
+    path = job.checkpoint_path
     return path if path.startswith(("/", "~/")) or path == "~" else f"../{path}"
 
 
-def program(job: JobSpec, backend: str, store: str, weight: int | Fraction = 1) -> Iterator[Word]:
+def _program(job: JobSpec, backend: str, weight: int | Fraction) -> Iterator[Word]:
     """What each process runs."""
     if job.train.script:
         yield from ("script", f"code/{job.train.script}")
@@ -234,7 +226,7 @@ def program(job: JobSpec, backend: str, store: str, weight: int | Fraction = 1) 
             yield from _script_argument(name, value)
         return
     yield "run"
-    yield from training(job.train)
+    yield from _training(job.train)
     yield f"--backend={backend}"
     waits, kept = Rendezvous(), Checkpoint()
     yield from _unusual(
@@ -246,7 +238,7 @@ def program(job: JobSpec, backend: str, store: str, weight: int | Fraction = 1) 
             seconds(job.rendezvous.collective_timeout),
             seconds(waits.collective_timeout),
         ),
-        ("checkpoint-store", "{store}" if store else "", ""),
+        ("checkpoint-store", "{store}" if store(job) else "", ""),
         ("checkpoint-every", _every(job), str(kept.every)),
         ("checkpoint-keep", job.checkpoint.keep, kept.keep),
         ("code-dir", "code" if job.code else "", ""),
@@ -264,7 +256,7 @@ def _every(job: JobSpec) -> str:
     return str(job.checkpoint.every)
 
 
-def training(train: Train) -> Iterator[Word]:
+def _training(train: Train) -> Iterator[Word]:
     """The flags that decide what is learned, without those that have the runtime's default."""
     yield f"--workload={train.workload}"
     yield f"--steps={train.steps}" if train.steps else f"--epochs={train.epochs!r}"

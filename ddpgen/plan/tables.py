@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ddpgen import shell
+from ddpgen.plan import sky, slurm
 from ddpgen.plan.launch import LaunchPlan, Rank
-from ddpgen.plan.sky import Pairs, SkyPlan
-from ddpgen.plan.slurm import SlurmPlan, clock
+from ddpgen.spec.job import HostsJob
+from ddpgen.spec.sky import SkyJob
+from ddpgen.spec.slurm import SlurmJob
 
 MOST_RANKS = 64  # a table longer than a few screens tells nobody anything
 
@@ -16,15 +18,21 @@ MOST_RANKS = 64  # a table longer than a few screens tells nobody anything
 def as_text(plan: LaunchPlan) -> str:
     """The plan, one line per rank."""
     width = max((max(len(node.name), 4) + 2 for node in plan.nodes if node.name), default=0)
+    job = plan.job
+    work = (
+        f"{job.micro_batches} micro-batches a step"
+        if job.micro_batches
+        else "a script with its own loop"
+    )
     nodes = f"{len(plan.nodes)} node" + ("s" if len(plan.nodes) > 1 else "")
     lines = [
-        f"{plan.name} on {plan.tier}: {nodes}, {plan.world_size} ranks, {_work(plan)}",
+        f"{job.name} on {plan.tier}: {nodes}, {job.world_size} ranks, {work}",
         f"backend      {plan.backend}",
         f"rendezvous   {plan.rendezvous}",
         f"checkpoints  {_spoken(plan.checkpoint_dir)}",
         *([f"kept in      {_spoken(plan.store)}"] if plan.store else []),
-        *(_times(plan.slurm) if plan.slurm else ()),
-        *(_machines(plan.sky) if plan.sky else ()),
+        *(_times(job) if isinstance(job, SlurmJob) else ()),
+        *(_machines(job) if isinstance(job, SkyJob) else ()),
         "",
         f"{'host':{width}}node  rank  local rank  micro-batches"
         if width
@@ -39,8 +47,8 @@ def as_text(plan: LaunchPlan) -> str:
     if len(ranks) > MOST_RANKS:
         lines.append(f"… and {len(ranks) - MOST_RANKS} more ranks")
     host = (
-        f" on {plan.hosts.hosts[0].name} (the others' differ where the hosts do)"
-        if plan.hosts
+        f" on {plan.nodes[0].name} (the others' differ where the hosts do)"
+        if isinstance(job, HostsJob)
         else ""
     )
     lines += ["", f"the launch{host}; its script fills in {{name}} and prints the whole command:"]
@@ -65,10 +73,10 @@ def as_json(plan: LaunchPlan) -> str:
         for node in plan.nodes
     ]
     facts = {
-        "name": plan.name,
+        "name": plan.job.name,
         "tier": plan.tier,
-        "world_size": plan.world_size,
-        "micro_batches": plan.micro_batches,
+        "world_size": plan.job.world_size,
+        "micro_batches": plan.job.micro_batches,
         "backend": plan.backend,
         "rendezvous": plan.rendezvous,
         "checkpoint_dir": shell.quote(plan.checkpoint_dir),
@@ -79,36 +87,33 @@ def as_json(plan: LaunchPlan) -> str:
     return json.dumps(facts, indent=2, ensure_ascii=False)
 
 
-def _times(batch: SlurmPlan) -> Iterator[str]:
-    fewer = f"; begins with {batch.least} nodes, too" if batch.least < batch.most else ""
-    yield f"each node    {batch.cpus_per_task} CPUs{fewer}"
-    starts = f"at most {batch.requeues + 1} starts"
-    if batch.time_s is None or batch.total_s is None:
+def _times(job: SlurmJob) -> Iterator[str]:
+    least, most = job.nodes.least, int(job.nodes)
+    fewer = f"; begins with {least} nodes, too" if least < most else ""
+    yield f"each node    {slurm.cpus_per_task(job)} CPUs{fewer}"
+    starts = f"at most {job.requeues + 1} starts"
+    if job.time is None:
         yield f"time         {starts}, each as long as the partition allows"
         return
-    limit, total = clock(batch.time_s), clock(batch.total_s)
+    limit, total = slurm.clock(job.time), slurm.clock(job.time * (job.requeues + 1))
     yield f"time         {limit} a start, {starts}: {total} in all (days-hours:minutes:seconds)"
-    yield f"warning      {clock(batch.warning_s)} before the end of a start it stops, and comes back"
+    warning = slurm.clock(slurm.warning_s(job))
+    yield f"warning      {warning} before the end of a start it stops, and comes back"
 
 
-def _machines(task: SkyPlan) -> Iterator[str]:
-    if task.bucket_url:
-        yield f"bucket       {task.bucket_url}, seen as {task.bucket_path} ({task.bucket_mode})"
-    common = _pairs(task.resources)
-    for number, kind in enumerate(task.alternatives):
+def _machines(job: SkyJob) -> Iterator[str]:
+    if job.bucket:
+        mode, url = sky.MODES[job.bucket.mode], job.bucket.url.rstrip("/")
+        yield f"bucket       {url}, seen as {job.bucket.path} ({mode})"
+    common = _pairs(sky.resources(job))
+    for number, kind in enumerate(sky.alternatives(job)):
         yield f"{'machines' if not number else 'or':13}{', '.join(filter(None, (_pairs(kind), common)))}"
 
 
-def _pairs(pairs: Pairs) -> str:
+def _pairs(pairs: Iterable[tuple[str, sky.Scalar]]) -> str:
     return ", ".join(
         f"{key} {str(value).lower() if value is True else value}" for key, value in pairs
     )
-
-
-def _work(plan: LaunchPlan) -> str:
-    if not plan.micro_batches:
-        return "a script with its own loop"
-    return f"{plan.micro_batches} micro-batches a step"
 
 
 def _range(rank: Rank) -> str:

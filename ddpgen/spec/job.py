@@ -354,6 +354,11 @@ class JobSpec:
     )
 
     @property
+    def checkpoint_path(self) -> str:
+        """The checkpoint directory on the disk of a host; a relative one lies beside the bundle."""
+        return self.checkpoint.path or f"checkpoints/{self.name}"
+
+    @property
     def world_size(self) -> int:
         """Processes over all nodes."""
         return self.nodes * self.procs_per_node

@@ -11,7 +11,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddpgen.plan.launch import HostPlan, HostsPlan, LaunchPlan, address, backend, ssh_host
+from ddpgen.plan.launch import (
+    LaunchPlan,
+    activation,
+    address,
+    backend,
+    exports,
+    interpreter,
+    of_host,
+    ssh_host,
+)
 from ddpgen.render import Renderer
 from ddpgen.resources import package_files
 from ddpgen.spec import rules
@@ -158,51 +167,60 @@ def _is_address(text: str) -> bool:
 
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
     """run.sh first, then what it needs: a script per host, the list of hosts, the driver."""
-    assert plan.hosts is not None
-    run = renderer.render("run.sh.j2", {"name": plan.name})
+    job = plan.job
+    assert isinstance(job, HostsJob)
+    run = renderer.render("run.sh.j2", {"name": job.name})
     artefacts = [Artefact("hosts/run.sh", run, "bash {bundle}/hosts/run.sh")]
-    for host in plan.hosts.hosts:
-        artefacts += _of_host(plan, host, renderer)
-    artefacts.append(Artefact("hosts/hosts.json", _listing(plan, plan.hosts), executable=False))
+    for host in job.order:
+        artefacts += _of_host(plan, job, host, renderer)
+    artefacts.append(Artefact("hosts/hosts.json", _listing(job), executable=False))
     for name, text in package_files("driver"):
         artefacts.append(Artefact(f"hosts/driver/{name}", text, executable=False))
     return artefacts
 
 
-def _of_host(plan: LaunchPlan, host: HostPlan, renderer: Renderer) -> Iterator[Artefact]:
+def _of_host(plan: LaunchPlan, job: HostsJob, host: Host, renderer: Renderer) -> Iterator[Artefact]:
     """Its script, and the activation lines beside it."""
-    activation = f"hosts/{host.name}.activate.sh"
-    own = {"host": host.name, "name": plan.name, "activation": activation}
-    counted = "1 process" if host.procs == 1 else f"{host.procs} processes"
-    values = {**vars(host), **own, "counted": counted}
+    here, procs = job.on(host), job.procs(host)
+    values = {
+        "name": job.name,
+        "host": host.name,
+        "counted": "1 process" if procs == 1 else f"{procs} processes",
+        "env": exports(here),
+        "activate": activation(here),
+        "activation": f"hosts/{host.name}.activate.sh",
+        "interpreter": interpreter(here),
+        "supervise": of_host(job, host, plan.backend),
+    }
     yield Artefact(f"hosts/{host.name}.sh", renderer.render("host.sh.j2", values))
-    if host.activate:
-        yield Artefact(activation, renderer.render("activate.sh.j2", values), executable=False)
+    if here.python.activate:
+        lines = renderer.render("activate.sh.j2", values)
+        yield Artefact(f"hosts/{host.name}.activate.sh", lines, executable=False)
 
 
-def _listing(plan: LaunchPlan, hosts: HostsPlan) -> str:
+def _listing(job: HostsJob) -> str:
     """hosts.json: what the driver and every host's supervisor know of all hosts. A host a line."""
     facts = {
-        "name": plan.name,
-        "launcher": hosts.launcher,
-        "elastic": [hosts.least, len(hosts.hosts)] if hosts.elastic else None,
-        "restarts": hosts.restarts,
-        "head": hosts.hosts[0].name,
-        "ssh_options": hosts.ssh_options,
-        "checkpoint_dir": hosts.checkpoint_path,
+        "name": job.name,
+        "launcher": job.rendezvous.launcher,
+        "elastic": [job.nodes.least, len(job.hosts)] if job.nodes.elastic else None,
+        "restarts": job.restarts,
+        "head": job.order[0].name,
+        "ssh_options": job.ssh_options,
+        "checkpoint_dir": job.checkpoint_path,
     }
     lines = [f'  "{key}": {_json(value)},' for key, value in facts.items()]
-    each = ",\n".join(f"    {_json(_listed(host))}" for host in hosts.hosts)
+    each = ",\n".join(f"    {_json(_listed(job, host))}" for host in job.order)
     return "\n".join(["{", *lines, '  "hosts": [', each, "  ]", "}", ""])
 
 
-def _listed(host: HostPlan) -> dict[str, str | int]:
+def _listed(job: HostsJob, host: Host) -> dict[str, str | int]:
     return {
         "name": host.name,
-        "address": host.address,
-        "procs": host.procs,
-        "ssh": host.ssh,
-        "dir": host.dir,
+        "address": address(host),
+        "procs": job.procs(host),
+        "ssh": host.ssh or host.name,
+        "dir": host.dir or job.dir,
         "script": f"hosts/{host.name}.sh",
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpgen.plan.launch import LaunchPlan
+from ddpgen.plan.launch import LaunchPlan, activation, exports, interpreter
 from ddpgen.render import Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -23,12 +23,20 @@ def check(job: JobSpec) -> Iterator[Conflict]:
 
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
     """local.sh, and the activation lines beside it."""
-    procs = plan.world_size
-    counted = "1 process" if procs == 1 else f"{procs} processes"
-    values = {**vars(plan), "counted": counted, "activation": "local.activate.sh"}
+    job = plan.job
+    procs = job.world_size
+    values = {
+        "name": job.name,
+        "counted": "1 process" if procs == 1 else f"{procs} processes",
+        "env": exports(job),
+        "activate": activation(job),
+        "activation": "local.activate.sh",
+        "interpreter": interpreter(job),
+        "supervise": plan.supervise,
+    }
     text = renderer.render("local.sh.j2", values)
     artefacts = [Artefact("local.sh", text, "bash {bundle}/local.sh")]
-    if plan.activate:
+    if values["activate"]:
         lines = renderer.render("activate.sh.j2", values)
         artefacts.append(Artefact("local.activate.sh", lines, executable=False))
     return artefacts

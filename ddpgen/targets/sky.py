@@ -6,13 +6,15 @@ SkyPilot is ddpgen/plan/sky.py's; SkyPilot itself is never imported.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddpgen.plan.launch import LaunchPlan
-from ddpgen.plan.sky import EXIT_PREEMPTED
+from ddpgen.plan import sky
+from ddpgen.plan.launch import LaunchPlan, exports, interpreter
 from ddpgen.render import Renderer
+from ddpgen.shell import at_home
 from ddpgen.spec import rules
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec
@@ -214,41 +216,61 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
 
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
     """sky.yaml, and the spec's own lines beside it."""
-    assert plan.sky is not None
-    values = {**vars(plan), **vars(plan.sky), **_made(plan)}
+    job = plan.job
+    assert isinstance(job, SkyJob)
+    values = _values(plan, job)
     parts = {name: renderer.render(f"sky_{name}.sh.j2", values) for name in ("setup", "run")}
-    given = "".join(f" --secret {secret}" for secret in plan.sky.secrets)
-    start = f"(cd {{bundle}} && sky jobs launch{given} sky.yaml)"
-    artefacts = [
-        Artefact("sky.yaml", renderer.render("sky.yaml.j2", {**values, **parts}), start, False)
-    ]
-    if plan.sky.setup:
-        lines = renderer.render(
-            "setup.sh.j2", {**values, "setup": plan.sky.setup, "script": "sky.setup.sh"}
-        )
+    text = renderer.render("sky.yaml.j2", {**values, **parts})
+    start = f"(cd {{bundle}} && sky jobs launch{values['secrets_given']} sky.yaml)"
+    artefacts = [Artefact("sky.yaml", text, start, False)]
+    if job.setup:
+        lines = renderer.render("setup.sh.j2", {**values, "setup": job.setup})
         artefacts.append(Artefact("sky.setup.sh", lines, executable=False))
-    if plan.activate:
+    if job.python.activate:
         lines = renderer.render("activate.sh.j2", values)
         artefacts.append(Artefact("sky.activate.sh", lines, executable=False))
     return [*artefacts, Artefact(".skyignore", _ALL_OF_IT, executable=False)]
 
 
-def _made(plan: LaunchPlan) -> dict[str, Any]:
-    sky = plan.sky
-    assert sky is not None
-    alone = len(sky.alternatives) == 1
+def _values(plan: LaunchPlan, job: SkyJob) -> dict[str, Any]:
+    bucket, recovery = job.bucket, job.recovery
+    kinds = list(sky.alternatives(job))
+    common = tuple(sky.resources(job))
     assert isinstance(plan.store, str)
-    kept_at = (sky.bucket_url or "") + plan.store.removeprefix(sky.bucket_path)
+    kept_at = (
+        bucket.url.rstrip("/") + plan.store.removeprefix(bucket.path) if bucket else plan.store
+    )
     return {
+        "name": job.name,
+        "machines": f"{int(job.nodes)} machine(s), {job.procs_per_node} process(es) on each",
+        "num_nodes": int(job.nodes),
+        "same": (*kinds[0], *common) if len(kinds) == 1 else common,
+        "different": kinds if len(kinds) > 1 else (),
+        "choice": "ordered" if job.ordered else "any_of",
+        "labels": sorted(job.labels.items()),
+        "autostop_min": None if job.autostop is None else math.ceil(job.autostop / 60),
+        "recovery": (
+            ("strategy", recovery.strategy.upper()),
+            ("max_restarts_on_errors", recovery.restarts_on_errors),
+        ),
+        "bucket_url": bucket.url.rstrip("/") if bucket else None,
+        "bucket_path": bucket.path if bucket else "",
+        "bucket_mode": sky.MODES[bucket.mode] if bucket else "",
+        "cached": bucket is not None and bucket.mode == "cached",
         "stop_object": f"{kept_at}/stop",
-        "sets_up": sky.sets_up,
-        "setup_lines": bool(sky.setup),
-        "secrets_given": "".join(f" --secret {secret}" for secret in sky.secrets),
-        "cached": sky.bucket_mode == "MOUNT_CACHED",
-        "machines": f"{sky.num_nodes} machine(s), {sky.procs} process(es) on each",
-        "same": (*sky.alternatives[0], *sky.resources) if alone else sky.resources,
-        "different": () if alone else sky.alternatives,
-        "exit_preempted": EXIT_PREEMPTED,
+        "envs": exports(job),
+        "secrets": job.secrets,
+        "secrets_given": "".join(f" --secret {secret}" for secret in job.secrets),
+        "exit_preempted": sky.EXIT_PREEMPTED,
+        "hook": sky.hook(job),
+        "sets_up": bool(job.setup or job.requirements),
+        "setup_lines": bool(job.setup),
+        "script": "sky.setup.sh",
+        "requirements": job.requirements,
+        "base_python": at_home(job.python.interpreter),
+        "install": ((sky.environment(job), "--", *job.requirements),),
+        "activate": job.python.activate,
         "activation": "sky.activate.sh",
-        "install": ((sky.environment, "--", *sky.requirements),),
+        "interpreter": interpreter(job),
+        "supervise": plan.supervise,
     }

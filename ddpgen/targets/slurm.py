@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.plan import slurm
-from ddpgen.plan.launch import LaunchPlan
+from ddpgen.plan.launch import LaunchPlan, activation, checkpoint_dir, exports, interpreter
 from ddpgen.render import Renderer
+from ddpgen.shell import Joined, Var, Word, pieces
 from ddpgen.spec import rules
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -88,43 +89,50 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
 
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
     """slurm.sbatch, and what it sources on the first node and on all of them."""
-    assert plan.slurm is not None
-    values = {**vars(plan), **vars(plan.slurm), **_made(plan)}
-    artefacts = [
-        Artefact(
-            "slurm.sbatch",
-            renderer.render("slurm.sbatch.j2", values),
-            "sbatch {bundle}/slurm.sbatch",
-        )
-    ]
+    job = plan.job
+    assert isinstance(job, SlurmJob)
+    contained = job.environment.container is not None
+    values = _values(plan, job)
+    script = renderer.render("slurm.sbatch.j2", values)
+    artefacts = [Artefact("slurm.sbatch", script, "sbatch {bundle}/slurm.sbatch")]
 
     def add(name: str, template: str, lines: tuple[str, ...]) -> None:
-        inside = {
-            **values,
-            "activate": lines,
-            "activation": "slurm.container.activate.sh",
-            "script": name,
-        }
-        artefacts.append(Artefact(name, renderer.render(template, inside), executable=False))
+        inside = {"activate": lines, "activation": "slurm.container.activate.sh", "script": name}
+        text = renderer.render(template, {**values, **inside})
+        artefacts.append(Artefact(name, text, executable=False))
 
-    batch = plan.slurm
-    if batch.activation:
-        add("slurm.activate.sh", "activate.sh.j2", batch.activation)
-    if batch.setup:
-        add("slurm.setup.sh", "setup.sh.j2", batch.setup)
-    if batch.contained or (batch.contained is not None and plan.env):
-        add("slurm.container.sh", "container.sh.j2", batch.contained)
-        if batch.contained:
-            add("slurm.container.activate.sh", "activate.sh.j2", batch.contained)
+    if values["activation"]:
+        add("slurm.activate.sh", "activate.sh.j2", values["activation"])
+    if job.setup:
+        add("slurm.setup.sh", "setup.sh.j2", ())
+    lines = (*slurm.activation(job), *job.python.activate)
+    if contained and (lines or job.env):
+        add("slurm.container.sh", "container.sh.j2", lines)
+    if contained and lines:
+        add("slurm.container.activate.sh", "activate.sh.j2", lines)
     return artefacts
 
 
-def _made(plan: LaunchPlan) -> dict[str, Any]:
-    batch = plan.slurm
-    assert batch is not None
-    nodes = f"{batch.least} to {batch.most}" if batch.least < batch.most else f"{batch.most}"
-    python = "python3" if batch.contained is not None else plan.interpreter
+def _values(plan: LaunchPlan, job: SlurmJob) -> dict[str, Any]:
+    least, most = job.nodes.least, int(job.nodes)
+    nodes = f"{least} to {most}" if least < most else f"{most}"
+    in_container = job.environment.container is not None
     return {
-        "counted": f"{nodes} node(s), {batch.procs} process(es) on each",
-        "batch_python": python,
+        "name": job.name,
+        "directives": slurm.directives(job),
+        "counted": f"{nodes} node(s), {job.procs_per_node} process(es) on each",
+        "requeues": job.requeues,
+        "saved": _saved(job),
+        "env": exports(job),
+        "activation": activation(job),
+        "interpreter": interpreter(job),
+        "batch_python": "python3" if in_container else interpreter(job),
+        "supervise": plan.supervise,
+        "setup": job.setup,
     }
+
+
+def _saved(job: SlurmJob) -> Word:
+    """The copy of the bundle that every start but the first one runs."""
+    array = ("-", Var("SLURM_ARRAY_TASK_ID")) if job.array is not None else ()
+    return Joined((*pieces(checkpoint_dir(job)), *array, "/bundle-", Var("SLURM_JOB_ID")))

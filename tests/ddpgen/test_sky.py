@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpgen.plan.launch import LaunchPlan, plan
+from ddpgen.plan.launch import LaunchPlan, interpreter, plan
 from ddpgen.shell import quote
 from ddpgen.spec.reader import read
 from ddpgen.yamltext import scalar
@@ -228,10 +228,10 @@ def test_a_bundle_is_not_made_inside_a_bundle(
 def test_another_list_of_requirements_is_another_environment(bundle: Callable[..., Path]) -> None:
     first = planned(f"{BUCKET}, requirements: [torch==2.13.0]")
     other = planned(f"{BUCKET}, requirements: [torch==2.12.0]")
-    assert first.interpreter != other.interpreter
+    assert interpreter(first.job) != interpreter(other.job)
     place = bundle(f"{BUCKET}, requirements: [torch==2.13.0], setup: ['echo it''s']")
     setup = yaml.safe_load((place / "sky.yaml").read_text())["setup"]
-    made = quote(first.interpreter).removesuffix("/bin/python")
+    made = quote(interpreter(first.job)).removesuffix("/bin/python")
     assert f"-m train install {made} -- torch==2.13.0" in setup
 
 

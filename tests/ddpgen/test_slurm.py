@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from ddpgen.plan.launch import LaunchPlan, plan
+from ddpgen.plan.slurm import directives as slurm_options
 from ddpgen.plan.tables import as_json, as_text
 from ddpgen.shell import directive, sections
 from ddpgen.spec.reader import read
+from ddpgen.spec.slurm import SlurmJob
 from tests.ddpgen.conftest import GPT as SMALL
 from tests.ddpgen.conftest import ROOT, Run
 
@@ -31,9 +33,9 @@ def planned(slurm: str = "", top: str = "") -> LaunchPlan:
 
 
 def directives(slurm: str = "", top: str = "") -> list[str]:
-    batch = planned(slurm, top).slurm
-    assert batch is not None
-    return list(batch.directives)
+    job = planned(slurm, top).job
+    assert isinstance(job, SlurmJob)
+    return list(slurm_options(job))
 
 
 @pytest.fixture
