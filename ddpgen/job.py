@@ -152,7 +152,7 @@ def write_bundle(
     items = [
         *(write.Item(a.path, a.text.encode(), executable=a.executable) for a in rendered),
         *write.copied_tree(resource("train"), "train"),
-        *(write.Item(source.path, file=source.file) for source in sources),
+        *(write.Item(name, file=file) for name, file in sources.items()),
     ]
     facts = {
         "ddpgen": __version__,

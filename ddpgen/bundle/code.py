@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from ddpgen.errors import FileTroubleError
 from ddpgen.spec.job import JobSpec
@@ -40,18 +39,11 @@ EXCLUDED = [
     "*.pyc",
     "*.pyo",
     "*.egg-info",
+    ".*.ddpgen-new",  # what a render under way, or killed, has beside its bundle
+    ".*.ddpgen-old",
 ]
 LIMIT_MIB = 100
-# What a render under way, or killed, has beside its bundle.
-_STAGING = re.compile(r"\..+\.(?:new|old)-[0-9]+", re.DOTALL)
 _STEP = re.compile(r"step-[0-9]{9,}")
-
-
-class Source(NamedTuple):
-    """A file to copy: its path in the bundle, and where it is now."""
-
-    path: str
-    file: Path
 
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
@@ -94,8 +86,8 @@ def _check_path(path: str, home: Path) -> Iterator[Conflict]:
         yield Conflict(("code",), what, remedy)
 
 
-def gather(job: JobSpec, home: Path, avoid: tuple[Path, ...], limit_mib: int) -> list[Source]:
-    """The files of `code`, sorted by their path below code/.
+def gather(job: JobSpec, home: Path, avoid: tuple[Path, ...], limit_mib: int) -> dict[str, Path]:
+    """The files of `code` by their path in the bundle.
 
     `avoid` are places never to be copied: the bundle itself, the checkpoints. Raises
     FileTroubleError for what cannot be copied, or is more than the limit.
@@ -110,7 +102,7 @@ def gather(job: JobSpec, home: Path, avoid: tuple[Path, ...], limit_mib: int) ->
             found[name] = file
     _refuse_files_as_directories(found)
     _refuse_too_much({name: _size(file) for name, file in found.items()}, limit_mib)
-    return [Source(f"code/{name}", file) for name, file in sorted(found.items())]
+    return {f"code/{name}": file for name, file in found.items()}
 
 
 def _refuse_files_as_directories(found: dict[str, Path]) -> None:
@@ -193,9 +185,7 @@ class _Walk:
             return True
         if not path.is_dir():
             return False
-        if _STAGING.fullmatch(path.name) or path.resolve() in self.avoid:
-            return True
-        return _is_bundle(path) or _is_checkpoints(path)
+        return path.resolve() in self.avoid or _is_bundle(path) or _is_checkpoints(path)
 
     def _within(self, path: Path) -> Path:
         try:

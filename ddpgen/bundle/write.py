@@ -1,7 +1,7 @@
 """Artefacts and files → one directory, replaced as a whole or not at all.
 
-Owns bundle.json, the refusal to overwrite what ddpgen did not write, and the atomic exchange. Knows
-neither specs nor templates: it is handed finished texts and paths.
+Owns bundle.json, the refusal to overwrite what ddpgen did not write, and the lock that makes renders take
+turns. Knows neither specs nor templates: it is handed finished texts and paths.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from ddpgen.bundle import exchange
 from ddpgen.errors import BundleRefusedError, FileTroubleError
+
+if sys.platform != "win32":  # there bundles are made without locks
+    import fcntl
 
 LISTING = "bundle.json"
 SCHEMA = 1
@@ -53,21 +57,89 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
         directory = Path(os.path.abspath(directory))
         _refuse_odd_place(directory)
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with exchange.alone(directory):
-            exchange.clean_up(directory)
-            with exchange.staging(directory) as stage:
-                listing = _fill(stage, items, facts)
-                if _same(directory, stage, listing):
-                    return Written(len(items) + 1, changed=False)
-                _refuse_losses(directory, force)
-                _refuse_pulling_the_rug(directory)
-                before = _facts(directory).get("targets", [])
-                _take_logs_along(directory, stage)
-                exchange.put(stage, directory)
+        with alone(directory):
+            stage, old = _beside(directory, "new"), _beside(directory, "old")
+            _clean_up(directory, stage, old)
+            stage.mkdir()
+            try:
+                return _write(directory, stage, old, _fill(stage, items, facts), force)
+            finally:
+                shutil.rmtree(stage, ignore_errors=True)
     except OSError as error:
         raise _trouble(directory, error) from None
-    dropped = [str(tier) for tier in before if tier not in facts.get("targets", [])]
-    return Written(len(items) + 1, changed=True, dropped=dropped)
+
+
+def _write(directory: Path, stage: Path, old: Path, listing: bytes, force: bool) -> Written:
+    """Put the finished `stage` in the place of `directory`, unless it is there already."""
+    facts, before = json.loads(listing), _facts(directory)
+    count = len(facts["files"]) + 1
+    edited = _edited(directory, before.get("files", {}))
+    if (
+        _read(directory / LISTING) == listing
+        and not edited
+        and _same_modes(directory, stage, facts)
+    ):
+        return Written(count, changed=False)
+    _refuse_losses(directory, before, [] if force else edited)
+    if directory.exists():
+        _refuse_pulling_the_rug(directory)
+        for name in _logs(directory):  # the very files, as a job may be writing to them
+            os.link(directory / name, stage / name)
+        os.rename(directory, old)
+    os.rename(stage, directory)
+    shutil.rmtree(old, ignore_errors=True)
+    targets = facts.get("targets", [])
+    dropped = [str(tier) for tier in before.get("targets", []) if tier not in targets]
+    return Written(count, changed=True, dropped=dropped)
+
+
+@contextlib.contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Wait until no other ddpgen renders beside `directory`, and keep the others waiting.
+
+    The lock is on the parent directory itself, so nothing is left behind. Where there are no locks
+    (Windows, some network file systems), it does without.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(directory.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _beside(directory: Path, what: str) -> Path:
+    """A neighbour that exists only while the directory is replaced; code.py knows the name, too."""
+    return directory.with_name(f".{directory.name}.ddpgen-{what}")
+
+
+def _clean_up(directory: Path, stage: Path, old: Path) -> None:
+    """Remove what a killed render has left; bring back what it had moved aside."""
+    if old.exists() and not directory.exists():
+        os.rename(old, directory)
+    for leftover in (old, stage):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+
+
+def _in_use(directory: Path) -> bool:
+    """Whether a job that was started from it holds this directory."""
+    if sys.platform == "win32":
+        return False
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there are no locks
+        return False
+    finally:
+        os.close(handle)
+    return False
 
 
 def refuse_inside_another(directory: Path) -> None:
@@ -92,67 +164,48 @@ def copied_tree(source: Path, prefix: str) -> Iterator[Item]:
 
 def _fill(stage: Path, items: Sequence[Item], facts: Mapping[str, Any]) -> bytes:
     sums = {}
-    for below in {os.path.dirname(item.path) for item in items}:
-        os.makedirs(os.path.join(stage, below), exist_ok=True)
-    for item in sorted(items):
-        target = os.path.join(stage, item.path)
-        executable = item.executable
-        if item.file is not None:
-            with _opened(item.file) as source:
-                executable = bool(os.fstat(source.fileno()).st_mode & 0o100)
-                sums[item.path] = _copy(source, target)
-        else:
-            sums[item.path] = _put(item.content or b"", target)
-        os.chmod(target, 0o755 if executable else 0o644)
+    for item in items:
+        target = stage / item.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        content, executable = _content(item)
+        target.write_bytes(content)
+        target.chmod(0o755 if executable else 0o644)
+        sums[item.path] = hashlib.sha256(content).hexdigest()
     text = json.dumps({**facts, "files": sums}, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    _put(text.encode(), os.path.join(stage, LISTING))
-    os.chmod(os.path.join(stage, LISTING), 0o644)
-    for root, names, _ in os.walk(stage):
-        for name in names:
-            os.chmod(os.path.join(root, name), 0o755)
+    (stage / LISTING).write_bytes(text.encode())
+    (stage / LISTING).chmod(0o644)
+    for directory in (stage, *stage.rglob("*")):
+        if directory.is_dir():
+            directory.chmod(0o755)
     return text.encode()
 
 
-def _put(content: bytes, target: str) -> str:
-    with open(target, "wb") as file:
-        file.write(content)
-    return hashlib.sha256(content).hexdigest()
-
-
-def _opened(source: Path) -> BinaryIO:
+def _content(item: Item) -> tuple[bytes, bool]:
+    """What goes into the file, and whether it is a program."""
+    if item.file is None:
+        return item.content or b"", item.executable
     try:
-        return open(source, "rb")
+        return item.file.read_bytes(), bool(item.file.stat().st_mode & 0o100)
     except OSError as error:
         raise FileTroubleError(
-            f"{source}: cannot be read: {error.strerror}; correct that, or list the file in "
+            f"{item.file}: cannot be read: {error.strerror}; correct that, or list the file in "
             ".ddpgenignore"
         ) from None
 
 
-def _copy(source: BinaryIO, target: str) -> str:
-    digest = hashlib.sha256()
-    with open(target, "wb") as writing:
-        while chunk := source.read(1 << 16):
-            digest.update(chunk)
-            writing.write(chunk)
-    return digest.hexdigest()
-
-
-def _same(directory: Path, stage: Path, listing: bytes) -> bool:
-    """Whether the directory already holds what is in the stage, whatever else lies beside it."""
+def _read(path: Path) -> bytes | None:
+    """The content of a file; None where it cannot be read."""
     try:
-        if (directory / LISTING).read_bytes() != listing:
-            return False
+        return path.read_bytes()
     except OSError:
-        return False
-    names = json.loads(listing)["files"]
-    changed = _edited(directory, names)
-    modes = (_mode(directory / name) == _mode(stage / name) for name in names)
-    return not changed and all(modes)
+        return None
 
 
-def _mode(path: Path) -> int:
-    return path.stat().st_mode & 0o777
+def _same_modes(directory: Path, stage: Path, facts: Mapping[str, Any]) -> bool:
+    def mode(path: Path) -> int:
+        return path.stat().st_mode & 0o777
+
+    return all(mode(directory / name) == mode(stage / name) for name in facts["files"])
 
 
 def _refuse_odd_place(directory: Path) -> None:
@@ -171,31 +224,28 @@ def _refuse_odd_place(directory: Path) -> None:
         raise BundleRefusedError(f"{directory} is a file; remove it, or give another place with -o")
 
 
-def _refuse_losses(directory: Path, force: bool) -> None:
-    if not directory.exists():
-        return
+def _refuse_losses(directory: Path, before: Mapping[str, Any], edited: Sequence[str]) -> None:
     present = set(_present(directory))
-    listed = _listed(directory)
-    foreign = sorted(present - set(listed) - {LISTING, *_logs(directory)})
+    foreign = sorted(present - set(before.get("files", {})) - {LISTING, *_logs(directory)})
     if foreign:
         raise BundleRefusedError(
             f"{directory} holds what ddpgen did not write: {_some(foreign)}. Nothing was changed. "
             "Move it away, or give another place with -o"
         )
-    edited = _edited(directory, {name: listed[name] for name in present & set(listed)})
-    if edited and not force:
+    lost = [name for name in edited if name in present]
+    if lost:
         raise BundleRefusedError(
-            f"{directory} was edited by hand: {_some(edited)}. Nothing was changed. Take the edits "
+            f"{directory} was edited by hand: {_some(lost)}. Nothing was changed. Take the edits "
             "over into the spec or --templates; --force gives them up"
         )
 
 
 def _refuse_pulling_the_rug(directory: Path) -> None:
-    if directory.exists() and exchange.in_use(directory):
+    if _in_use(directory):
         raise BundleRefusedError(
             f"a job runs from {directory} and needs its files to restart. Nothing was changed. Stop "
-            "it (Ctrl-C where it was started; or touch the file stop in its checkpoint directory; or, for "
-            "hosts, bash hosts/run.sh --stop), or render elsewhere with -o"
+            "it (Ctrl-C where it was started; or touch the file stop in its checkpoint directory; or, "
+            "for hosts, bash hosts/run.sh --stop), or render elsewhere with -o"
         )
 
 
@@ -208,11 +258,6 @@ def _present(directory: Path) -> Iterator[str]:
             yield Path(root, name).relative_to(directory).as_posix()
         if not names and not files and Path(root) != directory:
             yield Path(root).relative_to(directory).as_posix() + "/"
-
-
-def _listed(directory: Path) -> dict[str, str]:
-    """The files that an earlier render has written, with their digests."""
-    return {name: str(digest) for name, digest in _facts(directory).get("files", {}).items()}
 
 
 def _facts(directory: Path) -> dict[str, Any]:
@@ -228,29 +273,17 @@ def _facts(directory: Path) -> dict[str, Any]:
 
 
 def _edited(directory: Path, sums: Mapping[str, str]) -> list[str]:
-    changed = []
-    for name, expected in sorted(sums.items()):
-        path = directory / name
-        try:
-            digest = "" if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError:
-            digest = ""
-        if digest != expected:
-            changed.append(name)
-    return changed
+    """The files that are not as they were written, or not there."""
+
+    def as_written(path: Path, digest: str) -> bool:
+        content = None if path.is_symlink() else _read(path)
+        return content is not None and hashlib.sha256(content).hexdigest() == digest
+
+    return [name for name, digest in sums.items() if not as_written(directory / name, digest)]
 
 
 def _logs(directory: Path) -> list[str]:
-    try:
-        return [name for name in os.listdir(directory) if _LOG.fullmatch(name)]
-    except OSError:
-        return []
-
-
-def _take_logs_along(directory: Path, stage: Path) -> None:
-    """The very files, as a job may be writing to them."""
-    for name in _logs(directory):
-        os.link(directory / name, stage / name)
+    return [path.name for path in directory.glob("*.log") if _LOG.fullmatch(path.name)]
 
 
 def _some(names: Sequence[str]) -> str:
@@ -266,7 +299,7 @@ def _trouble(directory: Path, error: OSError) -> FileTroubleError:
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         remedy = f"{remedy}, or ask for the permission"
     about = os.fsdecode(error.filename or "")
-    ours = str(directory.with_name(f".{directory.name}.new-"))
+    ours = str(_beside(directory, ""))
     if about == str(directory) or about.startswith(ours):  # our own doings say nothing to the user
         about = ""
     return FileTroubleError(f"{directory}: {what}{f' ({about})' if about else ''}; {remedy}")

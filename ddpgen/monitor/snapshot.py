@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpgen.bundle import exchange, write
+from ddpgen.bundle import write
 from ddpgen.errors import FileTroubleError
 
 PLACE = ".submitted"
@@ -30,7 +30,7 @@ def take(directory: Path) -> Copy:
     """Copy the bundle, if its like is not there yet. Raises the bundle's errors."""
     directory = directory.absolute()
     try:
-        with exchange.alone(directory):
+        with write.alone(directory):
             raw = (directory / write.LISTING).read_bytes()
             listing: dict[str, Any] = json.loads(raw)
             names = listing.pop("files")

@@ -34,7 +34,6 @@ LAYERS = [
     {"spec.schema"},
     {"job"},
     {"bundle.write"},
-    {"bundle.exchange"},
     {"targets"},
     {"targets.hosts", "targets.local", "targets.sky", "targets.slurm"},
     {"targets.artefact"},
