@@ -20,7 +20,7 @@ from ddpgen import shell, yamltext
 from ddpgen.errors import FileTroubleError
 from ddpgen.resources import resource
 
-BUILT_IN = "ddpgen/"  # `{% extends "ddpgen/local.sh.j2" %}` in a template of the user's
+BUILT_IN = "ddpgen"  # `{% extends "ddpgen/local.sh.j2" %}` in a template of the user's
 
 
 class Renderer:
@@ -28,10 +28,10 @@ class Renderer:
 
     def __init__(self, overrides: Path | None = None):
         ours = jinja2.FileSystemLoader(resource("templates"))
-        theirs = jinja2.FileSystemLoader(overrides) if overrides else None
+        theirs = [jinja2.FileSystemLoader(overrides)] if overrides else []
         self._overrides = overrides
         self._environment = jinja2.Environment(
-            loader=jinja2.FunctionLoader(lambda name: _find(name, ours, theirs)),
+            loader=jinja2.ChoiceLoader([jinja2.PrefixLoader({BUILT_IN: ours}), *theirs, ours]),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -63,28 +63,12 @@ class Renderer:
         return FileTroubleError(f"{self._overrides}: template {what}; correct the template")
 
 
-def _find(
-    name: str, ours: jinja2.BaseLoader, theirs: jinja2.BaseLoader | None
-) -> tuple[str, str | None, None] | None:
-    loaders = [ours] if theirs is None or name.startswith(BUILT_IN) else [theirs, ours]
-    for loader in loaders:
-        try:
-            source, filename, _ = loader.get_source(_NO_ENVIRONMENT, name.removeprefix(BUILT_IN))
-        except jinja2.TemplateNotFound:
-            continue
-        return source, filename, None
-    return None
-
-
 def _compiled() -> jinja2.BytecodeCache | None:
     """Compiled templates lie where Python puts our compiled modules, if it may put them anywhere."""
     directory = Path(importlib.util.cache_from_source(__file__)).parent
     if sys.dont_write_bytecode or not os.access(directory, os.W_OK):
         return None
     return jinja2.FileSystemBytecodeCache(str(directory), "ddpgen-%s.template")
-
-
-_NO_ENVIRONMENT: Any = None  # FileSystemLoader never looks at it
 
 
 def _lines(lines: Iterable[str]) -> str:

@@ -30,7 +30,6 @@ from ddpgen.spec.fields import (
 from ddpgen.spec.job import TIERS, JobSpec
 from ddpgen.spec.models import MODELS
 from ddpgen.spec.rules import RIVALS, Conflict, conflicts
-from ddpgen.spec.workload_args import workload_arguments
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Scalar, Table, dotted
 
 
@@ -66,9 +65,9 @@ def read(raw: bytes, filename: str) -> dict[str, Reading]:
         merged = _merge(root, overlay) if overlay else root
         walk = _Walk()
         job = walk.group(Group(MODELS.get(tier, JobSpec)), merged)
-        disagree = (*conflicts(job), *workload_arguments(job))
         unfit = [*walk.missing]
-        unfit += [_locate(each, merged) for each in disagree if walk.wrong.isdisjoint(each.about)]
+        told = [each for each in conflicts(job) if walk.wrong.isdisjoint(each.about)]
+        unfit += [_locate(each, merged) for each in told]
         findings += walk.findings
         fits = job.nodes == 1 and not any(finding.fatal for finding in unfit)
         if not fits and tier == "local" and tier not in named and len(overlays) > 1:

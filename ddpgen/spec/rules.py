@@ -41,7 +41,41 @@ SCHEMES = (
     "local",
     "memory",
 )
-_BUILT_IN = ("gpt", "mnist", "toy")
+# What the built-in workloads take as train.args. A test keeps it equal to what train/workloads/ declares; a
+# value is theirs to judge.
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "gpt": (
+        "depth",
+        "width",
+        "heads",
+        "seq_len",
+        "dropout",
+        "tie_weights",
+        "text",
+        "max_bytes",
+        "holdout",
+    ),
+    "mnist": (
+        "data_dir",
+        "url",
+        "sha256",
+        "download_timeout",
+        "channels",
+        "hidden",
+        "classes",
+        "dropout",
+        "batch_norm",
+    ),
+    "toy": (
+        "features",
+        "classes",
+        "hidden",
+        "samples",
+        "eval_samples",
+        "dropout",
+        "batch_norm",
+    ),
+}
 
 # Variables that bash or torchrun own; a value given for them would be lost or break the script.
 _BASH_OWNS = frozenset(
@@ -112,7 +146,14 @@ class Conflict(NamedTuple):
 
 def conflicts(job: JobSpec) -> Iterable[Conflict]:
     """Everything that is wrong between the fields of `job`."""
-    return chain(_what_runs(job), _batches(job), _devices(job), _numerics(job), _places(job))
+    return chain(
+        _what_runs(job),
+        _arguments(job),
+        _batches(job),
+        _devices(job),
+        _numerics(job),
+        _places(job),
+    )
 
 
 def _what_runs(job: JobSpec) -> Iterator[Conflict]:
@@ -127,9 +168,9 @@ def _what_runs(job: JobSpec) -> Iterator[Conflict]:
     if train.script:
         yield from _script(job)
         return
-    if train.workload and ":" not in train.workload and train.workload not in _BUILT_IN:
+    if train.workload and ":" not in train.workload and train.workload not in ARGUMENTS:
         what = f"there is no built-in workload {train.workload}"
-        remedy = f"write one of {', '.join(_BUILT_IN)}, or FILE.py:FUNCTION for your own"
+        remedy = f"write one of {', '.join(ARGUMENTS)}, or FILE.py:FUNCTION for your own"
         yield Conflict(("train.workload",), what, remedy)
     if train.steps and train.epochs:
         what = "steps and epochs are both given"
@@ -156,6 +197,16 @@ def _script(job: JobSpec) -> Iterator[Conflict]:
         what = "is a URL, and a script writes its checkpoints into a directory"
         remedy = "name a directory; on the tier sky, mount the bucket (bucket: s3://NAME)"
         yield Conflict(("checkpoint.dir", "train.script"), what, remedy)
+
+
+def _arguments(job: JobSpec) -> Iterator[Conflict]:
+    """Names that a built-in workload does not know, told before the job waits for machines."""
+    workload = job.train.workload or ""
+    known = ARGUMENTS.get(workload)
+    for name in job.train.args if known else ():
+        if known and name not in known:
+            about = (f"train.args.{name}", "train.args")
+            yield Conflict(about, f"is unknown to workload {workload}", did_you_mean(name, known))
 
 
 def _batches(job: JobSpec) -> Iterator[Conflict]:
