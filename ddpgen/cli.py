@@ -26,7 +26,21 @@ if TYPE_CHECKING:
     from ddpgen.spec.job import JobSpec
     from ddpgen.spec.reader import Reading
 
+
+class _Place(click.Path):
+    """A path to write to; the empty one, from a variable that is not set, means no place."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not str(value):
+            self.fail("it is empty; give a directory.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _SPEC = click.argument("spec", metavar="SPEC")
+_OUTPUT = click.option(
+    "-o", "--output", type=_Place(path_type=Path), metavar="DIR",
+    help="The bundle's directory.  [default: build/<name>]",
+)  # fmt: skip
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -103,17 +117,7 @@ def _target_option(command: Any) -> Any:
     return click.option("--target", required=True, metavar="TIER", help=says)(command)
 
 
-class _Place(click.Path):
-    """A path to write to; the empty one, from a variable that is not set, means no place."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if not str(value):
-            self.fail("it is empty; give a directory.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 def _render_options(command: Any) -> Any:
-    where = _Place(path_type=Path)
     for option in (
         click.option(
             "--max-code-mib", "limit_mib", default=100, show_default=True,
@@ -124,10 +128,7 @@ def _render_options(command: Any) -> Any:
             "--templates", type=click.Path(path_type=Path, exists=True, file_okay=False),
             metavar="DIR", help="Templates that replace ours by name, or extend them by block.",
         ),
-        click.option(
-            "-o", "--output", type=where, metavar="DIR",
-            help="The bundle's directory.  [default: build/<name>]",
-        ),
+        _OUTPUT,
     ):  # fmt: skip
         command = option(command)
     return command
@@ -149,11 +150,9 @@ def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
 
     how = job.Render(**options)
     if stdout:
-        readings = job.load(spec)
-        tiers = job.resolve(target, readings)
-        if len(tiers) != 1:
+        if target == "all":
             raise click.UsageError("--stdout prints one artefact: name one tier, not all.")
-        _warn(spec, job.check([readings[tiers[0]]], Path(spec).parent, tiers))
+        readings, tiers = _checked(spec, target)
         click.echo(job.artefacts(readings, tiers, how.templates)[0].text.encode(), nl=False)
         return
     _, directory, starts = _render(spec, target, how)
@@ -168,11 +167,8 @@ def _render(spec: str, target: str, how: Render) -> tuple[Mapping[str, Reading],
 
     from ddpgen import job
 
-    readings = job.load(spec)
-    tiers = job.resolve(target, readings)
-    home = Path(spec).parent
-    _warn(spec, job.check([readings[tier] for tier in tiers], home, tiers))
-    rendered, written = job.write_bundle(readings, tiers, home, how)
+    readings, tiers = _checked(spec, target)
+    rendered, written = job.write_bundle(readings, tiers, Path(spec).parent, how)
     directory = job.output_directory(readings, how)
     verb = "wrote" if written.changed else "unchanged:"
     click.echo(f"{verb} {directory} ({written.files} files)", err=True)
@@ -190,9 +186,15 @@ def _as_argument(path: Path) -> str:
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 
-def _warn(spec: str, findings: Any) -> None:
-    for line in report(spec, findings):
+def _checked(spec: str, target: str) -> tuple[Mapping[str, Reading], list[str]]:
+    """The spec, and the tiers that are meant; what is doubtful about it for them is said."""
+    from ddpgen import job
+
+    readings = job.load(spec)
+    tiers = job.resolve(target, readings)
+    for line in report(spec, job.check([readings[tier] for tier in tiers], Path(spec).parent)):
         click.echo(line, err=True)
+    return readings, tiers
 
 
 @cli.command()
@@ -248,18 +250,8 @@ def _named(spec: str, output: Path | None) -> str:
 
 
 def _follow_options(command: Any) -> Any:
-    for option in (
-        click.option(
-            "-o", "--output", type=_Place(path_type=Path), metavar="DIR",
-            help="The bundle's directory.  [default: build/<name>]",
-        ),
-        click.option(
-            "--target", metavar="TIER",
-            help="The tier.  [default: the one launched last from here]",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    says = "The tier.  [default: the one launched last from here]"
+    return _OUTPUT(click.option("--target", metavar="TIER", help=says)(command))
 
 
 def _following(spec: str, target: str | None, output: Path | None) -> Following:
@@ -352,11 +344,7 @@ def validate(spec: str, target: str) -> None:
     Example:
       ddpgen validate examples/gpt.yaml
     """
-    from ddpgen import job
-
-    readings = job.load(spec)
-    tiers = job.resolve(target, readings)
-    _warn(spec, job.check(readings.values(), Path(spec).parent, tiers))
+    _, tiers = _checked(spec, target)
     click.echo(f"{spec}: valid for {', '.join(tiers)}")
 
 
@@ -371,13 +359,10 @@ def plan(spec: str, target: str, as_json: bool) -> None:
     Example:
       ddpgen plan examples/gpt.yaml
     """
-    from ddpgen import job
-    from ddpgen.plan import tables
+    from ddpgen.plan import launch, tables
 
-    readings = job.load(spec)
-    tiers = job.resolve(target, readings)
-    _warn(spec, job.check([readings[tier] for tier in tiers], Path(spec).parent, tiers))
-    plans = [job.launch_plan(readings[tier]) for tier in tiers]
+    readings, tiers = _checked(spec, target)
+    plans = [launch.plan(readings[tier].job, tier) for tier in tiers]
     show = tables.as_json if as_json else tables.as_text
     click.echo("\n".join(show(plan) for plan in plans))
 

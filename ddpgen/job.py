@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddpgen import __version__
 from ddpgen.bundle import code
 from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
-from ddpgen.plan.launch import LaunchPlan, plan
+from ddpgen.plan.launch import plan
 from ddpgen.spec import reader, yamltree
 from ddpgen.spec.fields import NodeCount, Period, did_you_mean, show
 from ddpgen.spec.reader import Reading
@@ -23,8 +23,8 @@ from ddpgen.spec.rules import Conflict
 
 if TYPE_CHECKING:
     from ddpgen.bundle.write import Written
+    from ddpgen.render import Artefact
     from ddpgen.spec.job import JobSpec
-    from ddpgen.targets.artefact import Artefact
 
 
 class Render(NamedTuple):
@@ -54,25 +54,25 @@ def load(path: str) -> dict[str, Reading]:
     return reader.read(raw, path)
 
 
-def check(readings: Iterable[Reading], home: Path, tiers: Sequence[str]) -> list[Finding]:
+def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
     """The warnings of these readings; raises SpecInvalidError for what is worse.
 
-    Adds what only the files and the tiers asked for can say.
+    Adds what only the files and the tiers can say.
     """
     from ddpgen.targets import TARGETS
 
-    findings: list[Finding] = []
-    filename = ""
+    findings: set[Finding] = set()
     for reading in readings:
-        filename = reading.filename
-        findings += reading.warnings
-        findings += map(reading.locate, code.check(reading.job, home))
-        findings += map(reading.locate, _unknown_codes(reading.job))
-        if reading.tier in tiers and reading.tier in TARGETS:
-            findings += map(reading.locate, TARGETS[reading.tier].check(reading.job))
+        tier = TARGETS[reading.tier]
+        told = (
+            *code.check(reading.job, home),
+            *_unknown_codes(reading.job),
+            *tier.check(reading.job),
+        )
+        findings.update(reading.warnings, map(reading.locate, told))
     if any(finding.fatal for finding in findings):
-        raise SpecInvalidError(filename, set(findings))
-    return sorted(set(findings))
+        raise SpecInvalidError(readings[0].filename, findings)
+    return sorted(findings)
 
 
 def _unknown_codes(job: JobSpec) -> Iterator[Conflict]:
@@ -91,11 +91,11 @@ def _unknown_codes(job: JobSpec) -> Iterator[Conflict]:
 def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
     """The tiers that `--target` means. Raises TargetUnavailableError."""
     from ddpgen.targets import TARGETS
-    from ddpgen.targets import target as find
 
     if target == "all":
         return [name for name in TARGETS if name in readings]
-    find(target)
+    if target not in TARGETS:
+        raise TargetUnavailableError(f"tier {target} is unknown; there is {', '.join(TARGETS)}")
     if target not in readings:
         message = f"the spec has no targets.{target}; add it to say where {target} runs the job"
         if target == "local":
@@ -117,13 +117,8 @@ def artefacts(
     renderer = Renderer(templates)
     rendered: list[Artefact] = []
     for tier in tiers:
-        rendered += TARGETS[tier].render(launch_plan(readings[tier]), renderer)
+        rendered += TARGETS[tier].render(plan(readings[tier].job, tier), renderer)
     return rendered
-
-
-def launch_plan(reading: Reading) -> LaunchPlan:
-    """The plan of a reading."""
-    return plan(reading.job, reading.tier)
 
 
 def output_directory(readings: Mapping[str, Reading], how: Render) -> Path:

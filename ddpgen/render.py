@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
@@ -21,6 +21,15 @@ from ddpgen.errors import FileTroubleError
 from ddpgen.resources import resource
 
 BUILT_IN = "ddpgen"  # `{% extends "ddpgen/local.sh.j2" %}` in a template of the user's
+
+
+class Artefact(NamedTuple):
+    """One rendered file of a bundle, and what to type to start it, if that is what it is for."""
+
+    path: str
+    text: str
+    start: str = ""
+    executable: bool = True
 
 
 class Renderer:

@@ -7,7 +7,7 @@ fields.py's business, what values may say together is rules.py's. Opens no file;
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, fields
 from typing import Any, NamedTuple
 
@@ -27,10 +27,14 @@ from ddpgen.spec.fields import (
     refuse_non_number,
     show,
 )
-from ddpgen.spec.job import TIERS, JobSpec
-from ddpgen.spec.models import MODELS
+from ddpgen.spec.job import TIERS, HostsJob, JobSpec
 from ddpgen.spec.rules import RIVALS, Conflict, conflicts
+from ddpgen.spec.sky import SkyJob
+from ddpgen.spec.slurm import SlurmJob
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Scalar, Table, dotted
+
+# Which class reads the job of a tier that has fields of its own.
+MODELS: Mapping[str, type[JobSpec]] = {"hosts": HostsJob, "slurm": SlurmJob, "sky": SkyJob}
 
 
 class Reading(NamedTuple):
@@ -217,14 +221,13 @@ class _Walk:
         self.missing.append(Finding(table.place, where, "is missing", f"write {wants}"))
 
     def _unknown(self, table: Table, name: str, known: dict[str, Field[Any]]) -> None:
-        elsewhere = _elsewhere(name)
-        place, path = table.keys[name], _key_path(table, name)
-        if elsewhere and name not in known:
+        elsewhere, path = _elsewhere(name), table.entries[name].path or (*table.path, name)
+        if elsewhere:
             remedy = f"it belongs to {elsewhere}"
         else:
             at_top = ("targets",) if len(path) == 1 else ()
             remedy = did_you_mean(name, (*known, *at_top))
-        self.findings.append(Finding(place, dotted(path), "unknown key", remedy))
+        self.findings.append(Finding(table.keys[name], dotted(path), "unknown key", remedy))
 
 
 def _json_value(node: Scalar) -> Any:
@@ -290,10 +293,6 @@ def _below(node: Node, part: str) -> Node | None:
     if isinstance(node, Listing) and part.startswith("["):
         return node.items[int(part[1:-1])]
     return None
-
-
-def _key_path(table: Table, name: str) -> tuple[str, ...]:
-    return table.entries[name].path or (*table.path, name)
 
 
 def _elsewhere(name: str) -> str:

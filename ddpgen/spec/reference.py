@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpgen.spec.fields import REQUIRED, Group, Groups, Texts
 from ddpgen.spec.job import JobSpec, Python
-from ddpgen.spec.models import MODELS
+from ddpgen.spec.reader import MODELS
 from ddpgen.spec.schema import default_of
 
 _HEAD = """# The job spec

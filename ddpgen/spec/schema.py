@@ -1,4 +1,4 @@
-"""The declared fields → JSON Schema (draft 2020-12), for editors. What it says comes from spec/models.py."""
+"""The declared fields → JSON Schema (draft 2020-12), for editors. What it says comes from the fields of the spec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddpgen.spec.fields import (
     Texts,
 )
 from ddpgen.spec.job import TIERS, JobSpec
-from ddpgen.spec.models import MODELS
+from ddpgen.spec.reader import MODELS
 
 _JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
 

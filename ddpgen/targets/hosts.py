@@ -21,15 +21,13 @@ from ddpgen.plan.launch import (
     of_host,
     ssh_host,
 )
-from ddpgen.render import Renderer
+from ddpgen.render import Artefact, Renderer
 from ddpgen.resources import package_files
 from ddpgen.spec import rules
 from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import ADDRESS, Host, HostsJob, JobSpec
 from ddpgen.spec.rules import Conflict
-from ddpgen.targets.artefact import Artefact
 
-NAME = "hosts"
 _LOOPBACK = ("localhost", "localhost.localdomain")
 _REACHED = "write the address by which the others reach this host"
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpgen.plan.launch import LaunchPlan, activation, exports, interpreter
-from ddpgen.render import Renderer
+from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
-from ddpgen.targets.artefact import Artefact
-
-NAME = "local"
 
 
 def check(job: JobSpec) -> Iterator[Conflict]:

@@ -13,16 +13,14 @@ from typing import Any
 
 from ddpgen.plan import sky
 from ddpgen.plan.launch import LaunchPlan, exports, interpreter
-from ddpgen.render import Renderer
+from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import at_home
 from ddpgen.spec import rules
 from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.sky import Bucket, SkyJob
-from ddpgen.targets.artefact import Artefact
 
-NAME = "sky"
 # The first part of infra, as `sky check` names them.
 _CLOUDS = (
     "aws",

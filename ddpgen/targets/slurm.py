@@ -11,15 +11,12 @@ from typing import Any
 
 from ddpgen.plan import slurm
 from ddpgen.plan.launch import LaunchPlan, activation, checkpoint_dir, exports, interpreter
-from ddpgen.render import Renderer
+from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import Joined, Var, Word, pieces
 from ddpgen.spec import rules
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.slurm import SlurmJob
-from ddpgen.targets.artefact import Artefact
-
-NAME = "slurm"
 
 
 def check(job: JobSpec) -> Iterator[Conflict]:

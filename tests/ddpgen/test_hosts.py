@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from ddpgen.errors import SpecInvalidError
-from ddpgen.job import check, launch_plan
+from ddpgen.job import check
 from ddpgen.plan.launch import LaunchPlan
+from ddpgen.plan.launch import plan as planned
 from ddpgen.render import Renderer
 from ddpgen.spec.reader import read
-from ddpgen.targets import target
+from ddpgen.targets import TARGETS
 from tests.ddpgen.conftest import GPT, ROOT, Run
 
 PAIR = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"
@@ -32,7 +33,7 @@ def faults(text: str) -> list[str]:
     """Everything a spec is refused for."""
     try:
         readings = read(text.encode(), "j")
-        check(readings.values(), Path(), ("local", "hosts"))
+        check(list(readings.values()), Path())
     except SpecInvalidError as error:
         return [line.removeprefix("j:") for line in str(error).splitlines()]
     return []
@@ -40,12 +41,12 @@ def faults(text: str) -> list[str]:
 
 def plan(text: str) -> LaunchPlan:
     assert faults(text) == []
-    return launch_plan(read(text.encode(), "j")["hosts"])
+    return planned(read(text.encode(), "j")["hosts"].job, "hosts")
 
 
 def rendered_files(text: str) -> dict[str, str]:
     """The files of the tier, by their path in the bundle."""
-    return {each.path: each.text for each in target("hosts").render(plan(text), Renderer())}
+    return {each.path: each.text for each in TARGETS["hosts"].render(plan(text), Renderer())}
 
 
 def listed(text: str) -> Any:

@@ -14,7 +14,7 @@ from ddpgen import job
 from ddpgen.plan.launch import plan
 from ddpgen.render import Renderer
 from ddpgen.spec.reader import read
-from ddpgen.targets import target
+from ddpgen.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = [
@@ -45,9 +45,9 @@ def rendered(wanted: dict[str, Any], place: Path = ROOT) -> dict[str, str]:
         wanted, sort_keys=False
     ).encode()  # every odd letter of a text as its number
     reading = read(text, "job.yaml")["sky"]
-    job.check([reading], place, ("sky",))
+    job.check([reading], place)
     planned = plan(reading.job, "sky")
-    return {each.path: each.text for each in target("sky").render(planned, Renderer())}
+    return {each.path: each.text for each in TARGETS["sky"].render(planned, Renderer())}
 
 
 def laid_out(place: Path, wanted: dict[str, Any]) -> Path:
