@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 MOST_SHOWN = 50  # lines of findings; who has more than that starts at the top anyway
 
 
@@ -42,7 +39,7 @@ class Finding(NamedTuple):
 class DdpgenError(Exception):
     """An error the user is told about in words. Never shown as a traceback."""
 
-    exit_code = EXIT_FAILED
+    exit_code = 1
 
 
 class SpecInvalidError(DdpgenError):
@@ -90,12 +87,6 @@ class FileTroubleError(DdpgenError):
     """The operating system refused to read or write: full disk, permission, a broken link."""
 
     exit_code = 74
-
-
-class StoppedError(DdpgenError):
-    """A launched job stopped cleanly before its end; the same command goes on."""
-
-    exit_code = 75
 
 
 def report(filename: str, findings: Iterable[Finding]) -> list[str]:

@@ -65,14 +65,10 @@ def write(path: Path, *, name: str, workload: str, procs: int, steps: int) -> No
         reader.read(text.encode("utf-8", "surrogatepass"), str(path))
     except SpecInvalidError as error:
         raise AnswerRefusedError("\n".join(map(_as_answer, error.findings))) from None
-    begun = False
     try:
         with open(path, "x", encoding="utf-8") as file:
-            begun = True
             file.write(text)
     except OSError as error:
-        if begun:  # half a spec would only be in the way of the next try
-            path.unlink(missing_ok=True)
         raise FileTroubleError(f"{path}: {error.strerror}; give another place with -o") from None
 
 

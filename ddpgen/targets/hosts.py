@@ -155,12 +155,12 @@ def _reached(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
 
 
 def _is_address(text: str) -> bool:
-    parts = text.split(".")
-    return (
-        len(parts) == 4
-        and all(part.isdigit() and int(part) < 256 for part in parts)
-        and any(part != "0" for part in parts)
-    )
+    from ipaddress import IPv4Address  # few specs need it
+
+    try:
+        return not IPv4Address(text).is_unspecified
+    except ValueError:
+        return False
 
 
 def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:

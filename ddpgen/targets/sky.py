@@ -16,40 +16,10 @@ from ddpgen.plan.launch import LaunchPlan, exports, interpreter
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import at_home
 from ddpgen.spec import rules
-from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.sky import Bucket, SkyJob
 
-# The first part of infra, as `sky check` names them.
-_CLOUDS = (
-    "aws",
-    "azure",
-    "cudo",
-    "do",
-    "fluidstack",
-    "gcp",
-    "hyperbolic",
-    "ibm",
-    "k8s",
-    "kubernetes",
-    "lambda",
-    "mithril",
-    "nebius",
-    "oci",
-    "paperspace",
-    "primeintellect",
-    "runpod",
-    "scp",
-    "seeweb",
-    "shadeform",
-    "slurm",
-    "ssh",
-    "vast",
-    "verda",
-    "vsphere",
-    "yotta",
-)
 _PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -163,11 +133,6 @@ def _machines(job: SkyJob) -> Iterator[Conflict]:
     if job.on_demand_fallback and not job.spot:
         what = "has no effect: the machines are paid in full anyway"
         yield Conflict(("on_demand_fallback", "spot"), what, "leave it out", False)
-    for i, place in enumerate(job.infra):
-        cloud = place.partition("/")[0]
-        if cloud not in _CLOUDS:
-            what = f"{cloud} is no cloud that SkyPilot 0.14 knows"
-            yield Conflict((f"infra[{i}]", "infra"), what, did_you_mean(cloud, _CLOUDS), False)
     image = job.image or ""
     if "/" in image and ":" in image and not image.startswith(("docker:", "projects/", "ocid1.")):
         what = f"{image} looks like a container's image, and would be taken for a cloud's"

@@ -319,7 +319,6 @@ def test_what_skypilot_would_take_for_something_else(
 WARNED = [
     ("requirements: [torch]", "write NAME==VERSION"),
     ("requirements: [numpy==2.2.6]", "torch is not among them"),
-    ("infra: amazon", "is no cloud that SkyPilot 0.14 knows"),
     ("image: 'pytorch/pytorch:2.5'", "write docker:pytorch/pytorch:2.5"),
     (
         "bucket: null, checkpoint: {dir: s3://bbb/x}, requirements: [torch==2.13.0]",
