@@ -19,45 +19,13 @@ if TYPE_CHECKING:
 _SLACK_S = 60.0
 _WARNING_S = 300.0
 # What this tier says itself: a second time, sbatch would take the last one without a word.
-OWNED = frozenset(
-    [
-        "account",
-        "array",
-        "chdir",
-        "comment",
-        "constraint",
-        "cpus-per-task",
-        "dependency",
-        "error",
-        "exclude",
-        "exclusive",
-        "gpus-per-node",
-        "gpus-per-task",
-        "gres",
-        "input",
-        "job-name",
-        "licenses",
-        "mail-type",
-        "mail-user",
-        "mem",
-        "no-requeue",
-        "nodelist",
-        "nodes",
-        "ntasks",
-        "ntasks-per-node",
-        "open-mode",
-        "output",
-        "parsable",
-        "partition",
-        "qos",
-        "requeue",
-        "reservation",
-        "signal",
-        "test-only",
-        "time",
-        "wrap",
-    ]
-)
+OWNED = frozenset([
+    "account", "array", "chdir", "comment", "constraint", "cpus-per-task", "dependency", "error",
+    "exclude", "exclusive", "gpus-per-node", "gpus-per-task", "gres", "input", "job-name",
+    "licenses", "mail-type", "mail-user", "mem", "no-requeue", "nodelist", "nodes", "ntasks",
+    "ntasks-per-node", "open-mode", "output", "parsable", "partition", "qos", "requeue",
+    "reservation", "signal", "test-only", "time", "wrap",
+])  # fmt: skip
 
 
 def cpus_per_task(job: SlurmJob) -> int:

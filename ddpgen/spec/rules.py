@@ -21,115 +21,37 @@ RIVALS: dict[tuple[str, ...], tuple[str, ...]] = {
 _SCRIPT_MAY_SET = ("script", "args", "threads")
 # Stores that fsspec reaches, each by a package of its own.
 SCHEMES = (
-    "s3",
-    "s3a",
-    "gs",
-    "gcs",
-    "az",
-    "abfs",
-    "abfss",
-    "adl",
-    "oci",
-    "hf",
-    "hdfs",
-    "webhdfs",
-    "sftp",
-    "ssh",
-    "smb",
-    "ftp",
-    "file",
-    "local",
-    "memory",
-)
+    "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "hf", "hdfs", "webhdfs",
+    "sftp", "ssh", "smb", "ftp", "file", "local", "memory",
+)  # fmt: skip
 # What the built-in workloads take as train.args. A test keeps it equal to what train/workloads/ declares; a
 # value is theirs to judge.
 ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "gpt": (
-        "depth",
-        "width",
-        "heads",
-        "seq_len",
-        "dropout",
-        "tie_weights",
-        "text",
-        "max_bytes",
+        "depth", "width", "heads", "seq_len", "dropout", "tie_weights", "text", "max_bytes",
         "holdout",
     ),
     "mnist": (
-        "data_dir",
-        "url",
-        "sha256",
-        "download_timeout",
-        "channels",
-        "hidden",
-        "classes",
-        "dropout",
-        "batch_norm",
+        "data_dir", "url", "sha256", "download_timeout", "channels", "hidden", "classes",
+        "dropout", "batch_norm",
     ),
     "toy": (
-        "features",
-        "classes",
-        "hidden",
-        "samples",
-        "eval_samples",
-        "dropout",
-        "batch_norm",
+        "features", "classes", "hidden", "samples", "eval_samples", "dropout", "batch_norm",
     ),
-}
+}  # fmt: skip
 
 # Variables that bash or torchrun own; a value given for them would be lost or break the script.
-_BASH_OWNS = frozenset(
-    [
-        "_",
-        "BASHOPTS",
-        "BASHPID",
-        "BASH_ARGC",
-        "BASH_ARGV",
-        "BASH_COMMAND",
-        "BASH_LINENO",
-        "BASH_SOURCE",
-        "BASH_SUBSHELL",
-        "BASH_VERSINFO",
-        "COMP_WORDBREAKS",
-        "DIRSTACK",
-        "EPOCHREALTIME",
-        "EPOCHSECONDS",
-        "EUID",
-        "FUNCNAME",
-        "GROUPS",
-        "HISTCMD",
-        "IFS",
-        "LINENO",
-        "OLDPWD",
-        "OPTARG",
-        "OPTIND",
-        "PIPESTATUS",
-        "PPID",
-        "PS4",
-        "PWD",
-        "RANDOM",
-        "SECONDS",
-        "SHELLOPTS",
-        "SHLVL",
-        "SRANDOM",
-        "UID",
-    ]
-)
-_TORCHRUN_OWNS = frozenset(
-    [
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "RANK",
-        "ROLE_NAME",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "WORLD_SIZE",
-    ]
-)
+_BASH_OWNS = frozenset([
+    "_", "BASHOPTS", "BASHPID", "BASH_ARGC", "BASH_ARGV", "BASH_COMMAND", "BASH_LINENO",
+    "BASH_SOURCE", "BASH_SUBSHELL", "BASH_VERSINFO", "COMP_WORDBREAKS", "DIRSTACK",
+    "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "IFS", "LINENO",
+    "OLDPWD", "OPTARG", "OPTIND", "PIPESTATUS", "PPID", "PS4", "PWD", "RANDOM", "SECONDS",
+    "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
+])  # fmt: skip
+_TORCHRUN_OWNS = frozenset([
+    "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+    "MASTER_PORT", "RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE",
+])  # fmt: skip
 OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS
 
 LARGEST_WORD = 1 << 17  # bytes; Linux starts no program with a longer argument or variable
