@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -73,3 +77,32 @@ def golden(update_golden: bool) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"{path} differs; make golden after a look"
 
     return golden
+
+
+# What the bash of macOS does not know.
+YOUNGER = re.compile(
+    r"\bmapfile\b|\breadarray\b|declare -A|\$\{\w+@|\$\{\w+,,|&>>|\bwait -n\b|\[\[ -v|EPOCH|BASHPID|;;&|\|&"
+)
+
+
+def check_bash(script: str, shell: str = "bash") -> None:
+    """Assert that a script is sound bash, for shellcheck and for the bash of macOS."""
+    beside_python = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    shellcheck = shutil.which("shellcheck", path=beside_python)
+    assert shellcheck, "shellcheck is missing; it comes with the [dev] extra"
+    subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=30)
+    done = subprocess.run(
+        [shellcheck, "--external-sources", f"--shell={shell}", "--exclude=SC1091", "-"],
+        input=script, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "")
+    assert not YOUNGER.findall(script)
+
+
+def ddpgen(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a ddpgen command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "ddpgen", *words],
+        cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT), **env}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip

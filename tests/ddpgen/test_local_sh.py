@@ -132,7 +132,10 @@ def test_the_exit_code_follows_the_status_file(
     assert said.format(**vars(ours)) in output
 
 
-def test_torchrun_gets_the_planned_command_and_environment(stage: Callable[..., Stage]) -> None:
+def test_torchrun_gets_the_planned_command_and_environment(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PET_NNODES", "2")  # left by an operator: it would go before the command
     ours = stage()
     assert ours.play("done", "--steps=5", '--arg=a="extra word"')[0] == 0
     seen = ours.seen()
@@ -162,6 +165,7 @@ def test_torchrun_gets_the_planned_command_and_environment(stage: Callable[..., 
     }
     assert {name: seen["env"].get(name) for name in wanted} == wanted
     assert seen["env"]["NCCL_SOCKET_IFNAME"] == "=" + wanted["GLOO_SOCKET_IFNAME"]
+    assert not [name for name in seen["env"] if name.startswith("PET_")]
 
 
 @pytest.mark.parametrize(
@@ -193,15 +197,6 @@ def test_help_shows_the_options_and_starts_nothing(stage: Callable[..., Stage]) 
     assert not ours.checkpoints.exists()
 
 
-def test_a_script_of_the_users_gets_any_argument(
-    stage: Callable[..., Stage], tmp_path: Path
-) -> None:
-    (tmp_path / "a.py").write_text("")
-    ours = stage("name: gpt\ncode: a.py\ntrain: {script: a.py}\n")
-    assert ours.play("done", "--help", "--checkpoint-dir=x")[0] == 0
-    assert ours.seen()["argv"][-2:] == ["--help", "--checkpoint-dir=x"]
-
-
 def test_links_to_the_script_and_to_the_bundle_lead_to_the_same_job(
     stage: Callable[..., Stage], tmp_path: Path
 ) -> None:
@@ -224,23 +219,6 @@ def test_a_script_without_its_bundle_says_what_is_missing(
     said = f"ddpgen: {tmp_path} holds no train/: copy the whole bundle"
     code, output = ours.play("done", script=str(alone))
     assert (code, output.startswith(said), output.count("\n")) == (69, True, 1)
-
-
-def test_a_script_read_from_standard_input_runs_to_its_end(stage: Callable[..., Stage]) -> None:
-    ours = stage()
-    with open(ours.bundle / "local.sh") as script:
-        code, output = ours.play("stopped", script="-s", stdin=script)
-    assert (code, f"to go on: bash {ours.bundle}/local.sh\n" in output) == (75, True), output
-
-
-def test_what_an_operator_left_for_torchrun_does_not_reach_it(
-    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PET_NNODES", "2")
-    monkeypatch.setenv("PET_RDZV_ENDPOINT", "gone:29400")
-    ours = stage()
-    assert ours.play("done")[0] == 0
-    assert not [name for name in ours.seen()["env"] if name.startswith("PET_")]
 
 
 HOSTILE = [
@@ -308,7 +286,7 @@ def test_hostile_arguments_and_names_of_a_script_arrive_too(
     args = {"flag": True, "off": False, "none": None, "many": HOSTILE, "deep": {"x": [1, "é"]}}
     spec = {"name": "gpt", "code": "code", "train": {"script": script, "args": args}}
     ours = stage(yaml.safe_dump(spec))
-    assert ours.play("done")[0] == 0
+    assert ours.play("done", "--help", "--checkpoint-dir=x")[0] == 0
     argv = ours.seen()["argv"]
     assert argv[argv.index("script") :] == [
         "script",
@@ -316,6 +294,8 @@ def test_hostile_arguments_and_names_of_a_script_arrive_too(
         '--deep={"x": [1, "é"]}',
         "--flag",
         *(f"--many={value}" for value in HOSTILE),
+        "--help",
+        "--checkpoint-dir=x",
     ]
 
 
@@ -394,11 +374,6 @@ def test_an_activation_line_may_leave_the_directory(stage: Callable[..., Stage])
     assert ours.seen()["cwd"] == str(ours.bundle)
 
 
-def test_a_builtin_is_no_python(stage: Callable[..., Stage]) -> None:
-    ours = stage(GPT + "python: pushd\n")
-    assert ours.play("done")[1].startswith("ddpgen: there is no Python called pushd here")
-
-
 @pytest.mark.skipif(not shutil.which("flock"), reason="no flock(1) here")
 def test_a_bundle_that_a_job_runs_from_is_not_replaced(
     stage: Callable[..., Stage], run: Run, tmp_path: Path
@@ -435,15 +410,6 @@ def test_another_shell_is_told_to_be_bash(stage: Callable[..., Stage]) -> None:
     assert (done.returncode, done.stderr) == (69, said)
 
 
-def test_a_reader_that_goes_away_does_not_change_the_end(stage: Callable[..., Stage]) -> None:
-    ours = stage()
-    reading, writing = os.pipe()
-    os.close(reading)
-    process = ours.start("stopped", stderr=writing, stdout=subprocess.DEVNULL)
-    os.close(writing)
-    assert process.wait(TIMEOUT_S) == 75
-
-
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_waiting_for_a_holder_elsewhere_can_be_stopped(
     stage: Callable[..., Stage], signum: signal.Signals
@@ -468,10 +434,11 @@ def test_waiting_for_a_holder_elsewhere_can_be_stopped(
     assert not (ours.checkpoints / "seen.json").exists()
 
 
-def test_a_python_that_is_not_there_is_named(stage: Callable[..., Stage]) -> None:
-    code, output = stage(GPT + "python: no-such-python\n").play("done")
+@pytest.mark.parametrize("name", ["no-such-python", "pushd"])  # a builtin is none
+def test_a_python_that_is_not_there_is_named(name: str, stage: Callable[..., Stage]) -> None:
+    code, output = stage(GPT + f"python: {name}\n").play("done")
     assert code == 69
-    assert output.startswith("ddpgen: there is no Python called no-such-python here")
+    assert output.startswith(f"ddpgen: there is no Python called {name} here")
 
 
 def test_a_second_live_job_is_refused_and_the_first_goes_on(stage: Callable[..., Stage]) -> None:
@@ -517,13 +484,10 @@ def test_a_stop_file_made_by_hand_is_enough_and_does_not_stop_the_next_run(
     process.communicate(timeout=TIMEOUT_S)
 
 
-def interrupted_until_it_ends(process: subprocess.Popen[str], terminal: int | None = None) -> str:
+def interrupted_until_it_ends(process: subprocess.Popen[str]) -> str:
     """Ctrl-C as a person presses it: bash drops a signal that comes while a trap still runs."""
     for _ in range(TIMEOUT_S):
-        if terminal is None:
-            process.send_signal(signal.SIGINT)
-        else:
-            os.write(terminal, b"\x03")
+        process.send_signal(signal.SIGINT)
         try:
             return process.communicate(timeout=1)[0]
         except subprocess.TimeoutExpired:
@@ -546,21 +510,6 @@ def test_a_second_ctrl_c_kills_everything(stage: Callable[..., Stage]) -> None:
     assert process.returncode == 1
     assert gone(seen["pid"])
     assert gone(seen["worker"])
-
-
-@linux
-def test_a_closing_terminal_that_hangs_up_twice_still_means_a_clean_stop(
-    stage: Callable[..., Stage],
-) -> None:
-    ours = stage()
-    process = ours.start("train")
-    until_training(process)
-    os.kill(process.pid, signal.SIGSTOP)
-    process.send_signal(signal.SIGHUP)
-    os.kill(process.pid, signal.SIGCONT)
-    process.send_signal(signal.SIGHUP)
-    process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 75
 
 
 @linux
@@ -650,31 +599,6 @@ def test_ctrl_c_in_a_terminal_reaches_the_script_and_not_torchrun(
     assert process.wait(TIMEOUT_S) == 75
 
 
-@linux
-def test_ctrl_c_twice_in_a_terminal_kills(
-    stage: Callable[..., Stage], terminal: tuple[int, int]
-) -> None:
-    ours, master = stage(), terminal[0]
-    process = in_terminal(ours, terminal, "deaf")
-    read_until(master, "training\r\n")
-    os.write(master, b"\x03")
-    read_until(master, "again to kill")
-    interrupted_until_it_ends(process, master)
-    assert process.returncode == 1
-    assert gone(ours.seen()["worker"])
-
-
-def test_a_terminal_that_closes_stops_the_job_cleanly(stage: Callable[..., Stage]) -> None:
-    ours = stage()
-    master, slave = pty.openpty()
-    process = in_terminal(ours, (master, slave), "train")
-    read_until(master, "training\r\n")
-    os.close(slave)
-    os.close(master)
-    assert process.wait(TIMEOUT_S) == 75
-    assert ours.status() == "stopped"
-
-
 def test_preflight_alone_looks_and_starts_nothing(stage: Callable[..., Stage]) -> None:
     ours = stage()
     code, output = ours.play("done", "--preflight")
@@ -683,22 +607,19 @@ def test_preflight_alone_looks_and_starts_nothing(stage: Callable[..., Stage]) -
     assert sorted(path.name for path in ours.checkpoints.iterdir()) == ["preflight.json"]
 
 
-def test_a_fault_is_named_before_torchrun_starts(stage: Callable[..., Stage]) -> None:
-    text = GPT + "nic: nosuch0\n"
-    ours = stage(text)
-    code, output = ours.play("done")
-    assert code == 69
-    assert "NIC001" in output
-    assert "training" not in output
+@pytest.mark.parametrize(
+    ("preflight", "arguments"), [("on", []), ("off", ["--preflight"]), ("{ignore: [NIC008]}", [])]
+)
+def test_a_fault_is_named_before_torchrun_starts(
+    preflight: str, arguments: list[str], stage: Callable[..., Stage]
+) -> None:
+    ours = stage(GPT + f"nic: nosuch0\npreflight: {preflight}\n")
+    code, output = ours.play("done", *arguments)
+    assert (code, "NIC001" in output, "training" in output) == (69, True, False)
     assert not (ours.checkpoints / "status").exists()
 
 
-def test_preflight_can_be_switched_off_and_asked_for_all_the_same(
-    stage: Callable[..., Stage],
-) -> None:
+def test_preflight_can_be_switched_off(stage: Callable[..., Stage]) -> None:
     ours = stage(GPT + "nic: nosuch0\npreflight: off\n")
     assert ours.play("done")[0] == 0
     assert not (ours.checkpoints / "preflight.json").exists()
-    code, output = ours.play("done", "--preflight")
-    assert code == 69
-    assert "NIC001" in output

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +16,7 @@ from ddpgen.shell import directive, sections
 from ddpgen.spec.reader import read
 from ddpgen.spec.slurm import SlurmJob
 from tests.ddpgen.conftest import GPT as SMALL
-from tests.ddpgen.conftest import ROOT, Run
+from tests.ddpgen.conftest import ROOT, Run, check_bash
 
 GPT = SMALL.replace("micro_batch_size: 4", "micro_batch_size: 1")
 
@@ -197,20 +193,10 @@ SPECS = {
 @pytest.mark.parametrize("name", SPECS)
 def test_scripts_are_clean_bash(name: str, script: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
-    path = tmp_path / "slurm.sbatch"
     base = "name: s\ntrain: {script: a.py}\n" if name == "script" else GPT
-    path.write_text(script(SPECS[name], "code: .\n", base))
-    subprocess.run(["bash", "-n", str(path)], check=True, timeout=30)
-    beside_python = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    shellcheck = shutil.which("shellcheck", path=beside_python)
-    assert shellcheck, "shellcheck is missing; it comes with the [dev] extra"
-    done = subprocess.run(
-        [shellcheck, str(path)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "")
-    younger = (r"\bmapfile\b", r"\breadarray\b", r"declare -A", r"\$\{\w+@", r"\bwait -n\b", "&>>")
-    assert not [pattern for pattern in younger if re.search(pattern, path.read_text())]
-    assert max(map(len, path.read_text().splitlines())) <= 110
+    text = script(SPECS[name], "code: .\n", base)
+    check_bash(text)
+    assert max(map(len, text.splitlines())) <= 110
 
 
 @pytest.mark.parametrize("name", ["cluster", "cluster_gpu"])

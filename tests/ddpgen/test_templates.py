@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +11,7 @@ import yaml
 from jinja2 import nodes
 
 from ddpgen.render import FILTERS
-from tests.ddpgen.conftest import GPT, ROOT, Run
+from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash
 
 TEMPLATES = sorted((ROOT / "templates").glob("*.j2"))
 
@@ -67,32 +62,13 @@ SPECS = {
 }
 
 
-@pytest.fixture(params=SPECS)
-def script(request: pytest.FixtureRequest, run: Run, tmp_path: Path) -> Path:
+@pytest.mark.parametrize("name", SPECS)
+def test_scripts_are_clean_bash(name: str, run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
-    (tmp_path / "job.yaml").write_text(SPECS[request.param])
+    (tmp_path / "job.yaml").write_text(SPECS[name])
     outcome = run("render", "job.yaml", "--target", "local", "--stdout")
     assert outcome.code == 0, outcome.err
-    (tmp_path / "local.sh").write_text(outcome.out)
-    return tmp_path / "local.sh"
-
-
-def test_scripts_are_clean_bash(script: Path) -> None:
-    subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
-    beside_python = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    shellcheck = shutil.which("shellcheck", path=beside_python)
-    assert shellcheck, "shellcheck is missing; it comes with the [dev] extra"
-    done = subprocess.run(
-        [shellcheck, str(script)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_scripts_use_nothing_younger_than_the_bash_of_macos(script: Path) -> None:
-    younger = (r"\bmapfile\b", r"\breadarray\b", r"declare -A", r"\$\{\w+@", r"\$\{\w+,,", "&>>")
-    text = script.read_text()
-    assert not [pattern for pattern in younger if re.search(pattern, text)]
-    assert not re.search(r"\bwait -n\b|\[\[ -v|EPOCH|BASHPID|;;&|\|&", text)
+    check_bash(outcome.out)
 
 
 Spec = Callable[..., Path]
