@@ -8,7 +8,7 @@ import pytest
 
 from ddpgen import explain, resources
 from ddpgen.errors import BugError
-from ddpgen.spec.fields import Refused, did_you_mean
+from ddpgen.spec.fields import Refused
 from tests.ddpgen.conftest import ROOT, Run
 
 GUIDE = """\
@@ -47,6 +47,12 @@ ip -br addr    # a comment stays, and a long line is not broken into two, so tha
 
 
 def test_a_section_is_plain_text_with_commands_as_they_are() -> None:
+    assert explain.listing(GUIDE) == (
+        "NIC001   no such *interface*\nNIC010   another\nPORT001  taken"
+    )
+    assert explain.explained(GUIDE, ["port001", "NIC010", "Port001"], 40) == (
+        "PORT001: taken\n\nCause. Last.\n\n\nNIC010: another\n\nCause. Text."
+    )
     assert explain.explained(GUIDE, ["NIC001"], 40) == (
         "NIC001: no such *interface*\n"
         "\n"
@@ -63,18 +69,6 @@ def test_a_section_is_plain_text_with_commands_as_they_are() -> None:
     )
 
 
-def test_several_codes_come_in_the_order_asked_for_each_once_and_in_any_case() -> None:
-    assert explain.explained(GUIDE, ["port001", "NIC010", "Port001"], 40) == (
-        "PORT001: taken\n\nCause. Last.\n\n\nNIC010: another\n\nCause. Text."
-    )
-
-
-def test_the_listing_has_a_line_for_each_code() -> None:
-    assert explain.listing(GUIDE) == (
-        "NIC001   no such *interface*\nNIC010   another\nPORT001  taken"
-    )
-
-
 @pytest.mark.parametrize(
     ("code", "what", "remedy"),
     [
@@ -88,12 +82,6 @@ def test_a_code_that_is_not_there_is_refused(code: str, what: str, remedy: str) 
     with pytest.raises(Refused) as refused:
         explain.explained(GUIDE, ["NIC001", code], 80)
     assert (refused.value.what, refused.value.remedy) == (what, remedy)
-
-
-def test_what_is_meant_is_found_whatever_its_case() -> None:
-    assert did_you_mean("nic01", ("NIC001", "PORT001")) == "did you mean NIC001?"
-    # Called so by other tools, and like nothing here.
-    assert did_you_mean("learning_rate", ("log_every", "lr")) == "did you mean lr?"
 
 
 def test_the_command_prints_the_section_of_the_real_guide(run: Run) -> None:

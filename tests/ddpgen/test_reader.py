@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ targets:
         ("name: !!python/object:os.system a\n", "1:7: name: the tag tag:yaml.org,2002:python/"),
         ("? [a]\n: b\n", "1:3: a list or mapping stands where a key should be"),
         ('name: "a\\0b"\n', "1:7: name: holds a NUL or half of a surrogate pair"),
-        ("name: [" * 30 + "]" * 30, "1:"),
+        ("name: " + "[" * 100_000, "1:30: name[0]"),
         (b"name: a\nenv: {A: '\xff'}\n", "2:11: byte 0xff is not UTF-8; save the file as UTF-8"),
         (b"name: a\x00\n", "1:8: a control character that YAML does not allow stands here"),
         (b"name: a\nnic: b\x07\n", "2:"),
@@ -151,30 +152,11 @@ def test_billion_laughs_are_refused_without_being_told() -> None:
     assert len(faults("\n".join(lines))) < 200
 
 
-@pytest.mark.parametrize("depth", [30, 100_000])
-def test_deep_nesting_ends_in_an_error_not_in_a_crash(depth: int) -> None:
-    assert "levels deep" in faults("name: " + "[" * depth)[0]
-
-
-@pytest.mark.parametrize(
-    ("written", "value"),
-    [
-        ("1e-3", 1e-3),
-        ("1E-3", 1e-3),
-        (".5", 0.5),
-        ("3", 3.0),
-        ("1_000", 1000.0),
-        ("1.5e+2", 150.0),
-    ],
-)
-def test_numbers_are_read_as_people_write_them(written: str, value: float) -> None:
-    assert job(with_train(f"lr: {written}")).train.lr == value
-
-
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
         ("lr: 0", "lr: 0 is out of range; write a number above 0"),
+        ("learning_rate: 1", "learning_rate: unknown key; did you mean lr?"),
         ("lr: .inf", 'lr: ".inf" is not a number; write a number above 0'),
         ("lr: .nan", 'lr: ".nan" is not a number; write a number above 0'),
         ("lr: 1e999", "lr: is not a finite number; write a number above 0"),
@@ -205,56 +187,63 @@ def test_numbers_are_read_as_people_write_them(written: str, value: float) -> No
     ],
 )
 def test_values_that_do_not_fit_are_explained(line: str, fault: str) -> None:
-    found = [fault.partition(" train.")[2] for fault in faults(with_train(line))]
-    assert len(found) == 1
-    assert found[0].startswith(fault)
+    (found,) = faults(with_train(line))
+    assert found.partition(" train.")[2].startswith(fault)
 
 
 @pytest.mark.parametrize(
-    ("written", "seconds"),
-    [("90s", 90), ("10min", 600), ("2h", 7200), ("1h30min", 5400), ("1.5 h", 5400), ("1d", 86400)],
-)
-def test_times_carry_their_unit(written: str, seconds: float) -> None:
-    assert job(GPT + f"rendezvous: {{timeout: {written}}}").rendezvous.timeout == seconds
-
-
-@pytest.mark.parametrize(
-    ("written", "remedy"),
+    ("line", "fault"),
     [
-        ("120", '120 has no unit; write "120s", "120min" or "120h"'),
-        ("2:00:00", "YAML reads 2:00:00 as the number 7200 (base 60); write the unit, like"),
-        ("5m", '"5m" is no length of time; write a time with its unit'),
-        ("0s", '"0s" is out of range; write a time from 1ms to 366d'),
-        ("999d", '"999d" is out of range; write a time from 1ms to 366d'),
-        ("-5s", '"-5s" is no length of time; write a time with its unit'),
-        ("soon", '"soon" is no length of time; write a time with its unit'),
+        ("rendezvous: {timeout: 120}", '120 has no unit; write "120s", "120min" or "120h"'),
+        ("rendezvous: {timeout: 2:00:00}", "YAML reads 2:00:00 as the number 7200 (base 60); "),
+        ("rendezvous: {timeout: 5m}", '"5m" is no length of time; write a time with its unit'),
+        ("rendezvous: {timeout: 0s}", '"0s" is out of range; write a time from 1ms to 366d'),
+        ("rendezvous: {timeout: 999d}", '"999d" is out of range; write a time from 1ms to 366d'),
+        ("rendezvous: {timeout: -5s}", '"-5s" is no length of time; write a time with its unit'),
+        ("checkpoint: {every: 200}", '200 has no unit; write "200 steps", "200s" or "200min"'),
+        ('"a\\nb\\e[31m\u202e": 1', r"8:1: a\nb\x1b[31m\u202e: unknown key; "),
     ],
 )
-def test_times_without_a_sound_unit_are_explained(written: str, remedy: str) -> None:
-    (fault,) = faults(GPT + f"rendezvous: {{timeout: {written}}}")
-    assert fault.startswith(f"8:23: rendezvous.timeout: {remedy}")
+def test_wrong_times_and_keys_are_explained(line: str, fault: str) -> None:
+    (found,) = faults(f"{GPT}{line}\n")
+    assert fault in found
 
 
-def test_periods_count_steps_or_time() -> None:
-    assert job(GPT + "checkpoint: {every: 200 steps}").checkpoint.every == Period(200, None)
-    assert job(GPT + "checkpoint: {every: 1 step}").checkpoint.every == Period(1, None)
-    assert job(GPT + "checkpoint: {every: 10min}").checkpoint.every == Period(None, 600)
-    (fault,) = faults(GPT + "checkpoint: {every: 200}")
-    assert fault.endswith('200 has no unit; write "200 steps", "200s" or "200min"')
+@pytest.mark.parametrize(
+    ("written", "field", "value"),
+    [
+        ("train: {lr: 1e-3}", "train.lr", 1e-3),
+        ("train: {lr: 1E-3}", "train.lr", 1e-3),
+        ("train: {lr: .5}", "train.lr", 0.5),
+        ("train: {lr: 3}", "train.lr", 3.0),
+        ("train: {lr: 1_000}", "train.lr", 1000.0),
+        ("train: {lr: 1.5e+2}", "train.lr", 150.0),
+        ("rendezvous: {timeout: 90s}", "rendezvous.timeout", 90),
+        ("rendezvous: {timeout: 10min}", "rendezvous.timeout", 600),
+        ("rendezvous: {timeout: 1h30min}", "rendezvous.timeout", 5400),
+        ("rendezvous: {timeout: 1.5 h}", "rendezvous.timeout", 5400),
+        ("rendezvous: {timeout: 1d}", "rendezvous.timeout", 86400),
+        ("checkpoint: {every: 200 steps}", "checkpoint.every", Period(200, None)),
+        ("checkpoint: {every: 1 step}", "checkpoint.every", Period(1, None)),
+        ("checkpoint: {every: 10min}", "checkpoint.every", Period(None, 600)),
+        ("python: ~/venv/bin/python", "python.interpreter", "~/venv/bin/python"),
+        ("python: {activate: module load x}", "python.activate", ("module load x",)),
+        ("code: src", "code", ("src",)),
+        ("code: [a, b.py]", "code", ("a", "b.py")),
+        ("code: null", "code", ()),
+        ("train: {grad_clip: null}", "train.grad_clip", None),
+        ("python: {activate: }", "python.activate", ()),
+    ],
+)
+def test_values_are_read_as_people_write_them(written: str, field: str, value: Any) -> None:
+    found = job(with_train("grad_clip: 1.0") + f"targets: {{local: {{{written}}}}}\n")
+    assert attrgetter(field)(found) == value
 
 
 def test_env_keeps_texts_and_numbers_as_they_are_written() -> None:
     text = "env: {A: 007, B: 1.10, C: 2:00, D: '', E: 'yes', F: 2026-01-01, G: 0x1F, H: x y}"
-    assert job(GPT + text).env == {
-        "A": "007",
-        "B": "1.10",
-        "C": "2:00",
-        "D": "",
-        "E": "yes",
-        "F": "2026-01-01",
-        "G": "0x1F",
-        "H": "x y",
-    }
+    written = ["007", "1.10", "2:00", "", "yes", "2026-01-01", "0x1F", "x y"]
+    assert list(job(GPT + text).env.values()) == written
     assert faults(GPT + "env: {A: , B: [1]}") == [
         "8:10: env.A: is empty (null); write a text",
         "8:15: env.B: is a list; write a text",
@@ -274,15 +263,6 @@ def test_args_are_what_json_can_say() -> None:
     }
 
 
-def test_python_and_code_have_a_short_form() -> None:
-    short = job(GPT + "python: ~/venv/bin/python\ncode: src\n")
-    assert (short.python.interpreter, short.python.activate) == ("~/venv/bin/python", ())
-    assert short.code == ("src",)
-    long = job(GPT + "python: {activate: [module load x]}\ncode: [a, b.py]\n")
-    assert (long.python.interpreter, long.python.activate) == ("python3", ("module load x",))
-    assert long.code == ("a", "b.py")
-
-
 def test_an_overlay_is_merged_first_and_blamed_at_its_own_line() -> None:
     text = GPT + "targets:\n  local:\n    procs_per_node: 4\n    train: {epochs: 2, lr: 0.5}\n"
     merged = job(text)
@@ -291,18 +271,6 @@ def test_an_overlay_is_merged_first_and_blamed_at_its_own_line() -> None:
     assert merged.train.workload == "gpt"
     (fault,) = faults(GPT + "targets:\n  local:\n    procs_per_node: 9\n")
     assert fault.startswith("10:21: targets.local.procs_per_node: 9 processes share 4 micro-batch")
-
-
-def test_a_null_takes_a_field_back_to_none() -> None:
-    text = with_train("grad_clip: 1.0") + "targets: {local: {train: {grad_clip: null}}}\n"
-    assert job(text).train.grad_clip is None
-
-
-def test_overlays_of_tiers_to_come_are_checked_as_far_as_they_are_known() -> None:
-    readings = read((GPT + "targets: {slurm: {partition: gpu, nodes: 2}}").encode(), "job.yaml")
-    assert readings["slurm"].job.nodes == 2
-    (fault,) = faults(GPT + "targets: {slurm: {partition: gpu, nodes: two}}")
-    assert fault.startswith('8:42: targets.slurm.nodes: "two" is not a whole number')
 
 
 def test_missing_fields_are_named_with_what_to_write() -> None:
@@ -366,27 +334,22 @@ NINES = "9" * 900_000
 @pytest.mark.parametrize(
     "line",
     [
-        f"steps: {NINES}",
-        f"lr: {NINES}",
-        f"log_every: {NINES}",
+        f"train: {{steps: {NINES}}}",
+        f"train: {{lr: {NINES}}}",
+        f"train: {{log_every: {NINES}}}",
         f"{NINES}: 1",
-        f"optimizer: {NINES}",
-        f"args: {{x: {NINES}}}",
-        f"workload: {NINES}",
+        f"train: {{optimizer: {NINES}}}",
+        f"train: {{args: {{x: {NINES}}}}}",
+        f"checkpoint: {{every: {NINES}}}",
+        f"rendezvous: {{timeout: {NINES}}}",
     ],
-    ids=lambda line: line[:9],
+    ids=lambda line: line[:24],
 )
 def test_a_value_of_a_megabyte_is_refused_at_once_and_not_repeated(line: str) -> None:
     began = time.monotonic()
-    found = faults(f"name: a\ntrain:\n  {line}\n  seed: x\n")
+    found = faults(f"name: a\n{line}\nnodes: x\n")
     assert time.monotonic() - began < 5
     assert all(len(fault) < 1000 for fault in found)
-
-
-@pytest.mark.parametrize("field", ["checkpoint: {every: %s}", "rendezvous: {timeout: %s}"])
-def test_a_time_of_a_megabyte_too(field: str) -> None:
-    (fault,) = faults(GPT + field % NINES)
-    assert " is far too long; write a " in fault
 
 
 def test_of_very_many_faults_the_first_are_told() -> None:
@@ -394,11 +357,6 @@ def test_of_very_many_faults_the_first_are_told() -> None:
     assert len(found) == 51
     assert found[0].startswith("8:1: unknown_0: unknown key")
     assert found[-1] == "and 30 more"
-
-
-def test_a_fault_is_one_line_whatever_the_spec_holds() -> None:
-    (fault,) = faults(GPT + '"a\\nb\\e[31m\u202e": 1\n')
-    assert fault.startswith(r"8:1: a\nb\x1b[31m\u202e: unknown key; ")
 
 
 BATCH = "global_batch_size: 8, micro_batch_size: 1"

@@ -46,145 +46,38 @@ def spec(**changes: object) -> str:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        (
-            {"procs": 5},
-            (
-                "3:17: procs_per_node: 5 processes share 4 micro-batches a step, so 1 would have "
-                "nothing to do; start at most 4 processes, or make micro_batch_size smaller"
-            ),
-        ),
-        (
-            {"micro": 5},
-            (
-                "10:22: train.global_batch_size: 16 is not a multiple of 5 (micro_batch_size); "
-                "write global_batch_size: 15 or a micro_batch_size that divides it"
-            ),
-        ),
-        (
-            {"backend": "nccl"},
-            (
-                "4:10: backend: nccl talks between GPUs, and the job asks for none; "
-                "write gpus_per_node: 2, or backend: gloo"
-            ),
-        ),
-        (
-            {"backend": "nccl", "gpus": 1},
-            (
-                "3:17: procs_per_node: 2 processes on 1 GPUs; each needs one of its own; "
-                "write procs_per_node: 1"
-            ),
-        ),
-        (
-            {"what": "{workload: gpt, steps: 100, epochs: 2}"},
-            "10:11: train.epochs: steps and epochs are both given; keep one of them",
-        ),
+        ({"procs": 5}, "3:17: procs_per_node: 5 processes share 4 micro-batches a step, so 1"),
+        ({"micro": 5}, "10:22: train.global_batch_size: 16 is not a multiple of 5"),
+        ({"backend": "nccl"}, "4:10: backend: nccl talks between GPUs, and the job asks for"),
+        ({"backend": "nccl", "gpus": 1}, "3:17: procs_per_node: 2 processes on 1 GPUs; each"),
+        ({"what": "{workload: gpt, steps: 100, epochs: 2}"}, "10:11: train.epochs: steps and"),
         (
             {"what": "{workload: gpt, script: a.py, steps: 1}", "top": "code: ."},
-            "9:11: train.script: workload and script are both given; keep one of them",
+            "9:11: train.script: workload and script are both given",
         ),
-        (
-            {"what": "{steps: 1}"},
-            (
-                "8:3: train: nothing to train: workload and script are both missing; "
-                "write workload: gpt"
-            ),
-        ),
-        (
-            {"train": "warmup_steps: 100"},
-            (
-                "12:17: train.warmup_steps: 100 steps of warm-up leave nothing of 100 steps; "
-                "write a number below 100"
-            ),
-        ),
-        (
-            {"train": "precision: fp16"},
-            (
-                "12:14: train.precision: fp16 needs a GPU, and the job asks for none; "
-                "write precision: bf16 or fp32, or gpus_per_node: 2"
-            ),
-        ),
-        (
-            {"train": "comm_hook: fp16"},
-            (
-                "12:14: train.comm_hook: comm_hook fp16 would replace the fixed-order tree; "
-                "write reduction: allreduce, or comm_hook: none"
-            ),
-        ),
+        ({"what": "{steps: 1}"}, "8:3: train: nothing to train: workload and script are both"),
+        ({"train": "warmup_steps: 100"}, "12:17: train.warmup_steps: 100 steps of warm-up leave"),
+        ({"train": "precision: fp16"}, "12:14: train.precision: fp16 needs a GPU, and the job"),
+        ({"train": "comm_hook: fp16"}, "12:14: train.comm_hook: comm_hook fp16 would replace"),
         (
             {"train": "reduction: allreduce\n  comm_hook: powersgd"},
-            (
-                "13:14: train.comm_hook: comm_hook powersgd needs nccl, and the job runs on gloo; "
-                "write comm_hook: none (on gloo compression only costs time)"
-            ),
+            "13:14: train.comm_hook: comm_hook powersgd needs nccl",
         ),
-        (
-            {"procs": 3, "train": "reduction: allreduce"},
-            (
-                "3:17: procs_per_node: 4 micro-batches do not divide evenly among 3 processes: some "
-                "do 2, the others wait for them; use reduction: tree, or a process count that divides "
-                "them"
-            ),
-        ),
-        (
-            {"what": "{workload: m.py:build, steps: 100}"},
-            (
-                "8:13: train.workload: m.py is a file of yours, but code is not given; "
-                "write code: with the directory that holds it"
-            ),
-        ),
-        (
-            {"top": "env: {RANK: 0}"},
-            (
-                "6:13: env.RANK: is set by bash, torchrun or the launch script; "
-                "the job would not see this value; take another name"
-            ),
-        ),
-        (
-            {"top": "env: {DDPGEN_X: 0}"},
-            (
-                "6:17: env.DDPGEN_X: is set by bash, torchrun or the launch script; "
-                "the job would not see this value; take another name"
-            ),
-        ),
-        (
-            {"top": "env: {PET_NNODES: 2}"},
-            (
-                "6:19: env.PET_NNODES: is set by bash, torchrun or the launch script; "
-                "the job would not see this value; take another name"
-            ),
-        ),
-        (
-            {"top": f"env: {{LONG: {'x' * (1 << 17)}}}"},
-            (
-                "6:13: env.LONG: has more than 128 KiB, which no program can be passed; "
-                "put it in a file of code, and the file's name here"
-            ),
-        ),
-        (
-            {"top": "checkpoint: {dir: ~ann/runs}"},
-            (
-                '6:19: checkpoint.dir: "~ann/runs" is the home of another user, which only a login '
-                "shell finds; write ~/path or /path"
-            ),
-        ),
-        (
-            {"top": "python: {activate: [a, DDPGEN_ACTIVATE]}"},
-            (
-                "6:20: python.activate: holds DDPGEN_ACTIVATE, the word that ends these lines in the "
-                "script; take another word"
-            ),
-        ),
-        (
-            {"top": "python: .venv/bin/python"},
-            (
-                '6:9: python.interpreter: ".venv/bin/python" is another place on every host; '
-                "write a name on the PATH, ~/path or /path"
-            ),
-        ),
+        ({"procs": 3, "train": "reduction: allreduce"}, "3:17: procs_per_node: 4 micro-batches"),
+        ({"what": "{workload: m.py:build, steps: 100}"}, "8:13: train.workload: m.py is a file"),
+        ({"top": "env: {RANK: 0}"}, "6:13: env.RANK: is set by bash, torchrun or the launch"),
+        ({"top": "env: {DDPGEN_X: 0}"}, "6:17: env.DDPGEN_X: is set by bash, torchrun or the"),
+        ({"top": "env: {PET_NNODES: 2}"}, "6:19: env.PET_NNODES: is set by bash, torchrun or"),
+        ({"top": f"env: {{LONG: {'x' * (1 << 17)}}}"}, "6:13: env.LONG: has more than 128 KiB,"),
+        ({"top": "checkpoint: {dir: ~ann/runs}"}, '6:19: checkpoint.dir: "~ann/runs" is the'),
+        ({"top": "python: {activate: [a, DDPGEN_ACTIVATE]}"}, "6:20: python.activate: holds"),
+        ({"top": "python: .venv/bin/python"}, '6:9: python.interpreter: ".venv/bin/python" is'),
     ],
 )
 def test_a_combination_that_cannot_run_is_refused(changes: dict[str, object], fault: str) -> None:
-    assert faults(spec(**changes)) == [fault]
+    (found,) = faults(spec(**changes))
+    assert found.startswith(fault)
+    assert "; " in found  # and what to do about it
 
 
 def test_a_script_takes_no_settings_of_our_loop() -> None:

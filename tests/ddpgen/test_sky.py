@@ -136,19 +136,14 @@ def test_what_every_task_says(task: Rendered) -> None:
     ],
 )
 def test_which_machines_will_do(sky: str, resources: dict[str, Any], task: Rendered) -> None:
-    found = task(f"{BUCKET}, {sky}")["resources"]
-    del found["job_recovery"]
-    assert found == resources
-
-
-def test_recovery_is_the_users_to_choose(task: Rendered) -> None:
     chosen = "recovery: {strategy: failover, restarts_on_errors: 2}"
-    found = task(f"{BUCKET}, {chosen}")["resources"]["job_recovery"]
-    assert found == {
+    found = task(f"{BUCKET}, {chosen}, {sky}")["resources"]
+    assert found.pop("job_recovery") == {
         "strategy": "FAILOVER",
         "max_restarts_on_errors": 2,
         "recover_on_exit_codes": [175],
     }
+    assert found == resources
 
 
 def test_a_cached_bucket_uploads_one_file_after_the_other(task: Rendered) -> None:
@@ -201,17 +196,6 @@ def test_secrets_are_names_alone(task: Rendered) -> None:
         "--secrets=WANDB_API_KEY"
         in planned(f"{BUCKET}, secrets: [WANDB_API_KEY]").supervise.options
     )
-
-
-def test_who_names_tiers_and_not_this_machine_does_not_mean_it(run: Run, tmp_path: Path) -> None:
-    several = GPT.replace("micro_batch_size: 4", "micro_batch_size: 1") + "nodes: 2\n"
-    (tmp_path / "job.yaml").write_text(f"{several}targets:\n  sky: {{{BUCKET}}}\n")
-    assert run("validate", "job.yaml") == (0, "job.yaml: valid for sky\n", "")
-    outcome = run("render", "job.yaml", "--target", "local")
-    assert outcome.code == 69
-    assert "has no targets.local" in outcome.err
-    (tmp_path / "job.yaml").write_text(f"{several}targets:\n  local:\n  sky: {{{BUCKET}}}\n")
-    assert "local is one machine, not 2" in run("validate", "job.yaml").err
 
 
 def test_a_bundle_is_not_made_inside_a_bundle(
