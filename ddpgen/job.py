@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddpgen import __version__
 from ddpgen.bundle import code
 from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
-from ddpgen.plan.launch import plan
 from ddpgen.spec import reader, yamltree
 from ddpgen.spec.fields import NodeCount, Period, did_you_mean, show
 from ddpgen.spec.reader import Reading
@@ -117,7 +116,7 @@ def artefacts(
     renderer = Renderer(templates)
     rendered: list[Artefact] = []
     for tier in tiers:
-        rendered += TARGETS[tier].render(plan(readings[tier].job, tier), renderer)
+        rendered += TARGETS[tier].render(readings[tier].job, renderer)
     return rendered
 
 

@@ -154,12 +154,10 @@ def refuse_inside_another(directory: Path) -> None:
 
 def copied_tree(source: Path, prefix: str) -> Iterator[Item]:
     """The training module's files as items, caches left out."""
-    for root, names, files in os.walk(source):
-        names[:] = sorted(name for name in names if name != "__pycache__")
-        below = prefix + root[len(str(source)) :].replace(os.sep, "/")
-        for name in sorted(files):
-            if not name.endswith((".pyc", ".pyo")):
-                yield Item(f"{below}/{name}", file=Path(root, name))
+    for path in sorted(filter(Path.is_file, source.rglob("*"))):
+        below = path.relative_to(source)
+        if "__pycache__" not in below.parts and path.suffix not in (".pyc", ".pyo"):
+            yield Item(f"{prefix}/{below.as_posix()}", file=path)
 
 
 def _fill(stage: Path, items: Sequence[Item], facts: Mapping[str, Any]) -> bytes:

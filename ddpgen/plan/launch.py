@@ -1,4 +1,4 @@
-"""A job → ranks, micro-batches, rendezvous, environment and the training command.
+"""A job → ranks, micro-batches, rendezvous and the command of its supervisor.
 
 Owns every decision that a launch script only writes down. Knows no scheduler's syntax and touches
 no network: values in, values out. Pure.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen.plan import sky, slurm, supervise
 from ddpgen.plan.supervise import Supervise
@@ -39,37 +38,12 @@ class Node(NamedTuple):
     name: str = ""
 
 
-@dataclass(frozen=True)
-class LaunchPlan:
-    """What follows from a job on its tier. `supervise`: of the head, where there are hosts."""
-
-    tier: str
-    job: JobSpec
-    nodes: tuple[Node, ...]
-    backend: str
-    rendezvous: str
-    checkpoint_dir: Word
-    store: str | Joined
-    supervise: Supervise
-
-
-def plan(job: JobSpec, tier: str) -> LaunchPlan:
-    """The plan of a job that the reader found valid for `tier`."""
+def command(job: JobSpec) -> Supervise:
+    """The command of a supervisor; of the head's, where there are hosts."""
     talk = backend(job)
     if isinstance(job, HostsJob):
-        command = of_host(job, job.order[0], talk)
-    else:
-        command = supervise.command(job, talk)
-    return LaunchPlan(
-        tier=tier,
-        job=job,
-        nodes=_nodes(job),
-        backend=talk,
-        rendezvous=_rendezvous(job),
-        checkpoint_dir=checkpoint_dir(job),
-        store=_store(job),
-        supervise=command,
-    )
+        return of_host(job, job.order[0], talk)
+    return supervise.command(job, talk)
 
 
 def of_host(job: HostsJob, host: Host, backend: str) -> Supervise:
@@ -89,6 +63,20 @@ def activation(job: JobSpec) -> tuple[str, ...]:
     if job.environment.container is not None:
         return tuple(slurm.modules(job))
     return (*slurm.modules(job), *slurm.activation(job), *job.python.activate)
+
+
+def values(job: JobSpec, command: Supervise, lines: str) -> dict[str, Any]:
+    """What the templates of a launch script place; `lines`: the file that its activation lines are in."""
+    procs = job.procs_per_node
+    return {
+        "name": job.name,
+        "counted": "1 process" if procs == 1 else f"{procs} processes",
+        "env": exports(job),
+        "activate": activation(job),
+        "activation": lines,
+        "interpreter": interpreter(job),
+        "supervise": command,
+    }
 
 
 def exports(job: JobSpec) -> list[tuple[str, str]]:
@@ -132,7 +120,8 @@ def shares(micro_batches: int, weights: Sequence[int | Fraction]) -> Iterator[tu
         first += count
 
 
-def _nodes(job: JobSpec) -> tuple[Node, ...]:
+def nodes_of(job: JobSpec) -> tuple[Node, ...]:
+    """The machines, their ranks, and what each rank does."""
     nodes: list[Node] = []
     if isinstance(job, HostsJob):
         each = [(host.name, job.procs(host), job.weight(host)) for host in job.order]
@@ -155,7 +144,8 @@ def backend(job: JobSpec) -> str:
     return "nccl" if job.on_gpus else "gloo"
 
 
-def _rendezvous(job: JobSpec) -> str:
+def rendezvous(job: JobSpec) -> str:
+    """How the processes find each other, in words."""
     how = {"env": "env, without torchrun", "torchrun-static": "torchrun, static"}
     said, port = how.get(job.rendezvous.launcher, "torchrun, c10d"), job.rendezvous.port
     if isinstance(job, SlurmJob):
@@ -184,7 +174,7 @@ def checkpoint_dir(job: JobSpec) -> Word:
     return Joined((Var("beside"), "/" + path))
 
 
-def _store(job: JobSpec) -> str | Joined:
+def store(job: JobSpec) -> str | Joined:
     """Where checkpoints of this task go that are to outlive the machine; "" where its disk is enough."""
     place = supervise.store(job)
     if place and isinstance(job, SlurmJob) and job.array:

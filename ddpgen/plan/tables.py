@@ -1,4 +1,4 @@
-"""A launch plan as a table for people, or as JSON for programs."""
+"""What follows from a job, as a table for people or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import json
 from collections.abc import Iterable, Iterator
 
 from ddpgen import shell
-from ddpgen.plan import sky, slurm
-from ddpgen.plan.launch import LaunchPlan, Rank
-from ddpgen.spec.job import HostsJob
+from ddpgen.plan import launch, sky, slurm
+from ddpgen.plan.launch import Rank
+from ddpgen.spec.job import HostsJob, JobSpec
 from ddpgen.spec.sky import SkyJob
 from ddpgen.spec.slurm import SlurmJob
 
 MOST_RANKS = 64  # a table longer than a few screens tells nobody anything
 
 
-def as_text(plan: LaunchPlan) -> str:
+def as_text(job: JobSpec, tier: str) -> str:
     """The plan, one line per rank."""
-    width = max((max(len(node.name), 4) + 2 for node in plan.nodes if node.name), default=0)
-    job = plan.job
+    each_node, kept = launch.nodes_of(job), launch.store(job)
+    width = max((max(len(node.name), 4) + 2 for node in each_node if node.name), default=0)
     work = (
         f"{job.micro_batches} micro-batches a step"
         if job.micro_batches
         else "a script with its own loop"
     )
-    nodes = f"{len(plan.nodes)} node" + ("s" if len(plan.nodes) > 1 else "")
+    nodes = f"{len(each_node)} node" + ("s" if len(each_node) > 1 else "")
     lines = [
-        f"{job.name} on {plan.tier}: {nodes}, {job.world_size} ranks, {work}",
-        f"backend      {plan.backend}",
-        f"rendezvous   {plan.rendezvous}",
-        f"checkpoints  {_spoken(plan.checkpoint_dir)}",
-        *([f"kept in      {_spoken(plan.store)}"] if plan.store else []),
+        f"{job.name} on {tier}: {nodes}, {job.world_size} ranks, {work}",
+        f"backend      {launch.backend(job)}",
+        f"rendezvous   {launch.rendezvous(job)}",
+        f"checkpoints  {_spoken(launch.checkpoint_dir(job))}",
+        *([f"kept in      {_spoken(kept)}"] if kept else []),
         *(_times(job) if isinstance(job, SlurmJob) else ()),
         *(_machines(job) if isinstance(job, SkyJob) else ()),
         "",
@@ -38,7 +38,7 @@ def as_text(plan: LaunchPlan) -> str:
         if width
         else "node  rank  local rank  micro-batches",
     ]
-    ranks = [(node, rank) for node in plan.nodes for rank in node.ranks]
+    ranks = [(node, rank) for node in each_node for rank in node.ranks]
     for node, rank in ranks[:MOST_RANKS]:
         lines.append(
             f"{node.name:{width}}{node.node_rank:4}  {rank.rank:4}  {rank.local_rank:10}  "
@@ -47,16 +47,17 @@ def as_text(plan: LaunchPlan) -> str:
     if len(ranks) > MOST_RANKS:
         lines.append(f"… and {len(ranks) - MOST_RANKS} more ranks")
     host = (
-        f" on {plan.nodes[0].name} (the others' differ where the hosts do)"
+        f" on {each_node[0].name} (the others' differ where the hosts do)"
         if isinstance(job, HostsJob)
         else ""
     )
     lines += ["", f"the launch{host}; its script fills in {{name}} and prints the whole command:"]
-    return "\n".join([*lines, "", shell.continued(plan.supervise.shown)])
+    return "\n".join([*lines, "", shell.continued(launch.command(job).shown)])
 
 
-def as_json(plan: LaunchPlan) -> str:
+def as_json(job: JobSpec, tier: str) -> str:
     """The plan as JSON; words known only at run time appear as bash would write them."""
+    kept = launch.store(job)
     nodes = [
         {
             "node_rank": node.node_rank,
@@ -70,19 +71,19 @@ def as_json(plan: LaunchPlan) -> str:
                 for rank in node.ranks
             ],
         }
-        for node in plan.nodes
+        for node in launch.nodes_of(job)
     ]
     facts = {
-        "name": plan.job.name,
-        "tier": plan.tier,
-        "world_size": plan.job.world_size,
-        "micro_batches": plan.job.micro_batches,
-        "backend": plan.backend,
-        "rendezvous": plan.rendezvous,
-        "checkpoint_dir": shell.quote(plan.checkpoint_dir),
-        **({"store": _spoken(plan.store)} if plan.store else {}),
+        "name": job.name,
+        "tier": tier,
+        "world_size": job.world_size,
+        "micro_batches": job.micro_batches,
+        "backend": launch.backend(job),
+        "rendezvous": launch.rendezvous(job),
+        "checkpoint_dir": shell.quote(launch.checkpoint_dir(job)),
+        **({"store": _spoken(kept)} if kept else {}),
         "nodes": nodes,
-        "command": [shell.quote(word) for word in plan.supervise.shown],
+        "command": [shell.quote(word) for word in launch.command(job).shown],
     }
     return json.dumps(facts, indent=2, ensure_ascii=False)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from ddpgen.plan.launch import LaunchPlan
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -21,8 +20,8 @@ class Target(Protocol):
     def check(self, job: JobSpec) -> Iterable[Conflict]:
         """What this tier cannot do of what the job asks."""
 
-    def render(self, plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
-        """The files that launch the plan on this tier, the one to start first."""
+    def render(self, job: JobSpec, renderer: Renderer) -> list[Artefact]:
+        """The files that launch the job on this tier, the one to start first."""
 
 
 TARGETS: dict[str, Target] = {"local": local, "hosts": hosts, "slurm": slurm, "sky": sky}

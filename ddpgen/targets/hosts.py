@@ -11,16 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddpgen.plan.launch import (
-    LaunchPlan,
-    activation,
-    address,
-    backend,
-    exports,
-    interpreter,
-    of_host,
-    ssh_host,
-)
+from ddpgen.plan.launch import address, backend, of_host, ssh_host, values
 from ddpgen.render import Artefact, Renderer
 from ddpgen.resources import package_files
 from ddpgen.spec import rules
@@ -163,37 +154,27 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
+def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     """run.sh first, then what it needs: a script per host, the list of hosts, the driver."""
-    job = plan.job
     assert isinstance(job, HostsJob)
     run = renderer.render("run.sh.j2", {"name": job.name})
     artefacts = [Artefact("hosts/run.sh", run, "bash {bundle}/hosts/run.sh")]
+    talk = backend(job)
     for host in job.order:
-        artefacts += _of_host(plan, job, host, renderer)
+        artefacts += _of_host(job, host, talk, renderer)
     artefacts.append(Artefact("hosts/hosts.json", _listing(job), executable=False))
     for name, text in package_files("driver"):
         artefacts.append(Artefact(f"hosts/driver/{name}", text, executable=False))
     return artefacts
 
 
-def _of_host(plan: LaunchPlan, job: HostsJob, host: Host, renderer: Renderer) -> Iterator[Artefact]:
+def _of_host(job: HostsJob, host: Host, backend: str, renderer: Renderer) -> Iterator[Artefact]:
     """Its script, and the activation lines beside it."""
-    here, procs = job.on(host), job.procs(host)
-    values = {
-        "name": job.name,
-        "host": host.name,
-        "counted": "1 process" if procs == 1 else f"{procs} processes",
-        "env": exports(here),
-        "activate": activation(here),
-        "activation": f"hosts/{host.name}.activate.sh",
-        "interpreter": interpreter(here),
-        "supervise": of_host(job, host, plan.backend),
-    }
-    yield Artefact(f"hosts/{host.name}.sh", renderer.render("host.sh.j2", values))
+    here, lines = job.on(host), f"hosts/{host.name}.activate.sh"
+    placed = {**values(here, of_host(job, host, backend), lines), "host": host.name}
+    yield Artefact(f"hosts/{host.name}.sh", renderer.render("host.sh.j2", placed))
     if here.python.activate:
-        lines = renderer.render("activate.sh.j2", values)
-        yield Artefact(f"hosts/{host.name}.activate.sh", lines, executable=False)
+        yield Artefact(lines, renderer.render("activate.sh.j2", placed), executable=False)
 
 
 def _listing(job: HostsJob) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpgen.plan.launch import LaunchPlan, activation, exports, interpreter
+from ddpgen.plan.launch import command, values
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -18,22 +18,13 @@ def check(job: JobSpec) -> Iterator[Conflict]:
         yield Conflict(("nodes",), what, remedy)
 
 
-def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
+def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     """local.sh, and the activation lines beside it."""
-    job = plan.job
-    procs = job.world_size
-    values = {
-        "name": job.name,
-        "counted": "1 process" if procs == 1 else f"{procs} processes",
-        "env": exports(job),
-        "activate": activation(job),
-        "activation": "local.activate.sh",
-        "interpreter": interpreter(job),
-        "supervise": plan.supervise,
-    }
-    text = renderer.render("local.sh.j2", values)
-    artefacts = [Artefact("local.sh", text, "bash {bundle}/local.sh")]
-    if values["activate"]:
-        lines = renderer.render("activate.sh.j2", values)
+    placed = values(job, command(job), "local.activate.sh")
+    artefacts = [
+        Artefact("local.sh", renderer.render("local.sh.j2", placed), "bash {bundle}/local.sh")
+    ]
+    if job.python.activate:
+        lines = renderer.render("activate.sh.j2", placed)
         artefacts.append(Artefact("local.activate.sh", lines, executable=False))
     return artefacts

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.plan import sky
-from ddpgen.plan.launch import LaunchPlan, exports, interpreter
+from ddpgen.plan.launch import command, exports, interpreter
+from ddpgen.plan.supervise import store
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import at_home
 from ddpgen.spec import rules
@@ -177,11 +178,10 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
             )
 
 
-def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
+def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     """sky.yaml, and the spec's own lines beside it."""
-    job = plan.job
     assert isinstance(job, SkyJob)
-    values = _values(plan, job)
+    values = _values(job)
     parts = {name: renderer.render(f"sky_{name}.sh.j2", values) for name in ("setup", "run")}
     text = renderer.render("sky.yaml.j2", {**values, **parts})
     start = f"(cd {{bundle}} && sky jobs launch{values['secrets_given']} sky.yaml)"
@@ -195,14 +195,12 @@ def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
     return [*artefacts, Artefact(".skyignore", _ALL_OF_IT, executable=False)]
 
 
-def _values(plan: LaunchPlan, job: SkyJob) -> dict[str, Any]:
+def _values(job: SkyJob) -> dict[str, Any]:
     bucket, recovery = job.bucket, job.recovery
     kinds = list(sky.alternatives(job))
     common = tuple(sky.resources(job))
-    assert isinstance(plan.store, str)
-    kept_at = (
-        bucket.url.rstrip("/") + plan.store.removeprefix(bucket.path) if bucket else plan.store
-    )
+    kept = store(job)
+    kept_at = bucket.url.rstrip("/") + kept.removeprefix(bucket.path) if bucket else kept
     return {
         "name": job.name,
         "machines": f"{int(job.nodes)} machine(s), {job.procs_per_node} process(es) on each",
@@ -235,5 +233,5 @@ def _values(plan: LaunchPlan, job: SkyJob) -> dict[str, Any]:
         "activate": job.python.activate,
         "activation": "sky.activate.sh",
         "interpreter": interpreter(job),
-        "supervise": plan.supervise,
+        "supervise": command(job),
     }

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.plan import slurm
-from ddpgen.plan.launch import LaunchPlan, activation, checkpoint_dir, exports, interpreter
+from ddpgen.plan.launch import activation, checkpoint_dir, command, exports, interpreter
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import Joined, Var, Word, pieces
 from ddpgen.spec import rules
@@ -84,12 +84,11 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
             yield Conflict((f"environment.{name}",), what, "write ~/path or /path")
 
 
-def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
+def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     """slurm.sbatch, and what it sources on the first node and on all of them."""
-    job = plan.job
     assert isinstance(job, SlurmJob)
     contained = job.environment.container is not None
-    values = _values(plan, job)
+    values = _values(job)
     script = renderer.render("slurm.sbatch.j2", values)
     artefacts = [Artefact("slurm.sbatch", script, "sbatch {bundle}/slurm.sbatch")]
 
@@ -110,7 +109,7 @@ def render(plan: LaunchPlan, renderer: Renderer) -> list[Artefact]:
     return artefacts
 
 
-def _values(plan: LaunchPlan, job: SlurmJob) -> dict[str, Any]:
+def _values(job: SlurmJob) -> dict[str, Any]:
     least, most = job.nodes.least, int(job.nodes)
     nodes = f"{least} to {most}" if least < most else f"{most}"
     in_container = job.environment.container is not None
@@ -124,7 +123,7 @@ def _values(plan: LaunchPlan, job: SlurmJob) -> dict[str, Any]:
         "activation": activation(job),
         "interpreter": interpreter(job),
         "batch_python": "python3" if in_container else interpreter(job),
-        "supervise": plan.supervise,
+        "supervise": command(job),
         "setup": job.setup,
     }
 

@@ -13,9 +13,10 @@ import pytest
 
 from ddpgen.errors import SpecInvalidError
 from ddpgen.job import check
-from ddpgen.plan.launch import LaunchPlan
-from ddpgen.plan.launch import plan as planned
+from ddpgen.plan.launch import nodes_of
+from ddpgen.plan.tables import as_text
 from ddpgen.render import Renderer
+from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import read
 from ddpgen.targets import TARGETS
 from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash
@@ -37,14 +38,14 @@ def faults(text: str) -> list[str]:
     return []
 
 
-def plan(text: str) -> LaunchPlan:
+def job(text: str) -> JobSpec:
     assert faults(text) == []
-    return planned(read(text.encode(), "j")["hosts"].job, "hosts")
+    return read(text.encode(), "j")["hosts"].job
 
 
 def rendered_files(text: str) -> dict[str, str]:
     """The files of the tier, by their path in the bundle."""
-    return {each.path: each.text for each in TARGETS["hosts"].render(plan(text), Renderer())}
+    return {each.path: each.text for each in TARGETS["hosts"].render(job(text), Renderer())}
 
 
 def listed(text: str) -> Any:
@@ -145,7 +146,7 @@ def test_a_host_is_reached_by_the_others_as_ssh_reaches_it(ssh: str, address: st
 
 def test_the_head_comes_first_and_ranks_follow() -> None:
     text = hosts("head: c\nhosts: [a, {name: b, procs: 1}, c]").replace("size: 16", "size: 32")
-    assert [(node.name, [rank.rank for rank in node.ranks]) for node in plan(text).nodes] == [
+    assert [(node.name, [rank.rank for rank in node.ranks]) for node in nodes_of(job(text))] == [
         ("c", [0, 1]),
         ("a", [2, 3]),
         ("b", [4]),
@@ -154,11 +155,11 @@ def test_the_head_comes_first_and_ranks_follow() -> None:
 
 def test_a_share_is_of_the_host_whatever_its_processes() -> None:
     text = GPT.replace("global_batch_size: 16", "global_batch_size: 32")
-    made = plan(
+    made = job(
         text
         + "targets: {hosts: {hosts: [{name: a, share: 3, procs: 2}, {name: b, share: 1, procs: 1}]}}"
     )
-    assert [rank.end - rank.first for node in made.nodes for rank in node.ranks] == [3, 3, 2]
+    assert [rank.end - rank.first for node in nodes_of(made) for rank in node.ranks] == [3, 3, 2]
 
 
 def test_what_a_host_says_goes_before_what_the_job_says() -> None:
@@ -299,7 +300,7 @@ def steps_to_plan(count: int) -> int:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        plan(text)
+        as_text(job(text), "hosts")
     finally:
         sys.settrace(before)
     return steps

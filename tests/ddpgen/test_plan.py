@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpgen.plan.launch import plan, shares
+from ddpgen.plan.launch import checkpoint_dir, shares
+from ddpgen.plan.launch import command as supervised
 from ddpgen.shell import quote
 from ddpgen.spec.reader import read
 from tests.ddpgen.conftest import GPT, ROOT, Run
@@ -25,9 +26,7 @@ TIERS_OF = {
 
 
 def command(text: str) -> list[str]:
-    return [
-        quote(word) for word in plan(read(text.encode(), "j")["local"].job, "local").supervise.shown
-    ]
+    return [quote(word) for word in supervised(read(text.encode(), "j")["local"].job).shown]
 
 
 @given(st.integers(1, 500), st.integers(1, 64))
@@ -121,8 +120,7 @@ def test_auto_means_nccl_where_gpus_are_asked_for(top: str, backend: str) -> Non
 )
 def test_where_checkpoints_go(directory: str, source: str) -> None:
     text = GPT + f"checkpoint: {{dir: {json.dumps(directory)}}}\n"
-    made = plan(read(text.encode(), "j")["local"].job, "local")
-    assert quote(made.checkpoint_dir) == source
+    assert quote(checkpoint_dir(read(text.encode(), "j")["local"].job)) == source
 
 
 def test_training_accepts_every_flag_a_plan_can_hold() -> None:
@@ -131,8 +129,7 @@ def test_training_accepts_every_flag_a_plan_can_hold() -> None:
     from train.config import parse
 
     text = GPT + "  grad_clip: 1.0\n  find_unused_parameters: true\n  args: {depth: 2}\ncode: .\n"
-    made = plan(read(text.encode(), "j")["local"].job, "local").supervise.shown
-    words = [quote(word) for word in made]
+    words = command(text)
     config = parse([word.replace("'", "") for word in words[words.index("run") + 1 :]])
     assert config.checkpoint_every.seconds == 600
     assert (config.rendezvous_timeout, config.grad_clip, config.args) == (120.0, 1.0, {"depth": 2})

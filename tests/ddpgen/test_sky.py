@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpgen.plan.launch import LaunchPlan, interpreter, plan
+from ddpgen.plan.launch import checkpoint_dir, command, interpreter
+from ddpgen.plan.supervise import Supervise
 from ddpgen.shell import quote
+from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import read
 from ddpgen.yamltext import scalar
 from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash
@@ -26,9 +28,13 @@ MANY = (
 Rendered = Callable[..., dict[str, Any]]
 
 
-def planned(sky: str = BUCKET, top: str = "") -> LaunchPlan:
-    job = read(f"{GPT}{top}\ntargets: {{sky: {{{sky}}}}}\n".encode(), "j")["sky"].job
-    return plan(job, "sky")
+def job(sky: str = BUCKET, top: str = "") -> JobSpec:
+    return read(f"{GPT}{top}\ntargets: {{sky: {{{sky}}}}}\n".encode(), "j")["sky"].job
+
+
+def told(sky: str = BUCKET) -> Supervise:
+    """What the supervisor of a machine is told."""
+    return command(job(sky))
 
 
 @pytest.fixture
@@ -155,29 +161,28 @@ def test_a_cached_bucket_uploads_one_file_after_the_other(task: Rendered) -> Non
             "config": {"mount_cached": {"transfers": 1}},
         }
     }
-    assert "--store=/mnt/ck/a/b" in planned(cached).supervise.options
+    assert "--store=/mnt/ck/a/b" in told(cached).options
 
 
 def test_checkpoints_by_url_need_no_mount(task: Rendered) -> None:
     by_url = "checkpoint: {dir: s3://bbb/place}"
     assert "file_mounts" not in task(by_url)
-    command = planned(by_url).supervise
-    assert "--store=s3://bbb/place" in command.options
-    assert "--checkpoint-store={store}" in command.program
-    assert not [word for word in command.options if word.startswith("--mount")]
+    said = told(by_url)
+    assert "--store=s3://bbb/place" in said.options
+    assert "--checkpoint-store={store}" in said.program
+    assert not [word for word in said.options if word.startswith("--mount")]
 
 
 def test_a_url_leaves_the_other_tiers_their_directory() -> None:
-    job = read(f"{GPT}checkpoint: {{dir: s3://bbb/place}}\n".encode(), "j")["local"].job
-    local = plan(job, "local")
-    assert quote(local.checkpoint_dir) == '"$beside"/checkpoints/gpt'
-    assert "--store=s3://bbb/place" in local.supervise.options
+    local = read(f"{GPT}checkpoint: {{dir: s3://bbb/place}}\n".encode(), "j")["local"].job
+    assert quote(checkpoint_dir(local)) == '"$beside"/checkpoints/gpt'
+    assert "--store=s3://bbb/place" in command(local).options
 
 
 def test_the_interval_is_found_from_how_long_machines_last() -> None:
     every = "--checkpoint-every="
-    assert not [word for word in planned().supervise.program if word.startswith(every)]
-    often = planned(f"{BUCKET}, preempted_every: 2h").supervise.program
+    assert not [word for word in told().program if word.startswith(every)]
+    often = told(f"{BUCKET}, preempted_every: 2h").program
     assert f"{every}auto:7200s" in often
 
 
@@ -192,10 +197,7 @@ def test_values_arrive_as_they_are(value: str, task: Rendered) -> None:
 def test_secrets_are_names_alone(task: Rendered) -> None:
     assert task(f"{BUCKET}, secrets: [WANDB_API_KEY]")["secrets"] == {"WANDB_API_KEY": None}
     assert " --secret WANDB_API_KEY " in Path("b/sky.yaml").read_text()
-    assert (
-        "--secrets=WANDB_API_KEY"
-        in planned(f"{BUCKET}, secrets: [WANDB_API_KEY]").supervise.options
-    )
+    assert "--secrets=WANDB_API_KEY" in told(f"{BUCKET}, secrets: [WANDB_API_KEY]").options
 
 
 def test_a_bundle_is_not_made_inside_a_bundle(
@@ -209,12 +211,12 @@ def test_a_bundle_is_not_made_inside_a_bundle(
 
 
 def test_another_list_of_requirements_is_another_environment(bundle: Callable[..., Path]) -> None:
-    first = planned(f"{BUCKET}, requirements: [torch==2.13.0]")
-    other = planned(f"{BUCKET}, requirements: [torch==2.12.0]")
-    assert interpreter(first.job) != interpreter(other.job)
+    first = job(f"{BUCKET}, requirements: [torch==2.13.0]")
+    other = job(f"{BUCKET}, requirements: [torch==2.12.0]")
+    assert interpreter(first) != interpreter(other)
     place = bundle(f"{BUCKET}, requirements: [torch==2.13.0], setup: ['echo it''s']")
     setup = yaml.safe_load((place / "sky.yaml").read_text())["setup"]
-    made = quote(interpreter(first.job)).removesuffix("/bin/python")
+    made = quote(interpreter(first)).removesuffix("/bin/python")
     assert f"-m train install {made} -- torch==2.13.0" in setup
 
 
@@ -224,7 +226,7 @@ def test_kubernetes_tells_by_a_hook(task: Rendered) -> None:
     (hook,) = task(f"{BUCKET}, infra: k8s/here")["config"]["hooks"]
     assert hook["events"] == ["preemption"]
     assert "-m train notice --stop-file=" in hook["run"]
-    assert "--hook=~/.ddpgen/gpt/hook" in planned(f"{BUCKET}, infra: k8s").supervise.options
+    assert "--hook=~/.ddpgen/gpt/hook" in told(f"{BUCKET}, infra: k8s").options
 
 
 def test_the_hook_of_a_pod_finds_the_job_and_asks_it_to_stop(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.plan.launch import LaunchPlan, plan
+from ddpgen.plan.launch import command
 from ddpgen.plan.slurm import directives as slurm_options
 from ddpgen.plan.tables import as_json, as_text
 from ddpgen.shell import directive, sections
@@ -23,15 +23,15 @@ GPT = SMALL.replace("micro_batch_size: 4", "micro_batch_size: 1")
 SEEN = "{checkpoint_dir}:{checkpoint_dir}"
 
 
-def planned(slurm: str = "", top: str = "") -> LaunchPlan:
-    job = read(f"{GPT}{top}\ntargets: {{slurm: {{{slurm}}}}}\n".encode(), "j")["slurm"].job
-    return plan(job, "slurm")
+def job(slurm: str = "", top: str = "") -> SlurmJob:
+    text = f"{GPT}{top}\ntargets: {{slurm: {{{slurm}}}}}\n"
+    found = read(text.encode(), "j")["slurm"].job
+    assert isinstance(found, SlurmJob)
+    return found
 
 
 def directives(slurm: str = "", top: str = "") -> list[str]:
-    job = planned(slurm, top).job
-    assert isinstance(job, SlurmJob)
-    return list(slurm_options(job))
+    return list(slurm_options(job(slurm, top)))
 
 
 @pytest.fixture
@@ -200,9 +200,9 @@ def test_scripts_are_clean_bash(name: str, script: Callable[..., str], tmp_path:
 
 def words(slurm: str = "", top: str = "") -> list[str]:
     """What the batch script becomes, as bash reads it."""
-    command = sections(planned(slurm, top).supervise)
+    said = sections(command(job(slurm, top)))
     done = subprocess.run(
-        ["bash", "-c", f'HOME=/home/me; printf "%s\\0" {command}'],
+        ["bash", "-c", f'HOME=/home/me; printf "%s\\0" {said}'],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stdout.split("\0")[:-1]
@@ -283,15 +283,15 @@ def test_logs_in_the_bundle_survive_a_render(run: Run, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(GPT + "targets: {slurm: {}}\n")
     assert run("render", "job.yaml", "--target", "slurm").code == 0
     log = tmp_path / "build/gpt/gpt-17.log"
-    with log.open("w") as job:  # which goes on writing
-        job.write("before\n")
+    with log.open("w") as log_file:  # which goes on writing
+        log_file.write("before\n")
         (tmp_path / "job.yaml").write_text(GPT + "targets: {slurm: {time: 1h}}\n")
         assert run("render", "job.yaml", "--target", "slurm").code == 0
-        job.write("after\n")
+        log_file.write("after\n")
     assert log.read_text() == "before\nafter\n"
 
 
 def test_each_task_of_an_array_keeps_its_checkpoints_in_a_store_of_its_own() -> None:
-    made = planned("array: 0-3", "checkpoint: {dir: 's3://kept'}")
-    assert "kept in      s3://kept/<task>\n" in as_text(made)
-    assert json.loads(as_json(made))["store"] == "s3://kept/<task>"
+    made = job("array: 0-3", "checkpoint: {dir: 's3://kept'}")
+    assert "kept in      s3://kept/<task>\n" in as_text(made, "slurm")
+    assert json.loads(as_json(made, "slurm"))["store"] == "s3://kept/<task>"

@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from ddpgen import job
-from ddpgen.plan.launch import plan
 from ddpgen.render import Renderer
 from ddpgen.spec.reader import read
 from ddpgen.targets import TARGETS
@@ -46,8 +45,7 @@ def rendered(wanted: dict[str, Any], place: Path = ROOT) -> dict[str, str]:
     ).encode()  # every odd letter of a text as its number
     reading = read(text, "job.yaml")["sky"]
     job.check([reading], place)
-    planned = plan(reading.job, "sky")
-    return {each.path: each.text for each in TARGETS["sky"].render(planned, Renderer())}
+    return {each.path: each.text for each in TARGETS["sky"].render(reading.job, Renderer())}
 
 
 def laid_out(place: Path, wanted: dict[str, Any]) -> Path:
