@@ -278,9 +278,6 @@ def places(field: str, path: str | None) -> Iterator[Conflict]:
 
 def interpreter(python: Python, field: str) -> Iterator[Conflict]:
     """What is wrong with a Python of the hosts, which stands at `field`."""
-    if any("DDPGEN_ACTIVATE" in line for line in python.activate):
-        what = "holds DDPGEN_ACTIVATE, the word that ends these lines in the script"
-        yield Conflict((f"{field}.activate",), what, "take another word")
     if "/" in python.interpreter and not python.interpreter.startswith(("/", "~/")):
         what = f'"{python.interpreter}" is another place on every host'
         remedy = "write a name on the PATH, ~/path or /path"

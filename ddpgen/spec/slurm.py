@@ -29,7 +29,6 @@ _DIRECTIVE = Text(WORD, _PLAIN)
 _SIZE = Text(r"[0-9]+[KMGTkmgt]?", 'a size like "16G"')
 _OPTION = Text(rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --qos=high")
 _PATH = Text(wants="a path")
-_WORD = Text(r"[^\s\0-][^\s\0]*", "one word")
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -147,9 +147,6 @@ def _variables(job: SkyJob) -> Iterator[Conflict]:
     for name in job.env:
         if name.startswith(_OWNED):
             yield Conflict((f"env.{name}",), "is set by SkyPilot", "take another name")
-        if "\n" in job.env[name] and not job.env[name].strip():
-            what = "is made of line breaks alone, which SkyPilot does not keep"
-            yield Conflict((f"env.{name}",), what, "write something else")
     for i, name in enumerate(job.secrets):
         about = (f"secrets[{i}]", "secrets")
         if name in job.env:

@@ -98,6 +98,8 @@ def test_findings_go_to_stderr_and_the_code_is_65(run: Run, spec: Spec) -> None:
         "",
         "job.yaml:8:8: nodes: YAML reads yes as true; write a whole number from 1 to 100000, or a range like 2..4\n",
     )
+    endless = run("validate", "/dev/zero")
+    assert (endless.code, "the file has more than 1 MiB" in endless.err) == (65, True)
 
 
 def test_a_code_to_ignore_has_to_exist(run: Run, spec: Spec) -> None:
@@ -144,7 +146,6 @@ def test_a_tier_that_is_not_there_is_refused(run: Run, spec: Spec) -> None:
     [
         ("missing.yaml", "missing.yaml: No such file or directory; give the path of a job spec\n"),
         (".", ".: Is a directory; give the path of a job spec\n"),
-        ("/dev/zero", "/dev/zero: neither a file nor a pipe; give the path of a job spec\n"),
     ],
 )
 def test_a_spec_that_cannot_be_read_is_66(run: Run, path: str, said: str) -> None:

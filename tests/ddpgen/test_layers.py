@@ -30,7 +30,7 @@ LAYERS = [
     },
     {"monitor.scripts"},
     {"monitor"},
-    {"launch", "plan.tables", "spec.reference", "scaffold"},
+    {"launch", "plan.tables", "scaffold"},
     {"spec.schema"},
     {"job"},
     {"bundle.write"},

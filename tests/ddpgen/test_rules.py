@@ -70,7 +70,6 @@ def spec(**changes: object) -> str:
         ({"top": "env: {PET_NNODES: 2}"}, "6:19: env.PET_NNODES: is set by bash, torchrun or"),
         ({"top": f"env: {{LONG: {'x' * (1 << 17)}}}"}, "6:13: env.LONG: has more than 128 KiB,"),
         ({"top": "checkpoint: {dir: ~ann/runs}"}, '6:19: checkpoint.dir: "~ann/runs" is the'),
-        ({"top": "python: {activate: [a, DDPGEN_ACTIVATE]}"}, "6:20: python.activate: holds"),
         ({"top": "python: .venv/bin/python"}, '6:9: python.interpreter: ".venv/bin/python" is'),
     ],
 )

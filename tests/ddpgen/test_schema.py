@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import fields
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import jsonschema
 import pytest
 import yaml
 
-from ddpgen.spec.fields import Group
-from ddpgen.spec.job import JobSpec
-from ddpgen.spec.reference import markdown
-from ddpgen.spec.schema import json_schema
+from ddpgen.spec.fields import REQUIRED, Group, Groups
+from ddpgen.spec.job import JobSpec, Python
+from ddpgen.spec.reader import MODELS
+from ddpgen.spec.schema import default_of, json_schema
 from tests.ddpgen.conftest import GPT, ROOT, Run
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -34,7 +35,61 @@ def test_the_checked_in_schema_is_current(run: Run, update_golden: bool) -> None
 
 
 def test_the_reference_is_current(update_golden: bool) -> None:
-    keep(ROOT / "docs" / "spec.md", markdown(), update_golden)
+    page = ROOT / "docs" / "spec.md"
+    keep(page, with_tables(page.read_text(encoding="utf-8")), update_golden)
+
+
+def with_tables(page: str) -> str:
+    """The page with the table below each heading made anew from the fields that the heading names."""
+    made = dict(tables())
+    parts = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)
+    for i in range(1, len(parts), 2):
+        if table := made.pop(parts[i], ""):
+            parts[i + 1] = re.sub(r"(\|[^\n]*\n)+", lambda _, new=table: new, parts[i + 1], count=1)
+        parts[i] = f"## {parts[i]}\n"
+    assert not made, "write a section for each of these into docs/spec.md"
+    return "".join(parts)
+
+
+def tables() -> Iterator[tuple[str, str]]:
+    """Heading, table: of the job, its groups, and what each tier has beside them."""
+    job = fields(JobSpec)
+    yield "The job", table(job, "")
+    yield from of_groups(job, "", "")
+    for tier, model in MODELS.items():
+        own = [field for field in fields(model) if field not in job]
+        yield f"`targets.{tier}`", table(own, "")
+        yield from of_groups(own, f"targets.{tier}.", "")
+
+
+def of_groups(declared: Iterable[Field[Any]], place: str, prefix: str) -> Iterator[tuple[str, str]]:
+    for field in declared:
+        kind, name = field.metadata["kind"], prefix + field.name
+        if isinstance(kind, Groups):
+            kind, name = kind.group, f"{name}[]"
+        if isinstance(kind, Group) and not (place and kind.model is Python):
+            inner = fields(kind.model)  # type: ignore[arg-type]
+            yield f"`{place}{name}`", table(inner, f"{name}.")
+            yield from of_groups(inner, place, f"{name}.")
+
+
+def table(declared: Iterable[Field[Any]], prefix: str) -> str:
+    lines = ["| field | value | default | what it decides, and what a wrong one costs |"]
+    lines.append("|---|---|---|---|")
+    for field in declared:
+        kind, default = field.metadata["kind"], default_of(field)
+        if field.default is REQUIRED:
+            shown = "**required**"
+        elif field.default_factory is not MISSING:
+            shown = "see below" if isinstance(kind, Group) else "empty"
+        elif isinstance(default, list):
+            shown = f"`[{', '.join(default)}]`"
+        else:
+            written = str(default).lower() if isinstance(default, bool) else default
+            shown = "none" if default is None else f"`{written}`"
+        cells = (f"`{prefix}{field.name}`", kind.wants, shown, field.metadata["says"])
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def test_the_schema_is_a_sound_one() -> None:
