@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from ddpgen.errors import SpecInvalidError
 from ddpgen.job import check
 from ddpgen.plan.launch import nodes_of
-from ddpgen.plan.tables import as_text
 from ddpgen.render import Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import read
@@ -275,32 +273,3 @@ def test_the_scripts_of_an_example(
     last = listing["hosts"][-1]["name"]
     for script in ("run", last):
         golden(f"{name}.hosts.{script}.sh", (tmp_path / f"bundle/hosts/{script}.sh").read_text())
-
-
-def test_twice_the_hosts_are_twice_the_work() -> None:
-    few, many = (steps_to_plan(count) for count in (50, 100))
-    assert many < 2.2 * few
-
-
-def steps_to_plan(count: int) -> int:
-    """The steps of Python's interpreter from a spec with so many hosts to its plan."""
-    steps = 0
-
-    def trace(frame: Any, event: str, arg: object) -> Any:
-        nonlocal steps
-        steps += 1
-        frame.f_trace_opcodes = True
-        return trace
-
-    top = "gpus_per_node: 8\nprocs_per_node: 8\n"
-    names = "".join(f"\n- {{name: n{i}, share: {i + 1}}}" for i in range(count))
-    batch = f"global_batch_size: {count * 32}"
-    text = hosts(f"hosts:{names}").replace("global_batch_size: 16", batch)
-    text = text.replace("procs_per_node: 2\n", top)
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        as_text(job(text), "hosts")
-    finally:
-        sys.settrace(before)
-    return steps
