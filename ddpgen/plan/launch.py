@@ -22,20 +22,14 @@ if TYPE_CHECKING:
 
 
 class Rank(NamedTuple):
-    """One process; its micro-batches are first, first + 1, … end - 1."""
+    """One process; its micro-batches are first, first + 1, … end - 1. `host`: of the tier hosts alone."""
 
+    host: str
+    node_rank: int
     rank: int
     local_rank: int
     first: int
     end: int
-
-
-class Node(NamedTuple):
-    """One machine and its processes."""
-
-    node_rank: int
-    ranks: tuple[Rank, ...]
-    name: str = ""
 
 
 def command(job: JobSpec) -> Supervise:
@@ -120,21 +114,19 @@ def shares(micro_batches: int, weights: Sequence[int | Fraction]) -> Iterator[tu
         first += count
 
 
-def nodes_of(job: JobSpec) -> tuple[Node, ...]:
-    """The machines, their ranks, and what each rank does."""
-    nodes: list[Node] = []
+def ranks(job: JobSpec) -> list[Rank]:
+    """Every process, and what it does."""
     if isinstance(job, HostsJob):
         each = [(host.name, job.procs(host), job.weight(host)) for host in job.order]
     else:
         each = [("", job.procs_per_node, 1)] * job.nodes
     weights = [weight for _, procs, weight in each for _ in range(procs)]
-    ranges = list(shares(job.micro_batches, weights))
-    start = 0
+    parts = shares(job.micro_batches, weights)
+    found: list[Rank] = []
     for node_rank, (name, procs, _) in enumerate(each):
-        ranks = tuple(Rank(start + i, i, *ranges[start + i]) for i in range(procs))
-        nodes.append(Node(node_rank, ranks, name))
-        start += procs
-    return tuple(nodes)
+        for local_rank in range(procs):
+            found.append(Rank(name, node_rank, len(found), local_rank, *next(parts)))
+    return found
 
 
 def backend(job: JobSpec) -> str:

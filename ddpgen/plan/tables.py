@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from ddpgen import shell
 from ddpgen.plan import launch, sky, slurm
@@ -17,14 +18,15 @@ MOST_RANKS = 64  # a table longer than a few screens tells nobody anything
 
 def as_text(job: JobSpec, tier: str) -> str:
     """The plan, one line per rank."""
-    each_node, kept = launch.nodes_of(job), launch.store(job)
-    width = max((max(len(node.name), 4) + 2 for node in each_node if node.name), default=0)
+    ranks, kept = launch.ranks(job), launch.store(job)
+    width = max((max(len(rank.host), 4) + 2 for rank in ranks if rank.host), default=0)
+    count = ranks[-1].node_rank + 1
     work = (
         f"{job.micro_batches} micro-batches a step"
         if job.micro_batches
         else "a script with its own loop"
     )
-    nodes = f"{len(each_node)} node" + ("s" if len(each_node) > 1 else "")
+    nodes = f"{count} node" + ("s" if count > 1 else "")
     lines = [
         f"{job.name} on {tier}: {nodes}, {job.world_size} ranks, {work}",
         f"backend      {launch.backend(job)}",
@@ -38,16 +40,14 @@ def as_text(job: JobSpec, tier: str) -> str:
         if width
         else "node  rank  local rank  micro-batches",
     ]
-    ranks = [(node, rank) for node in each_node for rank in node.ranks]
-    for node, rank in ranks[:MOST_RANKS]:
-        lines.append(
-            f"{node.name:{width}}{node.node_rank:4}  {rank.rank:4}  {rank.local_rank:10}  "
-            f"{_range(rank)}"
-        )
+    lines += [
+        f"{rank.host:{width}}{rank.node_rank:4}  {rank.rank:4}  {rank.local_rank:10}  {_range(rank)}"
+        for rank in ranks[:MOST_RANKS]
+    ]
     if len(ranks) > MOST_RANKS:
         lines.append(f"… and {len(ranks) - MOST_RANKS} more ranks")
     host = (
-        f" on {each_node[0].name} (the others' differ where the hosts do)"
+        f" on {ranks[0].host} (the others' differ where the hosts do)"
         if isinstance(job, HostsJob)
         else ""
     )
@@ -58,21 +58,14 @@ def as_text(job: JobSpec, tier: str) -> str:
 def as_json(job: JobSpec, tier: str) -> str:
     """The plan as JSON; words known only at run time appear as bash would write them."""
     kept = launch.store(job)
-    nodes = [
-        {
-            "node_rank": node.node_rank,
-            **({"host": node.name} if node.name else {}),
-            "ranks": [
-                {
-                    "rank": rank.rank,
-                    "local_rank": rank.local_rank,
-                    "micro_batches": [rank.first, rank.end],
-                }
-                for rank in node.ranks
-            ],
-        }
-        for node in launch.nodes_of(job)
-    ]
+    nodes: list[dict[str, Any]] = []
+    for rank in launch.ranks(job):
+        if rank.local_rank == 0:
+            host = {"host": rank.host} if rank.host else {}
+            nodes.append({"node_rank": rank.node_rank, **host, "ranks": []})
+        work = [rank.first, rank.end]
+        part = {"rank": rank.rank, "local_rank": rank.local_rank, "micro_batches": work}
+        nodes[-1]["ranks"].append(part)
     facts = {
         "name": job.name,
         "tier": tier,

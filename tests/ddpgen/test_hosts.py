@@ -12,7 +12,7 @@ import pytest
 
 from ddpgen.errors import SpecInvalidError
 from ddpgen.job import check
-from ddpgen.plan.launch import nodes_of
+from ddpgen.plan.launch import ranks
 from ddpgen.render import Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import read
@@ -144,10 +144,12 @@ def test_a_host_is_reached_by_the_others_as_ssh_reaches_it(ssh: str, address: st
 
 def test_the_head_comes_first_and_ranks_follow() -> None:
     text = hosts("head: c\nhosts: [a, {name: b, procs: 1}, c]").replace("size: 16", "size: 32")
-    assert [(node.name, [rank.rank for rank in node.ranks]) for node in nodes_of(job(text))] == [
-        ("c", [0, 1]),
-        ("a", [2, 3]),
-        ("b", [4]),
+    assert [(rank.host, rank.node_rank, rank.local_rank) for rank in ranks(job(text))] == [
+        ("c", 0, 0),
+        ("c", 0, 1),
+        ("a", 1, 0),
+        ("a", 1, 1),
+        ("b", 2, 0),
     ]
 
 
@@ -157,7 +159,7 @@ def test_a_share_is_of_the_host_whatever_its_processes() -> None:
         text
         + "targets: {hosts: {hosts: [{name: a, share: 3, procs: 2}, {name: b, share: 1, procs: 1}]}}"
     )
-    assert [rank.end - rank.first for node in nodes_of(made) for rank in node.ranks] == [3, 3, 2]
+    assert [rank.end - rank.first for rank in ranks(made)] == [3, 3, 2]
 
 
 def test_what_a_host_says_goes_before_what_the_job_says() -> None:
