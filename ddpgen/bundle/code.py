@@ -96,6 +96,10 @@ def gather(job: JobSpec, home: Path, avoid: tuple[Path, ...], limit_mib: int) ->
     walk = _Walk(home.resolve(), tuple(path.resolve() for path in avoid))
     for path in job.code:
         for name, file in walk.files(home / path):
+            if not name.isascii() and os.fsencode(name) != name.encode("utf-8", "replace"):
+                raise FileTroubleError(
+                    f"{os.fsencode(file)!r}: the name is not UTF-8; rename the file"
+                )
             if name in found:
                 message = f"{found[name]} and {file} would both become code/{name}; rename one"
                 raise FileTroubleError(message)
@@ -143,10 +147,28 @@ class _Walk:
         self.home, self.avoid = home, avoid
 
     def files(self, root: Path) -> Iterator[tuple[str, Path]]:
+        """Every file, with its path below the root."""
         if not root.is_dir():
             yield root.name, self._within(root)
             return
-        yield from self._below(root, "", _patterns(root), (root.resolve(),))
+        patterns = _patterns(root)
+        for place, names, files in os.walk(root, onerror=_unreadable, followlinks=True):
+            directory = Path(place)
+            for name in sorted((*names, *files)):
+                path = directory / name
+                below = path.relative_to(root).as_posix()
+                if self._left_out(below, path, patterns):
+                    if name in names:
+                        names.remove(name)
+                    continue
+                real = self._within(path) if path.is_symlink() else path
+                if path.is_file():
+                    yield below, real
+                elif not path.is_dir():
+                    message = f"{path} is neither a file nor a directory; list it in {IGNORE_FILE}"
+                    raise FileTroubleError(message)
+                elif path.is_symlink() and directory.resolve().is_relative_to(real):
+                    raise FileTroubleError(f"{path} is a link to a directory it is in; remove it")
 
     def holds(self, root: Path, wanted: str) -> bool:
         """Whether files() would list `wanted`; looks at nothing but the way there."""
@@ -160,25 +182,6 @@ class _Walk:
             if self._left_out(name, root / name, patterns):
                 return False
         return (root / name).is_file()
-
-    def _below(
-        self, directory: Path, prefix: str, patterns: list[re.Pattern[str]], seen: tuple[Path, ...]
-    ) -> Iterator[tuple[str, Path]]:
-        for entry in sorted(_scan(directory), key=lambda entry: entry.name):
-            name, path = prefix + entry.name, directory / entry.name
-            if self._left_out(name, path, patterns):
-                continue
-            real = self._within(path) if entry.is_symlink() else path
-            if entry.is_dir():
-                inside = path.resolve()
-                if inside in seen:
-                    raise FileTroubleError(f"{path} is a link to a directory it is in; remove it")
-                yield from self._below(path, name + "/", patterns, (*seen, inside))
-            elif entry.is_file():
-                yield name, real
-            else:
-                message = f"{path} is neither a file nor a directory; list it in {IGNORE_FILE}"
-                raise FileTroubleError(message)
 
     def _left_out(self, name: str, path: Path, patterns: list[re.Pattern[str]]) -> bool:
         if any(pattern.fullmatch(name) for pattern in patterns):
@@ -200,19 +203,8 @@ class _Walk:
         return real
 
 
-def _scan(directory: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            listed = list(entries)
-    except OSError as error:
-        raise FileTroubleError(f"{directory}: cannot be read: {error.strerror}") from None
-    for entry in listed:
-        try:
-            entry.name.encode()
-        except UnicodeEncodeError:
-            message = f"{os.fsencode(entry.path)!r}: the name is not UTF-8; rename the file"
-            raise FileTroubleError(message) from None
-    return listed
+def _unreadable(error: OSError) -> None:
+    raise FileTroubleError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
 def _is_bundle(directory: Path) -> bool:

@@ -439,6 +439,14 @@ def test_what_cannot_be_copied_is_refused(
     assert (refused.code, said in refused.err) == (74, True), refused.err
 
 
+def test_a_name_that_is_not_utf_8_is_refused(render: Render, src: Path) -> None:
+    (src / os.fsdecode(b"b\xff.txt")).write_text("")
+    (src / "é.txt").write_text("")
+    refused = render(MODEL)
+    assert refused.code == 74
+    assert r"src/b\xff.txt': the name is not UTF-8; rename the file" in refused.err
+
+
 def test_too_much_code_names_the_largest_files(render: Render, src: Path) -> None:
     with open(src / "data.bin", "wb") as file:
         file.truncate(3 << 20)
