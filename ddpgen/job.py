@@ -43,8 +43,6 @@ def load(path: str) -> dict[str, Reading]:
         raise SpecUnreadableError(
             f"{path}: {error.strerror}; give the path of a job spec"
         ) from None
-    except ValueError:
-        raise SpecUnreadableError(f"{path!r} is no path; give the path of a job spec") from None
     return reader.read(raw, path)
 
 

@@ -159,8 +159,8 @@ def _meeting(job: JobSpec) -> Iterator[Word]:
     # What the others reach this host by: a hostname may mean nothing to them, or 127.0.1.1.
     yield "--local-addr={address}"
     yield from _processes(job, restarts)
-    if job.signalled:
-        # Every process is signalled; torchrun would end the processes in mid-step.
+    if not isinstance(job, HostsJob):
+        # A scheduler signals every process; torchrun would end the processes in mid-step.
         yield "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"
 
 

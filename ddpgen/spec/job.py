@@ -280,10 +280,6 @@ class JobSpec:
 
     # Whether its processes meet over a network.
     meets: ClassVar[bool] = False
-    # Whether something other than the user signals every process of a machine, torchrun too.
-    signalled: ClassVar[bool] = False
-    # Whether its machines may be other jobs' as well, so that the port is chosen at the start.
-    shares_machines: ClassVar[bool] = False
 
     name: str = setting(
         Text(

@@ -86,8 +86,6 @@ class SkyJob(JobSpec):
     """A job for the tier `sky`: the job's fields and the tier's own."""
 
     meets: ClassVar[bool] = True
-    signalled: ClassVar[bool] = True
-    shares_machines: ClassVar[bool] = True
 
     bucket: Bucket | None = setting(
         Group(Bucket, shorthand="url"),

@@ -90,8 +90,6 @@ class SlurmJob(JobSpec):
     """A job for the tier `slurm`: the job's fields and the tier's own."""
 
     meets: ClassVar[bool] = True
-    signalled: ClassVar[bool] = True
-    shares_machines: ClassVar[bool] = True
 
     time: float | None = setting(
         ClockTime(),
