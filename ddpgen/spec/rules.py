@@ -72,6 +72,7 @@ def conflicts(job: JobSpec) -> Iterable[Conflict]:
         _what_runs(job),
         _arguments(job),
         _batches(job),
+        _machines(job),
         _devices(job),
         _numerics(job),
         _places(job),
@@ -169,6 +170,16 @@ def _batches(job: JobSpec) -> Iterator[Conflict]:
 
 def _shared_by_weight(job: JobSpec) -> bool:
     return isinstance(job, HostsJob) and any(host.share for host in job.hosts)
+
+
+def _machines(job: JobSpec) -> Iterator[Conflict]:
+    # A host of the tier hosts may have another nic: see targets/hosts.py.
+    if job.nodes != 1 and job.nic in ("lo", "lo0") and not isinstance(job, HostsJob):
+        what = "loopback leads every machine to itself"
+        yield Conflict(("nic",), what, "name the interface towards the others, or leave it out")
+    if job.nodes.elastic and job.train.reduction != "tree":
+        what = "a job on a varying number of machines changes its bits with allreduce"
+        yield Conflict(("nodes", "train.reduction"), what, "write reduction: tree")
 
 
 def _devices(job: JobSpec) -> Iterator[Conflict]:

@@ -87,9 +87,6 @@ def _elastic(job: HostsJob) -> Iterator[Conflict]:
     if job.rendezvous.launcher != "torchrun":
         what = f"{job.rendezvous.launcher} starts a fixed number of nodes, not {job.nodes}"
         yield Conflict(("nodes", "rendezvous.launcher"), what, "write launcher: torchrun")
-    if job.train.reduction != "tree":
-        what = "an elastic job changes its number of processes, and with allreduce its bits"
-        yield Conflict(("nodes", "train.reduction"), what, "write reduction: tree")
 
 
 def _host(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:

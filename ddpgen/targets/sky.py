@@ -62,9 +62,6 @@ def check(job: JobSpec) -> Iterator[Conflict]:
     if not _TASK_NAME.fullmatch(job.name):
         what = f"{job.name} is no name for SkyPilot: it ends in `.`, `_` or `-`, or has three of them in a row"
         yield Conflict(("name",), what, "write one without")
-    if job.nic in ("lo", "lo0") and job.nodes != 1:
-        what = "loopback leads every machine to itself"
-        yield Conflict(("nic",), what, "leave it out: the cloud's own is taken")
     if job.preempted_every is not None and job.checkpoint.every != type(job.checkpoint)().every:
         what = (
             f"is not looked at: preempted_every lets the job find {job.checkpoint.every} by itself"

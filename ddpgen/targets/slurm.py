@@ -33,12 +33,6 @@ def check(job: JobSpec) -> Iterator[Conflict]:
         yield Conflict(
             ("checkpoint.shared",), what, "leave it out, and name a directory all nodes see"
         )
-    if job.nic in ("lo", "lo0") and job.nodes != 1:
-        what = "loopback leads every node to itself"
-        yield Conflict(("nic",), what, "name the interface between the nodes, or leave it out")
-    if job.nodes.elastic and job.train.reduction != "tree":
-        what = "a job on a varying number of nodes changes its bits with allreduce"
-        yield Conflict(("nodes", "train.reduction"), what, "write reduction: tree")
 
 
 def _directives(job: SlurmJob) -> Iterator[Conflict]:
