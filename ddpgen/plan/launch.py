@@ -104,9 +104,8 @@ def shares(micro_batches: int, weights: Sequence[int | Fraction]) -> Iterator[tu
     for rank in by_remainder[: micro_batches - sum(counts)]:
         counts[rank] += 1
     for rank, count in enumerate(counts):
-        most = max(counts)
-        if count == 0 and most > 1:
-            counts[counts.index(most)] -= 1
+        if count == 0 and max(counts) > 1:
+            counts[counts.index(max(counts))] -= 1
             counts[rank] = 1
     first = 0
     for count in counts:
