@@ -31,7 +31,7 @@ class Render(NamedTuple):
     output: Path | None = None
     templates: Path | None = None
     force: bool = False
-    limit_mib: int = code.LIMIT_MIB
+    limit_mib: int = 100
 
 
 def load(path: str) -> dict[str, Reading]:

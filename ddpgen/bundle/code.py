@@ -42,7 +42,6 @@ EXCLUDED = [
     ".*.ddpgen-new",  # what a render under way, or killed, has beside its bundle
     ".*.ddpgen-old",
 ]
-LIMIT_MIB = 100
 _STEP = re.compile(r"step-[0-9]{9,}")
 
 

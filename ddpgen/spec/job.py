@@ -38,8 +38,14 @@ if TYPE_CHECKING:
 TIERS = ("local", "hosts", "slurm", "sky")
 _INTERFACE = Text(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", "one exact interface name, like eth0")
 ADDRESS = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", "an IPv4 address or a host name")
-_FILE = "a path relative to this file"
-_NODES = "How many machines. `local` runs on exactly one."
+DESTINATION = Text(
+    r"[^\s\0-][^\s\0]*", "a destination of ssh: an alias, user@host or ssh://user@host:port"
+)
+_NAME = Text(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+    "up to 63 letters, digits, `.`, `_` or `-`, starting with a letter or digit",
+)
+_ENV = Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(wants="a text"))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -282,15 +288,14 @@ class JobSpec:
     meets: ClassVar[bool] = False
 
     name: str = setting(
-        Text(
-            r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
-            "up to 63 letters, digits, `.`, `_` or `-`, starting with a letter or digit",
-        ),
+        _NAME,
         "The job's name: of the bundle's directory, and of its checkpoints unless checkpoint.dir "
         "says otherwise. Two jobs of one name share them.",
     )
     train: Train = setting(Group(Train), "What is trained, on how much, and how.")
-    nodes: NodeCount = setting(Nodes(100_000), _NODES, NodeCount(1))
+    nodes: NodeCount = setting(
+        Nodes(100_000), "How many machines. `local` runs on exactly one.", NodeCount(1)
+    )
     procs_per_node: int = setting(
         Whole(1, 1024),
         "Processes per machine: one per GPU, or a few on CPUs. More than there are cores or GPUs "
@@ -332,7 +337,7 @@ class JobSpec:
         3,
     )
     env: Mapping[str, str] = setting(
-        Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(wants="a text")),
+        _ENV,
         "Environment variables of the job, byte for byte; numbers are taken as written. What is "
         "named here wins over what the scripts would set.",
         dict,
@@ -343,7 +348,7 @@ class JobSpec:
         Python,
     )
     code: tuple[str, ...] = setting(
-        Texts(Text(wants=_FILE)),
+        Texts(Text(wants="a path relative to this file")),
         "Your files, relative to the spec: of a directory its contents, of a file itself. They are "
         "copied into the bundle's code/; what is left out is missing on the host.",
         (),
@@ -378,16 +383,11 @@ class Host:
     """One machine of the tier `hosts`. What is left out is as the job says."""
 
     name: str = setting(
-        Text(
-            r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
-            "up to 63 letters, digits, `.`, `_` or `-`, starting with a letter or digit",
-        ),
+        _NAME,
         "What the host is called here: in its script hosts/NAME.sh and before its lines of output.",
     )
     ssh: str | None = setting(
-        Text(
-            r"[^\s\0-][^\s\0]*", "a destination of ssh: an alias, user@host or ssh://user@host:port"
-        ),
+        DESTINATION,
         "Where ssh finds it, as you would type it; ssh_config, keys and jump hosts are in force. Left "
         "out: its name.",
         None,
@@ -429,7 +429,7 @@ class Host:
         None,
     )
     env: Mapping[str, str] = setting(
-        Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(wants="a text")),
+        _ENV,
         "Environment variables on it, laid over the job's.",
         dict,
     )

@@ -21,7 +21,7 @@ from ddpgen.spec.fields import (
     Whole,
     setting,
 )
-from ddpgen.spec.job import JobSpec
+from ddpgen.spec.job import DESTINATION, JobSpec
 
 WORD = r"[A-Za-z0-9_@%+=:,./()\[\]&|*!^][A-Za-z0-9_@%+=:,./()\[\]&|*!^-]*"
 _PLAIN = "letters, digits and any of _@%+=:,./()[]&|*!^-, without spaces"
@@ -195,9 +195,7 @@ class SlurmJob(JobSpec):
         (),
     )
     login: str | None = setting(
-        Text(
-            r"[^\s\0-][^\s\0]*", "a destination of ssh: an alias, user@host or ssh://user@host:port"
-        ),
+        DESTINATION,
         "The cluster's login node, for `ddpgen launch`, `status`, `logs` and `stop` from elsewhere. Left "
         "out: they are used on it.",
         None,
