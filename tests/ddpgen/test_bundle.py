@@ -227,23 +227,43 @@ def test_a_read_only_place_is_one_clear_error(render: Render, locked: Path) -> N
     assert re.search("locked/.*: (Permission denied|Read-only file system); ", refused.err), refused
 
 
-def test_a_full_disk_loses_nothing(
-    render: Render, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("call", "code", "said"),
+    [
+        (
+            "write_bytes",
+            errno.ENOSPC,
+            "{bundle}: No space left on device; free some space; the earlier bundle, if any, is untouched",
+        ),
+        (
+            "read_bytes",
+            errno.EACCES,
+            "{src}: cannot be read: Permission denied; correct that, or list the file in .ddpgenignore",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_or_written_loses_nothing(
+    render: Render,
+    src: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    code: int,
+    said: str,
 ) -> None:
-    render()
-    before = tree(tmp_path / "build")
+    render(MODEL)
+    before, real = tree(tmp_path / "build"), getattr(Path, call)
 
-    def full(path: Path, content: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def refuse(path: Path, *content: bytes) -> object:
+        if path.name == "run.sh" and "build/gpt" not in str(path):
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, *content)
 
     with monkeypatch.context() as disk:
-        disk.setattr(Path, "write_bytes", full)
-        refused = render(GPT + "restarts: 0\n")
+        disk.setattr(Path, call, refuse)
+        refused = render(MODEL + "restarts: 0\n")
     assert refused.code == 74
-    assert refused.err == (
-        f"{tmp_path}/build/gpt: No space left on device; "
-        "free some space; the earlier bundle, if any, is untouched\n"
-    )
+    assert refused.err == said.format(bundle=tmp_path / "build/gpt", src=src / "run.sh") + "\n"
     assert tree(tmp_path / "build") == before
     assert os.listdir(tmp_path / "build") == ["gpt"]
 
@@ -387,25 +407,6 @@ def test_a_model_that_would_stay_behind_is_a_fault_of_the_spec(
     refused = render(MODEL.replace("my_model.py", hidden))
     assert refused.code == 65
     assert f"{hidden} is there, but is left out of what travels in code; take it" in refused.err
-
-
-def test_a_file_of_code_that_cannot_be_read_is_named(
-    render: Render, src: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = Path.read_bytes
-
-    def refuse(path: Path) -> bytes:
-        if path.name == "run.sh":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    refused = render(MODEL)
-    assert refused.code == 74
-    assert refused.err == (
-        f"{src}/run.sh: cannot be read: Permission denied; correct that, or list the file in "
-        ".ddpgenignore\n"
-    )
 
 
 def test_links_within_the_directory_are_followed(render: Render, src: Path, tmp_path: Path) -> None:

@@ -283,9 +283,12 @@ def test_hostile_arguments_and_names_of_a_script_arrive_too(
     script = "-it's $(touch pwned) é.py"
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / script).write_text("pass\n")
+    odd = tmp_path / 'it\'s $(touch pwned) "py"é'
+    odd.write_text(f'#!/bin/bash\nexec "{sys.executable}" "$@"\n')
+    odd.chmod(0o755)
     args = {"flag": True, "off": False, "none": None, "many": HOSTILE, "deep": {"x": [1, "é"]}}
     spec = {"name": "gpt", "code": "code", "train": {"script": script, "args": args}}
-    ours = stage(yaml.safe_dump(spec))
+    ours = stage(yaml.safe_dump(spec) + f"\npython: {json.dumps(str(odd))}\n")
     assert ours.play("done", "--help", "--checkpoint-dir=x")[0] == 0
     argv = ours.seen()["argv"]
     assert argv[argv.index("script") :] == [
@@ -297,16 +300,6 @@ def test_hostile_arguments_and_names_of_a_script_arrive_too(
         "--help",
         "--checkpoint-dir=x",
     ]
-
-
-def test_the_interpreter_may_have_a_hostile_path(
-    stage: Callable[..., Stage], tmp_path: Path
-) -> None:
-    odd = tmp_path / 'it\'s $(touch pwned) "py"é'
-    odd.write_text(f'#!/bin/bash\nexec "{sys.executable}" "$@"\n')
-    odd.chmod(0o755)
-    ours = stage(GPT + f"python: {json.dumps(str(odd))}\n")
-    assert ours.play("done")[0] == 0
 
 
 def test_it_runs_from_any_directory_and_in_a_hostile_one(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jinja2
 import pytest
-import yaml
 from jinja2 import nodes
 
 from ddpgen.render import FILTERS
@@ -48,16 +47,9 @@ def test_templates_compute_nothing(template: Path) -> None:
 
 
 SPECS = {
-    "plain": GPT,
     "env": GPT + "env: {A: \"it's\\n$(x)\", B: é, C: ''}\n",
     "activate": GPT + "python: {activate: [module load cuda, source ~/venv/bin/activate]}\n",
-    "nic": GPT + "nic: eth0\n",
-    "home": GPT + "checkpoint: {dir: ~/runs}\npython: ~/venv/bin/python\n",
     "hostile": GPT + "checkpoint: {dir: '$(touch x) `y`'}\npython: /it's here/python\n",
-    "gpus": GPT + "gpus_per_node: 2\nbackend: nccl\n",
-    "args": yaml.safe_dump(
-        {**yaml.safe_load(GPT), "env": {"X": "a\\b\"c'd"}, "name": "a-b.c_d", "restarts": 0}
-    ),
     "script": "name: s\ncode: .\ntrain: {script: a.py, args: {x: ['$y', \"it's\"]}}\n",
 }
 
@@ -74,26 +66,20 @@ def test_scripts_are_clean_bash(name: str, run: Run, tmp_path: Path) -> None:
 Spec = Callable[..., Path]
 
 
-def test_a_template_of_the_users_replaces_one_by_name(run: Run, spec: Spec, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/_setup.sh.j2").write_text("umask 077 # for {{ name | comment }}\n")
-    outcome = run("render", spec(), "--target", "local", "--stdout", "--templates", "mine")
-    assert "umask 077 # for gpt\n" in outcome.out
-    assert "unset PYTHONSAFEPATH" not in outcome.out
-
-
-def test_a_template_of_the_users_extends_ours_by_block(
+def test_templates_of_the_users_replace_ours_or_extend_them_by_block(
     run: Run, spec: Spec, tmp_path: Path
 ) -> None:
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/_setup.sh.j2").write_text("umask 077 # for {{ name | comment }}\n")
     (tmp_path / "mine/local.sh.j2").write_text(
         '{% extends "ddpgen/local.sh.j2" %}\n'
         "{% block run %}\necho before\n{{ super() }}{% endblock %}\n"
     )
     outcome = run("render", spec(), "--target", "local", "--stdout", "--templates", "mine")
     assert outcome.code == 0
+    assert "umask 077 # for gpt\n" in outcome.out
+    assert "unset PYTHONSAFEPATH" not in outcome.out
     assert "echo before\n# --- run: " in outcome.out
-    assert "ddpgen: " in outcome.out
 
 
 @pytest.mark.parametrize(
