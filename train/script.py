@@ -1,30 +1,45 @@
-"""`python -m train script FILE`: a user's own training loop under the same launch artefacts.
+"""`python -m train script [OPTION …] FILE [ARG …]`: a user's own training loop under the same launch artefacts.
 
-Owns the contract's other side: the script is run as it would be by itself, and how it ends becomes
-the status. Knows nothing of what the script does.
+Owns the contract's other side: the script is run as it would be by itself, hooks tell what it does
+(train.integrations), and how it ends becomes the status.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import runpy
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
-from train import processes
+from train import processes, workdir
 from train.console import say
+from train.ending import exit_at_once
 from train.errors import EXIT_FAILED, EXIT_STOPPED
 from train.health.stacks import innermost_user_line
+from train.integrations import progress
+from train.integrations.frameworks import hooks
+from train.integrations.imports import after_import
+from train.integrations.progress import BeginsAnewError, Progress
+from train.integrations.session import Session, StopTraining
+from train.integrations.stopping import StopAtStep
 from train.lock import HeldByLiveJobError, is_replaced, read_lock, take
+from train.metrics import MetricsLog
 from train.node import MOST_REASON, Node, record_crash
 from train.replaced import Replacement
 from train.scheduler import VARIABLE, Scheduled
 from train.status import Status, read_status, write_status
-from train.stop import reason_in
+from train.stop import is_for, reason_in
 
 EXIT_USAGE = 2  # argparse's, click's and many others'
+_GPU = ("CUDA", "NVIDIA driver", "GPU")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,145 +49,283 @@ def main(argv: Sequence[str]) -> int:
     anything else failed, and worth one.
     """
     processes.die_with_parent(signal.SIGKILL)
-    if not argv:
-        print("usage: python -m train script FILE [ARG ...]", file=sys.stderr)
-        return EXIT_USAGE
-    path = Path(argv[0]).absolute()
-    attempt = os.environ.get("DDPGEN_ATTEMPT", "")
-    if attempt and _is_over(attempt):
-        return 0
-    node = Node.from_environment(os.environ)
-    replaced = Replacement(_whole(), os.environ, node)
-    replaced.end_if_come()
-    if node is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-        try:
-            _take(node)
-        except HeldByLiveJobError as error:
-            return _fail(attempt, str(error))
-        node.remember(node.launch() or attempt)  # from here on a stop is the script's own business
-    replaced.watch()
-    if not path.is_file():
-        return _fail(attempt, f"{path} is not there; is it listed under 'code'?")
-    try:
-        code = _run_script(path, list(argv[1:]))
-    except Exception as error:
-        where = innermost_user_line(error.__traceback__)
-        _note_crash(
-            attempt, node, f"{type(error).__name__}: {error}", f" ({where})" if where else ""
+    parser = argparse.ArgumentParser(prog="python -m train script", allow_abbrev=False)
+    add = parser.add_argument
+    add("--workdir", type=Path, help="where it runs: the files beside it, as links")
+    add("--resume-exists", action="append", default=[], metavar="GLOB")
+    add("--resume-arg", action="append", default=[], help="added when there is such a file")
+    add("--from-scratch", action="store_true", help="it may begin anew over what it has saved")
+    add("--stop-signal", default="", help="what tells it to stop")
+    add("--stop-grace", type=float, default=120.0, help="seconds until it gets a TERM")
+    add("--term-grace", type=float, default=10.0, help="seconds until it is killed then")
+    add("command", nargs=argparse.REMAINDER, metavar="FILE [ARG ...]")
+    options = parser.parse_args(argv)
+    if not options.command:
+        parser.error("which script?")
+    return Runner(options, os.environ).run()
+
+
+class Runner:
+    """One process of a script: what it was told, and how its end is told."""
+
+    def __init__(self, options: argparse.Namespace, env: Mapping[str, str]) -> None:
+        """`env`: the launcher's variables, and what the supervisor says of the launch."""
+        self._options = options
+        self._path = Path(options.command[0]).absolute()
+        self._arguments = list(options.command[1:])
+        self._attempt = env.get("DDPGEN_ATTEMPT", "")
+        self._rank, self._size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
+        self._is_local_0 = env.get("LOCAL_RANK", "0") == "0"
+        self._launcher = int(env.get("DDPGEN_LAUNCHER_PID", os.getpid()))
+        self._job = env.get("DDPGEN_JOB", "?")
+        self._scheduler = env.get(VARIABLE, "")
+        # Where the whole job's status is, and where this host's part of it.
+        self._whole = Path(env.get("DDPGEN_CHECKPOINT_DIR", ".")).absolute()
+        self._directory = Path(env.get("DDPGEN_NODE_DIR") or self._whole).absolute()
+        self._stop_file = Path(env.get("DDPGEN_STOP_FILE") or self._whole / "stop").absolute()
+        self._node = Node.from_environment(env)
+        self._store = env.get("DDPGEN_CHECKPOINT_STORE", "")
+        self._speaks = env.get("LOCAL_RANK" if self._node else "RANK", "0") == "0"
+        self._ended = threading.Event()
+        self._log: MetricsLog | None = None
+
+    def run(self) -> int:
+        """The process' exit code."""
+        if self._attempt and self._is_over():
+            return 0
+        replaced = Replacement(self._whole, os.environ, self._node)
+        replaced.end_if_come()
+        if self._node is not None and self._is_local_0:
+            try:
+                self._take(self._node)
+            except HeldByLiveJobError as error:
+                return self._fail(str(error))
+            # From here on a stop is the script's own business.
+            self._node.remember(self._node.launch() or self._attempt)
+        replaced.watch()
+        if not self._path.is_file():
+            return self._fail(f"{self._path} is not there; is it listed under 'code'?")
+        if self._options.workdir is not None:
+            self._move_to(self._options.workdir.expanduser().absolute())
+        return self._run()
+
+    # --- before the script ------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        """Whether this worker is a restart of an attempt that has failed for good, or was replaced."""
+        status, holder = read_status(self._directory), read_lock(self._directory)
+        if status is not None and (status.word, status.attempt) == ("failed", self._attempt):
+            return True
+        if holder is not None and holder.attempt != self._attempt:
+            say(
+                f"attempt {self._attempt} was replaced by {holder.attempt} on {holder.host}; ending"
+            )
+            return True
+        return False
+
+    def _take(self, node: Node) -> None:
+        """Under a scheduler the script's rank 0 takes the whole directory: a later start of the job then
+        shows, to this start and to whoever else comes. Raises HeldByLiveJobError, OSError."""
+        if Scheduled.parse(self._scheduler) is None or self._rank:
+            return
+        launch = node.launch() or node.attempt
+        take(self._whole, self._job, self._launcher, launch, self._scheduler)
+
+    def _move_to(self, directory: Path) -> None:
+        workdir.make(self._path.parent, directory)
+        self._path = directory / self._path.name
+
+    def _session(self) -> Session:
+        records = self._whole / "script"
+        records.mkdir(exist_ok=True)
+        of_rank_0 = records / "saves-0.jsonl"
+        for place in progress.torn(of_rank_0) if self._rank == 0 else ():
+            aside = _set_aside(place)
+            say(f"the saving of {place} was cut off; it is now {aside}")
+        mine = Progress(records / f"saves-{self._rank}.jsonl", self._options.from_scratch)
+        stop = StopAtStep(
+            mine, self._is_asked, self._options.stop_grace / 2, self._rank, self._size
         )
-        raise
-    return _conclude(attempt, node, path.name, code)
+        whole = {} if self._options.from_scratch else progress.whole(of_rank_0)
+        return Session(mine, stop, whole, self._row if self._rank == 0 else None)
 
+    def _resume_arguments(self) -> list[str]:
+        """What the spec adds where there is something to go on from."""
+        base = self._path.parent
+        found = any(
+            next(iter(_glob(base, os.path.expanduser(pattern))), None) is not None
+            for pattern in self._options.resume_exists
+        )
+        return list(self._options.resume_arg) if found else []
 
-def _conclude(attempt: str, node: Node | None, name: str, code: int) -> int:
-    """What the script's exit code means. Returns this worker's own."""
-    if code == 0 and _speaks_for_the_job():
-        _write(attempt, "done")
-    elif code == EXIT_STOPPED and _speaks_for_the_job():
-        # The script's ranks agree among themselves; the words lie where somebody has asked this host.
-        asked = _stop_file()
-        _write(attempt, "stopped", reason_in(asked) if asked.exists() else "")
-    elif code == EXIT_USAGE:
-        why = f"{name} refused its arguments (exit code {code}); correct train.args"
-        return _fail(attempt, why)
-    elif code not in (0, EXIT_STOPPED):
-        _note_crash(attempt, node, f"{name} ended with exit code {code}")
-    # Not 75: torchrun would start the workers again.
-    return 0 if code == EXIT_STOPPED else code
+    # --- the script -------------------------------------------------------------------------------
 
+    def _run(self) -> int:
+        session = self._session()
+        arguments = [*self._arguments, *self._resume_arguments()]
+        threading.Thread(target=self._watch, args=(session,), name="stop", daemon=True).start()
+        try:
+            code = self._run_script(session, arguments)
+        except StopTraining:
+            code = EXIT_STOPPED
+        except BeginsAnewError as error:
+            return self._fail(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever the script raises
+            return self._crash(session, error)
+        self._ended.set()
+        if session.stopped:
+            code = EXIT_STOPPED
+        return self._conclude(code, session.progress.step)
 
-def _take(node: Node) -> None:
-    """Under a scheduler the script's rank 0 takes the whole directory: a later start of the job then
-    shows, to this start and to whoever else comes. Raises HeldByLiveJobError, OSError."""
-    scheduler = os.environ.get(VARIABLE, "")
-    if Scheduled.parse(scheduler) is None or os.environ.get("RANK", "0") != "0":
-        return
-    launcher = int(os.environ.get("DDPGEN_LAUNCHER_PID", os.getpid()))
-    launch = node.launch() or node.attempt
-    take(_whole(), os.environ.get("DDPGEN_JOB", "?"), launcher, launch, scheduler)
+    def _run_script(self, session: Session, arguments: list[str]) -> int:
+        """The script's exit code. An exception in it passes through: torchrun restarts the workers."""
+        after_import(hooks(session))
+        # The script sees its own directory first, as under `python FILE`, and not this package: its
+        # own module may well be called `train`.
+        for name in [n for n in sys.modules if n == "train" or n.startswith("train.")]:
+            del sys.modules[name]
+        sys.path[0] = str(self._path.parent)
+        sys.argv = [str(self._path), *arguments]
+        os.chdir(self._path.parent)
+        if self._store:
+            # What the script keeps is to outlive the machine; the launcher's files stay where they are.
+            os.makedirs(self._store, exist_ok=True)
+            os.environ["DDPGEN_CHECKPOINT_DIR"] = self._store
+        try:
+            runpy.run_path(str(self._path), run_name="__main__")
+        except StopTraining:
+            raise
+        except SystemExit as exit_:
+            if exit_.code is None or isinstance(exit_.code, int):
+                return exit_.code or 0
+            print(exit_.code, file=sys.stderr)
+            return EXIT_FAILED
+        return 0
 
+    def _row(self, row: dict[str, Any]) -> None:
+        if self._log is None:
+            self._log = MetricsLog(self._whole / "metrics.jsonl")
+        attempt = (self._node.launch() if self._node else "") or self._attempt
+        self._log.write({**row, "attempt": attempt, "time": round(time.time(), 3)})
 
-def _is_over(attempt: str) -> bool:
-    """Whether this worker is a restart of an attempt that has failed for good, or was replaced."""
-    status, holder = read_status(_directory()), read_lock(_directory())
-    if status is not None and (status.word, status.attempt) == ("failed", attempt):
-        return True
-    if holder is not None and holder.attempt != attempt:
-        say(f"attempt {attempt} was replaced by {holder.attempt} on {holder.host}; ending")
-        return True
-    return False
+    # --- stopping ---------------------------------------------------------------------------------
 
+    def _is_asked(self) -> bool:
+        try:
+            return self._stop_file.exists() and is_for(reason_in(self._stop_file), self._scheduler)
+        except OSError:
+            return False  # a file server that is away is no request to stop
 
-def _run_script(path: Path, arguments: list[str]) -> int:
-    """The script's exit code. An exception in it passes through: torchrun restarts the workers."""
-    # The script sees its own directory first, as under `python FILE`, and not this package: its
-    # own module may well be called `train`.
-    for name in [n for n in sys.modules if n == "train" or n.startswith("train.")]:
-        del sys.modules[name]
-    sys.path[0] = str(path.parent)
-    sys.argv = [str(path), *arguments]
-    os.chdir(path.parent)
-    ours = os.environ.get("DDPGEN_CHECKPOINT_DIR")
-    if store := os.environ.get("DDPGEN_CHECKPOINT_STORE"):
-        # What the script keeps is to outlive the machine; the launcher's files stay where they are.
-        os.makedirs(store, exist_ok=True)
-        os.environ["DDPGEN_CHECKPOINT_DIR"] = store
-    try:
-        runpy.run_path(str(path), run_name="__main__")
-    except SystemExit as exit_:
-        if exit_.code is None or isinstance(exit_.code, int):
-            return exit_.code or 0
-        print(exit_.code, file=sys.stderr)
+    def _watch(self, session: Session) -> None:
+        """End this process when the script does not stop in time."""
+        while not session.stop.asked:
+            if self._ended.wait(0.25):
+                return
+        if name := self._options.stop_signal:
+            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+        if self._ended.wait(self._options.stop_grace):
+            return
+        os.kill(os.getpid(), signal.SIGTERM)
+        if self._ended.wait(self._options.term_grace):
+            return
+        if self._speaks:
+            say(
+                f"{self._path.name} did not stop within {self._options.stop_grace:g} s and is killed; it "
+                "goes on from what it has saved"
+            )
+        exit_at_once(self._conclude(EXIT_STOPPED, session.progress.step))
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _conclude(self, code: int, step: int) -> int:
+        """What the script's exit code means. Returns this worker's own."""
+        if code == 0 and self._speaks:
+            self._write("done", step)
+        elif code == EXIT_STOPPED and self._speaks:
+            # The script's ranks agree among themselves; the words lie where somebody has asked this host.
+            asked = self._stop_file
+            self._write("stopped", step, reason_in(asked) if asked.exists() else "")
+        elif code == EXIT_USAGE:
+            name = self._path.name
+            return self._fail(
+                f"{name} refused its arguments (exit code {code}); correct train.args"
+            )
+        elif code not in (0, EXIT_STOPPED):
+            self._note_crash(f"{self._path.name} ended with exit code {code}")
+        # Not 75: torchrun would start the workers again.
+        return 0 if code == EXIT_STOPPED else code
+
+    def _crash(self, session: Session, error: Exception) -> int:
+        """An exception has left the script: a restart may cure it, or not."""
+        trace = _from_script_on(error.__traceback__, self._path)
+        traceback.print_exception(type(error), error, trace)
+        where = innermost_user_line(trace)
+        what = f"{type(error).__name__}: {error}"[:MOST_REASON] + (f" ({where})" if where else "")
+        if remedy := _remedy(error, session.progress.taken):
+            return self._fail(f"{what}; {remedy}")
+        noted = read_status(self._directory)
+        if not session.progress.taken and noted is not None and noted.reason.endswith(what):
+            return self._fail(f"crashed twice in the same way before its first step: {what}")
+        self._note_crash(what)
         return EXIT_FAILED
-    finally:
-        os.environ.pop("DDPGEN_CHECKPOINT_DIR", None)
-        if ours is not None:
-            os.environ["DDPGEN_CHECKPOINT_DIR"] = ours
-    return 0
 
+    def _note_crash(self, why: str) -> None:
+        """A restart may cure it; should there be none, the status knows why."""
+        what = f"rank {self._rank}: {why}"
+        record_crash(self._whole, self._attempt, self._node, what, lost=False)
 
-def _note_crash(attempt: str, node: Node | None, why: str, where: str = "") -> None:
-    """A restart may cure it; should there be none, the status knows why."""
-    what = f"rank {os.environ.get('RANK', '0')}: {why[:MOST_REASON]}{where}"
-    record_crash(_whole(), attempt, node, what, lost=False)
+    def _fail(self, why: str) -> int:
+        """Any rank may be the only one to meet a fault. The restarts of all see that it is for good."""
+        if (read_status(self._directory) or Status("running", "", 0)).reason != why:
+            say(why)
+        self._write("failed", None, why)
+        return EXIT_FAILED
 
-
-def _fail(attempt: str, why: str) -> int:
-    """Any rank may be the only one to meet a fault. The restarts of all see that it is for good."""
-    if (read_status(_directory()) or Status("running", "", 0)).reason != why:
-        say(why)
-    _write(attempt, "failed", why)
-    return EXIT_FAILED
-
-
-def _directory() -> Path:
-    """Where the status of this job is, or of its part on this host."""
-    place = os.environ.get("DDPGEN_NODE_DIR") or os.environ.get("DDPGEN_CHECKPOINT_DIR") or "."
-    return Path(place).absolute()
-
-
-def _whole() -> Path:
-    """Where the whole job's status is."""
-    return Path(os.environ.get("DDPGEN_CHECKPOINT_DIR", ".")).absolute()
-
-
-def _stop_file() -> Path:
-    """What the script looks for."""
-    return Path(os.environ.get("DDPGEN_STOP_FILE") or _whole() / "stop").absolute()
-
-
-def _speaks_for_the_job() -> bool:
-    rank = "LOCAL_RANK" if os.environ.get("DDPGEN_NODE_DIR") else "RANK"
-    return os.environ.get(rank, "0") == "0"
-
-
-def _write(attempt: str, word: str, reason: str = "") -> None:
-    holder = read_lock(_directory())
-    if attempt and holder is not None and holder.attempt == attempt:
-        step = (read_status(_directory()) or Status(word, attempt, 0)).step
-        write_status(_directory(), Status(word, attempt, step, reason))
-        if os.environ.get("DDPGEN_NODE_DIR") and os.environ.get("RANK", "0") == "0":
+    def _write(self, word: str, step: int | None, reason: str = "") -> None:
+        holder = read_lock(self._directory)
+        if not self._attempt or holder is None or holder.attempt != self._attempt:
+            return
+        if not step:
+            step = (read_status(self._directory) or Status(word, self._attempt, 0)).step
+        write_status(self._directory, Status(word, self._attempt, step, reason))
+        if self._node is not None and self._rank == 0:
             # The whole job's status, beside this host's.
-            launch = os.environ.get("DDPGEN_LAUNCH") or attempt
-            if not is_replaced(read_lock(_whole()), os.environ.get(VARIABLE, "")):
-                write_status(_whole(), Status(word, launch, step, reason))
+            launch = self._node.launch() or self._attempt
+            if not is_replaced(read_lock(self._whole), self._scheduler):
+                write_status(self._whole, Status(word, launch, step, reason))
+
+
+def _remedy(error: Exception, steps: int) -> str:
+    """What to do about an error that no restart can cure; "" when one may."""
+    if isinstance(error, SyntaxError):
+        return "correct the script"
+    if isinstance(error, ImportError) and not steps:
+        return "install it where the job's Python finds it, or list the file under 'code'"
+    torch = sys.modules.get("torch")
+    lacks_gpu = torch is not None and not torch.cuda.is_available()
+    if lacks_gpu and not steps and any(word in str(error) for word in _GPU):
+        return "this host offers the job no GPU: set gpus_per_node, or have the script use the CPU"
+    return ""
+
+
+def _from_script_on(trace: TracebackType | None, path: Path) -> TracebackType | None:
+    """The traceback without the frames that started the script; None where it has not begun."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+        trace = trace.tb_next
+    return trace
+
+
+def _set_aside(place: str) -> str:
+    """The new name of a directory that is not to be found under its own."""
+    aside, count = f"{place}.torn", 1
+    while os.path.lexists(aside):
+        count += 1
+        aside = f"{place}.torn{count}"
+    os.rename(place, aside)
+    return aside
+
+
+def _glob(base: Path, pattern: str) -> Sequence[str]:
+    import glob
+
+    return glob.glob(pattern if os.path.isabs(pattern) else str(base / pattern))

@@ -1,0 +1,319 @@
+"""What a user's script gets without an edit to it: steps counted, saves that are whole, no start over progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from train import workdir
+from train.integrations.progress import BeginsAnewError, Progress, torn, whole
+from train.integrations.stopping import StopAtStep
+from train.lock import claim
+from train.status import Status, read_status, write_status
+
+ROOT = Path(__file__).parents[2]
+LOOP = """\
+import os, sys, time
+import torch
+given = dict(word.lstrip("-").split("=") for word in sys.argv[1:])
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+step = 0
+if given.get("init_from") == "resume":
+    kept = torch.load("ckpt.pt")
+    model.load_state_dict(kept["model"])
+    step = kept["step"]
+print("begins at", step, flush=True)
+while step < int(given["steps"]):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    step += 1
+    time.sleep(float(given.get("pause", "0")))
+    if step % 5 == 0:
+        torch.save({"model": model.state_dict(), "step": step}, "ckpt.pt")
+print("ends at", step, flush=True)
+"""
+
+
+class Job:
+    """A script, started again and again as one rank of a job."""
+
+    def __init__(self, home: Path) -> None:
+        self.code, self.directory = home / "code", home / "checkpoints"
+        self.code.mkdir()
+        self.directory.mkdir()
+        self.attempt = claim(self.directory, "mine", os.getpid())
+        write_status(self.directory, Status("running", self.attempt, 0))
+
+    def begin(
+        self, text: str, options: tuple[str, ...] = (), *arguments: str
+    ) -> subprocess.Popen[str]:
+        (self.code / "loop.py").write_text(text)
+        work = f"--workdir={self.directory / 'work'}"
+        words = ("script", work, *options, str(self.code / "loop.py"), *arguments)
+        env = os.environ | {
+            "DDPGEN_CHECKPOINT_DIR": str(self.directory),
+            "DDPGEN_ATTEMPT": self.attempt,
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "train", *words], cwd=ROOT, env=env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def run(self, text: str, options: tuple[str, ...] = (), *arguments: str) -> tuple[int, str]:
+        process = self.begin(text, options, *arguments)
+        said, _ = process.communicate(timeout=60)
+        return process.returncode, said
+
+    @property
+    def status(self) -> Status:
+        found = read_status(self.directory)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_a_restart_that_begins_anew_over_its_own_checkpoint_is_refused(job: Job) -> None:
+    assert job.run(LOOP, (), "--steps=10") == (0, "begins at 0\nends at 10\n")
+    assert job.status == Status("done", job.attempt, 10)
+    kept = (job.directory / "work" / "ckpt.pt").read_bytes()
+
+    code, said = job.run(LOOP, (), "--steps=12")
+    assert code == 1
+    assert "ddpgen: the script begins anew, and an earlier start has saved" in said
+    assert "train.resume" in said
+    assert job.status.word == "failed"
+    assert (job.directory / "work" / "ckpt.pt").read_bytes() == kept
+
+
+def test_with_what_the_spec_adds_it_goes_on(job: Job) -> None:
+    resume = (
+        "--resume-exists=ckpt-*.pt",
+        "--resume-exists=ckpt.pt",
+        "--resume-arg=--init_from=resume",
+    )
+    assert job.run(LOOP, resume, "--steps=10") == (0, "begins at 0\nends at 10\n")
+    assert job.run(LOOP, resume, "--steps=12") == (0, "begins at 10\nends at 12\n")
+    assert job.status == Status("done", job.attempt, 12)
+
+
+def test_a_script_that_resumes_by_itself_needs_nothing(job: Job) -> None:
+    text = LOOP.replace('given.get("init_from") == "resume"', 'os.path.exists("ckpt.pt")')
+    assert job.run(text, (), "--steps=10")[0] == 0
+    assert job.run(text, (), "--steps=12") == (0, "begins at 10\nends at 12\n")
+
+
+def test_who_says_so_may_begin_anew(job: Job) -> None:
+    assert job.run(LOOP, ("--from-scratch",), "--steps=5")[0] == 0
+    assert job.run(LOOP, ("--from-scratch",), "--steps=6") == (0, "begins at 0\nends at 6\n")
+
+
+def test_a_save_that_fails_or_is_killed_leaves_the_one_before(job: Job) -> None:
+    assert job.run(LOOP, (), "--steps=5")[0] == 0
+    kept = (job.directory / "work" / "ckpt.pt").read_bytes()
+    unpicklable = (
+        "import torch\ntorch.load('ckpt.pt')\ntorch.save([torch.ones(9), lambda: 0], 'ckpt.pt')\n"
+    )
+    assert job.run(unpicklable)[0] == 1
+    assert sorted(os.listdir(job.directory / "work")) == ["ckpt.pt", "loop.py"]
+    killed = "import os, torch\ntorch.load('ckpt.pt')\nclass Kill:\n    def __reduce__(self): os.kill(os.getpid(), 9)\n"
+    assert job.run(killed + "torch.save([torch.ones(9), Kill()], 'ckpt.pt')\n")[0] == -9
+    assert (job.directory / "work" / "ckpt.pt").read_bytes() == kept
+
+
+def test_a_stop_comes_after_the_next_save(job: Job) -> None:
+    process = job.begin(LOOP, (), "--steps=100000", "--pause=0.01")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begins at 0\n"
+    (job.directory / "stop").write_text("enough\n")
+    assert process.wait(60) == 0
+    assert (job.status.word, job.status.reason) == ("stopped", "enough")
+    assert job.status.step % 5 == 1  # of the step after a save nothing is kept
+
+
+def test_a_script_that_does_not_react_is_killed_and_told_of(job: Job) -> None:
+    text = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('here', flush=True)\ntime.sleep(60)\n"
+    text = text.replace("time.sleep(60)", "[time.sleep(1) for _ in range(60)]")
+    process = job.begin(text, ("--stop-grace=0.2", "--term-grace=0.2"))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    (job.directory / "stop").touch()
+    said, _ = process.communicate(timeout=60)
+    assert "loop.py did not stop within 0.2 s and is killed" in said
+    assert job.status.word == "stopped"
+
+
+def test_the_signal_it_wants_is_what_it_gets(job: Job) -> None:
+    text = """\
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+print('here', flush=True)
+time.sleep(60)
+"""
+    process = job.begin(text, ("--stop-signal=USR1",))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    (job.directory / "stop").write_text("enough\n")
+    assert process.wait(60) == 0
+    assert job.status == Status("stopped", job.attempt, 0, "enough")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = (\n", "SyntaxError: '(' was never closed"),
+        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "import torch\ntorch.ones(1).cuda()\n",
+            "this host offers the job no GPU: set gpus_per_node",
+        ),
+    ],
+)
+def test_what_no_restart_cures_is_not_repeated(job: Job, text: str, said: str) -> None:
+    code, output = job.run(text)
+    assert (code, job.status.word) == (1, "failed")
+    assert said in job.status.reason
+    assert "runpy" not in output
+    assert "train/script.py" not in output
+    assert job.run("print('ran')") == (0, "")  # torchrun's restart
+
+
+def test_the_same_crash_before_the_first_step_is_not_tried_a_third_time(job: Job) -> None:
+    assert job.run("raise KeyError('data')")[0] == 1
+    assert job.status.word == "running"
+    assert job.run("raise KeyError('data')")[0] == 1
+    assert job.status.reason.startswith(
+        "crashed twice in the same way before its first step: KeyError"
+    )
+    assert job.status.word == "failed"
+
+
+def test_its_steps_are_in_the_metrics(job: Job) -> None:
+    assert job.run(LOOP, (), "--steps=30", "--pause=0.05")[0] == 0
+    rows = [json.loads(line) for line in (job.directory / "metrics.jsonl").read_text().splitlines()]
+    assert rows
+    assert {row["attempt"] for row in rows} == {job.attempt}
+    assert all(row["kind"] == "step" and 0 < row["step"] <= 30 and "loss" in row for row in rows)
+
+
+def test_what_it_writes_does_not_get_into_the_bundle(job: Job) -> None:
+    (job.code / "data").mkdir()
+    (job.code / "data" / "words.txt").write_text("abc")
+    text = "open('out.txt', 'w').write(open('data/words.txt').read())\nopen('data/new.txt', 'w')\n"
+    assert job.run(text)[0] == 0
+    assert sorted(path.name for path in job.code.rglob("*")) == ["data", "loop.py", "words.txt"]
+    assert (job.directory / "work" / "out.txt").read_text() == "abc"
+
+
+def test_the_working_directory_follows_the_code(tmp_path: Path) -> None:
+    code, work = tmp_path / "a" / "code", tmp_path / "work"
+    code.mkdir(parents=True)
+    for name in ("one.py", "two.py"):
+        (code / name).write_text(name)
+    workdir.make(code, work)
+    (work / "two.py").unlink()
+    (work / "two.py").write_text("the script's own")
+    (code / "one.py").unlink()
+    (tmp_path / "a").rename(tmp_path / "b")
+    workdir.make(tmp_path / "b" / "code", work)
+    assert os.listdir(work) == ["two.py"]
+    assert (work / "two.py").read_text() == "the script's own"
+
+
+def test_a_directory_whose_saving_was_cut_off_is_known(tmp_path: Path) -> None:
+    record = tmp_path / "saves-0.jsonl"
+    first, second = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
+    for place in (first, second):
+        place.mkdir()
+        progress = Progress(record)
+        progress.begins_saving(str(place))
+        if place is first:
+            progress.saved(str(place), "transformers")
+    with open(record, "a") as file:
+        file.write('{"path": "cut')
+    assert torn(record) == [str(second)]
+    assert whole(record) == {str(first): "transformers"}
+
+
+def test_who_loads_from_its_checkpoint_goes_on_and_knows_the_step(tmp_path: Path) -> None:
+    record, place = tmp_path / "saves-0.jsonl", tmp_path / "checkpoint-9"
+    place.mkdir()
+    progress = Progress(record)
+    for _ in range(9):
+        progress.stepped()
+    progress.saved(str(place))
+
+    other = Progress(record)
+    other.loaded("/pretrained/model.pt")
+    with pytest.raises(BeginsAnewError):
+        other.check(str(place))
+    with pytest.raises(BeginsAnewError):
+        other.stepped()
+    progress = Progress(record)
+    progress.loaded(str(place / "model.pt"))
+    progress.stepped()
+    assert (progress.step, progress.taken) == (10, 1)
+
+
+class Store(dict[str, str]):
+    """What the ranks meet in."""
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+    set = dict.__setitem__
+
+
+def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = Store(), [False, False]
+    monkeypatch.setattr("train.integrations.stopping._store", lambda: store)
+    monkeypatch.setattr(StopAtStep, "_watch", lambda self: None)
+    ranks = [Progress(tmp_path / f"saves-{rank}.jsonl") for rank in range(2)]
+
+    def asker(rank: int) -> Callable[[], bool]:
+        return lambda: asked[rank]
+
+    stops = [StopAtStep(p, asker(rank), 60.0, rank, 2) for rank, p in enumerate(ranks)]
+    for progress in ranks:
+        for _ in range(8):
+            progress.stepped()
+    ranks[0].saved("a")
+    ranks[1].stepped()  # one step ahead
+    asked[1] = True
+    for stop in (stops[1], stops[0]):
+        stop._look()
+    assert [stop.due() for stop in stops] == [False, False]  # there will be a save to wait for
+    ranks[0].saved("b")
+    for stop in stops:
+        stop._look()
+    assert stops[0]._last == stops[1]._last
+    assert stops[0]._last is not None
+    assert stops[0]._last > ranks[1].taken
+
+
+def test_a_hook_comes_after_the_import_and_the_module_is_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "__init__.py").write_text("import lib.inner\nVALUE = lib.inner.VALUE\n")
+    (tmp_path / "lib" / "inner.py").write_text("VALUE = 1\n")
+    code = """\
+from train.integrations.imports import after_import
+after_import({"lib.inner": lambda module: setattr(module, "VALUE", 2), "json": lambda m: print(m.__name__)})
+import lib, importlib.resources
+print(lib.VALUE, type(lib.inner.__loader__).__name__, lib.inner.__spec__.loader is lib.inner.__loader__)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", "import json\n" + code],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+    assert said == "json\n2 SourceFileLoader True\n"

@@ -1,0 +1,149 @@
+"""Hooks in Hugging Face's Trainer, Lightning's Trainer and accelerate: save and end when asked, go on from the
+newest whole checkpoint, and know which checkpoint directories are whole.
+
+Each is called when the script has imported the framework.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from train.console import say
+from train.integrations.session import Session
+
+TRANSFORMERS, LIGHTNING = "transformers", "lightning"
+
+
+def hook_transformers(session: Session, module: Any) -> None:
+    """When `transformers.trainer` has been imported."""
+    trainer = module.Trainer
+    base = module.TrainerCallback
+
+    class Callback(base):  # type: ignore[misc, valid-type]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            session.progress.step = state.global_step
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            session.progress.step = state.global_step
+            if session.stop.due():
+                control.should_save = True
+
+        def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            if session.stop.due():
+                session.end()
+
+    module.DEFAULT_CALLBACKS.append(Callback)
+    train, save = trainer.train, trainer._save_checkpoint
+
+    @functools.wraps(train)
+    def resuming(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        with session.saving_by(TRANSFORMERS):
+            if resume_from_checkpoint in (None, False):
+                resume_from_checkpoint = session.resume_from()
+            return train(self, resume_from_checkpoint, *args, **kwargs)
+
+    @functools.wraps(save)
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        place = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        with _directory(session, place, TRANSFORMERS):
+            return save(self, *args, **kwargs)
+
+    trainer.train, trainer._save_checkpoint = resuming, recorded
+
+
+def hook_lightning(session: Session, module: Any) -> None:
+    """When `lightning.pytorch.trainer.trainer`, or pytorch_lightning's, has been imported."""
+    trainer = module.Trainer
+    base = module.Callback
+    fit, save = trainer.fit, trainer.save_checkpoint
+
+    class Callback(base):  # type: ignore[misc, valid-type]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            session.progress.step = trainer.global_step
+
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            session.progress.step = trainer.global_step
+            if session.stop.due():
+                kept = getattr(trainer.checkpoint_callback, "dirpath", None)
+                trainer.save_checkpoint(
+                    os.path.join(kept or trainer.default_root_dir, "stopped.ckpt")
+                )
+                session.end()
+
+    @functools.wraps(fit)
+    def resuming(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(each, Callback) for each in self.callbacks):
+            self.callbacks.append(Callback())
+        with session.saving_by(LIGHTNING):
+            if len(args) < 5 and kwargs.get("ckpt_path") is None:
+                kwargs["ckpt_path"] = session.resume_from()
+            return fit(self, *args, **kwargs)
+
+    @functools.wraps(save)
+    def recorded(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        result = save(self, filepath, *args, **kwargs)
+        session.saved(os.fspath(filepath), LIGHTNING)
+        return result
+
+    trainer.fit, trainer.save_checkpoint = resuming, recorded
+
+
+def hook_accelerate(session: Session, module: Any) -> None:
+    """When `accelerate.accelerator` has been imported."""
+    accelerator = module.Accelerator
+    save = accelerator.save_state
+
+    @functools.wraps(save)
+    def recorded(self: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        settings = self.project_configuration
+        place = output_dir
+        if settings.automatic_checkpoint_naming:
+            place = os.path.join(
+                self.project_dir, "checkpoints", f"checkpoint_{settings.iteration}"
+            )
+        with _directory(session, os.fspath(place)):
+            return save(self, output_dir, *args, **kwargs)
+
+    accelerator.save_state = recorded
+
+
+@contextlib.contextmanager
+def _directory(session: Session, place: str, by: str = "") -> Iterator[None]:
+    """A checkpoint of several files, to which every rank may add: whole when all ranks have written theirs."""
+    session.begins_saving(place)
+    yield
+    session.all_ranks()
+    session.saved(place, by)
+
+
+def hooks(session: Session) -> dict[str, Callable[[ModuleType], None]]:
+    """The hook of each module."""
+    from train.integrations.in_torch import hook_safetensors, hook_torch
+
+    every = {
+        "torch": hook_torch,
+        "safetensors.torch": hook_safetensors,
+        "transformers.trainer": hook_transformers,
+        "lightning.pytorch.trainer.trainer": hook_lightning,
+        "pytorch_lightning.trainer.trainer": hook_lightning,
+        "accelerate.accelerator": hook_accelerate,
+    }
+    return {name: functools.partial(_guarded, session, name, hook) for name, hook in every.items()}
+
+
+def _guarded(
+    session: Session, name: str, hook: Callable[[Session, ModuleType], None], module: Any
+) -> None:
+    """A version of a framework that the hook does not fit costs what the hook gives, and not the script."""
+    try:
+        hook(session, module)
+    except Exception as error:  # noqa: BLE001 - it is the script that counts
+        version = getattr(module, "__version__", "")
+        say(
+            f"{name} {version}: ddpgen's hook does not fit ({type(error).__name__}: {error}); going on without"
+        )

@@ -1,0 +1,116 @@
+"""Hooks in torch: the optimizer steps of a script, its saves and what it loads.
+
+A save to a path is made whole or not at all: written under another name, synced, renamed. So a kill during
+the save of a file that is overwritten again and again leaves the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from train.integrations.session import Session
+
+
+def hook_torch(session: Session, torch: Any) -> None:
+    """When `torch` has been imported."""
+    torch.save = _saving(session, torch.save, where=1, name="f")
+    torch.load = _loading(session, torch.load, name="f")
+    first: list[Any] = []
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not first:
+            first.append(optimizer)
+        # Of several optimizers (a GAN's) the first one counts.
+        if optimizer is first[0]:
+            session.stepped()
+
+    # torch.optim deletes its own attribute of that name.
+    sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(stepped)
+    backward = torch.Tensor.backward
+
+    @functools.wraps(backward)
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session.note_loss(self)
+        return backward(self, *args, **kwargs)
+
+    torch.Tensor.backward = noting
+
+
+def hook_safetensors(session: Session, module: Any) -> None:
+    """When `safetensors.torch` has been imported."""
+    module.save_file = _saving(session, module.save_file, where=1, name="filename")
+    module.load_file = _loading(session, module.load_file, name="filename")
+
+
+def _saving(
+    session: Session, save: Callable[..., Any], where: int, name: str
+) -> Callable[..., Any]:
+    """`save`, whose argument at `where` or called `name` is a path, made atomic."""
+
+    @functools.wraps(save)
+    def atomic(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get(name, args[where] if len(args) > where else None)
+        path = _path(given)
+        if path is None or not _may_be_replaced(path):
+            return save(*args, **kwargs)
+        session.progress.check(path)
+        with _draft(path) as draft:
+            if name in kwargs:
+                result = save(*args, **{**kwargs, name: draft})
+            else:
+                result = save(*args[:where], draft, *args[where + 1 :], **kwargs)
+        session.saved(path)
+        return result
+
+    return atomic
+
+
+def _loading(session: Session, load: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        result = load(*args, **kwargs)
+        given = kwargs.get(name, args[0] if args else None)
+        path = _path(given) or _path(getattr(given, "name", None))
+        if path is not None:
+            session.loaded(path)
+        return result
+
+    return noting
+
+
+@contextlib.contextmanager
+def _draft(path: str) -> Iterator[str]:
+    """A name beside `path` to write to, which then takes its place. After an error `path` is as it was."""
+    path = os.path.realpath(path)  # a link stays one
+    draft = f"{path}.{os.getpid()}.part"
+    try:
+        yield draft
+        with open(draft, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
+
+
+def _may_be_replaced(path: str) -> bool:
+    """Not a device or a pipe; and its directory can be written."""
+    try:
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        regular = True
+    return regular and os.access(os.path.dirname(os.path.realpath(path)), os.W_OK)
+
+
+def _path(given: Any) -> str | None:
+    if not isinstance(given, (str, os.PathLike)):
+        return None
+    path = os.fspath(given)
+    return path if isinstance(path, str) and "://" not in path else None

@@ -1,0 +1,124 @@
+"""One process of a user's script, as the hooks see it: what they tell, and how it is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from train.console import say
+from train.integrations.progress import Progress
+from train.integrations.stopping import StopAtStep
+
+# A row of metrics this often; on a GPU a look at the loss waits for it.
+_ROW_S = 1.0
+
+
+class StopTraining(SystemExit):
+    """Raised at a step boundary, in the script's main thread."""
+
+
+class Session:
+    """What all hooks of a process share."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        stop: StopAtStep,
+        whole: Mapping[str, str] | None = None,
+        log: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """`whole`: the checkpoints that rank 0 has saved, oldest first, each with its framework, which is told
+        to go on from the last one where the script does not say from what. `log`: puts a row of rank 0's
+        metrics on file."""
+        self.progress, self.stop = progress, stop
+        self.stopped = False
+        self._whole, self._log = whole or {}, log
+        self._framework = ""
+        self._loss: Any = None
+        self._row_at, self._row_step = time.monotonic(), 0
+        self._told = False
+
+    def stepped(self) -> None:
+        """An optimizer step is complete. Raises BeginsAnewError, StopTraining."""
+        self.progress.stepped()
+        self._row()
+        if not self._framework and self.stop.due():
+            self.end()
+
+    def end(self) -> None:
+        """Leave the script's loop. Raises StopTraining."""
+        self.stopped = True
+        raise StopTraining(0)
+
+    @contextlib.contextmanager
+    def saving_by(self, framework: str) -> Iterator[None]:
+        """In here a framework saves when the training is to stop, and says itself when that is done."""
+        self._framework = framework
+        self.stop.saves_on_demand()
+        try:
+            yield
+        finally:
+            self._framework = ""
+
+    def resume_from(self) -> str | None:
+        """The checkpoint that the framework is to go on from; None to begin."""
+        found = [path for path, by in self._whole.items() if by == self._framework]
+        if not found:
+            return None
+        say(f"going on from {found[-1]}")
+        self.progress.loaded(found[-1])
+        return found[-1]
+
+    def note_loss(self, loss: Any) -> None:
+        """The tensor that a backward pass starts from."""
+        self._loss = loss
+
+    def begins_saving(self, path: str) -> None:
+        """Raises BeginsAnewError."""
+        self.progress.check(path)
+        self._recorded(lambda: self.progress.begins_saving(path))
+
+    def saved(self, path: str, by: str = "") -> None:
+        """`by`: the framework that can go on from it."""
+        self._recorded(lambda: self.progress.saved(path, by))
+
+    def loaded(self, path: str) -> None:
+        self.progress.loaded(path)
+
+    def all_ranks(self) -> None:
+        """Wait until every rank is here, where there are several."""
+        dist = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_available() and dist.is_initialized():
+            dist.barrier()
+
+    def _recorded(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                say(
+                    f"{error.filename} cannot be written ({error.strerror}); saves are not recorded"
+                )
+
+    def _row(self) -> None:
+        now = time.monotonic()
+        if self._log is None or now - self._row_at < _ROW_S:
+            return
+        steps, seconds = self.progress.taken - self._row_step, now - self._row_at
+        self._row_at, self._row_step = now, self.progress.taken
+        row = {"kind": "step", "step": self.progress.step, "steps_per_s": round(steps / seconds, 3)}
+        loss = self._read_loss()
+        if not math.isnan(loss):
+            row["loss"] = loss
+        self._log(row)
+
+    def _read_loss(self) -> float:
+        loss, self._loss = self._loss, None
+        with contextlib.suppress(Exception):  # of several numbers, or there is none
+            return float(loss.detach())
+        return math.nan

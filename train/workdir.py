@@ -1,0 +1,46 @@
+"""The working directory of a user's script: a tree of directories whose files are links into the bundle's code.
+
+So a script finds what lies beside it, and what it writes does not get into the bundle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def make(code: Path, workdir: Path) -> None:
+    """Have `workdir` show what is in `code`, in directories of its own. Raises OSError.
+
+    Several processes may do it at once. What the script has put in the place of a file stays; a link to
+    what is no longer in the code goes.
+    """
+    for here, directories, files in os.walk(code):
+        directories[:] = [name for name in directories if name != "__pycache__"]
+        inside = Path(here).relative_to(code)
+        there = workdir / inside
+        there.mkdir(parents=True, exist_ok=True)
+        _remove_dangling(there, os.path.join(code.name, inside))
+        for name in files:
+            _link(there / name, Path(here, name))
+
+
+def _link(place: Path, target: Path) -> None:
+    if place.is_symlink() and os.readlink(place) == str(target):
+        return
+    if os.path.lexists(place) and not place.is_symlink():
+        return
+    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    draft.symlink_to(target)
+    os.replace(draft, place)
+
+
+def _remove_dangling(directory: Path, inside: str) -> None:
+    """Links of an earlier bundle, wherever that was."""
+    for entry in os.scandir(directory):
+        if not entry.is_symlink() or os.path.exists(entry.path):
+            continue
+        if os.readlink(entry.path).endswith(os.path.normpath(f"/{inside}/{entry.name}")):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(entry.path)
