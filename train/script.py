@@ -7,6 +7,7 @@ Owns the contract's other side: the script is run as it would be by itself, hook
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import runpy
 import signal
@@ -51,14 +52,14 @@ def main(argv: Sequence[str]) -> int:
     processes.die_with_parent(signal.SIGKILL)
     parser = argparse.ArgumentParser(prog="python -m train script", allow_abbrev=False)
     add = parser.add_argument
-    add("--workdir", type=Path, help="where it runs: the files beside it, as links")
+    add("--workdir", type=Path, help="where it runs; left out: work in the checkpoint directory")
     add("--resume-exists", action="append", default=[], metavar="GLOB")
     add("--resume-arg", action="append", default=[], help="added when there is such a file")
     add("--from-scratch", action="store_true", help="it may begin anew over what it has saved")
     add("--stop-signal", default="", help="what tells it to stop")
     add("--stop-grace", type=float, default=120.0, help="seconds until it gets a TERM")
     add("--term-grace", type=float, default=10.0, help="seconds until it is killed then")
-    add("command", nargs=argparse.REMAINDER, metavar="FILE [ARG ...]")
+    add("command", nargs=argparse.REMAINDER, metavar="FILE.py|module:NAME [ARG ...]")
     options = parser.parse_args(argv)
     if not options.command:
         parser.error("which script?")
@@ -71,7 +72,11 @@ class Runner:
     def __init__(self, options: argparse.Namespace, env: Mapping[str, str]) -> None:
         """`env`: the launcher's variables, and what the supervisor says of the launch."""
         self._options = options
-        self._path = Path(options.command[0]).absolute()
+        self._module = options.command[0].partition("module:")[2]
+        # A module has no path of its own: it is looked for beside the files of the job.
+        self._path = Path("code", "-m") if self._module else Path(options.command[0])
+        self._path = self._path.absolute()
+        self._name = self._module or self._path.name
         self._arguments = list(options.command[1:])
         self._attempt = env.get("DDPGEN_ATTEMPT", "")
         self._rank, self._size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
@@ -103,10 +108,14 @@ class Runner:
             # From here on a stop is the script's own business.
             self._node.remember(self._node.launch() or self._attempt)
         replaced.watch()
-        if not self._path.is_file():
+        if not self._module and not self._path.is_file():
             return self._fail(f"{self._path} is not there; is it listed under 'code'?")
-        if self._options.workdir is not None:
-            self._move_to(self._options.workdir.expanduser().absolute())
+        try:
+            self._move()
+        except OSError as error:
+            return self._fail(
+                f"{error.filename}: {error.strerror}; the script's workdir cannot be made"
+            )
         return self._run()
 
     # --- before the script ------------------------------------------------------------------------
@@ -131,9 +140,17 @@ class Runner:
         launch = node.launch() or node.attempt
         take(self._whole, self._job, self._launcher, launch, self._scheduler)
 
-    def _move_to(self, directory: Path) -> None:
-        workdir.make(self._path.parent, directory)
-        self._path = directory / self._path.name
+    def _move(self) -> None:
+        """Go to the working directory, where the script is found as well if it is one of the job's files."""
+        directory = (self._options.workdir or self._whole / "work").expanduser().absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+        code = Path("code").absolute()
+        if code.is_dir():
+            workdir.make(code, directory)
+        if self._path.is_relative_to(code):
+            self._path = directory / self._path.relative_to(code)
+            directory = self._path.parent
+        os.chdir(directory)
 
     def _session(self) -> Session:
         records = self._whole / "script"
@@ -151,11 +168,7 @@ class Runner:
 
     def _resume_arguments(self) -> list[str]:
         """What the spec adds where there is something to go on from."""
-        base = self._path.parent
-        found = any(
-            next(iter(_glob(base, os.path.expanduser(pattern))), None) is not None
-            for pattern in self._options.resume_exists
-        )
+        found = any(glob.glob(os.path.expanduser(each)) for each in self._options.resume_exists)
         return list(self._options.resume_arg) if found else []
 
     # --- the script -------------------------------------------------------------------------------
@@ -186,13 +199,15 @@ class Runner:
             del sys.modules[name]
         sys.path[0] = str(self._path.parent)
         sys.argv = [str(self._path), *arguments]
-        os.chdir(self._path.parent)
         if self._store:
             # What the script keeps is to outlive the machine; the launcher's files stay where they are.
             os.makedirs(self._store, exist_ok=True)
             os.environ["DDPGEN_CHECKPOINT_DIR"] = self._store
         try:
-            runpy.run_path(str(self._path), run_name="__main__")
+            if self._module:
+                runpy.run_module(self._module, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(self._path), run_name="__main__")
         except StopTraining:
             raise
         except SystemExit as exit_:
@@ -230,7 +245,7 @@ class Runner:
             return
         if self._speaks:
             say(
-                f"{self._path.name} did not stop within {self._options.stop_grace:g} s and is killed; it "
+                f"{self._name} did not stop within {self._options.stop_grace:g} s and is killed; it "
                 "goes on from what it has saved"
             )
         exit_at_once(self._conclude(EXIT_STOPPED, session.progress.step))
@@ -251,13 +266,13 @@ class Runner:
                 f"{name} refused its arguments (exit code {code}); correct train.args"
             )
         elif code not in (0, EXIT_STOPPED):
-            self._note_crash(f"{self._path.name} ended with exit code {code}")
+            self._note_crash(f"{self._name} ended with exit code {code}")
         # Not 75: torchrun would start the workers again.
         return 0 if code == EXIT_STOPPED else code
 
     def _crash(self, session: Session, error: Exception) -> int:
         """An exception has left the script: a restart may cure it, or not."""
-        trace = _from_script_on(error.__traceback__, self._path)
+        trace = _from_script_on(error.__traceback__)
         traceback.print_exception(type(error), error, trace)
         where = innermost_user_line(trace)
         what = f"{type(error).__name__}: {error}"[:MOST_REASON] + (f" ({where})" if where else "")
@@ -308,9 +323,12 @@ def _remedy(error: Exception, steps: int) -> str:
     return ""
 
 
-def _from_script_on(trace: TracebackType | None, path: Path) -> TracebackType | None:
+def _from_script_on(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames that started the script; None where it has not begun."""
-    while trace is not None and trace.tb_frame.f_code.co_filename != str(path):
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    started = False
+    while trace is not None and (not started or trace.tb_frame.f_code.co_filename in ours):
+        started = started or trace.tb_frame.f_code.co_filename in ours[1:]
         trace = trace.tb_next
     return trace
 
@@ -323,9 +341,3 @@ def _set_aside(place: str) -> str:
         aside = f"{place}.torn{count}"
     os.rename(place, aside)
     return aside
-
-
-def _glob(base: Path, pattern: str) -> Sequence[str]:
-    import glob
-
-    return glob.glob(pattern if os.path.isabs(pattern) else str(base / pattern))

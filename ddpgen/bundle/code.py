@@ -53,7 +53,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
             sound = False
             yield conflict
     field = "train.script" if job.train.script else "train.workload"
-    wanted = job.train.script or (job.train.workload or "").rpartition(":")[0]
+    wanted = job.train.own_file
     if not wanted or not job.code or not sound:
         return
     parts = wanted.split("/")

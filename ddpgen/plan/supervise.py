@@ -7,14 +7,14 @@ left out: the bundle pins the runtime, and bundle.json records every value.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen.plan import sky, slurm
 from ddpgen.shell import Joined, Word, at_home, pieces
 from ddpgen.spec.fields import seconds
-from ddpgen.spec.job import Checkpoint, HostsJob, JobSpec, Rendezvous, Train
+from ddpgen.spec.job import Checkpoint, HostsJob, JobSpec, Rendezvous, Stop, Train
 from ddpgen.spec.sky import SkyJob
 from ddpgen.spec.slurm import SlurmJob
 
@@ -211,19 +211,20 @@ def _left_alone(job: JobSpec) -> tuple[str, ...]:
 
 
 def _checkpoint_dir(job: JobSpec) -> str:
-    """Relative to the bundle: a relative place lies beside it."""
     if isinstance(job, SkyJob):  # below it each task has a directory of its own
         return f"~/.ddpgen/{job.name}"
-    path = job.checkpoint_path
+    return _beside(job.checkpoint_path)
+
+
+def _beside(path: str) -> str:
+    """From the bundle: a relative place lies beside it."""
     return path if path.startswith(("/", "~/")) or path == "~" else f"../{path}"
 
 
 def _program(job: JobSpec, backend: str, weight: int | Fraction) -> Iterator[Word]:
     """What each process runs."""
     if job.train.script:
-        yield from ("script", f"code/{job.train.script}")
-        for name, value in job.train.args.items():
-            yield from _script_argument(name, value)
+        yield from _script(job)
         return
     yield "run"
     yield from _training(job.train)
@@ -246,6 +247,7 @@ def _program(job: JobSpec, backend: str, weight: int | Fraction) -> Iterator[Wor
     if _elastic(job):
         yield "--elastic"
     yield "--checkpoint-dir={checkpoint_dir}"
+    assert isinstance(job.train.args, Mapping)  # a list is refused
     for name, value in job.train.args.items():
         yield f"--arg={name}={_json(value)}"
 
@@ -270,14 +272,39 @@ def _training(train: Train) -> Iterator[Word]:
         yield "--find-unused-parameters"
 
 
-def _script_argument(name: str, value: Any) -> Iterator[str]:
-    if value is True:
-        yield f"--{name}"
-    elif isinstance(value, list):
-        for item in value:
-            yield f"--{name}={item if isinstance(item, str) else _json(item)}"
-    elif value is not None and value is not False:
-        yield f"--{name}={value if isinstance(value, str) else _json(value)}"
+def _script(job: JobSpec) -> Iterator[Word]:
+    train, usual = job.train, Stop()
+    yield "script"
+    if train.workdir:
+        yield f"--workdir={_beside(train.workdir)}"
+    if train.resume.begin == "scratch":
+        yield "--from-scratch"
+    yield from (f"--resume-exists={pattern}" for pattern in train.resume.exists)
+    yield from (f"--resume-arg={word}" for word in train.resume.args)
+    yield from _unusual(
+        ("stop-signal", train.stop.signal, usual.signal),
+        ("stop-grace", seconds(train.stop.grace), seconds(usual.grace)),
+    )
+    yield f"code/{train.own_file}" if train.own_file else str(train.script)
+    if not isinstance(train.args, Mapping):
+        yield from ("{--}" if word == "--" else word for word in train.args)
+        return
+    for name, value in train.args.items():
+        for each in value if isinstance(value, list) else (value,):
+            yield from _script_argument(f"--{name}", each, train.args_style)
+
+
+def _script_argument(name: str, value: Any, style: str | None) -> Iterator[str]:
+    """`value` of a mapping as a script is told it; ddpgen.spec.rules has refused what is not clear."""
+    if value is None or isinstance(value, bool):
+        if style == "equals":
+            yield f"{name}={value}"
+        elif value:
+            yield name
+        elif value is False and style == "no-prefix":
+            yield f"--no-{name[2:]}"
+    else:
+        yield f"{name}={value if isinstance(value, str) else _json(value)}"
 
 
 def _json(value: Any) -> str:

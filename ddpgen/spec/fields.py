@@ -306,6 +306,15 @@ class Pairs(Kind):
         self.sample: Mapping[str, Any] = {}
 
 
+class Arguments(Pairs):
+    """Arguments of a program: a mapping of names to values, or a list of `leaf`s as they are."""
+
+    def __init__(self, names: str, names_want: str, word: Text):
+        super().__init__(names, names_want)
+        self.word = word
+        self.wants += ", or a list of texts"
+
+
 class Texts(Kind):
     """A text or a list of texts; kept as a tuple."""
 

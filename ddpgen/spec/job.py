@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddpgen.spec.fields import (
+    Arguments,
     Choice,
     Duration,
     Every,
@@ -157,6 +158,37 @@ class Python:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
+class Resume:
+    """How a user's script goes on from its own checkpoints."""
+
+    begin: str = setting(
+        Choice("auto", "scratch"),
+        "auto: from what is there. scratch: each start may train over it.",
+        "auto",
+    )
+    exists: tuple[str, ...] = setting(
+        Texts(Text(wants="a path or a pattern like ckpt-*.pt")),
+        "What shows that there is progress: files in the working directory, or absolute.",
+        (),
+    )
+    args: tuple[str, ...] = setting(
+        Texts(Text(wants="an argument")), "Arguments that are added then.", ()
+    )
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Stop:
+    """How a user's script is asked to stop, and how long it may take."""
+
+    signal: str | None = setting(
+        Choice("USR1", "USR2", "TERM", "INT"),
+        "What every process of the script gets. Left out, none: it is ended at a step boundary.",
+        None,
+    )
+    grace: float = setting(Duration(), "After this it gets TERM, and is killed 10 s later.", 120.0)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Train:
     """What is trained, on how much, and how."""
 
@@ -170,9 +202,12 @@ class Train:
         None,
     )
     script: str | None = setting(
-        Text(r"[^\0]+\.py", "a .py file of `code`"),
-        "A training script of your own in `code`, for those who keep their own loop. It gets "
-        "`args` as --name=value and the job's environment; checkpoints are then its own business.",
+        Text(
+            r"[^\0:]+\.py|module:[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*",
+            "a .py file of `code`, /PATH.py on the hosts, or module:NAME",
+        ),
+        "A training script of your own, for those who keep their own loop: a file of `code`, one that is on "
+        "the hosts (an image's), or a module as `python -m` takes it. docs/own-loop.md says what it gets.",
         None,
     )
     steps: int | None = setting(
@@ -272,12 +307,50 @@ class Train:
         0,
     )
     log_every: int = setting(Steps(1), "A line of progress every so many steps.", 10)
-    args: Mapping[str, Any] = setting(
-        Pairs(r"[A-Za-z_][A-Za-z0-9_-]*", "letters, digits, _ and -, starting with a letter"),
-        "Arguments of the workload or script. A name it does not know is an error when the job "
-        "starts.",
+    args: Mapping[str, Any] | tuple[str, ...] = setting(
+        Arguments(
+            r"[A-Za-z_][A-Za-z0-9_.-]*",
+            "letters, digits, `.`, _ and -, starting with a letter",
+            Value(wants="a text"),
+        ),
+        "Arguments of the workload or script. A name that a workload does not know is an error. A script "
+        "gets a mapping as --name=value, `true` as --name, a list's items as --name=item each; a list "
+        "instead of the mapping word for word. {checkpoint_dir}, {job}, {attempt}, {world_size} and "
+        "{array_index} are filled in.",
         dict,
     )
+    args_style: str | None = setting(
+        Choice("flags", "equals", "no-prefix"),
+        "How a script is told `true`, `false` and `null` of a mapping. flags: --name, nothing, nothing. "
+        "equals: --name=True, =False, =None. no-prefix: --name, --no-name, nothing. Left out, `false` and "
+        "`null` are refused.",
+        None,
+    )
+    workdir: str | None = setting(
+        Text(wants="a path"),
+        "Where a script runs: a directory of its own, in which the files of `code` are links, so that what "
+        "it writes stays out of the bundle. Relative: beside the bundle. Left out: work in the checkpoint "
+        "directory.",
+        None,
+    )
+    resume: Resume = setting(
+        Group(Resume, shorthand="begin"),
+        "How a script goes on from what it has saved. One that loads it by itself, Hugging Face's Trainer and "
+        "Lightning need nothing here; one that begins anew over its own checkpoint is refused.",
+        Resume,
+    )
+    stop: Stop = setting(
+        Group(Stop, shorthand="signal"),
+        "How a script is stopped. Left out, it ends after a step and a save of its own.",
+        Stop,
+    )
+
+    @property
+    def own_file(self) -> str:
+        """The user's file in `code` that is trained; "" where there is none."""
+        if self.script:
+            return "" if self.script.startswith(("/", "module:")) else self.script
+        return (self.workload or "").rpartition(":")[0]
 
 
 @dataclass(frozen=True, repr=False, eq=False)

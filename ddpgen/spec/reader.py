@@ -15,6 +15,7 @@ from ddpgen.errors import Finding, SpecInvalidError
 from ddpgen.spec import yamltree
 from ddpgen.spec.fields import (
     REQUIRED,
+    Arguments,
     Group,
     Groups,
     Kind,
@@ -173,6 +174,8 @@ class _Walk:
                 raise Refused(f"is {_describe(node)}", f"write {kind.wants}")
             listed = enumerate(node.items)
             return tuple(self._value(kind.group, each, (*path, f"[{i}]")) for i, each in listed)
+        if isinstance(kind, Arguments) and isinstance(node, Listing):
+            return tuple(self._value(kind.word, item, path) for item in node.items)
         if isinstance(kind, Pairs):
             return self._pairs(kind, node, path)
         assert isinstance(kind, Leaf)

@@ -18,7 +18,8 @@ RIVALS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "workload"): ("train", "script"),
     ("train", "script"): ("train", "workload"),
 }
-_SCRIPT_MAY_SET = ("script", "args", "threads")
+_SCRIPT_MAY_SET = ("workload", "script", "args", "threads")
+_SCRIPTS_ONLY = ("args_style", "workdir", "resume", "stop")
 # Stores that fsspec reaches, each by a package of its own.
 SCHEMES = (
     "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "hf", "hdfs", "webhdfs",
@@ -91,6 +92,7 @@ def _what_runs(job: JobSpec) -> Iterator[Conflict]:
     if train.script:
         yield from _script(job)
         return
+    yield from _of_a_script(train)
     if train.workload and ":" not in train.workload and train.workload not in ARGUMENTS:
         what = f"there is no built-in workload {train.workload}"
         remedy = f"write one of {', '.join(ARGUMENTS)}, or FILE.py:FUNCTION for your own"
@@ -106,16 +108,51 @@ def _what_runs(job: JobSpec) -> Iterator[Conflict]:
             yield Conflict(("train", f"train.{name}"), f"{name} is missing", f"write {name}: 32")
 
 
+def _is_default(train: Train, name: str) -> bool:
+    value = getattr(train, name)
+    usual = type(value)() if name in ("resume", "stop") else None
+    return bool(vars(value) == vars(usual) if usual is not None else value is None)
+
+
+def _of_a_script(train: Train) -> Iterator[Conflict]:
+    """What a workload has no use for."""
+    for name in _SCRIPTS_ONLY:
+        if not _is_default(train, name):
+            what = "is for a script, and has no effect on a workload"
+            yield Conflict((f"train.{name}",), what, "take it out")
+    if not isinstance(train.args, Mapping):
+        what = "is a list of words, and a workload takes names"
+        yield Conflict(("train.args",), what, "write a mapping, like args: {depth: 4}")
+
+
 def _script(job: JobSpec) -> Iterator[Conflict]:
+    train = job.train
     for declared in fields(Train):
-        path = f"train.{declared.name}"
-        value = getattr(job.train, declared.name)
-        if (
-            declared.name not in (*_SCRIPT_MAY_SET, "workload", "args")
-            and value != declared.default
-        ):
+        may_be_set = declared.name in (*_SCRIPT_MAY_SET, *_SCRIPTS_ONLY)
+        if not may_be_set and getattr(train, declared.name) != declared.default:
             what = "has no effect on a script, which has its own loop"
-            yield Conflict((path,), what, f"move it to train.args as {declared.name}")
+            remedy = f"move it to train.args as {declared.name}"
+            yield Conflict((f"train.{declared.name}",), what, remedy)
+    for name, value in train.args.items() if isinstance(train.args, Mapping) else ():
+        unclear = [
+            each
+            for each in (value if isinstance(value, list) else [value])
+            if each is None or each is False
+        ]
+        if train.args_style is None and unclear:
+            written = "null" if unclear[0] is None else "false"
+            what = f"is {written}, which scripts take in different ways"
+            remedy = (
+                "set train.args_style: flags leaves it out, "
+                f"equals passes --{name}={unclear[0]}, no-prefix passes --no-{name}"
+            )
+            yield Conflict((f"train.args.{name}", "train.args"), what, remedy)
+    if train.resume.args and not train.resume.exists:
+        what = "says what to add, and not when"
+        yield Conflict(("train.resume.args", "train.resume"), what, 'write exists: "ckpt-*.pt"')
+    if train.resume.begin == "scratch" and train.resume.exists:
+        what = "goes on from what is there, and begin: scratch does not"
+        yield Conflict(("train.resume.exists", "train.resume"), what, "keep one of them")
     if job.checkpoint.url:
         what = "is a URL, and a script writes its checkpoints into a directory"
         remedy = "name a directory; on the tier sky, mount the bucket (bucket: s3://NAME)"
@@ -126,7 +163,7 @@ def _arguments(job: JobSpec) -> Iterator[Conflict]:
     """Names that a built-in workload does not know, told before the job waits for machines."""
     workload = job.train.workload or ""
     known = ARGUMENTS.get(workload)
-    for name in job.train.args if known else ():
+    for name in job.train.args if known and isinstance(job.train.args, Mapping) else ():
         if known and name not in known:
             about = (f"train.args.{name}", "train.args")
             yield Conflict(about, f"is unknown to workload {workload}", did_you_mean(name, known))
@@ -232,10 +269,10 @@ def _places(job: JobSpec) -> Iterator[Conflict]:
     yield from places("checkpoint.dir", job.checkpoint.path)
     yield from _url(job.checkpoint.dir or "")
     yield from interpreter(job.python, "python")
-    wanted = job.train.script or (job.train.workload if ":" in (job.train.workload or "") else None)
+    wanted = job.train.own_file
     if wanted and not job.code:
         field = "train.script" if job.train.script else "train.workload"
-        what = f"{wanted.rpartition(':')[0] or wanted} is a file of yours, but code is not given"
+        what = f"{wanted} is a file of yours, but code is not given"
         yield Conflict((field, "code"), what, "write code: with the directory that holds it")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ddpgen.job import plain
 from ddpgen.spec.fields import (
     REQUIRED,
+    Arguments,
     Duration,
     Every,
     Group,
@@ -100,16 +101,22 @@ def _kind(kind: Kind, required: bool) -> dict[str, Any]:
         return {"anyOf": [{"type": "string"}, group]} if kind.shorthand else group
     if isinstance(kind, Groups):
         return {"type": "array", "items": _kind(kind.group, True)}
+    if isinstance(kind, Arguments):
+        words = {"type": "array", "items": {"type": ["string", "number"]}}
+        return {"anyOf": [_pairs(kind), words]}
     if isinstance(kind, Pairs):
-        types = ["string", "number"] if kind.leaf else _JSON_TYPES
-        pattern = {"pattern": f"^({kind.names})$"}
-        return {
-            "type": "object",
-            "propertyNames": pattern,
-            "additionalProperties": {"type": types},
-        }
+        return _pairs(kind)
     if isinstance(kind, Texts):
         item = _kind(kind.leaf, required)
         return {"anyOf": [item, {"type": "array", "items": item}]}
     assert isinstance(kind, Leaf)
     return dict(kind.schema)
+
+
+def _pairs(kind: Pairs) -> dict[str, Any]:
+    types = ["string", "number"] if kind.leaf else _JSON_TYPES
+    return {
+        "type": "object",
+        "propertyNames": {"pattern": f"^({kind.names})$"},
+        "additionalProperties": {"type": types},
+    }

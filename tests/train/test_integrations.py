@@ -55,14 +55,14 @@ class Job:
         self, text: str, options: tuple[str, ...] = (), *arguments: str
     ) -> subprocess.Popen[str]:
         (self.code / "loop.py").write_text(text)
-        work = f"--workdir={self.directory / 'work'}"
-        words = ("script", work, *options, str(self.code / "loop.py"), *arguments)
+        words = ("script", *options, "code/loop.py", *arguments)
         env = os.environ | {
+            "PYTHONPATH": str(ROOT),
             "DDPGEN_CHECKPOINT_DIR": str(self.directory),
             "DDPGEN_ATTEMPT": self.attempt,
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "train", *words], cwd=ROOT, env=env, text=True,
+            [sys.executable, "-m", "train", *words], cwd=self.code.parent, env=env, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 

@@ -32,16 +32,19 @@ class Script:
         write_status(self.directory, Status("running", self.attempt, 7))
 
     def run(self, text: str, *arguments: str, **variables: str) -> tuple[int, Status | None, str]:
-        (self.home / "mine.py").write_text(text)
-        (self.home / "train_of_mine.py").write_text("")
+        code = self.home / "code"
+        code.mkdir(exist_ok=True)
+        (code / "mine.py").write_text(text)
+        (code / "train_of_mine.py").write_text("")
         env = os.environ | {
+            "PYTHONPATH": str(ROOT),
             "DDPGEN_CHECKPOINT_DIR": str(self.directory),
             "DDPGEN_ATTEMPT": self.attempt,
             **variables,
         }
         done = subprocess.run(
-            [sys.executable, "-m", "train", "script", str(self.home / "mine.py"), *arguments],
-            cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False,
+            [sys.executable, "-m", "train", "script", "code/mine.py", *arguments],
+            cwd=self.home, env=env, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         return done.returncode, read_status(self.directory), done.stderr
 

@@ -176,6 +176,7 @@ class Supervisor:
         self._command = command
         self._bundle = Path.cwd()
         self._stops, self._killed = 0, False
+        self._attempt = ""
         self._workers: Workers | None = None
 
     def run(self) -> int:
@@ -349,6 +350,10 @@ class Supervisor:
             "is_head": str(member.is_head).lower(),
             "checkpoint_dir": str(self.checkpoint_dir),
             "store": self._options.store,
+            "job": self._options.job,
+            "attempt": member.launch or self._attempt,
+            "array_index": os.environ.get("SLURM_ARRAY_TASK_ID", ""),
+            "--": "--",
         }
 
     def _launch_environment(self, head: str) -> dict[str, str]:

@@ -25,6 +25,8 @@ PLACEHOLDERS = (
     "checkpoint_dir",
     "store",
 )
+# Those in a script's own words. {{name}} there is {name} for the script.
+_SCRIPTS = re.compile(r"(?<!\$){({?)(checkpoint_dir|job|attempt|world_size|array_index|--)}(}?)")
 _PLACEHOLDER = re.compile("{(" + "|".join(PLACEHOLDERS) + ")}")
 # What follows one of these is the user's text, in which braces mean braces.
 _USERS = re.compile("--(arg|workload)=")
@@ -97,10 +99,16 @@ def workers(command: Command, values: Mapping[str, str]) -> list[str]:
 
 
 def filled_program(command: Command, values: Mapping[str, str]) -> Iterable[str]:
-    """The program's words; a script's own words stay as they are."""
-    if command.program[0] != "run":
-        return command.program
-    return [word if _USERS.match(word) else fill(word, values) for word in command.program]
+    """The program's words."""
+    if command.program[0] == "run":
+        return [word if _USERS.match(word) else fill(word, values) for word in command.program]
+    return [_SCRIPTS.sub(lambda found: _of_script(found, values), word) for word in command.program]
+
+
+def _of_script(found: re.Match[str], values: Mapping[str, str]) -> str:
+    if found[1] and found[3]:
+        return f"{{{found[2]}}}"
+    return f"{found[1]}{values[found[2]]}{found[3]}"
 
 
 def fill(word: str, values: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -49,9 +50,14 @@ def test_a_workloads_name_may_look_like_a_placeholder() -> None:
     )
 
 
-def test_the_words_of_a_script_are_never_touched() -> None:
-    got = workers(command("script", "code/a.py", "--x={port}"), VALUES)
-    assert got[-2:] == ["code/a.py", "--x={port}"]
+def test_in_the_words_of_a_script_a_few_names_are_filled_in() -> None:
+    values = {**VALUES, "job": "<job>", "--": "--"}
+    words = ("--x={port}", "{job}/{checkpoint_dir}", "{{job}} {jobs} ${job}", "{--}")
+    got = workers(command("script", "code/a.py", *words), values)
+    assert got[-4:] == ["--x={port}", "<job>/<checkpoint_dir>", "{job} {jobs} $${job}", "--"]
+    # What is typed behind the launch script's name stays as it is.
+    typed = replace(command("script", "code/a.py"), arguments=("{job}", "--", "x"))
+    assert workers(typed, values)[-3:] == ["{job}", "--", "x"]
 
 
 def test_spawn_takes_the_words_as_they_are() -> None:

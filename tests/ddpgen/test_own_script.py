@@ -1,0 +1,133 @@
+"""`train.script`: what a spec may say of it, and the command that its processes run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ddpgen.spec.reader import read
+from tests.ddpgen.conftest import Run
+from tests.ddpgen.test_reader import faults
+
+HEAD = "name: mine\ncode: code\ntrain:\n"
+
+
+@pytest.fixture(autouse=True)
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "my train.py").write_text("")
+
+
+def program(train: str, run: Run) -> list[str]:
+    """The words behind `script` in the launch script, each without its quotes."""
+    Path("mine.yaml").write_text(HEAD + train)
+    done = run("render", "mine.yaml", "--target", "local")
+    assert done.code == 0, done
+    text = Path("build/mine/local.sh").read_text()
+    words = text.partition("\n  script ")[2].partition(' -- "$@"')[0].replace("\\\n", " ")
+    return shlex.split(words)
+
+
+def test_without_a_word_about_it_nothing_is_added(run: Run) -> None:
+    assert program("  script: my train.py\n", run) == ["code/my train.py"]
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (
+            "  args: {lr: 1e-3, layers: [1, b c], on: 'true', deep: true, run.name: $x}\n",
+            ["--deep", "--layers=1", "--layers=b c", "--lr=0.001", "--on=true", "--run.name=$x"],
+        ),
+        (
+            "  args: {a: false, b: null, c: true, d: 1}\n  args_style: flags\n",
+            ["--c", "--d=1"],
+        ),
+        (
+            "  args: {a: false, b: null, c: true, d: 1}\n  args_style: equals\n",
+            ["--a=False", "--b=None", "--c=True", "--d=1"],
+        ),
+        (
+            "  args: {a: false, b: null, c: true, d: 1}\n  args_style: no-prefix\n",
+            ["--no-a", "--c", "--d=1"],
+        ),
+        (
+            "  args: [train, +experiment=a, --, 007, '{job}', ' x']\n",
+            ["train", "+experiment=a", "{--}", "007", "{job}", " x"],
+        ),
+    ],
+)
+def test_arguments(train: str, words: list[str], run: Run) -> None:
+    assert program("  script: my train.py\n" + train, run) == ["code/my train.py", *words]
+
+
+def test_what_is_said_of_resuming_stopping_and_the_directory(run: Run) -> None:
+    train = """\
+  script: my train.py
+  workdir: runs/a
+  resume: {exists: [a.pt, b-*.pt], args: [--init_from=resume]}
+  stop: {signal: USR1, grace: 5min}
+"""
+    assert program(train, run) == [
+        "--workdir=../runs/a",
+        "--resume-exists=a.pt",
+        "--resume-exists=b-*.pt",
+        "--resume-arg=--init_from=resume",
+        "--stop-signal=USR1",
+        "--stop-grace=300s",
+        "code/my train.py",
+    ]
+    short = "  script: my train.py\n  resume: scratch\n  stop: TERM\n"
+    assert program(short, run) == ["--from-scratch", "--stop-signal=TERM", "code/my train.py"]
+
+
+@pytest.mark.parametrize("script", ["/opt/app/train.py", "module:torchtitan.train"])
+def test_a_script_that_is_on_the_hosts_needs_no_code(script: str) -> None:
+    job = read(f"name: a\ntrain:\n  script: {script}\n".encode(), "a.yaml")["local"].job
+    assert (job.train.script, job.train.own_file) == (script, "")
+
+
+@pytest.mark.parametrize(
+    ("train", "fault"),
+    [
+        (
+            "  script: a.py\n  args: {compile: false}\n",
+            ("5:19: train.args.compile: is false, which scripts take in different ways; set train.args_style: "
+            "flags leaves it out, equals passes --compile=False, no-prefix passes --no-compile"),
+        ),
+        (
+            "  script: a.py\n  args: {name: [a, null]}\n",
+            ("5:16: train.args.name: is null, which scripts take in different ways; set train.args_style: "
+            "flags leaves it out, equals passes --name=None, no-prefix passes --no-name"),
+        ),
+        (
+            "  script: a.py\n  steps: 5\n",
+            "5:10: train.steps: has no effect on a script, which has its own loop; move it to train.args as steps",
+        ),
+        (
+            "  script: a.py\n  resume: {args: x}\n",
+            '5:18: train.resume.args: says what to add, and not when; write exists: "ckpt-*.pt"',
+        ),
+        (
+            "  script: a.py\n  resume: {begin: scratch, exists: x}\n",
+            "5:36: train.resume.exists: goes on from what is there, and begin: scratch does not; keep one of them",
+        ),
+        (
+            "  workload: toy\n  steps: 1\n  global_batch_size: 4\n  micro_batch_size: 1\n  stop: USR1\n",
+            "8:9: train.stop: is for a script, and has no effect on a workload; take it out",
+        ),
+        (
+            "  workload: toy\n  steps: 1\n  global_batch_size: 4\n  micro_batch_size: 1\n  args: [a]\n",
+            "8:9: train.args: is a list of words, and a workload takes names; write a mapping, like args: {depth: 4}",
+        ),
+        (
+            "  script: a.sh\n",
+            '4:11: train.script: "a.sh" does not fit; write a .py file of `code`, /PATH.py on the hosts, or module:NAME',
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(train: str, fault: str) -> None:
+    assert faults(HEAD + train) == [fault]
