@@ -4,7 +4,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help run rig sky check test nightly static lint types bench golden lock dist clean venv
+.PHONY: help run rig sky frameworks check test nightly static lint types bench golden lock dist clean venv
 
 # The job that `make run` renders and runs: make run SPEC=examples/toy.yaml
 SPEC := examples/gpt.yaml
@@ -39,13 +39,16 @@ rig: venv ## as root: hosts on this machine (HOSTS="desk laptop:wlan0"), and a s
 sky: ## SkyPilot, in an environment of its own (.venv-sky); without it the tests of tier sky are skipped
 	@tools/venv.sh sky
 
+frameworks: venv ## Hugging Face, Lightning and accelerate, for the tests of scripts written with them
+	@tools/venv.sh frameworks
+
 check: static ## format, lint, types and every test that starts no engine: at most 4 minutes
 	$(PYTEST) -m "not real and not nightly" $(ARGS)
 
-test: static ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 12 minutes
+test: static frameworks ## check, and the real stories: local, hosts, Slurm, SkyPilot; about 12 minutes
 	$(PYTEST) -m "not nightly" $(ARGS)
 
-nightly: static ## every test, and the promised times alone on the machine: about an hour
+nightly: static frameworks ## every test, and the promised times alone on the machine: about an hour
 	$(PYTEST) --ignore-glob='*/tests/real/test_preflight*.py'
 	@# One at a time: a story that shares the processors says nothing of the seconds it takes.
 	DDPGEN_TEST_TIMES=1 python -m pytest tests/real/test_preflight*.py

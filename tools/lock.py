@@ -1,10 +1,10 @@
-"""Write the lock files: the exact version of everything the two environments of development hold.
+"""Write the lock files: the exact version of everything the environments of development hold.
 
 Resolves what pyproject.toml asks for with pip and whatever index the user has configured: for
-requirements-dev.lock the package itself and its extras train and dev, for requirements-sky.lock the extra
-sky-dev alone, because SkyPilot brings a hundred packages and pins other versions. Knows no index, and pins nothing that depends on hardware:
-torch's CUDA packages are pinned by torch's own metadata already and are absent where torch is the
-build without CUDA.
+requirements-dev.lock the package itself and its extras train and dev, for the others the extra of that
+name alone, because SkyPilot brings a hundred packages and pins other versions. Knows no index, and pins
+nothing that depends on hardware: torch's CUDA packages are pinned by torch's own metadata already and are
+absent where torch is the build without CUDA.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCKS = {"requirements-dev.lock": f"{ROOT}[train,dev]", "requirements-sky.lock": f"{ROOT}[sky-dev]"}
+LOCKS = {
+    "requirements-dev.lock": f"{ROOT}[train,dev]",
+    "requirements-frameworks.lock": f"{ROOT}[frameworks-dev]",
+    "requirements-sky.lock": f"{ROOT}[sky-dev]",
+}
 HARDWARE_BOUND = re.compile(r"(nvidia|cuda|triton|pytorch-triton)(-|$)")
 
 HEADER = """\

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv hold exactly what requirements-dev.lock and pyproject.toml ask for. Called by make.
 # With the argument sky: .venv-sky, what requirements-sky.lock asks for, and nothing of this checkout.
+# With the argument frameworks: .venv-frameworks, what requirements-frameworks.lock asks for, beside .venv's torch.
 # With the argument torch==2.4.0: .venv-torch==2.4.0, that torch, or whatever pip understands, with what the
 # tests of train/ need.
 #
@@ -13,6 +14,7 @@ part=${1:-dev}
 venv=.venv inputs=(requirements-dev.lock pyproject.toml tools/venv.sh)
 case $part in
 sky) venv=.venv-sky inputs=(requirements-sky.lock tools/venv.sh) ;;
+frameworks) venv=.venv-frameworks inputs=(requirements-*.lock tools/venv.sh) ;;
 torch*) venv=.venv-$part inputs=(tools/venv.sh) ;;
 esac
 
@@ -80,6 +82,12 @@ fi
 if [[ $part == sky ]]; then
   say "2/3 installing the pinned packages: SkyPilot is a hundred of them"
   "$venv/bin/python" -m pip install --requirement requirements-sky.lock 9>&-
+elif [[ $part == frameworks ]]; then
+  say "2/3 installing the frameworks that scripts are written with"
+  packages=lib/python$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages
+  # torch is large: it is .venv's.
+  echo "$PWD/.venv/$packages" >"$venv/$packages/dev.pth"
+  "$venv/bin/python" -m pip install --requirement requirements-frameworks.lock 9>&-
 elif [[ $part == torch* ]]; then
   say "2/3 installing $part and what the tests need"
   "$venv/bin/python" -m pip install --upgrade "$part" 'numpy<2.3' scikit-learn scipy hypothesis \

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from train import processes, workdir
+from train.config import seconds
 from train.console import say
 from train.ending import exit_at_once
 from train.errors import EXIT_FAILED, EXIT_STOPPED
@@ -57,8 +58,8 @@ def main(argv: Sequence[str]) -> int:
     add("--resume-arg", action="append", default=[], help="added when there is such a file")
     add("--from-scratch", action="store_true", help="it may begin anew over what it has saved")
     add("--stop-signal", default="", help="what tells it to stop")
-    add("--stop-grace", type=float, default=120.0, help="seconds until it gets a TERM")
-    add("--term-grace", type=float, default=10.0, help="seconds until it is killed then")
+    add("--stop-grace", type=seconds, default=120.0, help="after this it gets a TERM")
+    add("--term-grace", type=seconds, default=10.0, help="and after this it is killed")
     add("command", nargs=argparse.REMAINDER, metavar="FILE.py|module:NAME [ARG ...]")
     options = parser.parse_args(argv)
     if not options.command:

@@ -207,7 +207,7 @@ class Train:
             "a .py file of `code`, /PATH.py on the hosts, or module:NAME",
         ),
         "A training script of your own, for those who keep their own loop: a file of `code`, one that is on "
-        "the hosts (an image's), or a module as `python -m` takes it. docs/own-loop.md says what it gets.",
+        "the hosts (an image's), or a module as `python -m` takes it. docs/own-script.md says what it gets.",
         None,
     )
     steps: int | None = setting(

@@ -50,6 +50,10 @@ def test_no_example_is_forgotten_here() -> None:
         "cluster_gpu",  # tests/real/test_slurm_jobs.py
         "spot",
         "spot_cpu",  # tests/sky
+        "huggingface",
+        "lightning",
+        "accelerate",
+        "nanogpt",  # tests/real/test_own_scripts.py
     }
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == elsewhere | {
         "gpt", "mnist", "own_loop", "own_model", "toy",

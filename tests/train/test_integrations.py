@@ -144,7 +144,7 @@ def test_a_stop_comes_after_the_next_save(job: Job) -> None:
 def test_a_script_that_does_not_react_is_killed_and_told_of(job: Job) -> None:
     text = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('here', flush=True)\ntime.sleep(60)\n"
     text = text.replace("time.sleep(60)", "[time.sleep(1) for _ in range(60)]")
-    process = job.begin(text, ("--stop-grace=0.2", "--term-grace=0.2"))
+    process = job.begin(text, ("--stop-grace=0.2s", "--term-grace=0.2s"))
     assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
     (job.directory / "stop").touch()

@@ -1,7 +1,7 @@
 """A training loop of your own, launched by ddpgen: two spirals, told apart by a small network.
 
 It imports nothing of ddpgen. What it owes the launcher is marked (1) to (5), as in
-docs/own-loop.md: find your peers, resume, save atomically, agree on a stop, and exit with the
+docs/own-script.md: find your peers, resume, save atomically, agree on a stop, and exit with the
 code that says how it ended.
 """
 

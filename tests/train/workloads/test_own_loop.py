@@ -1,4 +1,4 @@
-"""The example of a user's own loop keeps the contract of docs/own-loop.md, with real processes."""
+"""The example of a user's own loop keeps the contract of docs/own-script.md, with real processes."""
 
 from __future__ import annotations
 

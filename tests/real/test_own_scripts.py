@@ -1,0 +1,125 @@
+"""Scripts in each framework's documented idiom, unchanged: launched, stopped, killed, and they end in the weights
+of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.real import jobs
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+FRAMEWORKS = jobs.ROOT / ".venv-frameworks" / "bin"
+nightly = pytest.mark.nightly
+
+# Of each example: an argument that makes it long enough, and the weights it leaves.
+SCRIPTS = {
+    "huggingface": ("--epochs=4", "out/final/model.safetensors"),
+    "lightning": ("--epochs=7", "final.pt"),
+    "accelerate": ("--epochs=12", "final.pt"),
+    "nanogpt": ("--max_iters=1500", "out/ckpt.pt"),
+}
+
+
+def some(quick: str) -> list[Any]:
+    """All scripts: `quick` in make test, the others at night."""
+    return [name if name == quick else pytest.param(name, marks=nightly) for name in SCRIPTS]
+
+
+class Script:
+    """An example's bundle, started again and again."""
+
+    def __init__(self, name: str, place: Path) -> None:
+        self.argument, self.result = SCRIPTS[name]
+        self.bundle = place / name
+        words = ["render", str(jobs.ROOT / "examples" / f"{name}.yaml"), "--target", "local"]
+        subprocess.run(
+            [sys.executable, "-m", "ddpgen", *words, "-o", str(self.bundle)],
+            cwd=jobs.ROOT, check=True, capture_output=True, timeout=60,
+        )  # fmt: skip
+        self.directory = place / "checkpoints" / name
+        self.work = self.directory / "work"
+
+    def start(self) -> jobs.Job:
+        env = {"PATH": f"{FRAMEWORKS}:{os.environ['PATH']}"}
+        return jobs.Job(self.bundle, self.argument, env=env)
+
+    def rows(self) -> list[dict[str, float]]:
+        return jobs.rows(self.directory) if (self.directory / "metrics.jsonl").exists() else []
+
+    def wait_for_rows(self, job: jobs.Job, count: int) -> None:
+        """`count` rows more than there are: it takes steps."""
+        before = len(self.rows())
+        while len(self.rows()) < before + count:
+            assert job.process.poll() is None, job.output
+            time.sleep(0.05)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        if self.result.endswith(".safetensors"):
+            data = bytearray((self.work / self.result).read_bytes())
+            return {"file": torch.frombuffer(data, dtype=torch.uint8)}
+        loaded = torch.load(self.work / self.result, weights_only=True)
+        return loaded.get("model", loaded)
+
+
+@pytest.mark.parametrize("name", some("huggingface"))
+def test_killed_in_the_middle_it_goes_on_to_the_same_weights(name: str, tmp_path: Path) -> None:
+    whole = Script(name, tmp_path / "whole")
+    job = whole.start()
+    assert job.end() == 0, job.output
+    assert job.lines[-1].startswith("ddpgen: done at step ")
+
+    script = Script(name, tmp_path / "killed")
+    job = script.start()
+    script.wait_for_rows(job, 2)
+    os.kill(job.process.pid, signal.SIGKILL)  # and with it all others
+    job.end()
+    job = script.start()
+    assert job.end() == 0, job.output
+    jobs.assert_same_bits(script.weights(), whole.weights())
+    assert os.listdir(script.bundle / "code") == ["train.py"]
+
+
+@pytest.mark.parametrize("name", some("lightning"))
+def test_a_stop_keeps_what_was_trained(name: str, tmp_path: Path) -> None:
+    script = Script(name, tmp_path)
+    job = script.start()
+    script.wait_for_rows(job, 2)
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 75, job.output
+    stopped = json.loads(
+        (script.directory / "script" / "saves-0.jsonl").read_text().splitlines()[-1]
+    )
+    last = int(job.lines[-1].partition("stopped at step ")[2].split(";")[0])
+    assert last - stopped["step"] <= 1
+    job = script.start()
+    assert job.end() == 0, job.output
+    first = next(row for row in script.rows()[2:] if row["attempt"] != script.rows()[0]["attempt"])
+    assert first["step"] > last
+
+
+@nightly
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_ten_kills_at_random_lose_no_more_than_an_interval(name: str, tmp_path: Path) -> None:
+    whole = Script(name, tmp_path / "whole")
+    assert whole.start().end() == 0
+    script, rng = Script(name, tmp_path / "killed"), random.Random(name)
+    for _ in range(10):
+        job = script.start()
+        script.wait_for_rows(job, 1)
+        time.sleep(rng.uniform(0, 2))
+        os.kill(job.process.pid, signal.SIGKILL)  # and with it all others
+        job.end()
+    job = script.start()
+    assert job.end() == 0, job.output
+    jobs.assert_same_bits(script.weights(), whole.weights())
