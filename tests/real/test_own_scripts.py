@@ -101,7 +101,7 @@ def test_a_stop_keeps_what_was_trained(name: str, tmp_path: Path) -> None:
         (script.directory / "script" / "saves-0.jsonl").read_text().splitlines()[-1]
     )
     last = int(job.lines[-1].partition("stopped at step ")[2].split(";")[0])
-    assert last - stopped["step"] <= 1
+    assert last - stopped["step"] <= 2
     job = script.start()
     assert job.end() == 0, job.output
     first = next(row for row in script.rows()[2:] if row["attempt"] != script.rows()[0]["attempt"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,7 +139,7 @@ def test_a_stop_comes_after_the_next_save(job: Job) -> None:
     (job.directory / "stop").write_text("enough\n")
     assert process.wait(60) == 0
     assert (job.status.word, job.status.reason) == ("stopped", "enough")
-    assert job.status.step % 5 == 1  # of the step after a save nothing is kept
+    assert job.status.step % 5 == 1  # at the end of the step after a save
 
 
 def test_a_script_that_does_not_react_is_killed_and_told_of(job: Job) -> None:
@@ -265,18 +266,22 @@ def test_who_loads_from_its_checkpoint_goes_on_and_knows_the_step(tmp_path: Path
     assert (progress.step, progress.taken) == (10, 1)
 
 
-class Store(dict[str, str]):
+class Store(dict[str, Any]):
     """What the ranks meet in."""
+
+    set = dict.__setitem__
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self for key in keys)
 
-    set = dict.__setitem__
+    def add(self, key: str, count: int) -> int:
+        self[key] = self.get(key, 0) + count
+        return int(self[key])
 
 
 def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, asked = Store(), [False, False]
-    monkeypatch.setattr("train.integrations.stopping._store", lambda: store)
+    monkeypatch.setattr(StopAtStep, "_store", lambda self: store)
     monkeypatch.setattr(StopAtStep, "_watch", lambda self: None)
     ranks = [Progress(tmp_path / f"saves-{rank}.jsonl") for rank in range(2)]
 
@@ -284,21 +289,25 @@ def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.M
         return lambda: asked[rank]
 
     stops = [StopAtStep(p, asker(rank), 60.0, rank, 2) for rank, p in enumerate(ranks)]
-    for progress in ranks:
-        for _ in range(8):
-            progress.stepped()
+
+    def step(rank: int) -> bool:
+        ranks[rank].stepped()
+        return stops[rank].due()
+
     ranks[0].saved("a")
-    ranks[1].stepped()  # one step ahead
+    assert not step(0)
+    assert not step(1)
     asked[1] = True
-    for stop in (stops[1], stops[0]):
-        stop._look()
-    assert [stop.due() for stop in stops] == [False, False]  # there will be a save to wait for
+    stops[1]._look()
+    assert not step(0)  # has not looked yet
+    stops[0]._look()
+    assert not step(1)
+    assert not step(0)  # waits for a save
     ranks[0].saved("b")
-    for stop in stops:
-        stop._look()
-    assert stops[0]._last == stops[1]._last
-    assert stops[0]._last is not None
-    assert stops[0]._last > ranks[1].taken
+    assert not step(0)
+    assert [step(1), step(1), step(0)] == [False, False, True]
+    assert step(1)
+    assert ranks[0].taken == ranks[1].taken
 
 
 def test_a_hook_comes_after_the_import_and_the_module_is_as_it_was(tmp_path: Path) -> None:

@@ -28,8 +28,7 @@ class Progress:
         self._record = record
         self.step = self.taken = 0
         self.loss = float("nan")
-        # When it saved last, in seconds and steps, and how many steps lay between the last two saves.
-        self.saved_at, self.saved_after, self.saves_every = 0.0, 0, 0
+        self.saved_at = 0.0
         self._steps = {path: step for path, step, by, whole in _read(record) if whole}
         self._earlier = {path for path in self._steps if os.path.exists(path)}
         self._went_on = from_scratch or not self._earlier
@@ -51,9 +50,6 @@ class Progress:
         """`path` is whole. `by`: the framework that can go on from it."""
         self._steps[_place(path)] = self.step
         self.saved_at = time.monotonic()
-        if self.taken > self.saved_after:
-            self.saves_every = self.taken - self.saved_after
-        self.saved_after = self.taken
         self._write(path, by, whole=True)
 
     def stepped(self) -> None:
