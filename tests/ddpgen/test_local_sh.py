@@ -287,7 +287,8 @@ def test_hostile_arguments_and_names_of_a_script_arrive_too(
     odd.write_text(f'#!/bin/bash\nexec "{sys.executable}" "$@"\n')
     odd.chmod(0o755)
     args = {"flag": True, "off": False, "none": None, "many": HOSTILE, "deep": {"x": [1, "é"]}}
-    spec = {"name": "gpt", "code": "code", "train": {"script": script, "args": args}}
+    train = {"script": script, "args": args, "args_style": "flags"}
+    spec = {"name": "gpt", "code": "code", "train": train}
     ours = stage(yaml.safe_dump(spec) + f"\npython: {json.dumps(str(odd))}\n")
     assert ours.play("done", "--help", "--checkpoint-dir=x")[0] == 0
     argv = ours.seen()["argv"]

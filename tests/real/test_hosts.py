@@ -251,7 +251,7 @@ def test_hostile_values_arrive_byte_for_byte(rig: Rig, tmp_path: Path, launcher:
         seen = (directory / f"checkpoints/hostile-{launcher}/seen.{name}").read_bytes()
         expected = [
             HOSTILE["env"]["HOSTILE"], "",  # type: ignore[index]
-            f"{rig[name].home}/{HOSTILE['dir']}/hostile-{launcher}/code",
+            f"{rig[name].home}/{HOSTILE['dir']}/checkpoints/hostile-{launcher}/work",
             f"--x={word}", f"--y={word}",
         ]  # fmt: skip
         assert seen.split(b"\0") == [text.encode() for text in expected]
