@@ -21,7 +21,7 @@ if sys.version_info < (3, 9):  # noqa: UP036 - the system Python of a cluster ma
 import os
 from collections.abc import Callable, Sequence
 
-from train.ending import exit_now
+from train.errors import exit_now
 
 _USAGE = """\
 usage: python -m train [run] --workload=… …   train (see python -m train run --help)

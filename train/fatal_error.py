@@ -41,10 +41,6 @@ class FatalErrorBroadcast:
         self._world_size = 1
         self._closed = threading.Event()
         self._heard = threading.Event()
-        # Set while nothing can be heard: before the meeting, after the end, once it is written down.
-        self._over = threading.Event()
-        self._over.set()
-        self._read = threading.Lock()  # taken for good by the thread that counts this process
         # What is to be brought to its end before this process ends at another's word.
         self.before_end: Callable[[], None] = lambda: None
 
@@ -55,28 +51,27 @@ class FatalErrorBroadcast:
         # Two connections: one that waits takes no other question.
         self._store, waits = another_connection(store), another_connection(store)
         self._world_size = world_size
-        self._over.clear()
         threading.Thread(target=self._listen, args=[waits], name="failures", daemon=True).start()
 
     def tell(self, why: str) -> tuple[str, bool]:
         """Tell all processes. Returns the reason that stands, and whether it is this process' own."""
-        word = f"{self._rank} {self._host}: {' '.join(why.split())}"
+        word = f"{self._rank} {self._host}: {why}"
         self._closed.set()
         if self._store is None:
             return _reason(word), True
         try:
             stands = self._store.compare_set(_REASON, "", word).decode()
-            self._count_read(self._store)
-            return _reason(stands), stands == word
         except RuntimeError:
             # The store is gone, and with it everybody who could have read it there.
             return _reason(word), True
+        return _reason(stands), stands == word
 
     def wait_for_word(self, within_s: float = WORD_S) -> None:
-        """After the loss of a peer: does not return if that one has left word."""
-        self._over.wait(within_s)
-        if self._heard.is_set():  # who has heard it writes it down, and then ends this process
-            self._over.wait(_WRITE_S)
+        """After the loss of a peer: does not return if that one has left word, as this process then ends."""
+        if self._store is not None and self._heard.wait(within_s):
+            time.sleep(
+                _WRITE_S
+            )  # the thread that has heard it writes it down, and ends this process
 
     def wait_until_read(self) -> None:
         """At the end of the process in which the store may live: let the others read it."""
@@ -90,37 +85,26 @@ class FatalErrorBroadcast:
     def close(self) -> None:
         """The job has ended well everywhere: what happens to the store no longer matters."""
         self._closed.set()
-        self._over.set()
 
     def _listen(self, store: Store) -> None:
-        try:
-            while not self._closed.is_set():
-                with contextlib.suppress(TimeoutError):
-                    reason = self._next(store)
-                    if reason and not self._closed.is_set():
-                        self._heard.set()
-                        self._count_read(store)
-                        self._on_heard(reason)
-                    return
-        except RuntimeError:
-            return  # the store is gone; who is in a collective with its host finds out by itself
-        finally:
-            self._over.set()
-
-    def _count_read(self, store: Store) -> None:
-        """Once for each process: it may hear another's reason just before it tells its own."""
-        if self._read.acquire(blocking=False):
+        # The store is gone: who is in a collective with its host finds out by itself.
+        with contextlib.suppress(RuntimeError):
+            _wait(store)
+            reason = _reason(store.get(_REASON).decode())
             store.add(_READ, 1)
+            if not self._closed.is_set():
+                self._heard.set()
+                self._on_heard(reason)
 
-    def _next(self, store: Store) -> str:
-        """Wait for the reason. Raises TimeoutError where there was none for a while, RuntimeError."""
-        from torch.distributed import DistStoreError
 
-        try:
+def _wait(store: Store) -> None:
+    """Until there is a reason. Raises RuntimeError when the store is gone."""
+    from torch.distributed import DistStoreError
+
+    while True:
+        with contextlib.suppress(DistStoreError):  # none for a while
             store.wait([_REASON], timedelta(seconds=WAIT_S))
-        except DistStoreError:
-            raise TimeoutError from None
-        return _reason(store.get(_REASON).decode())
+            return
 
 
 def _reason(word: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from train.console import say
 from train.errors import TrainError
 from train.files import replace_file
 from train.layout import steps_on_disk
@@ -93,6 +94,17 @@ class HostStatus:
                 "make room or restore the permission, and start the job again"
             ) from None
         self.fence.close()
+
+
+def is_over(held: Path, attempt: str, rank: int | None = None) -> bool:
+    """Whether a process of `attempt` is a restart of one that has failed for good, or was replaced: it says so."""
+    status, holder = read_status(held), read_lock(held)
+    if status is not None and (status.word, status.attempt) == ("failed", attempt):
+        return True
+    if holder is not None and holder.attempt != attempt:
+        say(f"attempt {attempt} was replaced by {holder.attempt} on {holder.host}; ending", rank)
+        return True
+    return False
 
 
 def record_end(

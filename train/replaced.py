@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from train.console import say
-from train.ending import exit_at_once
+from train.errors import exit_at_once
 from train.health import heartbeats
 from train.lock import FencedOffError, is_replaced, read_lock
 from train.node import Node

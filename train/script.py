@@ -23,8 +23,7 @@ from typing import Any
 from train import processes, workdir
 from train.config import seconds
 from train.console import say
-from train.ending import exit_at_once
-from train.errors import EXIT_FAILED, EXIT_STOPPED
+from train.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
 from train.health.stacks import innermost_user_line
 from train.integrations import progress
 from train.integrations.frameworks import hooks
@@ -34,7 +33,7 @@ from train.integrations.session import Session, StopTraining
 from train.integrations.stopping import StopAtStep
 from train.lock import HeldByLiveJobError, is_replaced, read_lock, take
 from train.metrics import MetricsLog
-from train.node import MOST_REASON, Node, record_crash
+from train.node import MOST_REASON, Node, is_over, record_crash
 from train.replaced import Replacement
 from train.scheduler import VARIABLE, Scheduled
 from train.status import Status, read_status, write_status
@@ -97,7 +96,7 @@ class Runner:
 
     def run(self) -> int:
         """The process' exit code."""
-        if self._attempt and self._is_over():
+        if self._attempt and is_over(self._directory, self._attempt):
             return 0
         replaced = Replacement(self._whole, os.environ, self._node)
         replaced.end_if_come()
@@ -120,18 +119,6 @@ class Runner:
         return self._run()
 
     # --- before the script ------------------------------------------------------------------------
-
-    def _is_over(self) -> bool:
-        """Whether this worker is a restart of an attempt that has failed for good, or was replaced."""
-        status, holder = read_status(self._directory), read_lock(self._directory)
-        if status is not None and (status.word, status.attempt) == ("failed", self._attempt):
-            return True
-        if holder is not None and holder.attempt != self._attempt:
-            say(
-                f"attempt {self._attempt} was replaced by {holder.attempt} on {holder.host}; ending"
-            )
-            return True
-        return False
 
     def _take(self, node: Node) -> None:
         """Under a scheduler the script's rank 0 takes the whole directory: a later start of the job then

@@ -16,16 +16,22 @@ from pathlib import Path
 from train import processes
 from train.config import RunConfig, parse
 from train.console import say
-from train.ending import exit_at_once
-from train.errors import EXIT_FAILED, ToldError, TrainError
+from train.errors import (
+    EXIT_FAILED,
+    GONE,
+    LATE,
+    ToldError,
+    TrainError,
+    exit_at_once,
+    what_became_of_a_peer,
+)
 from train.fatal_error import LAST_WAIT_S, FatalErrorBroadcast
 from train.health.phase import doing
 from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
-from train.lock import FencedOffError, read_lock
-from train.node import MOST_REASON, Node, record_crash, record_end
+from train.lock import FencedOffError
+from train.node import MOST_REASON, Node, is_over, record_crash, record_end
 from train.parallel import master_port
-from train.peers import GONE, LATE, what_became_of_a_peer
 from train.replaced import Replacement
 from train.status import read_status
 
@@ -64,26 +70,17 @@ class Worker:
 
     def run(self) -> int:
         """Its exit code."""
-        if self._attempt and self._is_over():
+        held = self._node.directory if self._node else self._directory
+        if self._attempt and is_over(held, self._attempt, self._rank):
             return 0
         self._replaced.end_if_come()
         self._replaced.watch()
         self._reporter.start()
-        return self._alone() if self._node is None else self._among_hosts(self._node)
-
-    def _is_over(self) -> bool:
-        """Whether this is a restart of an attempt that has failed for good, or was replaced."""
-        held = self._node.directory if self._node else self._directory
-        status, holder = read_status(held), read_lock(held)
-        if status is not None and (status.word, status.attempt) == ("failed", self._attempt):
-            return True
-        if holder is not None and holder.attempt != self._attempt:
-            new = f"{holder.attempt} on {holder.host}"
-            self._say(f"attempt {self._attempt} was replaced by {new}; ending")
-            return True
-        return False
-
-    def _alone(self) -> int:
+        if self._node is not None:
+            self._failures = FatalErrorBroadcast(self._node.name, self._rank, self._end_as_told)
+            # Who listens when the process with the store dies has torch print a page of C++ frames, in front
+            # of the one line that matters. Read by torch when it is imported.
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         try:
             return self._train()
         except FencedOffError as error:
@@ -91,51 +88,11 @@ class Worker:
             self._say(str(error))
             return 0
         except TrainError as error:
-            self._reporter.fail(error, waited=False)
-            self._fail(str(error))
-            return EXIT_FAILED
+            self._reporter.fail(error, waited=isinstance(error, ToldError))
+            return self._fail(error)
         except Exception as error:  # noqa: BLE001 - the worker's last resort
-            self._crash(error)
-            return EXIT_FAILED
-
-    def _among_hosts(self, node: Node) -> int:
-        """As on one host; and what ends the job for good on one host ends it on all, with its reason.
-
-        Then every worker exits 0, as torchrun's agents would otherwise start some of them again, to
-        wait for others that do not come.
-        """
-
-        def end_as_told(reason: str) -> None:
-            self._replaced.end_if_come()
-            failures.before_end()
-            code = self._put_down(reason)
-            failures.wait_until_read()
-            exit_at_once(code)
-
-        self._failures = failures = FatalErrorBroadcast(node.name, self._rank, end_as_told)
-        # Who listens when the process with the store dies has torch print a page of C++ frames, in front
-        # of the one line that matters. Read by torch when it is imported.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        try:
-            return self._train()
-        except FencedOffError as error:
-            self._reporter.fail(error, waited=False)
-            self._say(str(error))
-            return 0
-        except ToldError as error:
-            self._reporter.fail(error, waited=True)
-            failures.wait_for_word(LAST_WAIT_S)  # who has told it in the exchange leaves word next
-            return self._put_down(str(error))
-        except TrainError as error:
-            self._reporter.fail(error, waited=False)
-            reason, is_mine = failures.tell(str(error))
-            if is_mine:
-                self._say(" ".join(str(error).split()))
-            code = self._put_down(reason)
-            failures.wait_until_read()
-            return code
-        except Exception as error:  # noqa: BLE001 - the worker's last resort
-            failures.wait_for_word()
+            if self._failures is not None:
+                self._failures.wait_for_word()
             self._crash(error)
             return EXIT_FAILED
 
@@ -166,21 +123,46 @@ class Worker:
 
     # --- how an end is told -----------------------------------------------------------------------
 
+    def _fail(self, error: TrainError) -> int:
+        """Have the job end for good, on one host or on all of them. The exit code.
+
+        On several hosts every worker exits 0, as torchrun's agents would otherwise start some of them
+        again, to wait for others that do not come.
+        """
+        why, failures = " ".join(str(error).split()), self._failures
+        if failures is None:
+            was = read_status(self._directory)
+            if was is None or (was.word, was.attempt, was.reason) != ("failed", self._attempt, why):
+                self._say(why)  # else another rank has met it, and said so
+                self._put_down(why)
+            return EXIT_FAILED
+        if isinstance(error, ToldError):
+            failures.wait_for_word(LAST_WAIT_S)  # who has told it in the exchange leaves word next
+            return self._put_down(why)
+        reason, is_mine = failures.tell(why)
+        if is_mine:
+            self._say(why)
+        code = self._put_down(reason)
+        failures.wait_until_read()
+        return code
+
+    def _end_as_told(self, reason: str) -> None:
+        """Another process has told why the job ends: called by the thread that listens for it."""
+        assert self._failures is not None
+        self._replaced.end_if_come()
+        self._failures.before_end()
+        code = self._put_down(reason)
+        self._failures.wait_until_read()
+        exit_at_once(code)
+
     def _put_down(self, reason: str) -> int:
-        """Write `failed` for this host, and for the job where this host holds it. The exit code."""
+        """Write `failed` for this host, and for the job where this host holds it. 0 unless that fails."""
         try:
             record_end(self._directory, self._attempt, self._node, "failed", reason)
         except OSError as error:
             self._say(f"the status file cannot be written: {error.strerror}")
             return EXIT_FAILED
         return 0
-
-    def _fail(self, why: str) -> None:
-        """The same on one host, where another rank may have met the fault and said so."""
-        was, reason = read_status(self._directory), " ".join(why.split())
-        if was is None or (was.word, was.attempt, was.reason) != ("failed", self._attempt, reason):
-            self._say(why)
-            self._put_down(reason)
 
     def _crash(self, error: Exception) -> None:
         """Say what has happened; of what happened to others, who and where it was."""

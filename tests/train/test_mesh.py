@@ -12,12 +12,12 @@ import torch
 
 from tests.train.world import in_world
 from train.data import ranges
+from train.errors import PeerGoneError, PeerLateError
 from train.parallel.gradients import join_levels
 from train.parallel.mesh import MOST_NUMBERS, Mesh, MeshReducer, connect
 from train.parallel.process_group import World
 from train.parallel.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
 from train.parallel.step_exchange import StepExchange, StepResult
-from train.peers import PeerGoneError, PeerLateError
 
 LEAVES = 7
 VALUES = torch.randn(LEAVES, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

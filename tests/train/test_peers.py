@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from tests.train.world import in_world
+from train.errors import GONE, LATE, PeerGoneError, PeerLateError, what_became_of_a_peer
 from train.parallel.process_group import World
-from train.peers import GONE, LATE, PeerGoneError, PeerLateError, what_became_of_a_peer
 
 
 def raised_by(action: object) -> str:

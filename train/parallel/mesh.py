@@ -19,9 +19,9 @@ from typing import Protocol
 
 import torch
 
+from train.errors import PeerGoneError, PeerLateError
 from train.parallel import tree
 from train.parallel.process_group import World
-from train.peers import PeerGoneError, PeerLateError
 
 # At most four messages lie in a socket unread: two sums of this step and two of the one before, as
 # nobody ends a step without everybody's messages. So no sender ever waits for a reader.
