@@ -58,9 +58,10 @@ class HeldByLiveJobError(TrainError):
 
 @dataclass(frozen=True)
 class Holder:
-    """What the lock file says. `starts`: the newest step each generation of the attempt found
-    committed; `worlds`: the hosts each one began with (see Start). `scheduler`: which start of which
-    scheduler's job it is (see train.scheduler), "" for none."""
+    """What the lock file says. `attempt`: who holds it; that is the launch id in the checkpoint directory
+    of a job on several hosts, of which each host has an attempt of its own. `starts`: the newest step each
+    generation of the attempt found committed; `worlds`: the hosts each one began with (see Start).
+    `scheduler`: which start of which scheduler's job it is (see train.scheduler), "" for none."""
 
     attempt: str
     generation: int
@@ -103,34 +104,24 @@ def claim(
         since=time.time(),
         scheduler=scheduler,
     )
-    taken = False
-    while not taken:
-        holder = read_lock(directory)
-        if holder is not None:
-            _check_may_take(directory, holder, scheduler)
+    while True:
         # Judged outside the file lock, which a holder needs to show that it lives.
-        taken = _replace(directory, holder, mine)
+        judged = _check_may_take(directory, scheduler)
+        with _exclusive(directory):
+            if read_lock(directory) == judged:
+                _write_lock(directory, mine)
+                break
     # Where the file system has no locks, two claims may both have got here: the last write won.
-    if _attempt_on_file(directory) != mine.attempt:
+    on_file = read_lock(directory)
+    if on_file is None or on_file.attempt != mine.attempt:
         raise HeldByLiveJobError(f"another job took {directory} at the same moment; try again")
     return mine.attempt
-
-
-def _replace(directory: Path, judged: Holder | None, mine: Holder) -> bool:
-    """Write `mine` unless somebody has written since `judged` was read; whether it did."""
-    with _exclusive(directory):
-        if read_lock(directory) != judged:
-            return False
-        _write_lock(directory, mine)
-        return True
 
 
 def check_free(directory: Path, scheduler: str) -> None:
     """Raise HeldByLiveJobError where claim() would, and take nothing. Raises OSError."""
     await_last_words(directory, scheduler)
-    holder = read_lock(directory)
-    if holder is not None:
-        _check_may_take(directory, holder, scheduler)
+    _check_may_take(directory, scheduler)
 
 
 def check_not_replaced(directory: Path, scheduler: str) -> None:
@@ -140,12 +131,19 @@ def check_not_replaced(directory: Path, scheduler: str) -> None:
         raise HeldByLiveJobError("; ".join(later_start(directory, holder, scheduler)))
 
 
-def _check_may_take(directory: Path, holder: Holder, scheduler: str) -> None:
+def _check_may_take(directory: Path, scheduler: str) -> Holder | None:
+    """The holder, which may be replaced. Raises HeldByLiveJobError when it may not."""
+    holder = read_lock(directory)
+    if holder is None:
+        return None
     if is_replaced(holder, scheduler):
         raise HeldByLiveJobError("; ".join(later_start(directory, holder, scheduler)))
     # An earlier start, or one on another host of this start: nothing to look at.
     if not is_same_job(holder, scheduler) and _is_alive(directory, holder):
-        raise HeldByLiveJobError(_describe(directory, holder))
+        raise HeldByLiveJobError(
+            f"{directory} is {who_holds(holder)}; {how_to_end(directory, holder)}"
+        )
+    return holder
 
 
 def take(directory: Path, job: str, launcher_pid: int, launch: str, scheduler: str = "") -> None:
@@ -203,11 +201,7 @@ class Fence:
             _write_lock(directory, self._holder)
             # Kept open, so that no later lock file is given the same inode.
             self._file = open(directory / "lock", "rb")  # noqa: SIM115
-        self._inode: int | None = os.fstat(self._file.fileno()).st_ino
-        self.lost: FencedOffError | None = None
-        self._ended = threading.Event()
-        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._beating.start()
+        self._ended = keep_alive(directory, attempt)
 
     @property
     def attempt(self) -> str:
@@ -225,41 +219,41 @@ class Fence:
 
     def glance(self) -> None:
         """As check(), by a mere stat of the lock file: for what is written at every step."""
-        if self.lost is not None:
-            raise self.lost
-        if self._inode is None:
-            return
         try:
-            if os.stat(self._directory / "lock").st_ino == self._inode:
-                return
+            now = os.stat(self._directory / "lock")
         except FileNotFoundError:
-            pass
+            self.check()
         except OSError:
             return  # a file server that is away for a moment
-        self.check()
-        self._inode = None  # a mount whose files have a new number at every look
+        else:
+            if not os.path.samestat(now, os.fstat(self._file.fileno())):
+                self.check()
 
     def close(self) -> None:
         """Stop the heartbeat. The lock itself ends with the processes it names."""
         self._ended.set()
-        self._beating.join()
         self._file.close()
 
-    def _beat(self) -> None:
-        while not self._ended.wait(HEARTBEAT_S):
-            try:
-                self.check()
-                os.utime(self._directory / "lock")
-            except FencedOffError as error:
-                self.lost = error
-                return
-            except OSError:
-                continue  # a file server that is away for a moment
+
+def keep_alive(directory: Path, attempt: str) -> threading.Event:
+    """From now on show that `attempt` lives, until the event is set or the directory is another's."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(HEARTBEAT_S):
+            with contextlib.suppress(OSError):  # a file server that is away for a moment
+                holder = read_lock(directory)
+                if holder is None or holder.attempt != attempt:
+                    return
+                os.utime(directory / "lock")
+
+    threading.Thread(target=renew, name="heartbeat", daemon=True).start()
+    return ended
 
 
 def _moved_here(holder: Holder) -> Holder:
     """The same holder, whose life is from now on to be told by the processes of this host."""
-    if holder.boot == machine():
+    if is_here(holder):
         return holder
     launcher = int(os.environ.get("DDPGEN_LAUNCHER_PID", os.getpid()))
     return replace(
@@ -305,7 +299,7 @@ def read_lock(directory: Path) -> Holder | None:
         data["launcher"] = _process(data["launcher"])
         data["writer"] = _process(data["writer"]) if data["writer"] else None
         data["starts"] = tuple(data["starts"])
-        data["worlds"] = tuple(data.get("worlds") or [""] * len(data["starts"]))
+        data["worlds"] = tuple(data["worlds"])
         return Holder(**data)
     except FileNotFoundError:
         return None
@@ -325,7 +319,7 @@ def look(directory: Path, timeout_s: float) -> tuple[Holder, bool | None] | None
     None instead of a yes or no where `timeout_s` seconds are too short to tell. Raises OSError.
     """
     holder = read_lock(directory)
-    if holder is None or holder.boot == machine():
+    if holder is None or is_here(holder):
         return (holder, _is_alive(directory, holder)) if holder else None
     # In the generation 0 nobody beats: watching would only cost time.
     return holder, _pulse(directory, holder, timeout_s if holder.generation else 0.0)
@@ -347,11 +341,6 @@ def _write_lock(directory: Path, holder: Holder) -> None:
     replace_file(directory / "lock", json.dumps(asdict(holder), indent=1).encode() + b"\n")
 
 
-def _attempt_on_file(directory: Path) -> str | None:
-    holder = read_lock(directory)
-    return holder.attempt if holder else None
-
-
 @contextlib.contextmanager
 def _exclusive(directory: Path) -> Iterator[None]:
     # Also to be written to: to open a pipe that way waits for nobody at its other end.
@@ -364,9 +353,14 @@ def _exclusive(directory: Path) -> Iterator[None]:
 
 
 def _is_alive(directory: Path, holder: Holder) -> bool:
-    if holder.boot == machine():
+    if is_here(holder):
         return any(_is_running(p) for p in (holder.launcher, holder.writer) if p)
-    return _heart_beats(directory, holder)
+    silence = _silence(holder)
+    say(
+        f"{directory} was held by {holder.host}, attempt {holder.attempt}; looking for up to "
+        f"{silence:g} s whether that is still alive"
+    )
+    return _pulse(directory, holder, silence) is True
 
 
 def await_last_words(directory: Path, scheduler: str = "") -> None:
@@ -386,16 +380,6 @@ def await_last_words(directory: Path, scheduler: str = "") -> None:
     deadline = time.monotonic() + LAST_WORDS_S
     while _is_running(holder.writer) and time.monotonic() < deadline:
         time.sleep(0.1)  # not a child of this process, so there is nothing to wait on
-
-
-def _heart_beats(directory: Path, holder: Holder) -> bool:
-    """Whether a holder on another machine shows life within the time it may be silent."""
-    silence = _silence(holder)
-    say(
-        f"{directory} was held by {holder.host}, attempt {holder.attempt}; looking for up to "
-        f"{silence:g} s whether that is still alive"
-    )
-    return _pulse(directory, holder, silence) is True
 
 
 def _pulse(directory: Path, holder: Holder, timeout_s: float) -> bool | None:
@@ -438,10 +422,6 @@ def _mtime(path: Path) -> float | None:
 
 def _is_running(process: tuple[int, int]) -> bool:
     return process_state(*process) not in ENDED
-
-
-def _describe(directory: Path, holder: Holder) -> str:
-    return f"{directory} is {who_holds(holder)}; {how_to_end(directory, holder)}"
 
 
 def who_holds(holder: Holder, otherwise: str = "in use by") -> str:

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from train.console import say
-from train.errors import TrainError
 from train.files import replace_file
 from train.layout import steps_on_disk
-from train.lock import Fence, FencedOffError, read_lock
-from train.status import Status, read_status, write_status
+from train.lock import FencedOffError, read_lock
+from train.status import Status, read_status, record_status, write_status
 
 # Of an exception's text, which may be a page, so much goes into the status.
 MOST_REASON = 500
@@ -64,36 +63,11 @@ class Node:
             )
 
     def write(self, word: str, step: int | None = None, reason: str = "") -> None:
-        """Put the status on file; without a step, the one before stays. Raises OSError, FencedOffError."""
+        """Put the status on file; without a step, the one before stays. Raises TrainError, FencedOffError."""
         self.check()
         if step is None:
             step = (read_status(self.directory) or Status(word, self.attempt, 0)).step
-        write_status(self.directory, Status(word, self.attempt, step, reason))
-
-
-@dataclass(frozen=True)
-class HostStatus:
-    """The status of this host, where the job runs on several. `fence`: who has it writes, local rank 0."""
-
-    node: Node
-    fence: Fence | None
-
-    def begin(self, step: int) -> None:
-        if self.fence is not None:
-            self.node.write("running", step)
-
-    def end(self, word: str, step: int, reason: str = "") -> None:
-        """The host's last word. Raises FencedOffError, TrainError when it cannot be written."""
-        if self.fence is None:
-            return
-        try:
-            self.node.write(word, step, reason)
-        except OSError as error:
-            raise TrainError(
-                f"the status file in {self.node.directory} cannot be written: {error.strerror}; "
-                "make room or restore the permission, and start the job again"
-            ) from None
-        self.fence.close()
+        record_status(self.directory, Status(word, self.attempt, step, reason))
 
 
 def is_over(held: Path, attempt: str, rank: int | None = None) -> bool:

@@ -27,7 +27,7 @@ from train.lock import Fence
 from train.metrics import MetricsLog
 from train.parallel.process_group import World
 from train.state import State
-from train.status import Status, read_status, write_status
+from train.status import Status, read_status, record_status
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
@@ -95,7 +95,7 @@ class Records:
             self.say(f"the loss is {loss} at step {state.step}; the rows before it may tell why")
         if state.step < self._last_step and self.saver.due(state.step):
             self.saver.save(state)
-        lost = self.saver.fenced_off or self._fence.lost
+        lost = self.saver.fenced_off
         if lost is None and self._remote is not None:
             lost = self._remote.lost
         if lost is not None:
@@ -180,13 +180,7 @@ class Records:
         was = read_status(self._directory)
         if was is not None and (was.word, was.attempt) == ("failed", self._fence.attempt):
             raise TrainError(was.reason)  # another rank has met it before this one looked
-        try:
-            write_status(self._directory, Status(word, self._fence.attempt, step, reason))
-        except OSError as error:
-            raise TrainError(
-                f"the status file in {self._directory} cannot be written: {error.strerror}; make "
-                "room or restore the permission, and start the job again"
-            ) from None
+        record_status(self._directory, Status(word, self._fence.attempt, step, reason))
 
 
 @contextmanager

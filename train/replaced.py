@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from train.console import say
-from train.errors import exit_at_once
+from train.errors import TrainError, exit_at_once
 from train.health import heartbeats
 from train.lock import FencedOffError, is_replaced, read_lock
 from train.node import Node
@@ -82,7 +82,7 @@ class Replacement:
     def _tell_script(self) -> None:
         """Unless this host takes part in the later start too: then its status is that one's."""
         if self._node is not None:
-            with contextlib.suppress(FencedOffError, OSError):
+            with contextlib.suppress(FencedOffError, TrainError):
                 self._node.write("failed", reason=self._why)
 
     def _end_agent(self) -> None:

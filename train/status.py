@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from train.errors import TrainError
 from train.files import read_file, replace_file
 
 WORDS = ("running", "done", "stopped", "failed")
@@ -41,6 +42,17 @@ def write_status(directory: Path, status: Status) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwrite(path, line):
             raise
+
+
+def record_status(directory: Path, status: Status) -> None:
+    """As write_status, for a run that cannot go on without. Raises TrainError when it cannot be written."""
+    try:
+        write_status(directory, status)
+    except OSError as error:
+        raise TrainError(
+            f"the status file in {directory} cannot be written: {error.strerror}; make "
+            "room or restore the permission, and start the job again"
+        ) from None
 
 
 def _overwrite(path: Path, line: bytes) -> bool:

@@ -47,7 +47,7 @@ from train.health.phase import (
 )
 from train.health.reporter import Reporter
 from train.lock import Fence
-from train.node import HostStatus, Node
+from train.node import Node
 from train.optim import LearningRate, build_optimizer
 from train.parallel import agreement
 from train.parallel.buffers import Buffers
@@ -107,7 +107,9 @@ def run(
     startup.connect_reporters(reporter, world)
     host = None
     if node is not None:
-        host = HostStatus(node, agreement.enter(node, assembly, place))
+        if place.local_rank == 0:
+            agreement.enter(node, assembly)
+            host = node
         fence = agreement.take_directory(directory, assembly, world)
     parts = ranges(startup.shares(config, assembly))
     if world.rank == 0:
@@ -132,7 +134,7 @@ def run(
             if failures is not None:
                 failures.before_end = trainer.records.saver.settle
         if host is not None:
-            host.begin(trainer.state.step)
+            host.write("running", trainer.state.step)
         # Nobody trains before the status says `running`: a rank that fails at once says so after it.
         world.barrier()
         try:
@@ -156,7 +158,8 @@ class Trainer:
     """One rank's part of a run.
 
     `parts`: the micro-batches of a step that are each rank's; `mine` those of this one. `records`: what
-    is written down, by rank 0; None on the others. `state` is all that changes.
+    is written down, by rank 0; None on the others. `host`: on several hosts, on the first rank of each: where
+    its status is. `state` is all that changes.
     """
 
     records: Records | None = None
@@ -170,7 +173,7 @@ class Trainer:
         world: World,
         parts: list[range],
         stop: StopRequest,
-        host: HostStatus | None = None,
+        host: Node | None = None,
     ) -> None:
         """Build workload and optimizer, in the user's directory and from the seed. Raises TrainError."""
         self.config, self.world, self.stop, self.host = config, world, stop, host
@@ -346,7 +349,7 @@ class Trainer:
                 self.records.close(outcome.value, self.state.step, reason)
         if self.host is not None:
             word = "running" if outcome is Outcome.LEFT else outcome.value
-            self.host.end(word, self.state.step, reason)
+            self.host.write(word, self.state.step, reason)
         self.stop.close()
 
     def _asked_to_end(self) -> tuple[bool, bool]:

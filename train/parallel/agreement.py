@@ -20,7 +20,7 @@ from train.errors import ToldError, TrainError, start_command
 from train.layout import steps_on_disk
 from train.lock import Fence, FencedOffError, Start
 from train.node import Node
-from train.parallel.process_group import Place, World
+from train.parallel.process_group import World
 from train.scheduler import VARIABLE
 from train.status import Status, write_status
 
@@ -130,17 +130,14 @@ def assemble(
     return assembly
 
 
-def enter(node: Node, assembly: Assembly, place: Place) -> Fence | None:
-    """This host's local rank 0 takes its part: a generation in the node directory, the launch.
+def enter(node: Node, assembly: Assembly) -> None:
+    """This host takes its part: a generation in the node directory, the launch.
 
     Raises FencedOffError when the host's script was started anew, TrainError when the hosts keep
     crashing where they stand.
     """
-    if place.local_rank != 0:
-        return None
-    fence = Fence(node.directory, node.attempt, assembly.start)
+    Fence(node.directory, node.attempt, assembly.start).close()  # its supervisor keeps it alive
     node.remember(assembly.launch)
-    return fence
 
 
 def take_directory(directory: Path, assembly: Assembly, world: World) -> Fence | None:

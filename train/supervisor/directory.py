@@ -1,20 +1,17 @@
-"""The checkpoint directory, taken for an attempt and kept.
+"""The checkpoint directory, taken for an attempt.
 
-Owns what a supervisor says when it cannot have it, and the renewal of its lease while rank 0 is restarting
-or has not met the others yet.
+Owns what a supervisor says when it cannot have it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import threading
 from pathlib import Path
 
 from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
 from train.layout import steps_on_disk
-from train.lock import HEARTBEAT_S, HeldByLiveJobError, check_not_replaced, claim, read_lock
+from train.lock import HeldByLiveJobError, check_not_replaced, claim
 from train.scheduler import Scheduled
 from train.status import Status, write_status
 from train.supervisor.refusal import Refusal
@@ -54,18 +51,3 @@ def unusable(whole: Path, error: OSError) -> Refusal:
         remedy = "it has to be a file: move that directory away"
     why = f"{error.strerror or error}{about}; {remedy}"
     return Refusal(EXIT_FAILED, f"the checkpoint directory {whole} cannot be used: {why}")
-
-
-def renew(held: Path, attempt: str) -> None:
-    """From now on show that this attempt lives, until the process ends or the directory is another's."""
-    threading.Thread(target=_renew, args=(held, attempt), daemon=True).start()
-
-
-def _renew(held: Path, attempt: str) -> None:
-    never = threading.Event()
-    while not never.wait(HEARTBEAT_S):
-        with contextlib.suppress(OSError):  # a file server that is away for a moment
-            holder = read_lock(held)
-            if holder is None or holder.attempt != attempt:
-                return
-            os.utime(held / "lock")

@@ -26,6 +26,7 @@ from train.config import seconds
 from train.console import say
 from train.errors import EXIT_UNAVAILABLE
 from train.layout import node_directory
+from train.lock import keep_alive
 from train.nic import NetworkError, resolve
 from train.node import Node, record_end
 from train.preflight import command as preflight
@@ -326,7 +327,7 @@ class Supervisor:
                 EXIT_UNAVAILABLE, f"cannot start {command[0]!r}: {error.strerror}"
             ) from None
         self._events.watch_child(self._workers.pid)
-        directory.renew(self.held, self._attempt)
+        keep_alive(self.held, self._attempt)
         self._tier.watch(self._stop_file)
 
     def _pins(self, nic: str) -> Sequence[Pin]:
