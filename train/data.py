@@ -18,7 +18,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, default_collate
@@ -27,9 +27,7 @@ from train import processes, rng
 from train.errors import TrainError
 from train.workload import Dataset
 
-_FEW = 48
 _BLOCK = 2048
-_Integers = TypeVar("_Integers", int, torch.Tensor)
 
 
 class SampleOrder:
@@ -68,25 +66,17 @@ class SampleOrder:
     def _permute(self, epoch: int, offsets: torch.Tensor) -> list[int]:
         if epoch != self._epoch:
             self._epoch, self._keys = epoch, self._keys_of(epoch)
-        # Below some dozens of samples, tensor operations cost more than Python's own arithmetic.
-        if len(offsets) < _FEW:
-            return [self._one(offset) for offset in offsets.tolist()]
         result = self._rounds(offsets)
         while (outside := result >= self.n).any():
             result[outside] = self._rounds(result[outside])
         indices: list[int] = result.tolist()
         return indices
 
-    def _one(self, x: int) -> int:
-        while (x := self._rounds(x)) >= self.n:
-            pass
-        return x
+    def _rounds(self, x: torch.Tensor) -> torch.Tensor:
+        """One pass of the network.
 
-    def _rounds(self, x: _Integers) -> _Integers:
-        """One pass of the network, on an int or on a tensor of them, with the same result.
-
-        Tensors wrap around at 64 bits where ints grow, and shift in copies of the sign; neither
-        reaches the bits that the masks, of 32 bits at most, let through.
+        int64 wraps around, and its shifts bring in copies of the sign; neither reaches the bits that the
+        masks, of 32 bits at most, let through.
         """
         low_mask, high_mask = self._low_mask, self._high_mask
         high, low = x >> self._low_bits, x & low_mask

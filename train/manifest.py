@@ -87,8 +87,3 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for name in names
         if was.get(name) != now.get(name)
     ]
-
-
-def is_exact_on_any_world_size(config: RunConfig) -> bool:
-    """Whether this run's bits are promised to be the same on any number of processes."""
-    return config.reduction == "tree"
