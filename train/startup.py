@@ -81,7 +81,7 @@ def connect_reporters(reporter: Reporter, world: World) -> None:
 
 
 @contextmanager
-def told_to_all(node: Node | None) -> Iterator[None]:
+def end_all_when_fenced_off(node: Node | None) -> Iterator[None]:
     """Of several hosts none goes on when rank 0 may not write any more."""
     try:
         yield

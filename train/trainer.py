@@ -52,7 +52,7 @@ from train.optim import LearningRate, build_optimizer
 from train.parallel import agreement
 from train.parallel.buffers import Buffers
 from train.parallel.gradients import AllReduceGradients, Gradients, TreeGradients
-from train.parallel.mesh import MeshReducer, connect
+from train.parallel.local_sockets import SocketReducer, connect
 from train.parallel.process_group import Place, World, join, leave
 from train.parallel.step_exchange import StepExchange, StepResult
 from train.records import Records
@@ -117,7 +117,7 @@ def run(
     with doing("building model and data"):
         trainer = Trainer(config, world, parts, stop, host)
     with (
-        startup.told_to_all(node),
+        startup.end_all_when_fenced_off(node),
         startup.open_store(config, directory, fence, world) as remote,
     ):
         with doing("loading the checkpoint"):
@@ -227,15 +227,17 @@ class Trainer:
     def connect(self) -> None:
         """Set up what the ranks exchange in a step. Every rank holds the same parameters by now."""
         config, world, model = self.config, self.world, self.workload.model
-        mesh = connect(world)
+        sockets = connect(world)
         if config.reduction == "tree":
             self.gradients = tree = TreeGradients(model, world, config, self.parts)
             if any(module._buffers for module in model.modules()):
-                reducer = MeshReducer(mesh, self.parts, tree.reducer) if mesh else tree.reducer
-                self.buffers = Buffers(model, reducer, self.mine, config.micro_batches)
+                among = (
+                    SocketReducer(sockets, self.parts, tree.reducer) if sockets else tree.reducer
+                )
+                self.buffers = Buffers(model, among, self.mine, config.micro_batches)
         else:
             self.gradients = AllReduceGradients(model, world, config)
-        self.exchange = StepExchange(world, self.mine, config.micro_batches, mesh)
+        self.exchange = StepExchange(world, self.mine, config.micro_batches, sockets)
 
     def train(self) -> Outcome:
         """Train until the last step, or until the ranks agree to stop or to leave."""

@@ -14,7 +14,7 @@ from tests.train.world import in_world
 from train.data import ranges
 from train.errors import PeerGoneError, PeerLateError
 from train.parallel.gradients import join_levels
-from train.parallel.mesh import MOST_NUMBERS, Mesh, MeshReducer, connect
+from train.parallel.local_sockets import MOST_NUMBERS, LocalSockets, SocketReducer, connect
 from train.parallel.process_group import World
 from train.parallel.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
 from train.parallel.step_exchange import StepExchange, StepResult
@@ -23,10 +23,10 @@ LEAVES = 7
 VALUES = torch.randn(LEAVES, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
-def mesh_of(world: World) -> Mesh:
-    mesh = connect(world)
-    assert mesh is not None
-    return mesh
+def sockets_of(world: World) -> LocalSockets:
+    sockets = connect(world)
+    assert sockets is not None
+    return sockets
 
 
 def partial_sums(mine: range, values: torch.Tensor) -> list[torch.Tensor]:
@@ -43,9 +43,9 @@ def test_the_sum_has_the_bits_of_the_tree(shares: list[int]) -> None:
         all_ranges = ranges(shares)
         shortcut = plain_sum_is_the_tree(all_ranges)
         by_tree = TreeReducer(join_levels(world, all_ranges), shortcut, world.device)
-        by_mesh = MeshReducer(mesh_of(world), all_ranges, by_tree)
+        by_sockets = SocketReducer(sockets_of(world), all_ranges, by_tree)
         totals = []
-        for reducer in (by_tree, by_mesh):
+        for reducer in (by_tree, by_sockets):
             rows = partial_sums(all_ranges[world.rank], VALUES)
             totals.append(reducer.reduce(rows, rows[-1]).wait())
         return torch.equal(*totals)
@@ -57,7 +57,7 @@ def test_what_is_large_goes_the_other_way() -> None:
     def body(world: World) -> tuple[float, float]:
         all_ranges = ranges([1, 1])
         other = TreeReducer(join_levels(world, all_ranges), True, world.device)
-        reducer = MeshReducer(mesh_of(world), all_ranges, other)
+        reducer = SocketReducer(sockets_of(world), all_ranges, other)
         large = torch.ones(MOST_NUMBERS + 1, dtype=torch.float64)
         single = torch.ones(3)  # not doubles
         return (
@@ -70,10 +70,10 @@ def test_what_is_large_goes_the_other_way() -> None:
 
 def test_messages_wait_for_one_another_however_they_are_read() -> None:
     def body(world: World) -> list[float]:
-        mesh = mesh_of(world)
+        sockets = sockets_of(world)
         # As many unread ones as a step and the next can leave, each as large as they get.
         sent = [
-            mesh.send(
+            sockets.send(
                 torch.full((MOST_NUMBERS,), 10.0 * i + world.rank), [MOST_NUMBERS] * world.size
             )
             for i in range(4)
@@ -85,10 +85,10 @@ def test_messages_wait_for_one_another_however_they_are_read() -> None:
 
 
 def answers(
-    world: World, shares: Sequence[int], mesh: Mesh | None, *wishes: tuple[bool, bool]
+    world: World, shares: Sequence[int], sockets: LocalSockets | None, *wishes: tuple[bool, bool]
 ) -> list[StepResult]:
     mine = ranges(shares)[world.rank]
-    exchange = StepExchange(world, mine, sum(shares), mesh)
+    exchange = StepExchange(world, mine, sum(shares), sockets)
     given = []
     for stop, leave in wishes:
         exchange.send([torch.tensor(float(v)) for v in mine], stop, leave, [float(world.rank), 0.0])
@@ -97,7 +97,7 @@ def answers(
 
 
 @pytest.mark.parametrize("shares", [[3], [1, 2], [3, 1, 2]])
-def test_decisions_are_the_same_with_and_without_a_mesh(shares: list[int]) -> None:
+def test_decisions_are_the_same_with_and_without_sockets(shares: list[int]) -> None:
     def body(world: World) -> list[StepResult]:
         last = world.rank == world.size - 1
         wishes = [(False, False), (last, False), (False, last), (last, True)]
@@ -115,13 +115,13 @@ def test_decisions_are_the_same_with_and_without_a_mesh(shares: list[int]) -> No
 
 def test_a_lost_peer_is_named() -> None:
     def body(world: World) -> str:
-        mesh = mesh_of(world)
+        sockets = sockets_of(world)
         if world.rank == 1:
-            for peer in mesh._peers.values():
+            for peer in sockets._peers.values():
                 peer.close()
             return ""
         with pytest.raises(PeerGoneError) as caught:
-            mesh.send(torch.ones(2), [2, 2]).wait()
+            sockets.send(torch.ones(2), [2, 2]).wait()
         return str(caught.value)
 
     assert in_world(2, body)[0].startswith("the connection to rank 1 was ")
@@ -129,14 +129,14 @@ def test_a_lost_peer_is_named() -> None:
 
 def test_a_silent_peer_is_waited_for_no_longer_than_the_collective_timeout() -> None:
     def body(world: World) -> str:
-        mesh = mesh_of(world)
+        sockets = sockets_of(world)
         message = ""
-        for peer in mesh._peers.values():
+        for peer in sockets._peers.values():
             assert peer.gettimeout() == world.collective_timeout
             peer.settimeout(0.1)
         if world.rank == 0:
             with pytest.raises(PeerLateError) as caught:
-                mesh.send(torch.ones(2), [2, 2]).wait()
+                sockets.send(torch.ones(2), [2, 2]).wait()
             message = str(caught.value)
         world.barrier()
         return message

@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from train.errors import TrainError
-from train.parallel.mesh import Reducer, Waitable
+from train.parallel.local_sockets import Reducer, Waitable
 from train.parallel.reduction import LocalSums, flatten
 
 # Comparing values costs a pass over them (and on a GPU a wait), so it is not done in every step.

@@ -45,7 +45,7 @@ class Reducer(Protocol):
     def reduce(self, rows: list[torch.Tensor], out: torch.Tensor) -> Waitable: ...
 
 
-class Mesh:
+class LocalSockets:
     """A connection to every peer. Every rank sends, and so receives, in the same order."""
 
     def __init__(self, rank: int, peers: dict[int, socket.socket]) -> None:
@@ -93,23 +93,23 @@ class Mesh:
 class Message:
     """One message of every rank, once `wait` has returned."""
 
-    def __init__(self, mesh: Mesh, mine: torch.Tensor, sizes: Sequence[int]) -> None:
-        self._mesh, self.mine, self.sizes = mesh, mine, sizes
+    def __init__(self, sockets: LocalSockets, mine: torch.Tensor, sizes: Sequence[int]) -> None:
+        self._sockets, self.mine, self.sizes = sockets, mine, sizes
         self.parts: list[torch.Tensor] = []
 
     def wait(self) -> list[torch.Tensor]:
         """What each rank has sent. Raises PeerGoneError, PeerLateError."""
         while not self.parts:
-            self._mesh.receive()
+            self._sockets.receive()
         return self.parts
 
 
-class MeshReducer:
+class SocketReducer:
     """The tree of a step for small tensors: everybody gets all partial sums and adds them up."""
 
-    def __init__(self, mesh: Mesh, ranges: Sequence[range], otherwise: Reducer) -> None:
+    def __init__(self, sockets: LocalSockets, ranges: Sequence[range], otherwise: Reducer) -> None:
         """`otherwise` takes what is too large, or not on the CPU."""
-        self._mesh, self._otherwise = mesh, otherwise
+        self._sockets, self._otherwise = sockets, otherwise
         leaves = ranges[-1].stop
         self._stage = tree.stage([tree.owned(r, leaves).nodes for r in ranges], leaves)
 
@@ -118,7 +118,7 @@ class MeshReducer:
         largest = max(self._stage.rows) * out.numel()
         if largest > MOST_NUMBERS or out.device.type != "cpu" or out.dtype != torch.float64:
             return self._otherwise.reduce(rows, out)
-        message = self._mesh.send(torch.cat(rows), [n * out.numel() for n in self._stage.rows])
+        message = self._sockets.send(torch.cat(rows), [n * out.numel() for n in self._stage.rows])
         return _Sum(message, self._stage.fold, out)
 
 
@@ -133,17 +133,17 @@ class _Sum:
         return self._out.copy_(parts[self._fold.kept[0]])
 
 
-def connect(world: World) -> Mesh | None:
-    """The mesh of this world, or None, on all ranks alike, where there is none to be had."""
+def connect(world: World) -> LocalSockets | None:
+    """The sockets of this world, or None, on all ranks alike, where there is none to be had."""
     if not 1 < world.size <= MOST_PROCESSES or len(world.layout) > 1:
         return None
     directory = world.all_gather(_private_directory() if world.rank == 0 else "")[0]
     try:
-        peers = _meet(Path(directory), world) if directory else {}
+        peers = _connect_all(Path(directory), world) if directory else {}
     finally:
         if world.rank == 0:
             shutil.rmtree(directory, ignore_errors=True)
-    return Mesh(world.rank, peers) if peers else None
+    return LocalSockets(world.rank, peers) if peers else None
 
 
 def _private_directory() -> str:
@@ -154,14 +154,14 @@ def _private_directory() -> str:
         return ""
 
 
-def _meet(directory: Path, world: World) -> dict[int, socket.socket]:
+def _connect_all(directory: Path, world: World) -> dict[int, socket.socket]:
     """A socket to every peer, or none to anybody: the ranks go on together or not at all."""
     with socket.socket(socket.AF_UNIX) as listener:
         # Refused where the directory's name is too long for a socket's, for one thing.
         if not all(world.all_gather(_succeeds(lambda: _listen(listener, directory, world)))):
             return {}
         peers: dict[int, socket.socket] = {}
-        met = _succeeds(lambda: _call_and_answer(listener, directory, world, peers))
+        met = _succeeds(lambda: _connect_and_accept(listener, directory, world, peers))
         return peers if all(world.all_gather(met)) else {}
 
 
@@ -179,10 +179,10 @@ def _listen(listener: socket.socket, directory: Path, world: World) -> None:
     listener.listen(world.size)
 
 
-def _call_and_answer(
+def _connect_and_accept(
     listener: socket.socket, directory: Path, world: World, peers: dict[int, socket.socket]
 ) -> None:
-    """Fill `peers`: the lower ranks are called, the higher ones call."""
+    """Fill `peers`: the lower ranks are connected to, the higher ones connect."""
     for rank in range(world.rank):
         peer = peers[rank] = _prepared(socket.socket(socket.AF_UNIX), world)
         peer.connect(str(directory / str(rank)))

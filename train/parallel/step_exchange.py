@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from train.health.phase import WAITING
-from train.parallel.mesh import MOST_NUMBERS, Mesh, Message
+from train.parallel.local_sockets import MOST_NUMBERS, LocalSockets, Message
 from train.parallel.process_group import World
 
 
@@ -31,10 +31,10 @@ class StepExchange:
     """The reduction of one step after another."""
 
     def __init__(
-        self, world: World, mine: range, micro_batches: int, mesh: Mesh | None = None
+        self, world: World, mine: range, micro_batches: int, sockets: LocalSockets | None = None
     ) -> None:
         self._world, self._mine, self._count = world, mine, micro_batches
-        self._mesh = mesh
+        self._sockets = sockets
         self._sent: torch.Tensor | None = None
         self._work: dist.Work | Message | None = None
 
@@ -49,8 +49,8 @@ class StepExchange:
         slots[self._mine.start : self._mine.stop] = values
         vector = torch.tensor([float(stop), float(leave), *slots, *changed], dtype=torch.float64)
         self._sent = vector
-        if self._mesh is not None and len(vector) <= MOST_NUMBERS:
-            self._work = self._mesh.send(vector, [len(vector)] * self._world.size)
+        if self._sockets is not None and len(vector) <= MOST_NUMBERS:
+            self._work = self._sockets.send(vector, [len(vector)] * self._world.size)
         elif self._world.size > 1:
             self._work = dist.all_reduce(vector, group=self._world.control, async_op=True)
 
