@@ -20,6 +20,7 @@ if sys.version_info < (3, 9):  # noqa: UP036 - the system Python of a cluster ma
 
 import os
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from train.errors import exit_now
 
@@ -38,7 +39,14 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
        python -m train install DIR -- REQUIREMENT …
                                               make a virtual environment with these, unless it is there
 """
-_SMALL = ("supervise", "doctor", "spawn", "notice", "install")
+# Where the function of each is that runs without torch.
+_SMALL = {
+    "supervise": ("train.supervisor.command", "main"),
+    "doctor": ("train.health.doctor", "main"),
+    "spawn": ("train.commands", "main_spawn"),
+    "notice": ("train.commands", "main_notice"),
+    "install": ("train.supervisor.install", "main"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +59,9 @@ def main(argv: Sequence[str]) -> int:
         print(_USAGE, end="")
         return 0
     if command in _SMALL:
-        return _small(command, rest)
+        module, function = _SMALL[command]
+        main_of: Callable[[Sequence[str]], int] = getattr(import_module(module), function)
+        return main_of(rest)
     if command not in ("script", "run") and not command.startswith("-"):
         print(_USAGE, end="", file=sys.stderr)
         print(f"python -m train: unknown command {command!r}", file=sys.stderr)
@@ -66,13 +76,6 @@ def main(argv: Sequence[str]) -> int:
         code = run(rest if command == "run" else argv)
     exit_now(code)
     return code
-
-
-def _small(command: str, argv: Sequence[str]) -> int:
-    from train import commands
-
-    main: Callable[[Sequence[str]], int] = getattr(commands, f"main_{command}")
-    return main(argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The small commands: supervise, spawn, notice, install; and doctor, for people.
+"""The commands spawn and notice.
 
 Owns their options. Imports no torch.
 """
@@ -10,20 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train.config import seconds
-
-
-def main_supervise(argv: Sequence[str]) -> int:
-    """Supervise one host's launch."""
-    from train.supervisor.command import main
-
-    return main(argv)
-
-
-def main_doctor(argv: Sequence[str]) -> int:
-    """Say which rank holds a training up, where each stands, and what the network says."""
-    from train.health.doctor import main
-
-    return main(argv)
 
 
 def main_spawn(argv: Sequence[str]) -> int:
@@ -57,13 +43,6 @@ def main_notice(argv: Sequence[str]) -> int:
     parser.add_argument("--wait", type=seconds, default=60.0, help="at most so long")
     options = parser.parse_args(argv)
     return notice.ask_and_wait(options.stop_file.expanduser().absolute(), options.wait)
-
-
-def main_install(argv: Sequence[str]) -> int:
-    """Make the virtual environment of a spec's requirements, unless it is there."""
-    from train.supervisor import install
-
-    return install.main(argv)
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
