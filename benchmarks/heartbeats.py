@@ -55,7 +55,7 @@ def main() -> None:
 def measure(hosts: int, everybody: bool) -> dict[str, Any]:
     size = hosts * EACH
     store: Any = Store()
-    zero, other = (Exchange(store, Path(), beat(rank, size)) for rank in (0, EACH))
+    zero, other = (Exchange(store, beat(rank, size)) for rank in (0, EACH))
     if everybody:
         for each in (zero, other):
             each._summarised = each._partial = False

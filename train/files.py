@@ -38,15 +38,19 @@ def open_file(path: Path) -> BinaryIO:
     raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` so that a reader sees the old file or the new one, never half of it."""
+def replace_file(path: Path, content: bytes, sync: bool = True) -> None:
+    """Write `content` so that a reader sees the old file or the new one, never half of it.
+
+    `sync`: also after a crash of the whole machine.
+    """
     # Two threads of a process may write it: who hears a verdict, and who meets a fault itself.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with open(temporary, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -416,14 +416,6 @@ def test_of_a_schedulers_job_it_is_told_how_to_ask_for_it(
     assert "can be seen on n3." in run(tmp_path, capsys)[1]
 
 
-@pytest.mark.parametrize("launcher", [["a", 1], [2**70, 1], [-1, 1], [], "ab"])
-def test_a_lock_that_makes_no_sense_holds_nothing(tmp_path: Path, launcher: Any) -> None:
-    lock.claim(tmp_path, "mine", os.getpid())
-    held = json.loads((tmp_path / "lock").read_text())
-    (tmp_path / "lock").write_text(json.dumps({**held, "launcher": launcher}))
-    assert view.launch(tmp_path) is None
-
-
 def test_a_launch_that_the_preflight_refused_is_told_with_its_findings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -550,36 +542,6 @@ def test_a_reason_without_end_does_not_make_a_status_unreadable(tmp_path: Path) 
     status = read_status(tmp_path)
     assert status is not None
     assert status.step == 7
-
-
-def test_a_lock_of_numbers_without_end_holds_nothing(tmp_path: Path) -> None:
-    lock.claim(tmp_path, "mine", os.getpid())
-    held = json.loads((tmp_path / "lock").read_text())
-    (tmp_path / "lock").write_text(json.dumps({**held, "launcher": [float("inf"), 1]}))
-    assert view.launch(tmp_path) is None
-
-
-def test_a_preflight_may_not_claim_the_sky(tmp_path: Path) -> None:
-    report = {"host": "a", "address": "192.0.2.1", "node_rank": 0, "procs": 10**9}
-    odd = [{**report, "node_rank": -1, "procs": 2}, {**report, "procs": -1}]
-    many = [{**report, "host": "b", "node_rank": n, "procs": 1024} for n in range(20_000)]
-    fault = {"code": "PORT001", "host": "a", "cause": "c", "remedy": "r"}
-    check = {"ok": False, "hosts": [report] * 20_000 + odd + many, "findings": [fault] * 20_000}
-    (tmp_path / "preflight.json").write_text(json.dumps(check))
-    began = time.process_time()
-    found = view.homes(tmp_path)
-    assert time.process_time() - began < 2
-    assert (len(found), set(found.values())) == (heartbeats.MOST_RANKS, {"b"})
-    told = view.preflight(tmp_path)
-    assert told is not None
-    assert len(told.findings) == 1000
-
-
-def test_a_preflight_of_empty_values_without_end_is_none(tmp_path: Path) -> None:
-    (tmp_path / "preflight.json").write_text('{"ok": true, "hosts": [' + "[]," * 4_000_000 + "[]]}")
-    began = time.process_time()
-    assert view.preflight(tmp_path) is None
-    assert time.process_time() - began < 0.5
 
 
 def test_an_address_is_nothing_but_an_address(tmp_path: Path) -> None:

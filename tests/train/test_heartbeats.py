@@ -19,6 +19,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.ports import free_port
+from tests.train.counting_store import Store
 from train.health import heartbeats, stacks
 from train.health.exchange import Exchange
 from train.health.heartbeats import Beat, Heard, HostView, read_beats
@@ -279,16 +280,18 @@ def test_hosts_hear_of_each_other_through_the_store_and_notice_silence(tmp_path:
         reporter.stop()
 
 
-def test_what_is_heard_is_put_on_file_while_it_is_news(tmp_path: Path) -> None:
-    store: Any = None
-    exchange = Exchange(store, tmp_path, Beat(0, 0, 2, "h", 1, "m"))
-    assert exchange.is_due()
-    assert not exchange.is_due()
-    exchange._rounds += 1
-    assert exchange.is_due()
-    assert not exchange.is_due()
-    exchange._written_at -= exchange.every  # the store is silent: that is told too
-    assert exchange.is_due()
+def test_what_is_heard_in_a_large_job_counts_until_it_is_written_again(tmp_path: Path) -> None:
+    store: Any = Store()
+    reporter = Reporter(tmp_path, {**ENV, "WORLD_SIZE": "8000"}, "a")
+    reporter.start()
+    reporter.meet("w", store)
+    until(lambda: heartbeats.read_host_views(tmp_path))
+    (host_view,) = heartbeats.read_host_views(tmp_path)
+    seconds_between_files = 8000 / 64
+    aged = replace(host_view, monotonic=time.monotonic() - seconds_between_files)
+    assert not aged.is_cut_off
+    assert replace(aged, every=2.0).is_cut_off
+    reporter.stop()
 
 
 @pytest.fixture
@@ -465,7 +468,7 @@ def test_a_beat_of_numbers_that_make_no_sense_is_none(name: str, number: int) ->
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"time": 1' + b"0" * 400 + b"}", b"\xff"])
 def test_a_beat_that_makes_no_sense_stops_nobody(tmp_path: Path, text: bytes) -> None:
     store: Any = None
-    exchange = Exchange(store, tmp_path, Beat(0, 0, 2, "h", 1, "m"))
+    exchange = Exchange(store, Beat(0, 0, 2, "h", 1, "m"))
     good = json.dumps(Beat(1, 0, 2, "b", 1, "m").as_json()).encode()
     exchange._ask = lambda _: [(0, text), (1, good)]  # type: ignore[method-assign]
     exchange._listen()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,8 +45,8 @@ class Job:
     def __init__(self, clock: Clock) -> None:
         self.clock, self.kept = clock, Store()
         store: Any = self.kept
-        self.zero = Exchange(store, Path(), self.beat(0))
-        self.other = Exchange(store, Path(), self.beat(EACH))
+        self.zero = Exchange(store, self.beat(0))
+        self.other = Exchange(store, self.beat(EACH))
 
     def beat(self, rank: int) -> Beat:
         host = f"host{rank // EACH}"
@@ -114,7 +113,7 @@ def test_the_traffic_at_the_store_is_bounded(clock: Clock) -> None:
 
 def test_in_a_small_job_every_host_reads_all_of_them(clock: Clock) -> None:
     store: Any = Store()
-    one = Exchange(store, Path(), Beat(EACH, 0, 2 * EACH, "b", 1, "m", world="w"))
+    one = Exchange(store, Beat(EACH, 0, 2 * EACH, "b", 1, "m", world="w"))
     for rank in range(2 * EACH):
         one._put(Beat(rank, rank % EACH, 2 * EACH, "a", 1, "m", world="w"))
     one._listen()

@@ -16,7 +16,6 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train.health.diagnosis import examine
@@ -30,6 +29,10 @@ _LISTEN_S = 2.0
 _BYTES_A_SECOND = 2e6
 _BEAT_BYTES = 900
 _SLOWEST_S = 60.0
+# While somebody waits for news.
+_HURRY_S = 1.0
+# How soon the thread sees that somebody does.
+_TICK_S = 0.3
 # So many beats are in a summary, at most.
 _SUMMARY = 16
 
@@ -37,8 +40,8 @@ _SUMMARY = 16
 class Exchange:
     """The beats of all hosts, as one process of this host has them from the store; see the module."""
 
-    def __init__(self, store: Store, directory: Path, own: Beat) -> None:
-        self._store, self._directory, self._own = store, directory, own
+    def __init__(self, store: Store, own: Beat) -> None:
+        self._store, self._own = store, own
         size = own.world_size
         hosts = max(1.0, size / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         everything, most = hosts * size * _BEAT_BYTES, _LISTEN_S * _BYTES_A_SECOND
@@ -52,8 +55,7 @@ class Exchange:
         self._beats: dict[int, Beat] = {}
         self._answered = time.monotonic()
         self._wake = threading.Condition()
-        self._rounds, self._hurry, self._closed = 0, False, False
-        self._written, self._written_at = 0, 0.0
+        self._hurry, self._closed = False, False
 
     def start(self) -> None:
         """Begin to write and, in the first process of a host, to read."""
@@ -64,14 +66,6 @@ class Exchange:
         with self._wake:
             self._latest = beat
             self._wake.notify_all()
-
-    def is_due(self) -> bool:
-        """Whether it is time to put on file what was heard: while it is news. Asked once for each time."""
-        now, rounds = time.monotonic(), self._rounds
-        if rounds == self._written and now - self._written_at < self.every:
-            return False
-        self._written, self._written_at = rounds, now
-        return True
 
     def heard(self) -> HostView:
         """What is known of the others now."""
@@ -96,17 +90,11 @@ class Exchange:
         )
 
     def fresh(self, timeout_s: float) -> None:
-        """Ask again and again for `timeout_s`: whose beat does not change meanwhile is silent."""
-        deadline = time.monotonic() + timeout_s
+        """Ask once a second for `timeout_s`: whose beat does not change meanwhile is silent."""
         with self._wake:
-            while not self._closed and time.monotonic() < deadline:
-                before, self._hurry = self._rounds, True
-                self._wake.notify_all()
-                self._wake.wait_for(
-                    lambda before=before: self._rounds > before or self._closed,  # type: ignore[misc]
-                    deadline - time.monotonic(),
-                )
-                self._wake.wait_for(lambda: self._closed, min(1.0, deadline - time.monotonic()))
+            self._hurry = True
+            self._wake.wait_for(lambda: self._closed, timeout_s)
+            self._hurry = False
 
     def close(self) -> None:
         """No more of it."""
@@ -119,15 +107,15 @@ class Exchange:
         try:
             while True:
                 with self._wake:
-                    self._wake.wait_for(lambda: self._latest or self._hurry or self._closed)
+                    self._wake.wait_for(lambda: self._latest or self._closed, _TICK_S)
                     if self._closed:
                         return
                     beat, self._latest = self._latest, None
-                    hurry, self._hurry = self._hurry, False
+                    hurry = self._hurry
                 if beat is not None:
                     self._put(beat)
-                reads = self._own.local_rank == 0 and time.monotonic() - listened >= self.every
-                if hurry or reads:
+                reads = hurry or self._own.local_rank == 0
+                if reads and time.monotonic() - listened >= (_HURRY_S if hurry else self.every):
                     listened = time.monotonic()
                     self._listen()
         except RuntimeError:
@@ -148,8 +136,6 @@ class Exchange:
             self._store.set(self._key("summary"), json.dumps(self._summarise()))
         with self._wake:
             self._answered = time.monotonic()
-            self._rounds += 1
-            self._wake.notify_all()
 
     def _summarise(self) -> list[dict[str, Any]]:
         """Who is blamed, and some of the others, each with its age."""

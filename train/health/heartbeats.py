@@ -12,14 +12,13 @@ import contextlib
 import json
 import os
 import re
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from train.files import read_file
+from train.files import read_file, replace_file
 from train.processes import machine
 
 NAME = "heartbeats"
@@ -28,7 +27,6 @@ _MOST_TEXT = 400
 MOST_RANKS = 100_000
 # No second, step or process has such a number.
 _MOST_NUMBER = 1e15
-_STALE_S = 30.0
 _BUCKET_S = 30.0
 _SAME_AGE_S = 30.0
 _RANK = re.compile(r"rank-(\d{5,6})\.json")
@@ -117,6 +115,13 @@ class HostView:
     heard: tuple[Heard, ...]
     partial: bool = False
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether this host, this machine, has neither written nor been answered for too long to know
+        of the others."""
+        silent_s = max(time.monotonic() - self.monotonic, self.unanswered_s)
+        return silent_s > 3 * self.every + 6.0
+
 
 def plain(text: str, most: int = _MOST_TEXT) -> str:
     """A stranger's text for a terminal: control characters are shown, not obeyed."""
@@ -162,15 +167,7 @@ def write(path: Path, value: Any) -> None:
 
     Without fsync: after a crash of the whole machine nobody asks how the rank stood before it.
     """
-    # Two threads of a process may write it: at its end, who is late does not hold up the last word.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-    try:
-        temporary.write_text(json.dumps(value), "utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    replace_file(path, json.dumps(value).encode(), sync=False)
 
 
 def write_host_view(directory: Path, host_view: HostView) -> None:
@@ -314,18 +311,13 @@ def gather(directory: Path) -> tuple[list[Heard], HostView | None]:
     here, now, wall = machine(), time.monotonic(), time.time()
     host_views = read_host_views(directory)
     own = next((h for h in host_views if h.machine == here), None)
-    # A host whose own processes are gone hears nothing any more.
-    cut_off = own is None or now - own.monotonic > _STALE_S
-    found = list(_own_beats(directory, here, now, wall, cut_off))
+    found = []
+    for beat in read_beats(directory):
+        if beat.machine == here:
+            found.append(Heard(beat, max(0.0, now - beat.monotonic)))
+        elif own is None or own.is_cut_off:
+            found.append(Heard(beat, max(0.0, wall - beat.time)))
     for host_view in host_views if own is None else [own]:
         since = now - host_view.monotonic if host_view.machine == here else wall - host_view.at
         found += [replace(each, age=each.age + max(0.0, since)) for each in host_view.heard]
     return newest_world(found), own
-
-
-def _own_beats(directory: Path, here: str, now: float, wall: float, alone: bool) -> Iterator[Heard]:
-    for beat in read_beats(directory):
-        if beat.machine == here:
-            yield Heard(beat, max(0.0, now - beat.monotonic))
-        elif alone:
-            yield Heard(beat, max(0.0, wall - beat.time))

@@ -105,7 +105,7 @@ class Reporter:
         if self.beat.local_rank == 0 and self._may_write():
             heartbeats.clear(self._directory, but_below=self._size)
         if store is not None:
-            self._exchange = Exchange(store, self._directory, self.beat)
+            self._exchange = Exchange(store, self.beat)
             self._exchange.start()
         self._filed_at = 0.0
         self._nudged.set()
@@ -219,8 +219,10 @@ class Reporter:
             (self._directory / heartbeats.NAME).mkdir(exist_ok=True)
             path = heartbeats.rank_file(self._directory, beat.rank)
             heartbeats.write(path, replace(beat, every=self._files_every).as_json())
-            if self._exchange is not None and beat.local_rank == 0 and self._exchange.is_due():
-                heartbeats.write_host_view(self._directory, self._exchange.heard())
+            if self._exchange is not None and beat.local_rank == 0:
+                heard = self._exchange.heard()
+                every = max(heard.every, self._files_every)
+                heartbeats.write_host_view(self._directory, replace(heard, every=every))
 
     def _speak_in_time(self) -> None:
         if self._say is None or self._timeout_s <= 0 or self.beat.phase not in TRAINING:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,10 @@ from train import lock, processes
 from train.files import read_file
 from train.health import heartbeats
 from train.health.diagnosis import LATE, Diagnosis, examine
-from train.health.heartbeats import Heard, HostView
+from train.health.heartbeats import HostView
 from train.scheduler import Scheduled
 
 MOST_BYTES = 64 << 20
-# What is empty takes many times its bytes, and its time.
-_MOST_VALUES = 4_000_000
-_MOST_PROCS = 1024
-_MOST_FINDINGS = 1000
 
 
 def diagnose(directory: Path, host_view: HostView | None = None) -> Diagnosis:
@@ -46,7 +41,8 @@ def diagnose(directory: Path, host_view: HostView | None = None) -> Diagnosis:
     }
     late = 2 * host_view.every if host_view is not None else 0.0
     partial = host_view is not None and host_view.partial
-    return examine(heard, states, _is_cut_off(host_view, heard), late, homes(directory), partial)
+    cut_off = host_view is not None and host_view.is_cut_off
+    return examine(heard, states, cut_off, late, homes(directory), partial)
 
 
 def settled(directory: Path, timeout_s: float) -> Diagnosis:
@@ -62,28 +58,12 @@ def settled(directory: Path, timeout_s: float) -> Diagnosis:
         time.sleep(0.3)  # what is waited for comes in a file
 
 
-def _is_cut_off(host_view: HostView | None, heard: Sequence[Heard]) -> bool:
-    """Whether this host hears nothing any more, of anybody elsewhere."""
-    if host_view is None:
-        return False
-    timeout_s = 3 * host_view.every + 6.0
-    if (
-        time.monotonic() - host_view.monotonic > timeout_s
-        and host_view.machine == processes.machine()
-    ):
-        return True
-    return host_view.unanswered_s > timeout_s
-
-
 def homes(directory: Path) -> dict[int, str]:
     """On which host each rank should be, where the check before the launch left word of it."""
-    reports = _reports(directory)
     found: list[str] = []
-    for report in sorted(reports, key=lambda each: each["node_rank"]):
+    for report in sorted(_reports(directory), key=lambda each: each["node_rank"]):
         found += [heartbeats.plain(report["host"], 80)] * report["procs"]
-        if len(found) >= heartbeats.MOST_RANKS:
-            break
-    return dict(enumerate(found[: heartbeats.MOST_RANKS]))
+    return dict(enumerate(found))
 
 
 def addresses(found: Diagnosis, own: str, directory: Path | None = None) -> dict[str, str]:
@@ -123,25 +103,19 @@ def preflight(directory: Path) -> Preflight | None:
     found = _records(value.get("findings"), dict.fromkeys(names, str))
     return Preflight(
         value["ok"],
-        tuple(
-            {name: heartbeats.plain(each[name], 1000) for name in names}
-            for each in found[:_MOST_FINDINGS]
-        ),
+        tuple({name: heartbeats.plain(each[name], 1000) for name in names} for each in found),
     )
 
 
 def _reports(directory: Path) -> list[dict[str, Any]]:
     """What each host reported before the launch, as far as it makes sense."""
     kinds = {"host": str, "address": str, "node_rank": int, "procs": int}
-    found = _records(_preflight(directory).get("hosts"), kinds)
-    most = heartbeats.MOST_RANKS
-    return [r for r in found if 0 <= r["node_rank"] < most and 0 < r["procs"] <= _MOST_PROCS]
+    return _records(_preflight(directory).get("hosts"), kinds)
 
 
 def _preflight(directory: Path) -> dict[str, Any]:
     try:
-        text = read_file(directory / "preflight.json", MOST_BYTES)
-        value = json.loads(text) if text.count(b",") < _MOST_VALUES else None
+        value = json.loads(read_file(directory / "preflight.json", MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -172,22 +146,16 @@ def launch(held: Path) -> Launch | None:
     try:
         read_file(held / "lock")  # no pipe, and no end of bytes
         holder = lock.read_lock(held)
-    except (OSError, OverflowError, RecursionError):
+    except OSError:
         return None
-    if holder is None or not isinstance(holder.host, str):
+    if holder is None:
         return None
-    known = [p for p in (holder.launcher, holder.writer) if p is not None and _is_process(p)]
-    if not known:
-        return None
-    host = heartbeats.plain(holder.host, 80)
+    known = [p for p in (holder.launcher, holder.writer) if p is not None]
+    host = heartbeats.plain(str(holder.host), 80)
     scheduled = Scheduled.parse(holder.scheduler)
     if not lock.is_here(holder):
         return Launch(host, known[0][0], None, scheduled)
     alive = [
         pid for pid, began in known if processes.process_state(pid, began) not in processes.ENDED
     ]
-    return Launch(host, (alive or known[0])[0], bool(alive), scheduled)
-
-
-def _is_process(value: Sequence[Any]) -> bool:
-    return len(value) == 2 and all(type(n) is int for n in value) and 0 < value[0] < 1 << 31
+    return Launch(host, alive[0] if alive else known[0][0], bool(alive), scheduled)
