@@ -162,19 +162,14 @@ def test_who_ended_by_waiting_in_vain_is_not_the_cause() -> None:
     found = examine(world(odd), {})
     assert found.blamed == (2,)
     assert "stands at step 121, forward, my_model.py:88 in forward" in found.sentences[0]
+    odd[2] = (0.5, {"in_step": 0.1})  # it waits as well
+    assert examine(world(odd), {}).sentences == (
+        "ranks 0-3 waited for each other in vain: look at the network",
+    )
     odd[2] = (0.5, {"ended": "ValueError: bad", "where": "mine.py:3 in f"})
     found = examine(world(odd), {})
     assert found.blamed == (2,)
     assert "has ended: ValueError: bad; it last stood at step 121" in found.sentences[0]
-
-
-def test_who_was_waited_for_and_then_killed_is_not_said_to_have_crashed() -> None:
-    ended = {"ended": "RuntimeError: Timed out waiting", "waited": True}
-    odd = {**dict.fromkeys((1, 2, 3), (30.0, ended)), 0: (60.0, FORWARD)}
-    found = examine(world(odd), {0: "", 1: ""})
-    assert (
-        "is gone by now (last heartbeat 60 s ago), and the others had waited" in found.sentences[0]
-    )
 
 
 def conditions(found: Diagnosis) -> list[str]:

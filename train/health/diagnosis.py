@@ -7,7 +7,7 @@ Knows nothing of files, stores or sockets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from train.health.heartbeats import Beat, Heard
@@ -90,9 +90,7 @@ def examine(
         patients = tuple(_waiting(p) for p in patients)
         sentences = _about_lost(culprits, patients, homes or {})
         return Diagnosis(patients, tuple(sentences), True, tuple(p.rank for p in culprits))
-    if lost:
-        return _all_waited(patients, lost)
-    return _standing(patients)
+    return _no_rank_lost(patients)
 
 
 def _since(heard: Heard) -> float:
@@ -159,12 +157,7 @@ def _about_lost(
     sentences = [_silent_host(silent) for silent in hosts]
     unheard = [p for p in culprits if p.beat is None]
     alone = [p for p in culprits if p.beat is not None and p.rank not in among]
-    for patient in alone[:_NAMED]:
-        beat = _beat(patient)
-        how = _how(patient, beat, any(_waited_for(p, patient) for p in patients))
-        sentences.append(f"{patient.name} (process {beat.pid}) {how}; it last stood {stood(beat)}")
-    if len(alone) > _NAMED:
-        sentences.append(f"and {len(alone) - _NAMED} more: {ranks(_numbers(alone))}")
+    sentences += _each(alone, _lost)
     if unheard:
         at = sorted({homes[p.rank] for p in unheard if p.rank in homes})
         where = f" (on {', '.join(at[:_NAMED])})" if at else ""
@@ -202,16 +195,17 @@ def _silent_host(members: Sequence[Patient]) -> str:
     )
 
 
-def _how(patient: Patient, beat: Beat, waited: bool) -> str:
+def _lost(patient: Patient) -> str:
+    beat = _beat(patient)
+    return f"{patient.name} (process {beat.pid}) {_how(patient, beat)}; it last stood {stood(beat)}"
+
+
+def _how(patient: Patient, beat: Beat) -> str:
     ago = duration(patient.age)
     if patient.condition == ENDED:
         return f"has ended: {beat.ended}"
     if patient.condition == STOPPED:
         return f"is stopped, by SIGSTOP, Ctrl-Z or a debugger; kill -CONT {beat.pid} has it go on"
-    if patient.condition == GONE and waited:
-        return (
-            f"is gone by now (last heartbeat {ago} ago), and the others had waited for it in vain"
-        )
     if patient.condition == GONE:
         return (
             f"is gone without a word (last heartbeat {ago} ago): killed (out of memory? see dmesg "
@@ -229,83 +223,65 @@ def _how(patient: Patient, beat: Beat, waited: bool) -> str:
     )
 
 
-def _waited_for(other: Patient, lost: Patient) -> bool:
-    """Whether the other one ended long after the lost one was silent, by waiting in vain."""
-    return other.beat is not None and other.beat.waited and lost.age - other.age > SILENT_S
-
-
-def _all_waited(patients: Sequence[Patient], lost: Sequence[Patient]) -> Diagnosis:
-    """Everybody who ended had waited for somebody; perhaps the one is still there."""
-    left = [p for p in patients if p.condition in (STANDS, GOES_ON) and p.beat is not None]
-    behind = [p for p in left if p.beat is not None and not p.beat.waits]
-    if behind:
-        sentences = [f"{p.name} stands {_standing_at(p)}" for p in behind[:_NAMED]]
-        numbers = set(_numbers(behind))
-        waited = [p for p in patients if p.beat is not None and p.rank not in numbers]
-        sentences.append(_who_waits(waited, "waited"))
-        return Diagnosis(patients=tuple(patients), sentences=tuple(sentences), wrong=True,
-                         blamed=tuple(p.rank for p in behind))  # fmt: skip
+def _no_rank_lost(patients: Sequence[Patient]) -> Diagnosis:
+    """Nobody is lost, but perhaps some whose wait was in vain. Who keeps the others waiting?"""
     unknown = [p for p in patients if p.condition == UNKNOWN]
     if unknown:
-        return _unheard(patients, unknown)
-    late = [p for p in patients if p.condition == LATE]
-    if late:
-        return Diagnosis(tuple(patients), tuple(_late(late)), True, _numbers(late))
-    slowest = _behind([p for p in patients if p.beat is not None])
-    if slowest:
-        return Diagnosis(tuple(patients), (_lagging(slowest),), True, _numbers(slowest))
-    sentence = f"{ranks([p.rank for p in lost])} waited for each other in vain: look at the network"
-    return Diagnosis(tuple(patients), (sentence,), True)
-
-
-def _standing(patients: Sequence[Patient]) -> Diagnosis:
-    """All live. Does one of them keep the others waiting?"""
+        sentence = f"{ranks(_numbers(unknown))}: nothing can be heard of from this host"
+        return Diagnosis(tuple(patients), (sentence,), True, _numbers(unknown))
     present = [p for p in patients if p.beat is not None]
-    unknown = [p for p in patients if p.condition == UNKNOWN]
-    if unknown:
-        return _unheard(patients, unknown)
-    standing = [p for p in present if p.condition == STANDS]
-    if standing:
+    gave_up = [p for p in present if p.condition == ENDED]
+    standing = [p for p in present if p.condition == STANDS or (gave_up and _is_at_work(p))]
+    if standing or gave_up:
         patients = tuple(_waiting(p) for p in patients)
         present = [p for p in patients if p.beat is not None]
-    waiting = [p for p in present if p.condition == WAITS]
+    waiting = [p for p in present if p.condition in (WAITS, ENDED)]
     late = [p for p in present if p.condition == LATE]
     if standing:
         first = min(_position(p) for p in standing)
         behind = [p for p in standing if _position(p) == first]
-        sentences = [f"{p.name} stands {_standing_at(p)}" for p in behind[:_NAMED]]
-        if len(behind) > _NAMED:
-            sentences.append(f"and so do {len(behind) - _NAMED} more: {ranks(_numbers(behind))}")
+        sentences = _each(behind, lambda p: f"{p.name} stands {_standing_at(p)}")
         if waiting:
-            sentences.append(_who_waits(waiting))
+            sentences.append(_who_waits(waiting, "waited" if gave_up else "wait"))
         return Diagnosis(tuple(patients), (*sentences, *_late(late)), True, _numbers(behind))
+    if gave_up and late:
+        return Diagnosis(tuple(patients), tuple(_late(late)), True, _numbers(late))
     if waiting and len(waiting) == len(present):
         behind = _behind(waiting)
-        sentence = (
-            _lagging(behind)
-            if behind
-            else (f"all ranks wait for each other {stood(_beat(waiting[0]))}: look at the network")
-        )
+        sentence = _lagging(behind) if behind else _all_wait(waiting, bool(gave_up))
         return Diagnosis(tuple(patients), (sentence,), True, _numbers(behind))
     said = (*_late(late), *([_who_waits(waiting)] if waiting else ()))
     nobody_goes_on = len(waiting) + len(late) == len(present)
-    return Diagnosis(tuple(patients), said, bool(waiting) and nobody_goes_on)
+    wrong = bool(gave_up) or (bool(waiting) and nobody_goes_on)
+    return Diagnosis(tuple(patients), said, wrong)
 
 
-def _unheard(patients: Sequence[Patient], unknown: Sequence[Patient]) -> Diagnosis:
-    sentence = f"{ranks(_numbers(unknown))}: nothing can be heard of from this host"
-    return Diagnosis(tuple(patients), (sentence,), True, _numbers(unknown))
+def _is_at_work(patient: Patient) -> bool:
+    return patient.condition == GOES_ON and not _beat(patient).waits
+
+
+def _all_wait(waiting: Sequence[Patient], in_vain: bool) -> str:
+    if in_vain:
+        return f"{ranks(_numbers(waiting))} waited for each other in vain: look at the network"
+    return f"all ranks wait for each other {stood(_beat(waiting[0]))}: look at the network"
 
 
 def _late(late: Sequence[Patient]) -> list[str]:
-    said = [
-        f"{p.name} was last heard of {duration(p.age)} ago, {stood(_beat(p))}: how it is now is not "
-        "known yet"
-        for p in late[:_NAMED]
-    ]
-    if len(late) > _NAMED:
-        said.append(f"nor is it of {len(late) - _NAMED} more: {ranks(_numbers(late))}")
-    return said
+    return _each(
+        late,
+        lambda p: (
+            f"{p.name} was last heard of {duration(p.age)} ago, {stood(_beat(p))}: how it is "
+            "now is not known yet"
+        ),
+    )
+
+
+def _each(patients: Sequence[Patient], say: Callable[[Patient], str]) -> list[str]:
+    """A sentence on each of the first few, and the numbers of the others."""
+    sentences = [say(patient) for patient in patients[:_NAMED]]
+    if len(patients) > _NAMED:
+        sentences.append(f"and {len(patients) - _NAMED} more: {ranks(_numbers(patients))}")
+    return sentences
 
 
 def _behind(waiting: Sequence[Patient]) -> list[Patient]:
