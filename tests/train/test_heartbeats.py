@@ -132,30 +132,6 @@ def test_the_end_of_a_process_stays_on_file_with_its_line(tmp_path: Path) -> Non
     assert not beat.waited
 
 
-def test_a_beat_that_is_late_on_its_way_does_not_take_the_last_words_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("train.health.reporter._LAST_WORD_S", 0.2)
-    stuck, go = threading.Event(), threading.Event()
-    real = os.replace
-
-    def late(source: Path, target: Path) -> None:
-        if threading.current_thread() is reporter._thread and not stuck.is_set():
-            stuck.set()
-            go.wait(60)
-        real(source, target)
-
-    monkeypatch.setattr("train.health.heartbeats.os.replace", late)
-    reporter = Reporter(tmp_path, ENV, every=0.05)
-    reporter.start()
-    assert stuck.wait(60)
-    reporter.fail(RuntimeError("why"), waited=True)
-    assert beats(tmp_path)[0].ended == "RuntimeError: why"
-    go.set()
-    reporter._thread.join(60)
-    assert beats(tmp_path)[0].ended == "RuntimeError: why"
-
-
 def test_where_it_stood_is_kept_once_the_training_has_ended(tmp_path: Path) -> None:
     reporter = Reporter(tmp_path, ENV, every=0.02)
     reporter.start()
@@ -164,17 +140,6 @@ def test_where_it_stood_is_kept_once_the_training_has_ended(tmp_path: Path) -> N
     until(lambda: reporter.beat.monotonic > at)
     assert reporter.beat.stack == stood
     reporter.stop()
-
-
-def test_a_look_that_is_under_way_comes_before_the_end_of_the_training(tmp_path: Path) -> None:
-    reporter = Reporter(tmp_path, ENV)
-    holding = threading.Thread(target=reporter.hold)
-    with reporter._change:
-        holding.start()
-        holding.join(0.2)
-        assert holding.is_alive()
-    holding.join(60)
-    assert not holding.is_alive()
 
 
 def test_what_a_step_takes_is_learned_after_the_first_that_is_seen(

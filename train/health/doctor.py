@@ -12,9 +12,8 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -127,7 +126,7 @@ def look(directory: Path) -> Page:
     statuses = dict(_statuses(places))
     beats = [p.beat for p in found.patients if p.beat is not None]
     said = heartbeats.read_said(directory, beats[0].world) if beats else {}
-    held = [view.launch(place) for place in places.values()]
+    launches = [view.launch(place) for place in places.values()]
     page = Page(
         directory,
         statuses,
@@ -135,7 +134,7 @@ def look(directory: Path) -> Page:
         said,
         network=[],
         newest=_newest_checkpoint(directory),
-        launches=tuple(launch for launch in held if launch is not None),
+        launches=tuple(launch for launch in launches if launch is not None),
         preflight=view.preflight(directory),
         unreadable=tuple(islice(_unreadable(directory, places), _MOST_UNREADABLE)),
     )
@@ -171,16 +170,15 @@ def _places(directory: Path) -> dict[str, Path]:
 
 def _unreadable(directory: Path, places: Mapping[str, Path]) -> Iterator[str]:
     """What is closed to this user, or no file of ours although it is called so."""
-    looks: list[tuple[Path, Callable[[Path], object]]] = [
-        (directory / name, os.listdir) for name in ("nodes", heartbeats.NAME)
-    ]
-    looks += [(place / name, read_file) for place in places.values() for name in ("lock", "status")]
-    looks.append((directory / "preflight.json", partial(read_file, most=view.MOST_BYTES)))
-    beats = partial(read_file, most=heartbeats.MOST_BYTES)
-    looks += [(path, beats) for path in heartbeats.files(directory)]
-    for path, look_at in looks:
+    folders = [directory / "nodes", directory / heartbeats.NAME]
+    files = [place / name for place in places.values() for name in ("lock", "status")]
+    files += [directory / "preflight.json", *heartbeats.files(directory)]
+    for path in [*folders, *files]:
         try:
-            look_at(path)
+            if path in folders:
+                os.listdir(path)
+            else:
+                read_file(path, view.MOST_BYTES)
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -284,16 +282,11 @@ def _going(patients: Sequence[Patient]) -> list[str]:
     going = {p.rank: p.beat.step for p in patients if p.condition == GOES_ON and p.beat}
     if not going:
         return []
-    if len(going) == len(patients):
-        do = "All ranks beat", "go on"
-    elif len(going) == 1:
-        do = f"{ranks(list(going)).capitalize()} beats", "goes on"
-    else:
-        do = f"{ranks(list(going)).capitalize()} beat", "go on"
     step = max(going.values())
-    if step < 0:
-        return [f"{do[0]}; the first step has not begun."]
-    return [f"{do[0]} and {do[1]}, at step {step + 1}."]
+    where = f"at step {step + 1}" if step >= 0 else "the first step has not begun"
+    if len(going) == len(patients):
+        return [f"All ranks beat and go on, {where}."]
+    return [f"These go on, {where}: {ranks(list(going))}."]
 
 
 def _table(patients: Sequence[Patient], width: int) -> Iterator[str]:
@@ -308,11 +301,9 @@ def _table(patients: Sequence[Patient], width: int) -> Iterator[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     for row in rows:
         cells = [cell.ljust(size) for cell, size in zip(row[:-1], widths)]
-        line = "  ".join([*cells, row[-1]]).rstrip()
-        yield line if len(line) <= width else line[: width - 1] + "…"
+        yield "  ".join([*cells, row[-1]])[:width].rstrip()
     if rest:
-        odd = sum(p.condition not in well for p in rest)
-        yield f"… and {len(rest)} more, {f'{odd} of them not well' if odd else 'all of them well'}"
+        yield f"… and {len(rest)} more (--json shows all)"
 
 
 def _row(patient: Patient) -> tuple[str, ...]:
@@ -321,21 +312,17 @@ def _row(patient: Patient) -> tuple[str, ...]:
         return (str(patient.rank), "?", "?", patient.condition, "never", "?", "", "")
     pid = str(beat.pid) if patient.state in (None, "", "?") else f"{beat.pid} ({patient.state})"
     step = str(beat.step + 1) if beat.step >= 0 else "-"
-    ago = f"{patient.age:.0f} s ago" if patient.age < 120 else f"{duration(patient.age)} ago"
-    return (
-        str(beat.rank), beat.host, pid, patient.condition, ago, step, beat.phase, beat.where,
-    )  # fmt: skip
+    ago = f"{duration(patient.age)} ago"
+    return str(beat.rank), beat.host, pid, patient.condition, ago, step, beat.phase, beat.where
 
 
 def _stacks(found: Diagnosis) -> Iterator[str]:
     """Of those the verdict is about: all their lines, innermost first."""
-    ranks_blamed = set(found.blamed)
-    blamed = [p for p in found.patients if p.rank in ranks_blamed and p.beat is not None]
-    for patient in blamed[:_MOST_STACKS]:
-        assert patient.beat is not None
-        if patient.beat.stack:
-            yield from ("", f"{patient.name}, innermost line first:")
-            yield from (f"  {line}" for line in patient.beat.stack)
+    blamed = set(found.blamed)
+    stacks = [(p.name, p.beat.stack) for p in found.patients if p.rank in blamed and p.beat]
+    for name, stack in stacks[:_MOST_STACKS]:
+        if stack:
+            yield from ("", f"{name}, innermost line first:", *(f"  {line}" for line in stack))
 
 
 def as_json(page: Page) -> dict[str, Any]:

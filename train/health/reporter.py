@@ -169,15 +169,14 @@ class Reporter:
             return []
         path = heartbeats.said_file(self._directory, self.beat.host, self.beat.world)
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            path.touch(exist_ok=False)
         except FileExistsError:
             return []
         except OSError:
-            descriptor = -1  # twice is better than not at all
+            pass  # twice is better than not at all
         lines = self._diagnose(timeout_s)
-        if descriptor >= 0:
-            with contextlib.suppress(OSError), os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write("\n".join(lines) + "\n")
+        with contextlib.suppress(OSError):
+            path.write_text("\n".join(lines) + "\n", "utf-8")
         return lines
 
     def _run(self) -> None:
@@ -193,9 +192,6 @@ class Reporter:
             self._speak_in_time()
             self._nudged.wait(self._every)
             self._nudged.clear()
-        if self.beat.ended:  # an older beat, late on its way, may have taken the last word's place
-            self._filed_at = 0.0
-            self._publish()
 
     def _look(self) -> None:
         step = self.step

@@ -7,6 +7,7 @@ nothing of files, stores or other processes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat, starmap
 from operator import attrgetter, itemgetter
+from types import TracebackType
 from typing import Optional
 
 from train.health.phase import BACKWARD, NOW
@@ -52,7 +54,6 @@ class Watch:
 
     def __init__(self) -> None:
         self._ident = threading.get_ident()
-        self._kinds: dict[str, tuple[str, str]] = {}
         self._clock = _cpu_clock(self._ident)
         self._used, self._at = self._cpu_s(), time.monotonic()
 
@@ -71,9 +72,9 @@ class Watch:
     ) -> Position:
         """Where the thread with these frames stands; `foreign`: those of threads that work for it."""
         phase, waits = NOW.name, NOW.waits > 0
-        lines = list(self._lines(frames))
+        lines = list(_lines(frames))
         if phase == BACKWARD:
-            theirs = next((each for each in map(self._users, foreign()) if each), [])
+            theirs = next((each for each in map(_users, foreign()) if each), [])
             lines = theirs + lines
             # Nothing of Python's tells computing from waiting for a reduction; the processor's time does.
             waits = waits or (0.0 <= busy < _IDLE and not _is_users(lines))
@@ -84,23 +85,18 @@ class Watch:
         waits = waits or _in_a_collective(frames)
         return Position(phase, where[1] if where else "", texts, waits, round(busy, 3))
 
-    def _users(self, frames: Sequence[Frame]) -> list[tuple[str, str]]:
-        return [line for line in self._lines(frames) if line[0] == _USER]
-
-    def _lines(self, frames: Sequence[Frame]) -> Iterator[tuple[str, str]]:
-        """(kind, "file:line in function") of each frame, innermost first."""
-        for path, number, function, first in frames:
-            kind, name = self._file(path)
-            yield kind, f"{name}:{first if number is None else number} in {function}"
-
-    def _file(self, path: str) -> tuple[str, str]:
-        """Whose file it is, and how it is shown."""
-        if path not in self._kinds:
-            self._kinds[path] = _kind(path), _short(path)
-        return self._kinds[path]
-
     def _cpu_s(self) -> float:
         return time.clock_gettime(self._clock) if self._clock else 0.0
+
+
+def _users(frames: Sequence[Frame]) -> list[tuple[str, str]]:
+    return [line for line in _lines(frames) if line[0] == _USER]
+
+
+def _lines(frames: Sequence[Frame]) -> Iterator[tuple[str, str]]:
+    """(kind, "file:line in function") of each frame, in their order."""
+    for path, number, function, first in frames:
+        yield _kind(path), f"{_short(path)}:{first if number is None else number} in {function}"
 
 
 def _is_users(lines: Sequence[tuple[str, str]]) -> bool:
@@ -148,7 +144,9 @@ def _collecting_nothing() -> Iterator[None]:
             gc.enable()
 
 
+@functools.cache
 def _kind(path: str) -> str:
+    """Whose file it is."""
     if path.startswith(_TRAIN):
         return _USER if path.startswith(_TRAIN + "workloads" + os.sep) else _OURS
     torch = getattr(sys.modules.get("torch"), "__file__", None)
@@ -160,6 +158,7 @@ def _kind(path: str) -> str:
     return _LIBRARY if path.startswith(standard) else _USER
 
 
+@functools.cache
 def _short(path: str) -> str:
     """Relative to where the training runs, or to the library's home."""
     home = os.getcwd() + os.sep
@@ -178,15 +177,13 @@ def _cpu_clock(ident: int) -> int:
         return 0
 
 
-def innermost_user_line(trace: object) -> str:
-    """The innermost line of a traceback that is the user's, or ours; "" where there is none."""
-    watch, found = Watch(), ""
+def innermost_user_line(trace: TracebackType | None) -> str:
+    """The innermost line of a traceback that is the user's, or else ours; "" where there is none."""
+    frames: list[Frame] = []
     while trace is not None:
-        frame, line = trace.tb_frame, trace.tb_lineno  # type: ignore[attr-defined]
-        line = frame.f_code.co_firstlineno if line is None else line
-        kind, name = watch._file(frame.f_code.co_filename)
-        text = f"{name}:{line} in {frame.f_code.co_name}"
-        if kind == _USER or (kind == _OURS and not found):
-            found = text
-        trace = trace.tb_next  # type: ignore[attr-defined]
-    return found
+        code = trace.tb_frame.f_code
+        frames.append((code.co_filename, trace.tb_lineno, code.co_name, code.co_firstlineno))
+        trace = trace.tb_next
+    shown = [line for line in _lines(frames[::-1]) if line[0] in (_OURS, _USER)]
+    users = [line for line in shown if line[0] == _USER]
+    return (users or shown or [("", "")])[0][1]
