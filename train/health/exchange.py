@@ -51,8 +51,8 @@ class Exchange:
         self._partial = self._summarised and own.rank != 0
         self._summary, self._summary_at = b"", 0.0
         self._latest: Beat | None = None
-        self._at: dict[int, tuple[float, float]] = {}
-        self._beats: dict[int, Beat] = {}
+        # By rank, with the time since when that is its youngest beat, by the clock of this process.
+        self._beats: dict[int, tuple[Beat, float]] = {}
         self._answered = time.monotonic()
         self._wake = threading.Condition()
         self._hurry, self._closed = False, False
@@ -74,19 +74,19 @@ class Exchange:
             # Of rank 0 the silence counts from now on; the others were, in its summary, as they were then.
             till = self._summary_at if self._partial else now
             beats = [
-                Heard(b, max(0.0, (now if r == 0 else till) - self._at[r][1]))
-                for r, b in sorted(self._beats.items())
+                Heard(beat, max(0.0, (now if rank == 0 else till) - since))
+                for rank, (beat, since) in sorted(self._beats.items())
             ]
             unanswered_s = now - self._answered
         return HostView(
-            self._own.host,
-            self._own.machine,
-            time.time(),
-            now,
-            self.every,
-            round(unanswered_s, 1),
-            tuple(beats),
-            self._partial,
+            host=self._own.host,
+            machine=self._own.machine,
+            at=time.time(),
+            monotonic=now,
+            every=self.every,
+            unanswered_s=round(unanswered_s, 1),
+            heard=tuple(beats),
+            partial=self._partial,
         )
 
     def fresh(self, timeout_s: float) -> None:
@@ -142,7 +142,7 @@ class Exchange:
         heard = self.heard().heard
         blamed = set(examine(heard, {}, late=2 * self.every).blamed)
         first = sorted(heard, key=lambda each: (each.beat.rank not in blamed, each.beat.rank))
-        return [{"beat": h.beat.as_json(), "age": round(h.age, 1)} for h in first[:_SUMMARY]]
+        return [each.as_json() for each in first[:_SUMMARY]]
 
     def _read_summary(self) -> None:
         key = self._key("summary")
@@ -151,19 +151,13 @@ class Exchange:
         text = self._store.get(key)
         if text == self._summary:
             return
-        with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
-            found = [
-                (Beat.from_json(each["beat"]), max(0.0, float(each["age"])))
-                for each in json.loads(text)
-            ]
-            with self._wake:
-                self._summary, self._summary_at = text, time.monotonic()
-                # Of rank 0 it is told by rank 0 itself.
-                self._beats = {rank: beat for rank, beat in self._beats.items() if rank == 0}
-                for beat, age in found:
-                    if beat.rank != 0:
-                        self._beats[beat.rank] = beat
-                        self._at[beat.rank] = beat.monotonic, self._summary_at - age
+        heard = [Heard.from_json(each) for each in json.loads(text)]
+        with self._wake:
+            self._summary, self._summary_at = text, time.monotonic()
+            # Of rank 0 it is told by rank 0 itself.
+            own = {rank: beat for rank, beat in self._beats.items() if rank == 0}
+            told = {h.beat.rank: (h.beat, self._summary_at - h.age) for h in heard}
+            self._beats = {**told, **own}
 
     def _ask(self, ranks: Sequence[int]) -> list[tuple[int, bytes]]:
         # Asked for what nobody has put there yet, a store waits.
@@ -181,15 +175,12 @@ class Exchange:
         Of the first of a rank that is not known: only there its own clock has to do.
         """
         with self._wake:
-            held, now = self._at.get(rank), time.monotonic()
+            held, now = self._beats.get(rank), time.monotonic()
             if held is None:
-                self._at[rank] = (
-                    beat.monotonic,
-                    now - min(max(0.0, time.time() - beat.time), 3600.0),
-                )
-            elif held[0] != beat.monotonic:
-                self._at[rank] = beat.monotonic, now
-            self._beats[rank] = beat
+                since = now - min(max(0.0, time.time() - beat.time), 3600.0)
+            else:
+                since = held[1] if held[0].monotonic == beat.monotonic else now
+            self._beats[rank] = beat, since
 
     def _key(self, which: int | str) -> str:
         return f"heartbeat/{self._own.world}/{which}"

@@ -99,6 +99,17 @@ class Heard:
     beat: Beat
     age: float
 
+    def as_json(self) -> dict[str, Any]:
+        """For the file of a host and the summary in the store."""
+        return {"beat": self.beat.as_json(), "age": round(self.age, 1)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Heard:
+        """What as_json() made. Raises ValueError else."""
+        if not isinstance(value, dict):
+            raise ValueError("no heartbeat")
+        return cls(Beat.from_json(value.get("beat")), _checked(value.get("age"), float))
+
 
 @dataclass(frozen=True)
 class HostView:
@@ -172,7 +183,7 @@ def write(path: Path, value: Any) -> None:
 
 def write_host_view(directory: Path, host_view: HostView) -> None:
     """Put on file what this host has heard. Raises OSError."""
-    heard = [{"beat": each.beat.as_json(), "age": round(each.age, 1)} for each in host_view.heard]
+    heard = [each.as_json() for each in host_view.heard]
     name = f"seen-by-{_in_a_name(host_view.host)}.json"
     write(directory / NAME / name, {**vars(host_view), "heard": heard})
 
@@ -209,11 +220,7 @@ def read_host_views(directory: Path) -> list[HostView]:
 def _host_view(value: Any) -> HostView:
     if not isinstance(value, dict) or not isinstance(value.get("heard"), list):
         raise ValueError("no host view")
-    heard = tuple(
-        Heard(Beat.from_json(each["beat"]), _checked(each.get("age"), float))
-        for each in value["heard"]
-        if isinstance(each, dict) and "beat" in each
-    )
+    heard = tuple(Heard.from_json(each) for each in value["heard"])
     texts = {name: _checked(value.get(name), str) for name in ("host", "machine")}
     numbers = {
         name: _checked(value.get(name), float)
