@@ -17,7 +17,7 @@ import pytest
 from tests.ports import free_port
 from train import lock, processes
 from train.health import doctor, heartbeats, network, view
-from train.health.diagnosis import Diagnosis, examine, ranks
+from train.health.diagnosis import Diagnosis, examine
 from train.health.heartbeats import Beat, Heard, HostView
 from train.health.phase import EXCHANGE
 from train.layout import MARKER, step_directory
@@ -233,14 +233,6 @@ def test_who_waits_long_for_one_that_goes_on_is_told() -> None:
     assert found.sentences == (f"ranks 1-3 wait in step 121, {EXCHANGE}",)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [([3], "rank 3"), ([0, 1, 2], "ranks 0-2"), ([5, 0, 2, 1], "ranks 0-2, 5")],
-)
-def test_ranks_are_named_in_spans(numbers: list[int], text: str) -> None:
-    assert ranks(numbers) == text
-
-
 def living(directory: Path, *odd: Beat) -> None:
     """A world of two on this machine; rank 0 is this process. Late after 25 s, silent after 40."""
     (directory / heartbeats.NAME).mkdir()
@@ -297,29 +289,6 @@ def test_another_process_with_the_same_number_is_not_taken_for_the_rank(
     code, said = run(tmp_path, capsys)
     assert code == 1
     assert "is gone" in said
-
-
-def test_who_is_to_blame_and_only_late_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that ends because it has lost another one looks while the other's beat may be on its way."""
-    living(tmp_path)
-    for rank, change in enumerate(({"ended": "RuntimeError: lost", "waited": True}, {})):
-        file = heartbeats.rank_file(tmp_path, rank)
-        late = {"monotonic": time.monotonic() - 30} if rank == 1 else {}
-        heartbeats.write(file, {**json.loads(file.read_text()), **change, **late})
-    assert view.settled(tmp_path, 0.0).wrong
-    waited: list[float] = []
-
-    def comes(seconds: float) -> None:
-        waited.append(seconds)
-        file = heartbeats.rank_file(tmp_path, 1)
-        now = {"monotonic": time.monotonic(), "time": time.time()}
-        heartbeats.write(file, {**json.loads(file.read_text()), **now})
-
-    monkeypatch.setattr("train.health.view.time.sleep", comes)
-    view.settled(tmp_path, 20.0)
-    assert len(waited) == 1
 
 
 @pytest.mark.parametrize(

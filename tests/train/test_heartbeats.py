@@ -21,7 +21,6 @@ import torch.distributed as dist
 from tests.ports import free_port
 from tests.train.counting_store import Store
 from train.health import heartbeats, stacks
-from train.health.exchange import Exchange
 from train.health.heartbeats import Beat, Heard, HostView, read_beats
 from train.health.phase import BACKWARD, EXCHANGE, FORWARD, NOW, WAITING, doing
 from train.health.reporter import Reporter, _Moves
@@ -321,10 +320,6 @@ def test_the_users_line_is_shown_and_not_what_it_calls(now: Any) -> None:
     assert names == ("user", "library")
 
 
-def test_a_jump_of_no_line_is_shown_by_its_functions_first() -> None:
-    assert Watch().read([("/home/me/mine.py", None, "f", 4)]).where == "/home/me/mine.py:4 in f"
-
-
 def test_a_backward_of_the_users_in_a_thread_of_torchs_is_found(now: Any) -> None:
     now(BACKWARD)
     ours = frames_of("def _backward():\n    take()", f"{OURS}/trainer.py", "_backward")
@@ -428,16 +423,6 @@ def test_a_beat_of_numbers_that_make_no_sense_is_none(name: str, number: int) ->
     said = {**Beat(0, 0, 1, "h", 1, "m").as_json(), name: number}
     with pytest.raises(ValueError, match="no such number"):
         Beat.from_json(said)
-
-
-@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"time": 1' + b"0" * 400 + b"}", b"\xff"])
-def test_a_beat_that_makes_no_sense_stops_nobody(tmp_path: Path, text: bytes) -> None:
-    store: Any = None
-    exchange = Exchange(store, Beat(0, 0, 2, "h", 1, "m"))
-    good = json.dumps(Beat(1, 0, 2, "b", 1, "m").as_json()).encode()
-    exchange._ask = lambda _: [(0, text), (1, good)]  # type: ignore[method-assign]
-    exchange._listen()
-    assert [each.beat.rank for each in exchange.heard().heard] == [1]
 
 
 def test_only_what_is_ours_is_cleared(tmp_path: Path) -> None:
