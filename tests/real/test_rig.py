@@ -116,27 +116,6 @@ def test_nothing_that_root_does_on_a_host_is_done_to_the_machine(rig: Rig) -> No
     assert Path("/proc/sys/net/ipv4/tcp_retries2").read_text() != "3\n"
 
 
-def test_the_interpreter_of_the_tests_runs_on_a_host_for_both_users(rig: Rig) -> None:
-    for user in ("trainer", "root"):
-        code = f"import yaml; print(open({str(ROOT / 'pyproject.toml')!r}).readline())"
-        done = rig["laptop"].run([sys.executable, "-c", code], user=user)
-        assert done.stdout.strip() == "[build-system]", done.stderr
-
-
-def test_what_lies_where_hosts_have_their_own_can_be_made_reachable(tmp_path: Path) -> None:
-    private = tmp_path / "only: for, me"
-    private.mkdir(mode=0o700)
-    (private / "file").write_text("here\n")
-    with Rig([Host("desk")], reachable=[private]) as rig:
-        assert said(rig["desk"], "cat", str(private / "file")) == "here"
-        rig["desk"].power_off()
-        rig["desk"].boot()
-        assert said(rig["desk"], "cat", str(private / "file")) == "here"
-        rig["desk"].run(["rm", private / "file"], user="root", check=True)
-    assert (private / "file").read_text() == "here\n"
-    assert private.stat().st_mode & 0o777 == 0o700
-
-
 def test_hosts_may_share_a_directory(rig: Rig) -> None:
     rig["desk"].run(["sh", "-c", "echo from desk >/mnt/shared/note"], check=True)
     assert said(rig["laptop"], "cat", "/mnt/shared/note") == "from desk"
@@ -185,17 +164,6 @@ def test_hosts_get_into_each_other_by_name(rig: Rig) -> None:
         assert done.stdout == "laptop\n", done.stderr
 
 
-def test_rsync_brings_files_in(rig: Rig, tmp_path: Path) -> None:
-    (tmp_path / "it's here").write_text("bytes\n")
-    shell = f"ssh -F {rig.ssh_config}"
-    subprocess.run(
-        ["rsync", "-a", "-e", shell, tmp_path / "it's here", "desk:in/"],
-        check=True,
-        timeout=PATIENCE_S,
-    )
-    assert rig["desk"].path("in/it's here").read_text() == "bytes\n"
-
-
 def test_a_session_does_not_carry_the_mark_of_a_test_and_a_command_does(rig: Rig) -> None:
     assert os.environ[TEST_ID]
     over_ssh = ssh(rig, "desk", "env").stdout
@@ -218,18 +186,6 @@ def test_what_a_session_leaves_behind_is_a_stray_and_a_session_is_none(rig: Rig)
     assert [(each.host, each.command.strip()) for each in found] == [("desk", "sleep 601")]
     rig["desk"].kill_all()
     assert rig.strays(within=PATIENCE_S) == []
-
-
-def test_open_connections_are_counted(rig: Rig) -> None:
-    assert settles(lambda: rig["laptop"].sessions() == 0)
-    command = ["ssh", "-F", str(rig.ssh_config), "laptop", "echo in; read -r line"]
-    session = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with session:
-        assert session.stdout is not None
-        assert session.stdout.readline() == "in\n"
-        assert rig["laptop"].sessions() == 1
-        session.communicate("out\n", timeout=PATIENCE_S)
-    assert settles(lambda: rig["laptop"].sessions() == 0)
 
 
 def test_a_frozen_host_says_nothing_and_goes_on_when_thawed(whole: Rig, echo: None) -> None:
@@ -298,15 +254,6 @@ def test_an_unplugged_host_knows_it_and_is_back_when_plugged_in(whole: Rig) -> N
     assert gets_in(whole)
 
 
-def test_the_drivers_own_cable_can_be_pulled(whole: Rig) -> None:
-    whole.control.unplug()
-    with pytest.raises(ConnectionError):
-        whole.control.connect(whole["desk"].address, 22, SILENCE_S)
-    assert whole["laptop"].run(["ssh", "-o", "BatchMode=yes", "desk", "true"]).returncode == 0
-    whole.control.plug()
-    assert gets_in(whole)
-
-
 def test_a_firewall_that_drops_is_silent_and_one_that_rejects_says_so(
     whole: Rig, echo: None
 ) -> None:
@@ -339,21 +286,14 @@ def test_without_a_port_a_firewall_takes_everything_but_the_loopback(whole: Rig)
     assert said(whole["desk"], sys.executable, "-c", code) == "b'SSH-'"
 
 
-def test_a_slow_wire_takes_its_time_and_a_lossy_one_still_arrives(whole: Rig, echo: None) -> None:
+def test_a_slow_wire_takes_its_time(whole: Rig, echo: None) -> None:
     with whole.control.connect(whole["desk"].address, PORT) as connection:
         assert settles(lambda: round_trip(connection) < 0.1)
         whole["desk"].delay(100)
         assert round_trip(connection) >= 0.2
         assert settles(lambda: round_trip(connection) < 1.0)
-        whole["desk"].delay(1, loss=0.05)
-        assert exchange(connection, 1 << 18) < PATIENCE_S
         whole["desk"].delay(0)
         assert settles(lambda: round_trip(connection) < 0.1)
-        whole["desk"].delay(0, loss=1.0)
-        connection.sendall(b"x")
-        assert not readable(connection, SILENCE_S)
-        whole["desk"].delay(0)
-        assert readable(connection, PATIENCE_S)
 
 
 def test_a_narrow_wire_lets_through_what_it_says(whole: Rig, echo: None) -> None:
@@ -409,11 +349,7 @@ def test_a_small_disk_is_really_full(rig: Rig) -> None:
     code = "open('/data/more', 'w', buffering=1).write('x\\n')"
     assert "No space left on device" in desk.run([sys.executable, "-c", code]).stderr
     desk.empty("/data")
-    desk.fill("/data", size_mib=4)
-    desk.run(["sh", "-c", "head -c 3000000 /dev/zero >/data/more"], check=True)
-    assert desk.run(["sh", "-c", "head -c 3000000 /dev/zero >/data/most"]).returncode != 0
-    desk.empty("/data")
-    desk.run(["sh", "-c", "rm /data/mo*"], check=True)
+    desk.run(["sh", "-c", "echo x >/data/more && rm /data/more"], check=True)
 
 
 # The rig as a whole
@@ -475,17 +411,6 @@ def test_a_rig_does_not_live_longer_than_it_is_told() -> None:
         assert dead(handle)
         with pytest.raises(RigError):
             rig["desk"].unplug()
-
-
-def test_fifty_hosts_come_up_and_answer_all_at_once() -> None:
-    names = [f"node{number}" for number in range(50)]
-    with Rig([Host(name, decoy=False) for name in names]) as rig:
-        command = ["ssh", "-F", str(rig.ssh_config), "-o", "BatchMode=yes"]
-        running = [
-            subprocess.Popen([*command, name, "hostname"], stdout=subprocess.PIPE, text=True)
-            for name in names
-        ]
-        assert [each.communicate(timeout=60)[0].strip() for each in running] == names
 
 
 def test_where_no_rig_can_be_ci_fails_and_a_desk_skips_with_the_reason(rig: Rig) -> None:

@@ -72,22 +72,3 @@ def test_an_upload_that_is_cut_off_leaves_nothing(client: Machine, bucket: Bucke
     bucket.fast()
     assert done.returncode != 0
     assert bucket.objects() == {}
-
-
-def test_a_bucket_that_takes_nothing_any_more_still_gives(client: Machine, bucket: Bucket) -> None:
-    bucket.put("old", b"kept")
-    for fault, end in ((bucket.readonly, bucket.writable), (bucket.fill, bucket.empty)):
-        fault()
-        assert rclone(client, "rcat", ":s3:things/new", stdin="x" * MIB).returncode != 0
-        assert rclone(client, "cat", ":s3:things/old").stdout == "kept"
-        end()
-        assert bucket.objects() == {"old": 4}
-    assert rclone(client, "rcat", ":s3:things/new", stdin="y").returncode == 0
-
-
-def test_a_server_that_is_down_refuses_connections(client: Machine, bucket: Bucket) -> None:
-    bucket.put("old", b"kept")
-    bucket.down()
-    assert "refused" in rclone(client, "cat", ":s3:things/old").stderr
-    bucket.up()
-    assert rclone(client, "cat", ":s3:things/old").stdout == "kept"

@@ -5,7 +5,6 @@ The stories of jobs under Slurm build on this. Knows nothing of ddpgen.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 
@@ -106,12 +105,6 @@ def test_a_cluster_that_cannot_come_up_says_what_its_daemons_say(rig_possible: N
     # slurmd as it starts, or slurmctld in its log: with a daemon that has gone to the background.
     with pytest.raises(RigError, match="select/nonsense"):
         Slurm(nodes=1, SelectType="select/nonsense").start()
-
-
-def test_jobs_run_what_the_tests_run(cluster: Slurm) -> None:
-    job = cluster.sbatch("--wrap", f"srun {sys.executable} -c 'import yaml; print(yaml.__name__)'")
-    assert cluster.ended(job) == ("COMPLETED", "0:0"), cluster.log(job)
-    assert cluster.log(job) == "yaml\n"
 
 
 def stray(cluster: Slurm) -> list[str]:

@@ -25,13 +25,13 @@ are where they are outside, for both users.
          resolves={"laptop": "127.0.1.1", "desk": None},  # names in its /etc/hosts; None: unknown
          port=22, jump=None, small_disk={"/data": 32}, shared="/shared", decoy=True,
          files={"/etc/x": ("text", 0o644)}, services=[("munged",)])  # run at each boot, as root, in order
-    Rig(hosts, subnets={"lan": "192.168.7.0/24"}, control=("lan",), reachable=(), lifetime_s=3600)
+    Rig(hosts, subnets={"lan": "192.168.7.0/24"}, control=("lan",), lifetime_s=3600)
 
 **A host's handle** `rig["desk"]`: `.name .nic .address .addresses[network] .home .up`;
 `.run(argv, user="trainer", timeout=60, stdin=None, env=None, cwd=None, check=False)`,
 `.popen(argv, user=, env=, cwd=, **Popen's)`; `.path("x")`: that file of trainer's home (or of the host,
-"/etc/x") as seen from here, while the host is up; `.processes()`: what runs there that is not the rig's own; `.sessions()`: how
-many ssh connections are open; `.kill_all()` kills the former, `.freeze()` and `.thaw()` stop them.
+"/etc/x") as seen from here, while the host is up; `.processes()`: what runs there that is not the rig's own;
+`.kill_all()` kills the former, `.freeze()` and `.thaw()` stop them.
 
 **Faults**, on a host and, where it has a network, on `rig.control` (the driver's place) too:
 
@@ -40,14 +40,14 @@ many ssh connections are open; `.kill_all()` kills the former, `.freeze()` and `
     .drop(29500)  .reject(29500)     firewall; ports=range(1, 100), direction="in" | "out" | "both",
     .clear_firewall()                "in" (default): connections made to this host; no port: everything
     .rate(10)     .rate(None)        Mbit/s, both ways; direction="in" or "out": one of them
-    .delay(20, loss=0.01)  .delay(0) ms each way; loss is a share of the frames
+    .delay(20)    .delay(0)          ms each way
     .black_hole(1300)                longer packets vanish, without a word; black_hole(None) ends it
     .fill("/data")  .empty("/data")  the file system there is really full (use small_disk)
 
 **The driver** is an ordinary process of this machine. Outside the network, `ssh -F rig.ssh_config`
 finds its way in (a ProxyCommand that hands ssh a socket); for ssh's own behaviour on connecting, run
 it in the network: `rig.control.run([...])`, `.popen([...])`, or put `rig.control.enter` (words)
-before a command line. `rig.control.connect(address, port)` is a socket of that network. `rig.identity`, `rig.known_hosts`: paths, for configs of your own.
+before a command line. `rig.control.connect(address, port)` is a socket of that network.
 
 `rig.strays(within=3.0)`: processes on any host, after that much patience, that are not the rig's.
 

@@ -78,11 +78,11 @@ class Wired:
         for link in self._on(network):
             self._switch.limit(link, self.pid, mbit, direction)
 
-    def delay(self, ms: float, loss: float = 0.0, network: str | None = None) -> None:
-        """So many ms later, each way, and a share of the frames never; delay(0) ends it."""
+    def delay(self, ms: float, network: str | None = None) -> None:
+        """So many ms later, each way; delay(0) ends it."""
         for link in self._on(network):
-            if ms or loss:
-                self._switch.spoil(link, self.pid, ms, loss)
+            if ms:
+                self._switch.spoil(link, self.pid, ms)
             else:
                 self._switch.repair(link)
 
@@ -93,7 +93,7 @@ class Wired:
         """
         for link in self._on(network):
             if largest:
-                self._switch.spoil(link, self.pid, 0.0, 0.0, largest)
+                self._switch.spoil(link, self.pid, 0.0, largest)
             else:
                 self._switch.repair(link)
 

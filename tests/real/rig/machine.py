@@ -5,7 +5,6 @@ Owns entering the namespaces of one host. Its network is made elsewhere (switch)
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
@@ -145,10 +144,6 @@ class Machine(Wired):
             return []
         return processes.of_host(self.name, self._pid)
 
-    def sessions(self) -> int:
-        """How many ssh connections are open."""
-        return processes.sessions(self.pid)
-
     def kill_all(self) -> None:
         """SIGKILL to all of them, and to what they start meanwhile; the host and its sshd go on."""
         while found := self.processes():
@@ -169,34 +164,25 @@ class Machine(Wired):
         """A file of the host (from trainer's home on), for who stands outside; while it is up."""
         return Path(f"/proc/{self.pid}/root{os.path.join(self.home, inside)}")
 
-    def fill(self, place: str, size_mib: int | None = None) -> None:
-        """Fill the file system there: to the last byte, or by so many MiB."""
+    def fill(self, place: str) -> None:
+        """Fill the file system there, to the last byte."""
         size = os.statvfs(self.path(place))
-        if size_mib is None and size.f_blocks * size.f_frsize > LARGE_MIB * MIB:
+        if size.f_blocks * size.f_frsize > LARGE_MIB * MIB:
             raise RigError(f"{place} on {self.name} is large, and memory: give it a small_disk")
-        ballast = self.path(place) / BALLAST
-        left = None if size_mib is None else size_mib * MIB
-        with ballast.open("wb", buffering=0) as file:
-            for size in (MIB, 4096, 1):
-                with contextlib.suppress(FullError):
-                    left = pour(file.fileno(), size, left)
+        with (self.path(place) / BALLAST).open("wb", buffering=0) as file:
+            for piece in (MIB, 4096, 1):
+                write_until_full(file.fileno(), bytes(piece))
 
     def empty(self, place: str) -> None:
         (self.path(place) / BALLAST).unlink(missing_ok=True)
 
 
-class FullError(Exception):
-    """No such piece fits any more."""
-
-
-def pour(descriptor: int, size: int, left: int | None) -> int | None:
-    """Write pieces until no such piece fits any more, or `left` bytes are written."""
-    while left is None or left > 0:
+def write_until_full(descriptor: int, piece: bytes) -> None:
+    """Write this piece again and again until no such piece fits any more."""
+    while True:
         try:
-            written = os.write(descriptor, bytes(size if left is None else min(size, left)))
+            os.write(descriptor, piece)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise FullError from None
+                return
             raise
-        left = None if left is None else left - written
-    return left

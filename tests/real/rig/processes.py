@@ -39,13 +39,6 @@ def of_host(host: str, init: int) -> list[Process]:
     ]
 
 
-def sessions(init: int) -> int:
-    """How many ssh connections are open there: sshd's direct children, but for its listener."""
-    servers = [pid for pid in members(init) if program(pid) in SSHD]
-    listeners = [pid for pid in servers if parent(pid) == init]
-    return sum(parent(pid) in listeners for pid in servers)
-
-
 def entrances(init: int) -> list[int]:
     """Processes outside with a child in there: nsenter, waiting for the command it brought in.
 

@@ -40,14 +40,12 @@ class Rig(Upkeep):
         *,
         subnets: Mapping[str, str] = SUBNETS,
         control: Sequence[str] | None = None,
-        reachable: Sequence[Path] = (),
         lifetime_s: float = 3600.0,
     ) -> None:
         self.hosts = tuple(hosts)
         if control is None:
             control = [next(iter(hosts[0].interfaces))] if hosts else []
         self.wiring = wire(hosts, subnets, control)
-        self._reachable = (*needed(), *reachable)
         self._lifetime_s = lifetime_s
         self._machines: dict[str, Machine] = {}
         self._directory: Path | None = None
@@ -96,14 +94,6 @@ class Rig(Upkeep):
     @property
     def ssh_config(self) -> Path:
         return self.directory / "ssh_config"
-
-    @property
-    def identity(self) -> Path:
-        return self._keys.identity
-
-    @property
-    def known_hosts(self) -> Path:
-        return self.directory / "known_hosts"
 
     @property
     def keeper_pid(self) -> int:
@@ -175,7 +165,7 @@ class Rig(Upkeep):
         plan = {
             "name": host.name,
             "disk": str(disks / str(number)),
-            "needed": [str(path) for path in self._reachable],
+            "needed": [str(path) for path in needed()],
             "binds": binds,
             "sshd": where("sshd"),
             "nic": self.wiring.links[host.name][0].nic,
@@ -193,7 +183,7 @@ class Rig(Upkeep):
         """The driver's way in; and what another terminal needs to find this rig."""
         config = access.ssh_config(self.hosts, self.wiring, self._keys, self.control.pid)
         self.ssh_config.write_text(config)
-        self.known_hosts.write_text(self._keys.known_hosts(self.wiring))
+        (self.directory / "known_hosts").write_text(self._keys.known_hosts(self.wiring))
         outside = self.directory / "outside"
         outside.write_text(access.outside(self.control.pid))
         outside.chmod(0o755)

@@ -10,9 +10,6 @@ for everybody else.
     .objects() -> {key: size}   .get(key) -> bytes   .put(key, bytes)   .delete(key)   .when(...)
     .make()  .remove()          the bucket itself
     .slow(kib_per_s)  .fast()   the wire to the server: uploads take their time
-    .readonly()  .writable()    every write is refused (403)
-    .fill()  .empty()           its disk is full: every write fails (500)
-    .down()  .up()              connections are refused
 
 Owns the server and the faults of storage. Knows neither SkyPilot nor what is stored.
 """
@@ -21,16 +18,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.real.rig import access, processes
+from tests.real.rig import access
 from tests.real.rig.errors import RigError
 from tests.real.rig.machine import Machine
 from tests.real.rig.spec import Host
-from tests.real.rig.tools import TEST_ID
 
 PORT = 9000
 KEY, SECRET = "rig", "secret-of-the-rig"
@@ -55,7 +50,7 @@ def serve(rclone: Path) -> str:
     return f"""\
 #!/bin/bash
 setsid -f {rclone} serve s3 {PLACE} --addr :{PORT} --auth-key {KEY},{SECRET} \\
-  --dir-cache-time 100ms --no-modtime "$@" </dev/null >>/var/log/s3.log 2>&1
+  --dir-cache-time 100ms --no-modtime </dev/null >>/var/log/s3.log 2>&1
 until (exec 3<>/dev/tcp/127.0.0.1/{PORT}) 2>/dev/null; do sleep 0.02; done
 """
 
@@ -140,29 +135,3 @@ class Bucket:
 
     def fast(self) -> None:
         self.machine.rate(None)
-
-    def down(self) -> None:
-        self.machine.reject(PORT)
-
-    def up(self) -> None:
-        self.machine.clear_firewall()
-
-    def fill(self) -> None:
-        self.machine.fill(PLACE)
-
-    def empty(self) -> None:
-        self.machine.empty(PLACE)
-
-    def readonly(self) -> None:
-        self._serve("--read-only")
-
-    def writable(self) -> None:
-        self._serve()
-
-    def _serve(self, *options: str) -> None:
-        """In place of the one that runs."""
-        for pid in processes.running(self.machine.pid, "rclone"):
-            processes.send([pid], signal.SIGKILL)
-            processes.ends(pid, time.monotonic() + PATIENCE_S)
-        # The mark of a test would have it taken for something that the test left running.
-        self.machine.run([SERVE, *options], user="root", env={TEST_ID: ""}, check=True)

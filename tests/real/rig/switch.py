@@ -84,14 +84,12 @@ class Switch:
         self.ip(f"link set {link.port} up")
         self._carries([link.port])
 
-    def spoil(
-        self, link: Link, process: int, delay_ms: float, loss: float, largest: int = 0
-    ) -> None:
+    def spoil(self, link: Link, process: int, delay_ms: float, largest: int = 0) -> None:
         """Lead the cable through a relay instead of straight into the bridge."""
         self.repair(link)
         near, far = f"{link.port}a", f"{link.port}b"
         self.ip(f"link add {near} type veth peer name {far}", f"link set {near} up")
-        how = (str(delay_ms), str(loss), str(largest))
+        how = (str(delay_ms), str(largest))
         words = (link.port, near, *how, f"/proc/{process}/ns/net", link.nic)
         shell = 'read -r pid rest </proc/self/stat; echo "$pid"; exec "$@"'
         argv = ["sh", "-c", shell, "sh", *program("relay"), *words]

@@ -1,8 +1,8 @@
-"""A bad wire: `relay.py ONE OTHER DELAY_MS LOSS LARGEST NETNS NIC`, run in the switch's network namespace.
+"""A bad wire: `relay.py ONE OTHER DELAY_MS LARGEST NETNS NIC`, run in the switch's network namespace.
 
 Stands in for netem, which many kernels lack: every frame that comes out of interface ONE goes into
-OTHER after DELAY_MS, and the other way round; the share LOSS of them is lost, and every one whose
-packet is longer than LARGEST bytes (0: none). Prints `ready` when it passes frames. Knows nothing of
+OTHER after DELAY_MS, and the other way round; every one whose packet is longer than LARGEST bytes
+(0: none) is lost. Prints `ready` when it passes frames. Knows nothing of
 what hangs on the two.
 """
 
@@ -13,7 +13,6 @@ import ctypes
 import fcntl
 import heapq
 import os
-import random
 import select
 import socket
 import struct
@@ -29,7 +28,7 @@ BATCH, FRAME = 64, 65600
 
 
 def main() -> None:
-    one, other, delay_ms, loss, largest, netns, nic = sys.argv[1:]
+    one, other, delay_ms, largest, netns, nic = sys.argv[1:]
     # A raw socket sees frames before the sender's "hardware" has finished them: whoever sends towards
     # it has to send them whole, that is the host, and the switch's end of the wire.
     turn_offloads_off_in(netns, nic)
@@ -37,12 +36,10 @@ def main() -> None:
     sockets = (listen(one), listen(other))
     print("ready", flush=True)
     longest = ETH_HLEN + int(largest) if int(largest) else FRAME
-    relay(sockets, float(delay_ms) / 1e3, float(loss), longest)
+    relay(sockets, float(delay_ms) / 1e3, longest)
 
 
-def relay(
-    sockets: tuple[socket.socket, socket.socket], delay_s: float, loss: float, longest: int
-) -> None:
+def relay(sockets: tuple[socket.socket, socket.socket], delay_s: float, longest: int) -> None:
     under_way: list[tuple[float, int, int, bytes]] = []
     count = 0
     while True:
@@ -52,7 +49,7 @@ def relay(
         for come_in in readable:
             out = 1 if come_in is sockets[0] else 0
             for frame in received(come_in):
-                if len(frame) <= longest and random.random() >= loss:
+                if len(frame) <= longest:
                     count += 1
                     heapq.heappush(under_way, (now + delay_s, count, out, frame))
         while under_way and under_way[0][0] <= time.monotonic():
