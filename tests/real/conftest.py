@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.ci import do_without
+from tests.real import preflight
 from tests.real.rig import Host, Rig, sky, slurm, unavailable
 from tests.real.rig.sky import Sky
 from tests.real.rig.slurm import Slurm
@@ -67,3 +69,22 @@ def new_sky(sky_possible: None) -> Iterator[NewSky]:
             return stack.enter_context(Sky(**options))
 
         yield bring_up
+
+
+@pytest.fixture(scope="module")
+def preflight_hosts(new_rig: NewRig) -> Rig:
+    """The hosts of the stories about the preflight."""
+    return new_rig(*preflight.hosts())
+
+
+@pytest.fixture
+def mended(preflight_hosts: Rig) -> Iterator[Rig]:
+    """The same, for a story that breaks something: the next one finds them mended."""
+    yield preflight_hosts
+    preflight.mend(preflight_hosts)
+
+
+@pytest.fixture(params=preflight.LAUNCHERS)
+def stage(mended: Rig, tmp_path: Path, request: pytest.FixtureRequest) -> preflight.Stage:
+    """Where such a story launches its jobs."""
+    return preflight.Stage(mended, tmp_path, request.param)

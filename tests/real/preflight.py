@@ -234,6 +234,11 @@ class Stage:
         """The same, and start every script."""
         return self.job(hosts, **more).start()
 
+    def ends(self, launch: Launch, code: int = REFUSED) -> None:
+        """It ends on all hosts with this code, and nothing of it is left."""
+        launch.ends(code)
+        assert self.rig.strays(within=30) == []
+
 
 class Bundle:
     """A bundle that lies on every host of a rig, where run.sh puts it, too."""

@@ -14,33 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.real import fleet, jobs, preflight
-from tests.real.conftest import NewRig
-from tests.real.preflight import LAUNCHERS, NAMES, Stage, as_root, edited
+from tests.real.preflight import NAMES, Stage, as_root, edited
 from tests.real.rig import Rig
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 OTHERS = ["desk", "tower"]
-
-
-@pytest.fixture(scope="module")
-def module_rig(new_rig: NewRig) -> Rig:
-    return new_rig(*preflight.hosts())
-
-
-@pytest.fixture
-def rig(module_rig: Rig) -> Iterator[Rig]:
-    yield module_rig
-    preflight.mend(module_rig)
-    assert module_rig.strays(within=30) == []
-
-
-@pytest.fixture(params=LAUNCHERS)
-def stage(rig: Rig, tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
-    return Stage(rig, tmp_path, request.param)
-
-
-def nobody_is_left(rig: Rig) -> None:
-    assert rig.strays(within=30) == []
 
 
 # Well
@@ -50,7 +28,7 @@ def test_hosts_that_are_well_say_so_in_any_order(stage: Stage) -> None:
     job = stage.job()
     for order in (NAMES, ("tower", "laptop", "desk"), ("laptop", "desk", "tower")):
         launch = job.start(*order)
-        launch.ends(0)
+        stage.ends(launch, 0)
         launch.names_only()
         assert "preflight: 3 hosts can start the job" in launch["desk"].text, launch.output
     kept = json.loads(job.kept("desk").read_text())
@@ -59,7 +37,6 @@ def test_hosts_that_are_well_say_so_in_any_order(stage: Stage) -> None:
     for name in NAMES:
         left = {path.name for path in job.kept(name).parent.iterdir()}
         assert left <= {"preflight.json"}, left
-    nobody_is_left(stage.rig)
 
 
 def test_the_driver_shows_one_table_and_ends_with_its_verdict(stage: Stage, tmp_path: Path) -> None:
@@ -73,7 +50,7 @@ def test_the_driver_shows_one_table_and_ends_with_its_verdict(stage: Stage, tmp_
     assert driver.end() == 69, driver.output
     rows = [line for line in driver.lines if "NIC001" in line and "error" in line]
     assert {row.split(" | ")[0].strip() for row in rows} == {"desk", "laptop"}, driver.output
-    nobody_is_left(stage.rig)
+    assert stage.rig.strays(within=30) == []
 
 
 # Interfaces
@@ -81,12 +58,11 @@ def test_the_driver_shows_one_table_and_ends_with_its_verdict(stage: Stage, tmp_
 
 def test_an_interface_that_does_not_exist(stage: Stage) -> None:
     launch = stage.launch(["desk", {"name": "laptop", "nic": "enp9s9"}, "tower"])
-    launch.ends()
+    stage.ends(launch)
     launch.names("NIC001", "laptop", "enp9s9", "eth0", "192.168.7.2", "eth1", "docker0")
     launch.names_only("NIC001")
     for each in launch.terminals.values():
         assert "preflight: NIC001 on laptop; nothing was started" in each.output, launch.output
-    nobody_is_left(stage.rig)
 
 
 @pytest.mark.nightly
@@ -94,21 +70,19 @@ def test_an_interface_that_is_down(stage: Stage) -> None:
     as_root(stage.rig["laptop"], "ip", "link", "set", "eth1", "down")
     try:
         launch = stage.launch(["desk", {"name": "laptop", "nic": "eth1"}, "tower"])
-        launch.ends()
+        stage.ends(launch)
     finally:
         as_root(stage.rig["laptop"], "ip", "link", "set", "eth1", "up")
     launch.names("NIC002", "laptop", "eth1")
     launch.names_only("NIC002")
-    nobody_is_left(stage.rig)
 
 
 def test_an_interface_without_a_cable(stage: Stage) -> None:
     stage.rig["laptop"].unplug("lab")
     launch = stage.launch(["desk", {"name": "laptop", "nic": "eth1"}, "tower"])
-    launch.ends()
+    stage.ends(launch)
     launch.names("NIC003", "laptop", "eth1")
     launch.names_only("NIC003")
-    nobody_is_left(stage.rig)
 
 
 @pytest.mark.nightly
@@ -117,23 +91,21 @@ def test_an_interface_without_an_address(stage: Stage) -> None:
     as_root(laptop, "ip", "addr", "flush", "dev", "eth1")
     try:
         launch = stage.launch(["desk", {"name": "laptop", "nic": "eth1"}, "tower"])
-        launch.ends()
+        stage.ends(launch)
     finally:
         as_root(laptop, "ip", "addr", "add", f"{laptop.addresses['lab']}/24", "dev", "eth1")
     launch.names("NIC004", "laptop", "eth1")
     launch.names_only("NIC004")
-    nobody_is_left(stage.rig)
 
 
 def test_a_host_that_is_cut_off_knows_it_and_the_others_miss_it(stage: Stage) -> None:
     stage.rig["laptop"].unplug("lan")
     launch = stage.launch(patience=preflight.IN_VAIN_S)
-    launch.ends()
+    stage.ends(launch)
     launch.names("NIC003", "laptop", "eth0", on=["laptop"])
     launch.waits_for("laptop", on=OTHERS)
     for name in OTHERS:
         assert ("HOST001", "laptop") in {(one.code, one.host) for one in launch[name].findings()}
-    nobody_is_left(stage.rig)
 
 
 def test_the_loopback_chosen(stage: Stage) -> None:
@@ -142,49 +114,44 @@ def test_the_loopback_chosen(stage: Stage) -> None:
     for name in NAMES:
         edited(job.at(name, f"hosts/{name}.sh"), lambda text: text.replace("=eth0", "=lo"))
     launch = job.start()
-    launch.ends()
+    stage.ends(launch)
     for name in NAMES:
         launch.names("NIC005", name, "lo")
-    nobody_is_left(stage.rig)
 
 
 def test_docker0_chosen_on_one_host(stage: Stage) -> None:
     launch = stage.launch(["desk", {"name": "laptop", "nic": "docker0"}, "tower"])
-    launch.ends()
+    stage.ends(launch)
     launch.names("NIC006", "laptop", "docker0", "eth0", severity="warning")
     launch.names("NIC008", "laptop", "docker0", "172.17.0.1", "192.168.7.1")
     launch.names_only("NIC006", "NIC008")
-    nobody_is_left(stage.rig)
 
 
 @pytest.mark.nightly
 def test_docker0_chosen_on_all_hosts(stage: Stage) -> None:
     launch = stage.launch(nic="docker0")
-    launch.ends()
+    stage.ends(launch)
     launch.names("NIC009", "tower", "172.17.0.1", "docker0", "desk, laptop and tower")
     for name in NAMES:
         launch.names("NIC006", name, "docker0", "eth0", severity="warning")
-    nobody_is_left(stage.rig)
 
 
 def test_a_vpn_chosen_where_a_cable_leads_to_the_head(stage: Stage) -> None:
     launch = stage.launch(nic="tailscale0")
-    launch.ends(0)
+    stage.ends(launch, 0)
     for name in NAMES:
         launch.names("NIC007", name, "tailscale0", "eth0", severity="warning")
     launch.names_only("NIC007")
-    nobody_is_left(stage.rig)
 
 
 def test_interfaces_on_networks_that_do_not_meet(stage: Stage) -> None:
     for name in OTHERS:
         stage.rig[name].unplug("lab")
     launch = stage.launch(["desk", {"name": "laptop", "nic": "eth1"}, "tower"])
-    launch.ends()
+    stage.ends(launch)
     launch.names("NIC008", "laptop", "eth1", "eth0", "10.77.1.2", "192.168.7.1")
     launch.names("NIC011", "laptop", "eth1", "eth0", severity="warning")
     launch.names_only("NIC008", "NIC011")
-    nobody_is_left(stage.rig)
 
 
 # Names
@@ -194,11 +161,11 @@ NAMED = [{"name": "desk", "address": "head.example"}, "laptop", "tower"]
 
 
 @pytest.fixture
-def called(rig: Rig) -> Iterator[dict[str, str]]:
+def called(mended: Rig) -> Iterator[dict[str, str]]:
     """What head.example is on each host, if it is to be anything else than desk's address."""
-    before = {each.name: each.path("/etc/hosts").read_text() for each in rig}
+    before = {each.name: each.path("/etc/hosts").read_text() for each in mended}
     yield {}
-    for each in rig:
+    for each in mended:
         each.path("/etc/hosts").write_text(before[each.name])
 
 
@@ -213,38 +180,34 @@ def call_the_head(stage: Stage, **other: str) -> None:
 def test_a_name_that_one_host_does_not_know(stage: Stage) -> None:
     call_the_head(stage, laptop="")
     launch = stage.launch(NAMED)
-    launch.ends()
+    stage.ends(launch)
     launch.names("NAME001", "laptop", "head.example")
-    nobody_is_left(stage.rig)
 
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("called")
 def test_a_name_that_no_host_knows(stage: Stage) -> None:
     launch = stage.launch(NAMED)
-    launch.ends()
+    stage.ends(launch)
     for name in NAMES:
         launch.names("NAME001", name, "head.example", on=[name])
-    nobody_is_left(stage.rig)
 
 
 @pytest.mark.usefixtures("called")
 def test_a_name_that_is_loopback_on_the_head(stage: Stage) -> None:
     call_the_head(stage, desk="127.0.1.1")
     launch = stage.launch(NAMED)
-    launch.ends(0)
+    stage.ends(launch, 0)
     launch.names("NAME002", "desk", "head.example", "127.0.1.1", severity="warning")
     launch.names_only("NAME002")
-    nobody_is_left(stage.rig)
 
 
 @pytest.mark.usefixtures("called")
 def test_a_name_that_leads_a_host_to_itself(stage: Stage) -> None:
     call_the_head(stage, laptop="127.0.0.1")
     launch = stage.launch(NAMED)
-    launch.ends()
+    stage.ends(launch)
     launch.names("NAME003", "laptop", "head.example", "127.0.0.1")
-    nobody_is_left(stage.rig)
 
 
 @pytest.mark.usefixtures("called")
@@ -254,9 +217,8 @@ def test_a_name_that_leads_to_another_host(stage: Stage) -> None:
     others = job.start("tower", "desk")
     others["desk"].until(r"waiting for laptop\b")  # whom the address belongs to is known by now
     launch = others.joined(job.start("laptop"))
-    launch.ends()
+    stage.ends(launch)
     launch.names("NAME004", "laptop", "head.example", "tower", "192.168.7.3")
-    nobody_is_left(stage.rig)
 
 
 @pytest.mark.nightly
@@ -264,8 +226,7 @@ def test_a_name_that_leads_to_another_host(stage: Stage) -> None:
 def test_a_name_that_means_another_address_of_the_head_somewhere(stage: Stage) -> None:
     call_the_head(stage, laptop=stage.rig["desk"].addresses["lab"])
     launch = stage.launch(NAMED)
-    launch.ends(0)
+    stage.ends(launch, 0)
     launch.names(
         "NAME005", "laptop", "head.example", "10.77.1.1", "192.168.7.1", severity="warning"
     )
-    nobody_is_left(stage.rig)

@@ -10,13 +10,11 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.real import preflight
-from tests.real.conftest import NewRig
-from tests.real.preflight import LAUNCHERS, NAMES, Launch, Stage, Terminal, as_root, edited
+from tests.real.preflight import NAMES, Launch, Stage, Terminal, as_root, edited
 from tests.real.rig import Machine, Rig
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
@@ -28,33 +26,17 @@ SMI = "/usr/local/bin/nvidia-smi"
 CARD = "GPU-5a1e0000"
 
 
-@pytest.fixture(scope="module")
-def module_rig(new_rig: NewRig) -> Rig:
-    return new_rig(*preflight.hosts())
-
-
-@pytest.fixture
-def rig(module_rig: Rig) -> Iterator[Rig]:
-    torch = {each.name: each.path(VERSION).read_text() for each in module_rig}
-    yield module_rig
-    preflight.mend(module_rig)
-    for each in module_rig:
+@pytest.fixture(autouse=True)
+def packages(mended: Rig) -> Iterator[None]:
+    """The packages of the hosts, mended as well."""
+    torch = {each.name: each.path(VERSION).read_text() for each in mended}
+    yield
+    for each in mended:
         each.path(VERSION).write_text(torch[each.name])
         for made in (CUSTOM, SMI):
             each.path(made).unlink(missing_ok=True)
         for made in each.path(PACKAGES).glob("nvidia_nccl_*"):
             made.rmdir()
-
-
-@pytest.fixture(params=LAUNCHERS)
-def stage(rig: Rig, tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
-    return Stage(rig, tmp_path, request.param)
-
-
-def refused(launch: Launch, rig: Rig) -> None:
-    """It ended on all hosts, and nothing of it is left."""
-    launch.ends()
-    assert rig.strays(within=5) == []
 
 
 # What differs between hosts
@@ -63,7 +45,7 @@ def refused(launch: Launch, rig: Rig) -> None:
 def test_another_torch_on_one_host(stage: Stage) -> None:
     edited(stage.rig["laptop"].path(VERSION), lambda text: text.replace("2.13.0", "2.6.0"))
     launch = stage.launch()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("VER001", "laptop", "laptop has torch 2.6.0", "desk and tower have torch 2.13.0")
     launch.names_only("VER001")
 
@@ -97,7 +79,7 @@ def test_another_nccl_on_one_host(stage: Stage) -> None:
     for name in NAMES:
         give_gpus(stage.rig[name], nccl="2.20.5" if name == "laptop" else "2.27.3")
     launch = stage.launch(backend="nccl", gpus_per_node=1)
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("VER004", "laptop", "2.20.5", "2.27.3")
 
 
@@ -105,7 +87,7 @@ def test_code_that_was_changed_on_one_host(stage: Stage) -> None:
     job = stage.job()
     edited(job.at("laptop", "train/optim.py"), lambda text: text + "# a quick fix\n")
     launch = job.start()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("VER005", "laptop")
     launch.names_only("VER005")
 
@@ -113,7 +95,7 @@ def test_code_that_was_changed_on_one_host(stage: Stage) -> None:
 def test_the_bundle_of_an_older_spec_on_one_host(stage: Stage) -> None:
     stage.job(on=["laptop"], train={"lr": 0.2})
     launch = stage.job(on=OTHERS).start()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("VER006", "laptop")
     launch.names_only("VER006")
 
@@ -150,7 +132,7 @@ def test_fewer_gpus_than_processes(stage: Stage) -> None:
     for name in NAMES:
         give_gpus(stage.rig[name], cards=1 if name == "laptop" else 2)
     launch = stage.launch(backend="nccl", gpus_per_node=2, procs_per_node=2)
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("GPU001", "laptop", "1 GPU", "2 processes")
     launch.names_only("GPU001")
 
@@ -182,7 +164,7 @@ def test_a_driver_that_is_too_old(stage: Stage) -> None:
     for name in NAMES:
         give_gpus(stage.rig[name], driver="470.57.02" if name == "laptop" else "580.65.06")
     launch = stage.launch(backend="nccl", gpus_per_node=1)
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("GPU004", "laptop", "470.57.02", "12.6")
     launch.names_only("GPU004")
 
@@ -192,7 +174,7 @@ def test_no_cuda_where_nccl_was_asked_for(stage: Stage) -> None:
     for name in OTHERS:
         give_gpus(stage.rig[name])
     launch = stage.launch(backend="nccl", gpus_per_node=1)
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("GPU005", "laptop", "without CUDA")
 
 
@@ -202,7 +184,7 @@ def test_a_driver_that_hangs(stage: Stage) -> None:
     smi = stage.rig["laptop"].path(SMI)
     smi.write_text("#!/bin/sh\nexec sleep 600\n")
     launch = stage.launch(backend="nccl", gpus_per_node=1)
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("GPU006", "laptop", "no answer")
 
 
@@ -215,7 +197,7 @@ def test_a_directory_that_cannot_be_made(stage: Stage) -> None:
     as_root(stage.rig["laptop"], "chmod", "755", preflight.SMALL_DISK)
     try:
         launch = stage.launch(checkpoint={"dir": f"{preflight.SMALL_DISK}/ckpt"})
-        refused(launch, stage.rig)
+        stage.ends(launch)
     finally:
         as_root(stage.rig["laptop"], "chmod", "1777", preflight.SMALL_DISK)
     launch.names("DIR001", "laptop", "/data/ckpt", "Permission denied")
@@ -226,7 +208,7 @@ def test_a_directory_that_cannot_be_written_to(stage: Stage) -> None:
     as_root(stage.rig["laptop"], "mkdir", "/data/owned")
     try:
         launch = stage.launch(checkpoint={"dir": "/data/owned"})
-        refused(launch, stage.rig)
+        stage.ends(launch)
     finally:
         as_root(stage.rig["laptop"], "rmdir", "/data/owned")
     launch.names("DIR002", "laptop", "/data/owned", "Permission denied")
@@ -240,7 +222,7 @@ def test_a_file_system_that_is_mounted_read_only(stage: Stage) -> None:
     as_root(laptop, "mount", "-t", "tmpfs", "-o", "ro", "none", "/data/mounted")
     try:
         launch = stage.launch(checkpoint={"dir": "/data/mounted"})
-        refused(launch, stage.rig)
+        stage.ends(launch)
     finally:
         as_root(laptop, "umount", "/data/mounted")
         as_root(laptop, "rm", "-r", "/data/mounted")
@@ -251,7 +233,7 @@ def test_a_file_system_that_is_mounted_read_only(stage: Stage) -> None:
 def test_a_disk_without_room(stage: Stage) -> None:
     stage.rig["laptop"].fill(preflight.SMALL_DISK)
     launch = stage.launch(checkpoint={"dir": "/data/full"})
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("DIR003", "laptop", "/data/full")
     launch.names_only("DIR003")
 
@@ -282,7 +264,7 @@ def test_a_directory_that_is_not_shared_where_the_spec_says_so(stage: Stage) -> 
     as_root(stage.rig["laptop"], "mount", "-t", "tmpfs", "-o", "mode=1777", "none", "/shared")
     try:
         launch = stage.launch(checkpoint=shared)
-        refused(launch, stage.rig)
+        stage.ends(launch)
     finally:
         as_root(stage.rig["laptop"], "umount", "/shared")
     launch.names("DIR005", "laptop", "/shared/ckpt", "desk and tower")
@@ -345,7 +327,7 @@ def test_a_python_that_is_missing(stage: Stage) -> None:
     # tell them.
     wrong = {"name": "laptop", "python": "/nowhere/python3"}
     launch = stage.job(["desk", wrong, "tower"], patience=preflight.IN_VAIN_S).start()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     assert "there is no Python called /nowhere/python3 here" in launch["laptop"].text
     assert "(PY001)" in launch["laptop"].text
     launch.waits_for("laptop", on=OTHERS)
@@ -357,7 +339,7 @@ def test_a_python_that_is_missing(stage: Stage) -> None:
 def test_a_python_without_torch(stage: Stage) -> None:
     wrong = {"name": "laptop", "python": "/usr/bin/python3"}
     launch = stage.launch(["desk", wrong, "tower"])
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("PY002", "laptop", "/usr/bin/python3")
 
 

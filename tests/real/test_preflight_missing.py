@@ -9,47 +9,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.real import preflight
-from tests.real.conftest import NewRig
 from tests.real.preflight import (
-    LAUNCHERS,
     WITHIN_S,
     Launch,
     Stage,
     edited,
     in_time,
 )
-from tests.real.rig import Rig
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 OTHERS = ["desk", "tower"]
-
-
-@pytest.fixture(scope="module")
-def module_rig(new_rig: NewRig) -> Rig:
-    return new_rig(*preflight.hosts())
-
-
-@pytest.fixture
-def rig(module_rig: Rig) -> Iterator[Rig]:
-    yield module_rig
-    preflight.mend(module_rig)
-
-
-@pytest.fixture(params=LAUNCHERS)
-def stage(rig: Rig, tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
-    return Stage(rig, tmp_path, request.param)
-
-
-def refused(launch: Launch, rig: Rig) -> None:
-    """It ended on all hosts, and nothing of it is left."""
-    launch.ends()
-    assert rig.strays(within=5) == []
 
 
 # Hosts that do not come, or do not stay
@@ -71,7 +44,7 @@ def test_a_host_that_is_switched_off(stage: Stage) -> None:
     stage.rig["laptop"].power_off()
     launch = job.start("tower", "desk")
     launch.waits_for("laptop", on=OTHERS)
-    refused(launch, stage.rig)
+    stage.ends(launch)
     for name in OTHERS:
         assert "answer" in launch[name].text, launch.output
 
@@ -89,7 +62,7 @@ def test_a_host_that_comes_late_is_waited_for(stage: Stage) -> None:
 def test_a_head_that_is_not_started(stage: Stage) -> None:
     launch = stage.job(patience=preflight.IN_VAIN_S).start("laptop", "tower")
     launch.waits_for("desk", on=["laptop", "tower"])
-    refused(launch, stage.rig)
+    stage.ends(launch)
     for name in ("laptop", "tower"):
         assert ("HOST001", "desk") in {(one.code, one.host) for one in launch[name].findings()}
 
@@ -152,7 +125,7 @@ def test_one_hosts_script_on_two_hosts(stage: Stage) -> None:
     job = stage.job()
     launch = Launch([*(job.terminal(name) for name in ("desk", "laptop")),
                      job.terminal("tower", script="laptop")])  # fmt: skip
-    refused(launch, stage.rig)
+    stage.ends(launch)
     for terminal in launch.terminals.values():
         shown = [one for one in terminal.findings() if one.code == "RANK001"]
         assert len(shown) == 1, launch.output
@@ -164,7 +137,7 @@ def test_one_hosts_script_on_two_hosts(stage: Stage) -> None:
 def test_hosts_that_disagree_on_who_takes_part(stage: Stage) -> None:
     job = stage.job()
     launch = job.start("desk", "laptop", arguments={"laptop": ["--hosts=desk,laptop"]})
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("RANK003", "laptop", "2", "3")
 
 
@@ -173,7 +146,7 @@ def test_a_list_of_hosts_that_was_changed_on_one_host(stage: Stage) -> None:
     more = '"hosts": [{"name": "attic", "address": "192.168.7.9", "procs": 1},'
     edited(job.at("tower", "hosts/hosts.json"), lambda text: text.replace('"hosts": [', more))
     launch = job.start(arguments={"tower": ["--head=desk"]})
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("RANK003", "tower", "3", "4")
 
 

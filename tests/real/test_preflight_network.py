@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.real import preflight
-from tests.real.conftest import NewRig
 from tests.real.preflight import (
-    LAUNCHERS,
     NAMES,
-    Launch,
     Stage,
     as_root,
     closed_but_for,
     in_time,
 )
-from tests.real.rig import Machine, Rig
+from tests.real.rig import Machine
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 PORT = 29500
@@ -40,22 +35,6 @@ with socket.create_server(("", int(sys.argv[1]))) as server:
 """
 
 
-@pytest.fixture(scope="module")
-def module_rig(new_rig: NewRig) -> Rig:
-    return new_rig(*preflight.hosts())
-
-
-@pytest.fixture
-def rig(module_rig: Rig) -> Iterator[Rig]:
-    yield module_rig
-    preflight.mend(module_rig)
-
-
-@pytest.fixture(params=LAUNCHERS)
-def stage(rig: Rig, tmp_path: Path, request: pytest.FixtureRequest) -> Stage:
-    return Stage(rig, tmp_path, request.param)
-
-
 def listen(machine: Machine, user: str = "trainer", **env: str) -> None:
     server = machine.popen(
         [sys.executable, "-c", LISTENER, str(PORT)], user=user, env=env, stdout=subprocess.PIPE
@@ -63,12 +42,6 @@ def listen(machine: Machine, user: str = "trainer", **env: str) -> None:
     assert server.stdout is not None
     assert server.stdout.readline() == b"listening\n"
     server.stdout.close()
-
-
-def refused(launch: Launch, rig: Rig) -> None:
-    """It ended on all hosts, and nothing of it is left."""
-    launch.ends()
-    assert rig.strays(within=5) == []
 
 
 # The port
@@ -112,7 +85,7 @@ def test_a_port_where_the_head_may_not_listen(stage: Stage) -> None:
     job = stage.job(port=80, patience=preflight.IN_VAIN_S)
     as_root(stage.rig["desk"], "sysctl", "-q", "net.ipv4.ip_unprivileged_port_start=1024")
     launch = job.start()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("PORT007", "desk", "port 80", on=["desk"])
     launch.waits_for("desk", "port 80", on=["laptop", "tower"])
     for name in ("laptop", "tower"):
@@ -123,7 +96,7 @@ def test_a_port_where_the_head_may_not_listen(stage: Stage) -> None:
 def test_a_firewall_on_the_head_that_drops(stage: Stage) -> None:
     closed_but_for(stage.rig["desk"])
     launch = stage.launch()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("PORT003", "desk", str(PORT), "laptop")
     launch.names_only("PORT003")
 
@@ -131,7 +104,7 @@ def test_a_firewall_on_the_head_that_drops(stage: Stage) -> None:
 def test_a_firewall_on_the_head_that_rejects(stage: Stage) -> None:
     stage.rig["desk"].reject(PORT)
     launch = stage.launch()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("PORT004", "desk", str(PORT), "laptop")
     launch.names_only("PORT004")
 
@@ -139,7 +112,7 @@ def test_a_firewall_on_the_head_that_rejects(stage: Stage) -> None:
 def test_a_firewall_on_one_hosts_way_out(stage: Stage) -> None:
     stage.rig["laptop"].drop(PORT, direction="out")
     launch = stage.launch()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("PORT003", "desk", str(PORT), "what laptop sends")
     launch.names_only("PORT003")
 
@@ -153,14 +126,14 @@ def test_a_firewall_in_both_directions(stage: Stage) -> None:
     for name in ("laptop", "tower"):
         at = launch[name].until(r"no answer|firewall")
         assert in_time(at - launch.began), launch.output
-    refused(launch, stage.rig)
+    stage.ends(launch)
 
 
 def test_ephemeral_ports_that_are_closed(stage: Stage) -> None:
     for name in NAMES:
         closed_but_for(stage.rig[name], PORT)
     launch = stage.launch()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     shown = launch["desk"].findings()
     assert {one.code for one in shown} == {"PORT005"}, launch.output
     for one in shown:
@@ -171,7 +144,7 @@ def test_ephemeral_ports_that_are_closed(stage: Stage) -> None:
 def test_ephemeral_ports_that_are_closed_on_one_host(stage: Stage) -> None:
     closed_but_for(stage.rig["laptop"], PORT)
     launch = stage.launch()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("PORT005", "laptop", "ephemeral")
     launch.names_only("PORT005")
 
@@ -181,7 +154,7 @@ def test_no_route_to_the_head(stage: Stage) -> None:
     as_root(stage.rig["laptop"], "ip", "route", "add", *route)
     try:
         launch = stage.launch(patience=preflight.IN_VAIN_S)
-        refused(launch, stage.rig)
+        stage.ends(launch)
     finally:
         as_root(stage.rig["laptop"], "ip", "route", "del", *route)
     launch.names("HOST004", "laptop", on=["laptop"])
@@ -196,7 +169,7 @@ def test_two_hosts_that_do_not_reach_each_other(stage: Stage) -> None:
         there = stage.rig[other].address
         as_root(stage.rig[one], "iptables", "-A", "INPUT", "-s", there, "-j", "DROP")
     launch = stage.launch()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     shown = launch["desk"].findings()
     assert [one.code for one in shown] == ["LINK004"], launch.output
     launch.names("LINK004", shown[0].host, "laptop", "tower")
@@ -205,7 +178,7 @@ def test_two_hosts_that_do_not_reach_each_other(stage: Stage) -> None:
 def test_a_wire_that_swallows_large_packets(stage: Stage) -> None:
     stage.rig["laptop"].black_hole(1200)
     launch = stage.launch()
-    refused(launch, stage.rig)
+    stage.ends(launch)
     launch.names("LINK001", "laptop", "MTU")
     launch.names_only("LINK001")
 
