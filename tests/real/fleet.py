@@ -113,12 +113,17 @@ def _trained(bundle: Path) -> dict[str, torch.Tensor]:
     return jobs.final_tensors(directory)
 
 
-def fetched(rig: Rig, bundle: Path) -> Path:
-    """The checkpoint directory at home after `run.sh --fetch`."""
-    done = subprocess.run(
-        ["bash", str(bundle / "hosts/run.sh"), "--fetch"],
+def ask(rig: Rig, bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What run.sh says to these arguments, from a terminal of its own."""
+    return subprocess.run(
+        ["bash", str(bundle / "hosts/run.sh"), *arguments],
         env={**os.environ, **way_in(rig)}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
+
+
+def fetched(rig: Rig, bundle: Path) -> Path:
+    """The checkpoint directory at home after `run.sh --fetch`."""
+    done = ask(rig, bundle, "--fetch")
     assert done.returncode == 0, done.stderr
     (directory,) = (bundle.parent / "checkpoints").iterdir()
     return directory

@@ -15,7 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.real import jobs
@@ -94,14 +95,23 @@ class Host(jobs.Job):
             self.process.wait(jobs.PATIENCE_S)
 
 
-def until_step(hosts: Sequence[Host], step: int) -> None:
+@contextmanager
+def hosts(*started: Host) -> Iterator[None]:
+    """Whatever happens in a test, no host outlives it."""
+    with ExitStack() as stack:
+        for host in started:
+            stack.callback(host.power_off)
+        yield
+
+
+def until_step(of: Sequence[Host], step: int) -> None:
     """Read on until one of the hosts, that of rank 0, has said that `step` steps are complete."""
-    _until(hosts, r"step +(\d+)/", lambda found: int(found[1]) >= step)
+    _until(of, r"step +(\d+)/", lambda found: int(found[1]) >= step)
 
 
-def until_met(hosts: Sequence[Host]) -> None:
+def until_met(of: Sequence[Host]) -> None:
     """Read on until all of these have met: an elastic run's first host may begin without the others."""
-    _until(hosts, rf".*\b{len(hosts)} processes on {len(hosts)} hosts", lambda found: True)
+    _until(of, rf".*\b{len(of)} processes on {len(of)} hosts", lambda found: True)
 
 
 def _until(hosts: Sequence[Host], pattern: str, is_it: Callable[[re.Match[str]], bool]) -> None:
@@ -133,12 +143,4 @@ def static(port: int, procs: int, nodes: int, rank: int) -> list[str]:
         "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={rank}",
         f"--nproc-per-node={procs}", "--master-addr=127.0.0.1", f"--master-port={port}",
         "--max-restarts=0", "--monitor-interval=0.1",
-    ]  # fmt: skip
-
-
-def spawn(procs: int, first: int, world_size: int) -> list[str]:
-    """No torchrun at all; MASTER_ADDR and MASTER_PORT come with the environment."""
-    return [
-        "-m", "train", "spawn", f"--procs={procs}", f"--first-rank={first}",
-        f"--world-size={world_size}", "--", sys.executable,
     ]  # fmt: skip

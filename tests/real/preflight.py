@@ -267,14 +267,6 @@ class Bundle:
         """A file of the bundle on one host."""
         return self.rig[host].path(f"{self.directory}/{name}")
 
-    def await_head(self, port: int = 29500) -> None:
-        """Wait until the preflight of the head listens."""
-        table, deadline = f"/proc/{self.rig[NAMES[0]].pid}/net/tcp", time.monotonic() + PATIENCE_S
-        listens = re.compile(rf":{port:04X} 00000000:0000 0A ")
-        while not listens.search(Path(table).read_text()):
-            assert time.monotonic() < deadline, "the head does not listen"
-            time.sleep(0.02)
-
     def terminal(
         self, host: str, *arguments: str, script: str = "", before: str = "", **options: Any
     ) -> Terminal:

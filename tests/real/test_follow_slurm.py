@@ -21,25 +21,6 @@ from tests.real.rig.slurm import Slurm
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 DDPGEN = [sys.executable, "-B", "-m", "ddpgen"]
 AWAY = "/shared/my jobs"
-# The toy, slow enough to be stopped, until the story is told.
-SLOW = """\
-import dataclasses
-import os
-import time
-
-from train.workloads import toy
-
-
-def build(context, *, pause: float = 0.0):
-    made = toy.build(context, hidden=32)
-
-    def loss(model, batch):
-        if not os.path.exists(os.environ["DDPGEN_CHECKPOINT_DIR"] + "/hurry"):
-            time.sleep(pause)
-        return made.loss(model, batch)
-
-    return dataclasses.replace(made, loss=loss)
-"""
 
 
 class Said(NamedTuple):
@@ -81,10 +62,10 @@ class Desk:
     def sit_down(self, name: str, **tier: object) -> None:
         login = {"login": "ctl", "dir": AWAY} if self.login else {}
         wanted = batch.spec(name, nodes=2, code=["paced.py"], tier={**login, **tier})
-        wanted["train"]["args"] = {"pause": 0.1}
+        wanted["train"]["args"] = {"pause": 0.1, "until": f"{self.cluster.shared}/hurry-{name}"}
         self.here.mkdir(exist_ok=True)
         (self.here / "job.yaml").write_text(yaml.safe_dump(wanted))
-        (self.here / "paced.py").write_text(SLOW)
+        (self.here / "paced.py").write_text(jobs.PACED_TOY)
         if not self.login:
             for path in (self.here, *self.here.iterdir()):
                 os.chown(path, batch.access.UID, batch.access.UID)
@@ -141,7 +122,7 @@ def test_a_job_is_launched_stopped_launched_again_and_done(desk: Desk, cluster: 
     cluster.until(second, "RUNNING")
     if desk.login:
         follow_for_a_while(desk)
-    (kept / "hurry").touch()
+    (cluster.rig.shared / f"hurry-{name}").touch()
     assert cluster.ended(second) == ("COMPLETED", "0:0"), cluster.log(second)
     assert jobs.rows(kept)[-1]["step"] == batch.STEPS
     shown = desk.types("logs", "--lines=1000")

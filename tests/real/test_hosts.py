@@ -6,7 +6,6 @@ a fast and a slow one on a slow wire; and what a user does with a job that runs 
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -111,16 +110,6 @@ def test_ctrl_c_before_the_hosts_have_met_ends_at_once(
     assert rig.strays(within=5) == []
 
 
-def test_an_interface_off_the_route_is_doubted_by_name(rig: Rig, tmp_path: Path) -> None:
-    hosts = ["desk", {"name": "laptop", "nic": "docker0"}]
-    spec = fleet.spec(hosts, name="docker", restarts=0)
-    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
-    assert driver.end() in (1, 69), driver.output
-    assert "NIC008" in driver.output
-    assert "laptop takes part by docker0 (172.17.0.1), a bridge, and reaches " in driver.output
-    assert rig.strays(within=5) == []
-
-
 def test_a_script_on_the_wrong_host_asks_whether_it_is_the_right_one(
     rig: Rig, tmp_path: Path
 ) -> None:
@@ -163,23 +152,16 @@ def test_ddpgen_launch_runs_it_and_run_sh_stops_it_from_another_terminal(
     launched = fleet.Launched(rig, tmp_path / "job.yaml", bundle, "--steps=100000")
     launched.until(rf"\+ bash {bundle}/hosts/run\.sh --steps=100000")
     launched.until_step(10)
-    status = ask(rig, bundle, "--status")
+    status = fleet.ask(rig, bundle, "--status")
     assert re.search(
         r"desk    yes  +running +running: step \d+, \d s ago", status.stdout
     ) or re.search(r"laptop  yes  +running +running: step \d+, \d s ago", status.stdout), (
         status.stdout
     )
-    asked = ask(rig, bundle, "--stop")
+    asked = fleet.ask(rig, bundle, "--stop")
     assert asked.returncode == 0, asked.stderr
     assert launched.end() == 75, launched.output
     assert fleet.status(rig, "laptop", "launched").startswith("stopped ")
-
-
-def ask(rig: Rig, bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", str(bundle / "hosts/run.sh"), *arguments],
-        env={**os.environ, **fleet.way_in(rig)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
 
 
 def test_started_by_hand_in_two_terminals_in_any_order(rig: Rig, tmp_path: Path) -> None:

@@ -27,18 +27,17 @@ SILENT_S = 150
 
 @pytest.fixture(scope="module")
 def module_rig(new_rig: NewRig) -> Rig:
-    return new_rig(*(Host(name, small_disk={"/data": 24}) for name in NAMES))
+    return new_rig(*(Host(name) for name in NAMES))
 
 
 @pytest.fixture
 def rig(module_rig: Rig) -> Rig:
-    """All hosts up, plugged in and with room."""
+    """All hosts up and plugged in."""
     for each in module_rig:
         if not each.up:
             each.boot()
         each.plug()
         each.clear_firewall()
-        each.empty("/data")
     return module_rig
 
 
@@ -181,35 +180,6 @@ def test_an_elastic_job_whose_head_is_lost_goes_on_with_another_head(
     assert rig.strays(within=30) == []
 
 
-def test_a_disk_without_room_is_named_before_anything_starts(rig: Rig, tmp_path: Path) -> None:
-    rig["laptop"].fill("/data")
-    spec = fleet.spec(NAMES, name="full", tier={"dir": "/data/ddpgen"})
-    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
-    assert driver.end() == 69, driver.output
-    assert "nothing was started" in driver.output
-    (named,) = [line for line in driver.lines if "laptop" in line and "/data" in line]
-    assert "room" in named or "space" in named
-
-
-@pytest.mark.nightly
-def test_a_disk_that_fills_up_while_training_fails_by_name(rig: Rig, tmp_path: Path) -> None:
-    # The head has rank 0 with static ranks, so it is the one that writes.
-    spec = fleet.spec(
-        NAMES,
-        {"steps": 400},
-        name="filling",
-        checkpoint={"dir": "/data/ckpt", "every": "10 steps", "keep": 100},
-        tier={"rendezvous": {"launcher": "torchrun-static"}},
-        restarts=0,
-    )
-    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
-    driver.until_step(20)
-    rig["desk"].fill("/data")
-    assert driver.end() == 1, driver.output
-    assert "no space left on the device" in driver.output
-    assert rig.strays(within=10) == []
-
-
 def test_a_host_that_cannot_be_reached_is_named_and_nothing_starts(
     rig: Rig, tmp_path: Path
 ) -> None:
@@ -224,7 +194,6 @@ def test_a_host_that_cannot_be_reached_is_named_and_nothing_starts(
 @pytest.mark.parametrize(
     ("host", "says"),
     [
-        ({"nic": "enp9s9"}, "enp9s9"),
         ({"python": "/nowhere/python3"}, "there is no Python called /nowhere/python3"),
         ({"address": "nobody.example"}, "nobody.example"),
     ],

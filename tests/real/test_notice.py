@@ -14,8 +14,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.real import jobs
-from tests.real.nodes import Host, static
-from tests.real.test_nodes import hosts
+from tests.real.nodes import Host, hosts, static
 from tests.train.metadata import WHEN, metadata
 from train import notice
 

@@ -9,15 +9,14 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.ports import free_port
 from tests.real import jobs
-from tests.real.nodes import Host, c10d, until_step
+from tests.real.nodes import Host, c10d, hosts, until_step
 from train.lock import read_lock, take
 from train.status import Status, write_status
 
@@ -28,15 +27,6 @@ KILLED = -signal.SIGKILL
 # Long enough that none of it ends by itself in a test.
 EARLIER = ("--steps=1000000", "--checkpoint-every=5 steps", "--checkpoint-keep=1000000")
 LATER = ("--steps=1000000", "--checkpoint-every=1000 steps", "--checkpoint-keep=1000000")
-
-
-@contextmanager
-def hosts(*started: Host) -> Iterator[None]:
-    """Whatever happens in a test, no host outlives it."""
-    with ExitStack() as stack:
-        for host in started:
-            stack.callback(host.power_off)
-        yield
 
 
 def start(
