@@ -1,4 +1,4 @@
-"""Who holds a training up: the judgement over heartbeats, and the page that shows it."""
+"""Which rank the others wait for: the judgement over heartbeats, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_who_ended_by_waiting_in_vain_is_not_the_cause() -> None:
 
 
 def conditions(found: Diagnosis) -> list[str]:
-    return [patient.condition for patient in found.patients]
+    return [member.condition for member in found.members]
 
 
 def test_a_host_that_hears_nothing_takes_no_old_beat_for_news() -> None:
@@ -522,7 +522,7 @@ def test_a_world_without_end_is_judged_at_once(tmp_path: Path, known: int) -> No
     found = examine([*silent, Heard(beat(size - 1, size), 0.5)], {})
     view.addresses(replace(found, blamed=tuple(range(size, 2 * size))), "a")
     list(doctor._stacks(found))
-    assert list(doctor._table(found.patients, 100))[-1] == "… and 99936 more (--json shows all)"
+    assert list(doctor._table(found.members, 100))[-1] == "… and 99936 more (--json shows all)"
     assert len(found.blamed) == size - 1
     assert time.process_time() - began < 3
 

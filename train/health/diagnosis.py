@@ -1,7 +1,7 @@
-"""Who holds a training up: from heartbeats to sentences.
+"""Which rank the others wait for: from heartbeats to sentences.
 
-Owns the judgement: which rank is gone, stopped, silent, behind or at a standstill, and who waits for
-it. Pure: it is given the beats with their ages, and what this machine knows of its own processes.
+Owns the judgement: which rank is gone, stopped, silent or a straggler, and who waits for it. Pure: it
+is given the beats with their ages, and what this machine knows of its own processes.
 Knows nothing of files, stores or sockets.
 """
 
@@ -33,7 +33,7 @@ _NAMED = 4
 
 
 @dataclass(frozen=True)
-class Patient:
+class RankState:
     """A rank and how it is. `state`: of its process, where this machine can see it (proc(5); "" for
     one that is gone), else None. `beat` is None where it was never heard of."""
 
@@ -53,7 +53,7 @@ class Patient:
 class Diagnosis:
     """`sentences`: cause and remedy; `wrong`: whether anything is. `blamed`: the ranks it is about."""
 
-    patients: tuple[Patient, ...]
+    members: tuple[RankState, ...]
     sentences: tuple[str, ...]
     wrong: bool
     blamed: tuple[int, ...] = ()
@@ -80,17 +80,17 @@ def examine(
     age = max(each.beat.time - each.beat.born + each.age for each in heard)
     unheard = UNKNOWN if cut_off else TO_COME if age < COMING_S + late else SILENT
     front = max(heard, key=lambda each: (each.beat.step, -_since(each)))
-    patients = tuple(
-        _patient(rank, known.get(rank), front, states.get(rank), cut_off, late, unheard)
+    members = tuple(
+        _state_of(rank, known.get(rank), front, states.get(rank), cut_off, late, unheard)
         for rank in (sorted(known) if partial else range(size))
     )
-    lost = [p for p in patients if p.condition in _LOST]
+    lost = [p for p in members if p.condition in _LOST]
     culprits = [p for p in lost if not (p.beat and p.beat.waited)]
     if culprits:
-        patients = tuple(_waiting(p) for p in patients)
-        sentences = _about_lost(culprits, patients, homes or {})
-        return Diagnosis(patients, tuple(sentences), True, tuple(p.rank for p in culprits))
-    return _no_rank_lost(patients)
+        members = tuple(_waiting(p) for p in members)
+        sentences = _about_lost(culprits, members, homes or {})
+        return Diagnosis(members, tuple(sentences), True, tuple(p.rank for p in culprits))
+    return _no_rank_lost(members)
 
 
 def _since(heard: Heard) -> float:
@@ -100,7 +100,7 @@ def _since(heard: Heard) -> float:
     return heard.age + max(beat.in_step, between)
 
 
-def _patient(
+def _state_of(
     rank: int,
     heard: Heard | None,
     front: Heard,
@@ -108,14 +108,14 @@ def _patient(
     cut_off: bool,
     late: float,
     unheard: str,
-) -> Patient:
+) -> RankState:
     if heard is None:
-        return Patient(rank, unheard)
+        return RankState(rank, unheard)
     # All take part in every step: when the front completed its last one, this rank still lived.
     moved = front.beat.step > heard.beat.step + 1
     silence = min(heard.age, _since(front)) if moved else heard.age
     condition = _condition(heard, silence, state, cut_off, late)
-    return Patient(rank, condition, heard.beat, heard.age, state)
+    return RankState(rank, condition, heard.beat, heard.age, state)
 
 
 def _condition(heard: Heard, silence: float, state: str | None, cut_off: bool, late: float) -> str:
@@ -136,11 +136,11 @@ def _condition(heard: Heard, silence: float, state: str | None, cut_off: bool, l
     return WAITS if beat.waits else STANDS
 
 
-def _waiting(patient: Patient) -> Patient:
+def _waiting(member: RankState) -> RankState:
     """Where one is lost, the others need not have waited for long to wait for it."""
-    beat = patient.beat
-    waits = patient.condition == GOES_ON and beat is not None and beat.waits and beat.step >= 0
-    return replace(patient, condition=WAITS) if waits else patient
+    beat = member.beat
+    waits = member.condition == GOES_ON and beat is not None and beat.waits and beat.step >= 0
+    return replace(member, condition=WAITS) if waits else member
 
 
 def _stands(beat: Beat) -> bool:
@@ -150,10 +150,10 @@ def _stands(beat: Beat) -> bool:
 
 
 def _about_lost(
-    culprits: Sequence[Patient], patients: Sequence[Patient], homes: Mapping[int, str]
+    culprits: Sequence[RankState], members: Sequence[RankState], homes: Mapping[int, str]
 ) -> list[str]:
-    hosts = _silent_hosts(culprits, patients)
-    among = {p.rank for members in hosts for p in members}
+    hosts = _silent_hosts(culprits, members)
+    among = {p.rank for theirs in hosts for p in theirs}
     sentences = [_silent_host(silent) for silent in hosts]
     unheard = [p for p in culprits if p.beat is None]
     alone = [p for p in culprits if p.beat is not None and p.rank not in among]
@@ -165,55 +165,57 @@ def _about_lost(
             f"{ranks([p.rank for p in unheard])}{where}: no heartbeat was ever seen here; look at the "
             "output of its host"
         )
-    waiting = [p for p in patients if p.condition == WAITS]
+    waiting = [p for p in members if p.condition == WAITS]
     if waiting:
         sentences.append(_who_waits(waiting))
     return sentences
 
 
-def _silent_hosts(culprits: Sequence[Patient], patients: Sequence[Patient]) -> list[list[Patient]]:
+def _silent_hosts(
+    culprits: Sequence[RankState], members: Sequence[RankState]
+) -> list[list[RankState]]:
     """The hosts elsewhere all of whose ranks, several, are silent: one thing has happened to them."""
     blamed = set(_numbers(culprits))
-    of_host: dict[str, list[Patient]] = {}
-    for patient in patients:
-        if patient.beat is not None:
-            of_host.setdefault(patient.beat.host, []).append(patient)
+    of_host: dict[str, list[RankState]] = {}
+    for member in members:
+        if member.beat is not None:
+            of_host.setdefault(member.beat.host, []).append(member)
     return [
-        members
-        for members in of_host.values()
-        if len(members) > 1
-        and all(p.rank in blamed and p.condition == SILENT and p.state is None for p in members)
+        theirs
+        for theirs in of_host.values()
+        if len(theirs) > 1
+        and all(p.rank in blamed and p.condition == SILENT and p.state is None for p in theirs)
     ]
 
 
-def _silent_host(members: Sequence[Patient]) -> str:
-    last = [f"rank {p.rank} last stood {stood(_beat(p))}" for p in members[:_NAMED]]
+def _silent_host(theirs: Sequence[RankState]) -> str:
+    last = [f"rank {p.rank} last stood {stood(_beat(p))}" for p in theirs[:_NAMED]]
     return (
-        f"{ranks(_numbers(members))} on {_beat(members[0]).host} have not been heard of for "
-        f"{duration(max(p.age for p in members))}: the host or its network is gone, or it is frozen "
+        f"{ranks(_numbers(theirs))} on {_beat(theirs[0]).host} have not been heard of for "
+        f"{duration(max(p.age for p in theirs))}: the host or its network is gone, or it is frozen "
         f"there; {'; '.join(last)}"
     )
 
 
-def _lost(patient: Patient) -> str:
-    beat = _beat(patient)
-    return f"{patient.name} (process {beat.pid}) {_how(patient, beat)}; it last stood {stood(beat)}"
+def _lost(member: RankState) -> str:
+    beat = _beat(member)
+    return f"{member.name} (process {beat.pid}) {_how(member, beat)}; it last stood {stood(beat)}"
 
 
-def _how(patient: Patient, beat: Beat) -> str:
-    ago = duration(patient.age)
-    if patient.condition == ENDED:
+def _how(member: RankState, beat: Beat) -> str:
+    ago = duration(member.age)
+    if member.condition == ENDED:
         return f"has ended: {beat.ended}"
-    if patient.condition == STOPPED:
+    if member.condition == STOPPED:
         return f"is stopped, by SIGSTOP, Ctrl-Z or a debugger; kill -CONT {beat.pid} has it go on"
-    if patient.condition == GONE:
+    if member.condition == GONE:
         return (
             f"is gone without a word (last heartbeat {ago} ago): killed (out of memory? see dmesg "
             "there), or crashed in native code"
         )
-    if patient.state == "D":
+    if member.state == "D":
         return f"has been silent for {ago} in state D: it waits for a disk or a driver"
-    if patient.state is not None:
+    if member.state is not None:
         return (
             f"has been silent for {ago} although it runs: native code keeps Python's interpreter "
             "lock, or the machine is overloaded"
@@ -223,18 +225,18 @@ def _how(patient: Patient, beat: Beat) -> str:
     )
 
 
-def _no_rank_lost(patients: Sequence[Patient]) -> Diagnosis:
+def _no_rank_lost(members: Sequence[RankState]) -> Diagnosis:
     """Nobody is lost, but perhaps some whose wait was in vain. Who keeps the others waiting?"""
-    unknown = [p for p in patients if p.condition == UNKNOWN]
+    unknown = [p for p in members if p.condition == UNKNOWN]
     if unknown:
         sentence = f"{ranks(_numbers(unknown))}: nothing can be heard of from this host"
-        return Diagnosis(tuple(patients), (sentence,), True, _numbers(unknown))
-    present = [p for p in patients if p.beat is not None]
+        return Diagnosis(tuple(members), (sentence,), True, _numbers(unknown))
+    present = [p for p in members if p.beat is not None]
     gave_up = [p for p in present if p.condition == ENDED]
     standing = [p for p in present if p.condition == STANDS or (gave_up and _is_at_work(p))]
     if standing or gave_up:
-        patients = tuple(_waiting(p) for p in patients)
-        present = [p for p in patients if p.beat is not None]
+        members = tuple(_waiting(p) for p in members)
+        present = [p for p in members if p.beat is not None]
     waiting = [p for p in present if p.condition in (WAITS, ENDED)]
     late = [p for p in present if p.condition == LATE]
     if standing:
@@ -243,30 +245,30 @@ def _no_rank_lost(patients: Sequence[Patient]) -> Diagnosis:
         sentences = _each(behind, lambda p: f"{p.name} stands {_standing_at(p)}")
         if waiting:
             sentences.append(_who_waits(waiting, "waited" if gave_up else "wait"))
-        return Diagnosis(tuple(patients), (*sentences, *_late(late)), True, _numbers(behind))
+        return Diagnosis(tuple(members), (*sentences, *_late(late)), True, _numbers(behind))
     if gave_up and late:
-        return Diagnosis(tuple(patients), tuple(_late(late)), True, _numbers(late))
+        return Diagnosis(tuple(members), tuple(_late(late)), True, _numbers(late))
     if waiting and len(waiting) == len(present):
         behind = _behind(waiting)
         sentence = _lagging(behind) if behind else _all_wait(waiting, bool(gave_up))
-        return Diagnosis(tuple(patients), (sentence,), True, _numbers(behind))
+        return Diagnosis(tuple(members), (sentence,), True, _numbers(behind))
     said = (*_late(late), *([_who_waits(waiting)] if waiting else ()))
     nobody_goes_on = len(waiting) + len(late) == len(present)
     wrong = bool(gave_up) or (bool(waiting) and nobody_goes_on)
-    return Diagnosis(tuple(patients), said, wrong)
+    return Diagnosis(tuple(members), said, wrong)
 
 
-def _is_at_work(patient: Patient) -> bool:
-    return patient.condition == GOES_ON and not _beat(patient).waits
+def _is_at_work(member: RankState) -> bool:
+    return member.condition == GOES_ON and not _beat(member).waits
 
 
-def _all_wait(waiting: Sequence[Patient], in_vain: bool) -> str:
+def _all_wait(waiting: Sequence[RankState], in_vain: bool) -> str:
     if in_vain:
         return f"{ranks(_numbers(waiting))} waited for each other in vain: look at the network"
     return f"all ranks wait for each other {stood(_beat(waiting[0]))}: look at the network"
 
 
-def _late(late: Sequence[Patient]) -> list[str]:
+def _late(late: Sequence[RankState]) -> list[str]:
     return _each(
         late,
         lambda p: (
@@ -276,53 +278,53 @@ def _late(late: Sequence[Patient]) -> list[str]:
     )
 
 
-def _each(patients: Sequence[Patient], say: Callable[[Patient], str]) -> list[str]:
+def _each(members: Sequence[RankState], say: Callable[[RankState], str]) -> list[str]:
     """A sentence on each of the first few, and the numbers of the others."""
-    sentences = [say(patient) for patient in patients[:_NAMED]]
-    if len(patients) > _NAMED:
-        sentences.append(f"and {len(patients) - _NAMED} more: {ranks(_numbers(patients))}")
+    sentences = [say(member) for member in members[:_NAMED]]
+    if len(members) > _NAMED:
+        sentences.append(f"and {len(members) - _NAMED} more: {ranks(_numbers(members[_NAMED:]))}")
     return sentences
 
 
-def _behind(waiting: Sequence[Patient]) -> list[Patient]:
+def _behind(waiting: Sequence[RankState]) -> list[RankState]:
     """Those who wait in an earlier step than others: what these have sent has not reached them."""
     steps = {_beat(p).step for p in waiting}
     return [p for p in waiting if _beat(p).step == min(steps)] if len(steps) > 1 else []
 
 
-def _lagging(behind: Sequence[Patient]) -> str:
+def _lagging(behind: Sequence[RankState]) -> str:
     return (
         f"{ranks(_numbers(behind))} still waits {stood(_beat(behind[0]))}, which the others have "
         "left behind: what they sent has not arrived; look at the network between them"
     )
 
 
-def _position(patient: Patient) -> tuple[int, int]:
-    beat = _beat(patient)
+def _position(member: RankState) -> tuple[int, int]:
+    beat = _beat(member)
     order = [DATA, FORWARD, BACKWARD, EXCHANGE]
     return beat.step, order.index(beat.phase) if beat.phase in order else len(order)
 
 
-def _standing_at(patient: Patient) -> str:
-    beat = _beat(patient)
+def _standing_at(member: RankState) -> str:
+    beat = _beat(member)
     seconds = beat.in_step if beat.phase in TRAINING else beat.in_phase
-    says = f"{stood(beat)} for {duration(seconds + patient.age)}"
+    says = f"{stood(beat)} for {duration(seconds + member.age)}"
     if beat.busy >= 0.0:
         says += f", with {min(1.0, beat.busy):.0%} of a processor"
     return says
 
 
-def _who_waits(waiting: Sequence[Patient], verb: str = "wait") -> str:
+def _who_waits(waiting: Sequence[RankState], verb: str = "wait") -> str:
     """`ranks 0-2 wait in step 121, the exchange at its end`, for each place where some do."""
     places: dict[str, list[int]] = {}
-    for patient in waiting:
-        beat = _beat(patient)
+    for member in waiting:
+        beat = _beat(member)
         place = (
             f"in {beat.phase or 'their own code'}"
             if beat.step < 0
             else (f"in step {beat.step + 1}, {beat.phase or 'starting'}")
         )
-        places.setdefault(place, []).append(patient.rank)
+        places.setdefault(place, []).append(member.rank)
     said = [
         f"{ranks(found)} {verb if verb != 'wait' or len(found) > 1 else 'waits'} {place}"
         for place, found in sorted(places.items(), key=lambda each: each[1][0])
@@ -358,10 +360,10 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def _beat(patient: Patient) -> Beat:
-    assert patient.beat is not None
-    return patient.beat
+def _beat(member: RankState) -> Beat:
+    assert member.beat is not None
+    return member.beat
 
 
-def _numbers(patients: Sequence[Patient]) -> tuple[int, ...]:
-    return tuple(p.rank for p in patients)
+def _numbers(members: Sequence[RankState]) -> tuple[int, ...]:
+    return tuple(p.rank for p in members)

@@ -21,7 +21,7 @@ from typing import Any
 from train import processes
 from train.files import read_file
 from train.health import heartbeats, network, view
-from train.health.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, Patient, duration, ranks
+from train.health.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, RankState, duration, ranks
 from train.health.heartbeats import plain
 from train.health.view import Launch, Preflight
 from train.layout import steps_on_disk
@@ -66,7 +66,7 @@ class Page:
     def refused(self) -> Preflight | None:
         """The preflight, where the job never came further."""
         check = self.preflight
-        further = self.statuses or self.found.patients
+        further = self.statuses or self.found.members
         return check if check is not None and not check.ok and not further else None
 
     @property
@@ -124,7 +124,7 @@ def look(directory: Path) -> Page:
     found = view.settled(directory, NEWS_S)
     places = _places(directory)
     statuses = dict(_statuses(places))
-    beats = [p.beat for p in found.patients if p.beat is not None]
+    beats = [p.beat for p in found.members if p.beat is not None]
     said = heartbeats.read_said(directory, beats[0].world) if beats else {}
     launches = [view.launch(place) for place in places.values()]
     page = Page(
@@ -203,8 +203,8 @@ def as_text(page: Page, width: int = 100) -> list[str]:
         lines.append(f"status of {name}" if name else "status")
         lines[-1] += f": {_how(status, page.newest, name)}"
     lines += [f"cannot be read: {which}" for which in page.unreadable]
-    if page.found.patients and page.over is None:
-        lines += ["", *_table(page.found.patients, width)]
+    if page.found.members and page.over is None:
+        lines += ["", *_table(page.found.members, width)]
     lines += ["", *_verdict(page)]
     if page.refused is not None:
         found = page.refused.findings
@@ -240,16 +240,16 @@ def _verdict(page: Page) -> list[str]:
         how = {"done": "is done", "stopped": "was stopped cleanly"}.get(over.word, "has failed")
         step = f",{_at_step(over)}" if over.step else ""
         return [f"The job {how}{step}{': ' if over.reason else ''}{over.reason}."]
-    if not page.found.patients:
+    if not page.found.members:
         return [_without_heartbeats(page)]
     said = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in page.found.sentences]
     if page.found.wrong:
         return said
-    coming = [p.rank for p in page.found.patients if p.condition == TO_COME]
+    coming = [p.rank for p in page.found.members if p.condition == TO_COME]
     if coming:
         said = [f"The job is starting; {ranks(coming)} cannot be heard of here yet.", *said]
     else:
-        said = [*_going(page.found.patients), *said]
+        said = [*_going(page.found.members), *said]
     return [*said, "But the network is not well: see below."] if page.unwell else said
 
 
@@ -277,27 +277,27 @@ def _without_heartbeats(page: Page) -> str:
     return "No process of this job has a heartbeat here: it has not begun, or has ended."
 
 
-def _going(patients: Sequence[Patient]) -> list[str]:
+def _going(members: Sequence[RankState]) -> list[str]:
     """Of those only whose heartbeats are young."""
-    going = {p.rank: p.beat.step for p in patients if p.condition == GOES_ON and p.beat}
+    going = {p.rank: p.beat.step for p in members if p.condition == GOES_ON and p.beat}
     if not going:
         return []
     step = max(going.values())
     where = f"at step {step + 1}" if step >= 0 else "the first step has not begun"
-    if len(going) == len(patients):
+    if len(going) == len(members):
         return [f"All ranks beat and go on, {where}."]
     return [f"These go on, {where}: {ranks(list(going))}."]
 
 
-def _table(patients: Sequence[Patient], width: int) -> Iterator[str]:
+def _table(members: Sequence[RankState], width: int) -> Iterator[str]:
     """The odd ones first where not all can be shown."""
     well = (GOES_ON, WAITS)
-    ordered = sorted(patients, key=lambda p: (p.condition in well, p.rank))
+    ordered = sorted(members, key=lambda p: (p.condition in well, p.rank))
     shown, rest = ordered[:_MOST_ROWS], ordered[_MOST_ROWS:]
     rows: list[tuple[str, ...]] = [
         ("rank", "host", "process", "is", "heartbeat", "step", "phase", "where")
     ]
-    rows += [_row(patient) for patient in sorted(shown, key=lambda p: p.rank)]
+    rows += [_row(member) for member in sorted(shown, key=lambda p: p.rank)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     for row in rows:
         cells = [cell.ljust(size) for cell, size in zip(row[:-1], widths)]
@@ -306,20 +306,20 @@ def _table(patients: Sequence[Patient], width: int) -> Iterator[str]:
         yield f"… and {len(rest)} more (--json shows all)"
 
 
-def _row(patient: Patient) -> tuple[str, ...]:
-    beat = patient.beat
+def _row(member: RankState) -> tuple[str, ...]:
+    beat = member.beat
     if beat is None:
-        return (str(patient.rank), "?", "?", patient.condition, "never", "?", "", "")
-    pid = str(beat.pid) if patient.state in (None, "", "?") else f"{beat.pid} ({patient.state})"
+        return (str(member.rank), "?", "?", member.condition, "never", "?", "", "")
+    pid = str(beat.pid) if member.state in (None, "", "?") else f"{beat.pid} ({member.state})"
     step = str(beat.step + 1) if beat.step >= 0 else "-"
-    ago = f"{duration(patient.age)} ago"
-    return str(beat.rank), beat.host, pid, patient.condition, ago, step, beat.phase, beat.where
+    ago = f"{duration(member.age)} ago"
+    return str(beat.rank), beat.host, pid, member.condition, ago, step, beat.phase, beat.where
 
 
 def _stacks(found: Diagnosis) -> Iterator[str]:
     """Of those the verdict is about: all their lines, innermost first."""
     blamed = set(found.blamed)
-    stacks = [(p.name, p.beat.stack) for p in found.patients if p.rank in blamed and p.beat]
+    stacks = [(p.name, p.beat.stack) for p in found.members if p.rank in blamed and p.beat]
     for name, stack in stacks[:_MOST_STACKS]:
         if stack:
             yield from ("", f"{name}, innermost line first:", *(f"  {line}" for line in stack))
@@ -345,7 +345,7 @@ def as_json(page: Page) -> dict[str, Any]:
                 "process_state": p.state,
                 "beat": p.beat.as_json() if p.beat is not None else None,
             }
-            for p in page.found.patients
+            for p in page.found.members
         ],
         "said": page.said,
         "network": [{"well": well, "says": says} for well, says in page.network],

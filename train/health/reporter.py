@@ -234,7 +234,7 @@ class Reporter:
         else:
             found = settled(self._directory, timeout_s)
         blamed = set(found.blamed)
-        ends = {p.condition for p in found.patients if p.rank in blamed}
+        ends = {p.condition for p in found.members if p.rank in blamed}
         if timeout_s == 0.0 and ends <= {ENDED}:
             return []  # whom it has lost is not known here, or has said so itself
         lines = list(found.sentences)

@@ -51,7 +51,7 @@ def settled(directory: Path, timeout_s: float) -> Diagnosis:
     deadline = time.monotonic() + timeout_s
     while True:
         found = diagnose(directory)
-        late = {p.rank for p in found.patients if p.condition == LATE}
+        late = {p.rank for p in found.members if p.condition == LATE}
         certain = found.wrong and not late.intersection(found.blamed)
         if certain or not late or time.monotonic() >= deadline:
             return found
@@ -62,13 +62,14 @@ def homes(directory: Path) -> dict[int, str]:
     """On which host each rank should be, where the check before the launch left word of it."""
     found: list[str] = []
     for report in sorted(_reports(directory), key=lambda each: each["node_rank"]):
-        found += [heartbeats.plain(report["host"], 80)] * report["procs"]
+        most = heartbeats.MOST_RANKS - len(found)
+        found += [heartbeats.plain(report["host"], 80)] * min(report["procs"], most)
     return dict(enumerate(found))
 
 
 def addresses(found: Diagnosis, own: str, directory: Path | None = None) -> dict[str, str]:
     """The addresses of the other hosts by name, those of the blamed first."""
-    beats = [p.beat for p in found.patients if p.beat is not None]
+    beats = [p.beat for p in found.members if p.beat is not None]
     blamed = set(found.blamed)
     beats.sort(key=lambda beat: beat.rank not in blamed)
     named = {beat.host: beat.address for beat in beats if beat.host != own}
