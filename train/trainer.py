@@ -295,11 +295,15 @@ class Trainer:
                     buffers.take(last)
                 if last:
                     changed = buffers.changed() if buffers is not None else []
-                    stop, leave = self._asked_to_end()
                     NOW.name = EXCHANGE
-                    self.exchange.send(losses, stop, leave, changed)
+                    self.exchange.take(losses)
+                    if not loss.is_cuda:
+                        self.exchange.send(*self._asked_to_end(), changed)
                 NOW.name = BACKWARD
                 self._backward(loss)
+                if last and loss.is_cuda:
+                    NOW.name = EXCHANGE
+                    self.exchange.send(*self._asked_to_end(), changed)
             if not last:
                 self.gradients.keep()
         self._check_complete()

@@ -91,7 +91,8 @@ def answers(
     exchange = StepExchange(world, mine, sum(shares), sockets)
     given = []
     for stop, leave in wishes:
-        exchange.send([torch.tensor(float(v)) for v in mine], stop, leave, [float(world.rank), 0.0])
+        exchange.take([torch.tensor(float(v)) for v in mine])
+        exchange.send(stop, leave, [float(world.rank), 0.0])
         given.append(exchange.receive())
     return given
 

@@ -64,12 +64,16 @@ def test_the_end(stop: int | None, leave: int | None, outcome: Outcome, steps: i
     )
 
 
-def test_a_step_says_what_it_does_and_when_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_step_says_what_it_does_and_when_it_waits(
+    on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[tuple[str, bool]] = []
 
     def says(*arguments: Any) -> Any:
         said.append((NOW.name, NOW.waits > 0))
-        return SimpleNamespace(detach=int, stop=False, leave=False, loss=0.0, changed_buffers=[])
+        loss = {"detach": int, "is_cuda": on_gpu}
+        return SimpleNamespace(**loss, stop=False, leave=False, loss=0.0, changed_buffers=[])
 
     monkeypatch.setattr(NOW, "name", "before")
     trainer: Any = Scripted()
@@ -80,12 +84,16 @@ def test_a_step_says_what_it_does_and_when_it_waits(monkeypatch: pytest.MonkeyPa
         begin=list, keep=list, missing=list, ddp=SimpleNamespace(no_sync=nullcontext)
     )
     trainer.buffers = SimpleNamespace(begin=list, take=bool, changed=list, combine=says)
-    trainer.exchange = SimpleNamespace(send=says, receive=says)
+    trainer.exchange = SimpleNamespace(take=bool, send=says, receive=says)
     trainer.records = SimpleNamespace(saver=SimpleNamespace(wait_copied=says))
     trainer._forward = trainer._backward = trainer._update = says
     Trainer.train_step(trainer, (says() for _ in range(1)))
+    # A GPU is given its backward pass before anything waits for it.
+    last = (
+        [(BACKWARD, False), (EXCHANGE, False)] if on_gpu else [(EXCHANGE, False), (BACKWARD, False)]
+    )
     assert said == [
-        (DATA, False), (FORWARD, False), (EXCHANGE, False), (BACKWARD, False), (SNAPSHOT, False),
+        (DATA, False), (FORWARD, False), *last, (SNAPSHOT, False),
         (UPDATE, False), (EXCHANGE, True), (BUFFERS, True),
     ]  # fmt: skip
 

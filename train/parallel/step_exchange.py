@@ -1,7 +1,7 @@
 """One small reduction a step: the losses, and every decision the ranks have to take together.
 
 Owns what is in it. Each slot has at most one rank that writes a number other than zero (or is a
-plain count), so the sums are exact whatever order they are added in. It is launched before the last
+plain count), so the sums are exact whatever order they are added in. It is launched at the last
 backward pass and read after the optimizer step: its latency hides behind the computation.
 """
 
@@ -35,18 +35,28 @@ class StepExchange:
     ) -> None:
         self._world, self._mine, self._count = world, mine, micro_batches
         self._sockets = sockets
+        self._losses: torch.Tensor | None = None
+        self._copied: torch.cuda.Event | None = None
         self._sent: torch.Tensor | None = None
         self._work: dist.Work | Message | None = None
 
-    def send(
-        self, losses: list[torch.Tensor], stop: bool, leave: bool, changed: list[float]
-    ) -> None:
-        """Send this rank's losses and wishes on their way."""
+    def take(self, losses: list[torch.Tensor]) -> None:
+        """This rank's losses, before the last backward pass: a GPU copies them without being waited for."""
+        values = torch.stack([loss.reshape(()) for loss in losses])
+        self._losses = values.to("cpu", non_blocking=True)
+        if values.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def send(self, stop: bool, leave: bool, changed: list[float]) -> None:
+        """Send the losses and this rank's wishes on their way. On a GPU once the last backward pass is launched:
+        until its numbers are there the GPU has work."""
+        assert self._losses is not None
+        if self._copied is not None:
+            with WAITING:  # for what may wait for other processes
+                self._copied.synchronize()
         slots = [0.0] * self._count
-        # All at once: on a GPU every look at a number waits for it.
-        with WAITING:  # there it may wait for what waits for other processes
-            values = torch.stack([loss.reshape(()) for loss in losses]).tolist()
-        slots[self._mine.start : self._mine.stop] = values
+        slots[self._mine.start : self._mine.stop] = self._losses.tolist()
         vector = torch.tensor([float(stop), float(leave), *slots, *changed], dtype=torch.float64)
         self._sent = vector
         if self._sockets is not None and len(vector) <= MOST_NUMBERS:
