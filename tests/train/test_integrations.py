@@ -244,6 +244,17 @@ def test_a_directory_whose_saving_was_cut_off_is_known(tmp_path: Path) -> None:
         file.write('{"path": "cut')
     assert torn(record) == [str(second)]
     assert whole(record) == {str(first): "transformers"}
+    progress.saved(str(second))
+    assert list(whole(record)) == [str(first), str(second)]
+
+
+def test_a_save_to_an_open_file_counts_as_well(job: Job) -> None:
+    text = LOOP.replace('"ckpt.pt")\nprint', 'open("ckpt.pt", "wb"))\nprint')
+    assert text != LOOP
+    assert job.run(text, (), "--steps=10")[0] == 0
+    code, said = job.run(text, (), "--steps=12")
+    assert (code, job.status.word) == (1, "failed")
+    assert "begins anew" in said
 
 
 def test_who_loads_from_its_checkpoint_goes_on_and_knows_the_step(tmp_path: Path) -> None:

@@ -58,7 +58,15 @@ def _saving(
         given = kwargs.get(name, args[where] if len(args) > where else None)
         path = _path(given)
         if path is None or not _may_be_replaced(path):
-            return save(*args, **kwargs)
+            opened = _path(
+                getattr(given, "name", None)
+            )  # a file: by then it is empty, so it is only recorded
+            if opened is None:
+                return save(*args, **kwargs)
+            session.progress.check(opened)
+            result = save(*args, **kwargs)
+            session.saved(opened)
+            return result
         session.progress.check(path)
         with _draft(path) as draft:
             if name in kwargs:

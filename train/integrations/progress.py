@@ -71,8 +71,12 @@ class Progress:
 
     def _write(self, path: str, by: str, whole: bool) -> None:
         row = {"path": _place(path), "step": self.step, "by": by, "whole": whole}
-        with open(self._record, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        with open(self._record, "ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":  # a kill has cut the last line off
+                    file.write(b"\n")
+            file.write(json.dumps(row).encode() + b"\n")
 
 
 def whole(record: Path) -> dict[str, str]:
