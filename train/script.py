@@ -141,18 +141,18 @@ class Runner:
         os.chdir(directory)
 
     def _session(self) -> Session:
-        records = self._whole / "script"
-        records.mkdir(exist_ok=True)
+        # What the script keeps outlives the machine where there is a bucket, and with it the record.
+        records = Path(self._store or self._whole, "script")
         of_rank_0 = records / "saves-0.jsonl"
         for place in progress.torn(of_rank_0) if self._rank == 0 else ():
-            aside = _set_aside(place)
-            say(f"the saving of {place} was cut off; it is now {aside}")
-        mine = Progress(records / f"saves-{self._rank}.jsonl", self._options.from_scratch)
+            _set_aside(place)
+        record = records / f"saves-{self._rank}.jsonl"
+        mine = Progress(record, self._options.from_scratch, in_bucket=bool(self._store))
         stop = StopAtStep(
             mine, self._is_asked, self._options.stop_grace / 2, self._rank, self._size
         )
         whole = {} if self._options.from_scratch else progress.whole(of_rank_0)
-        return Session(mine, stop, whole, self._row if self._rank == 0 else None)
+        return Session(mine, stop, whole, self._row if self._rank == 0 else None, self._store)
 
     def _resume_arguments(self) -> list[str]:
         """What the spec adds where there is something to go on from."""
@@ -321,11 +321,15 @@ def _from_script_on(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _set_aside(place: str) -> str:
-    """The new name of a directory that is not to be found under its own."""
+def _set_aside(place: str) -> None:
+    """Give a directory whose saving was cut off a name under which nothing looks for it."""
     aside, count = f"{place}.torn", 1
     while os.path.lexists(aside):
         count += 1
         aside = f"{place}.torn{count}"
-    os.rename(place, aside)
-    return aside
+    try:
+        os.rename(place, aside)
+    except OSError as error:  # a bucket cannot rename a directory
+        say(f"the saving of {place} was cut off; it cannot be moved away ({error.strerror})")
+    else:
+        say(f"the saving of {place} was cut off; it is now {aside}")

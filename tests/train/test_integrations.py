@@ -47,13 +47,13 @@ class Job:
 
     def __init__(self, home: Path) -> None:
         self.code, self.directory = home / "code", home / "checkpoints"
-        self.code.mkdir()
+        self.code.mkdir(parents=True)
         self.directory.mkdir()
         self.attempt = claim(self.directory, "mine", os.getpid())
         write_status(self.directory, Status("running", self.attempt, 0))
 
     def begin(
-        self, text: str, options: tuple[str, ...] = (), *arguments: str
+        self, text: str, options: tuple[str, ...] = (), *arguments: str, **variables: str
     ) -> subprocess.Popen[str]:
         (self.code / "loop.py").write_text(text)
         words = ("script", *options, "code/loop.py", *arguments)
@@ -61,14 +61,17 @@ class Job:
             "PYTHONPATH": str(ROOT),
             "DDPGEN_CHECKPOINT_DIR": str(self.directory),
             "DDPGEN_ATTEMPT": self.attempt,
+            **variables,
         }
         return subprocess.Popen(
             [sys.executable, "-m", "train", *words], cwd=self.code.parent, env=env, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def run(self, text: str, options: tuple[str, ...] = (), *arguments: str) -> tuple[int, str]:
-        process = self.begin(text, options, *arguments)
+    def run(
+        self, text: str, options: tuple[str, ...] = (), *arguments: str, **variables: str
+    ) -> tuple[int, str]:
+        process = self.begin(text, options, *arguments, **variables)
         said, _ = process.communicate(timeout=60)
         return process.returncode, said
 
@@ -136,10 +139,26 @@ def test_a_stop_comes_after_the_next_save(job: Job) -> None:
     process = job.begin(LOOP, (), "--steps=100000", "--pause=0.01")
     assert process.stdout is not None
     assert process.stdout.readline() == "begins at 0\n"
+    while not (job.directory / "script" / "saves-0.jsonl").exists():
+        assert process.poll() is None
     (job.directory / "stop").write_text("enough\n")
     assert process.wait(60) == 0
     assert (job.status.word, job.status.reason) == ("stopped", "enough")
     assert job.status.step % 5 == 1  # at the end of the step after a save
+
+
+def test_in_a_bucket_it_keeps_whole_objects_and_their_record(job: Job, tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    text = LOOP.replace('"ckpt.pt"', 'os.environ["DDPGEN_CHECKPOINT_DIR"] + "/ckpt.pt"')
+    resume = (f"--resume-exists={bucket}/ckpt.pt", "--resume-arg=--init_from=resume")
+    variables = {"DDPGEN_CHECKPOINT_STORE": str(bucket)}
+    assert job.run(text, resume, "--steps=10", **variables)[0] == 0
+    assert sorted(path.name for path in bucket.rglob("*")) == ["ckpt.pt", "saves-0.jsonl", "script"]
+    # Another machine has nothing but the bucket.
+    other = Job(tmp_path / "other")
+    assert "begins anew" in other.run(text, (), "--steps=12", **variables)[1]
+    another = Job(tmp_path / "another")
+    assert another.run(text, resume, "--steps=12", **variables)[1] == "begins at 10\nends at 12\n"
 
 
 def test_a_script_that_does_not_react_is_killed_and_told_of(job: Job) -> None:
@@ -240,8 +259,6 @@ def test_a_directory_whose_saving_was_cut_off_is_known(tmp_path: Path) -> None:
         progress.begins_saving(str(place))
         if place is first:
             progress.saved(str(place), "transformers")
-    with open(record, "a") as file:
-        file.write('{"path": "cut')
     assert torn(record) == [str(second)]
     assert whole(record) == {str(first): "transformers"}
     progress.saved(str(second))

@@ -68,7 +68,7 @@ def _saving(
             session.saved(opened)
             return result
         session.progress.check(path)
-        with _draft(path) as draft:
+        with _draft(path, session.bucket) as draft:
             if name in kwargs:
                 result = save(*args, **{**kwargs, name: draft})
             else:
@@ -93,9 +93,12 @@ def _loading(session: Session, load: Callable[..., Any], name: str) -> Callable[
 
 
 @contextlib.contextmanager
-def _draft(path: str) -> Iterator[str]:
+def _draft(path: str, bucket: str) -> Iterator[str]:
     """A name beside `path` to write to, which then takes its place. After an error `path` is as it was."""
     path = os.path.realpath(path)  # a link stays one
+    if bucket and path.startswith(bucket):
+        yield path
+        return
     draft = f"{path}.{os.getpid()}.part"
     try:
         yield draft

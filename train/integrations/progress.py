@@ -1,7 +1,7 @@
 """How far a user's script has come: its optimizer steps, what it saved, and whether it went on from that.
 
-Owns the record of saves, `<directory>/saves-<rank>.jsonl`: a line when a checkpoint is begun and one when it is
-whole. Knows no library; the hooks tell it.
+Owns the record of saves, `<directory>/saves-<rank>.jsonl`: a line for each path, the newest last. Knows no
+library; the hooks tell it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,23 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+from train.files import replace_file
 
 _SHOWN = 3
+
+
+class Save(NamedTuple):
+    """A save: at which step, by which framework, and whether it came to its end."""
+
+    step: int
+    by: str
+    whole: bool
+
+    def is_there(self, place: str) -> bool:
+        return self.whole and os.path.exists(place)
 
 
 class BeginsAnewError(Exception):
@@ -23,14 +36,14 @@ class Progress:
     """One process' script. `taken`: its optimizer steps since it was started, the same on all ranks; `step`:
     those and the ones before what it has loaded, as far as this rank knows."""
 
-    def __init__(self, record: Path, from_scratch: bool = False) -> None:
-        """`record`: the file of this rank's saves. `from_scratch`: it may begin anew over what is there."""
-        self._record = record
+    def __init__(self, record: Path, from_scratch: bool = False, in_bucket: bool = False) -> None:
+        """`record`: the file of this rank's saves; `in_bucket`: where a file cannot be renamed. `from_scratch`:
+        it may begin anew over what is there."""
+        self._record, self._in_bucket = record, in_bucket
         self.step = self.taken = 0
-        self.loss = float("nan")
         self.saved_at = 0.0
-        self._steps = {path: step for path, step, by, whole in _read(record) if whole}
-        self._earlier = {path for path in self._steps if os.path.exists(path)}
+        self._saves = _read(record)
+        self._earlier = {place for place, save in self._saves.items() if save.is_there(place)}
         self._went_on = from_scratch or not self._earlier
 
     def loaded(self, path: str) -> None:
@@ -40,7 +53,7 @@ class Progress:
             if place == earlier or place.startswith(earlier + os.sep):
                 self._went_on = True
                 if not self.taken:
-                    self.step = max(self.step, self._steps[earlier])
+                    self.step = max(self.step, self._saves[earlier].step)
 
     def begins_saving(self, path: str) -> None:
         """A checkpoint of several files is about to be written to the directory `path`."""
@@ -48,7 +61,6 @@ class Progress:
 
     def saved(self, path: str, by: str = "") -> None:
         """`path` is whole. `by`: the framework that can go on from it."""
-        self._steps[_place(path)] = self.step
         self.saved_at = time.monotonic()
         self._write(path, by, whole=True)
 
@@ -62,7 +74,7 @@ class Progress:
         """Raise BeginsAnewError when what an earlier start saved was not read, and is about to be lost: at
         the first step, or at a save over it."""
         if not self._went_on and (not path or _place(path) in self._earlier):
-            newest = sorted(self._earlier, key=lambda place: self._steps[place])[-_SHOWN:]
+            newest = [place for place in self._saves if place in self._earlier][-_SHOWN:]
             raise BeginsAnewError(
                 f"the script begins anew, and an earlier start has saved {', '.join(newest)}; say in "
                 "train.resume how it goes on (exists: and args:), let the script load it, or set "
@@ -70,43 +82,36 @@ class Progress:
             )
 
     def _write(self, path: str, by: str, whole: bool) -> None:
-        row = {"path": _place(path), "step": self.step, "by": by, "whole": whole}
-        with open(self._record, "ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read() != b"\n":  # a kill has cut the last line off
-                    file.write(b"\n")
-            file.write(json.dumps(row).encode() + b"\n")
+        self._saves.pop(_place(path), None)  # the newest is the last one
+        self._saves[_place(path)] = Save(self.step, by, whole)
+        rows = ({"path": place, **save._asdict()} for place, save in self._saves.items())
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        self._record.parent.mkdir(parents=True, exist_ok=True)
+        if self._in_bucket:
+            self._record.write_bytes(data)
+        else:
+            replace_file(self._record, data)
 
 
 def whole(record: Path) -> dict[str, str]:
     """What is there of the checkpoints that were saved whole, oldest first, each with the framework it is of."""
-    rows: dict[str, str] = {}
-    for path, _, by, is_whole in _read(record):
-        rows.pop(path, None)
-        if is_whole and os.path.exists(path):
-            rows[path] = by
-    return rows
+    return {place: save.by for place, save in _read(record).items() if save.is_there(place)}
 
 
 def torn(record: Path) -> list[str]:
     """The checkpoint directories whose saving was cut off."""
-    last = {path: is_whole for path, _, _, is_whole in _read(record)}
-    return [path for path, is_whole in last.items() if not is_whole and os.path.isdir(path)]
+    saves = _read(record).items()
+    return [place for place, save in saves if not save.whole and os.path.isdir(place)]
 
 
 def _place(path: str) -> str:
     return os.path.realpath(path)
 
 
-def _read(record: Path) -> Iterator[tuple[str, int, str, bool]]:
+def _read(record: Path) -> dict[str, Save]:
+    """The saves by their paths, oldest first."""
     try:
-        lines = record.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            row = json.loads(line)
-            yield str(row["path"]), int(row["step"]), str(row["by"]), bool(row["whole"])
-        except (ValueError, KeyError, TypeError):
-            continue  # cut off by a kill
+        rows = [json.loads(line) for line in record.read_text("utf-8", "replace").splitlines()]
+        return {row["path"]: Save(int(row["step"]), row["by"], row["whole"]) for row in rows}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,14 +31,16 @@ class Session:
         stop: StopAtStep,
         whole: Mapping[str, str] | None = None,
         log: Callable[[dict[str, Any]], None] | None = None,
+        bucket: str = "",
     ) -> None:
         """`whole`: the checkpoints that rank 0 has saved, oldest first, each with its framework, which is told
         to go on from the last one where the script does not say from what. `log`: puts a row of rank 0's
-        metrics on file."""
+        metrics on file. `bucket`: a directory in which a file is there when it is closed, and stays as it is."""
         self.progress, self.stop = progress, stop
         self.stopped = False
         self._whole, self._log = whole or {}, log
         self._framework = ""
+        self.bucket = os.path.realpath(bucket) + os.sep if bucket else ""
         self._loss: Any = None
         self._row_at, self._row_step = time.monotonic(), 0
         self._told = False

@@ -108,7 +108,8 @@ def filled_program(command: Command, values: Mapping[str, str]) -> Iterable[str]
 def _of_script(found: re.Match[str], values: Mapping[str, str]) -> str:
     if found[1] and found[3]:
         return f"{{{found[2]}}}"
-    return f"{found[1]}{values[found[2]]}{found[3]}"
+    in_store = found[2] == "checkpoint_dir" and values.get("store")
+    return f"{found[1]}{in_store or values[found[2]]}{found[3]}"
 
 
 def fill(word: str, values: Mapping[str, str]) -> str:

@@ -51,10 +51,13 @@ def test_a_workloads_name_may_look_like_a_placeholder() -> None:
 
 
 def test_in_the_words_of_a_script_a_few_names_are_filled_in() -> None:
-    values = {**VALUES, "job": "<job>", "--": "--"}
+    values = {**VALUES, "job": "<job>", "--": "--", "store": ""}
     words = ("--x={port}", "{job}/{checkpoint_dir}", "{{job}} {jobs} ${job}", "{--}")
     got = workers(command("script", "code/a.py", *words), values)
     assert got[-4:] == ["--x={port}", "<job>/<checkpoint_dir>", "{job} {jobs} $${job}", "--"]
+    # Where machines go away, what it keeps is in the bucket.
+    in_bucket = workers(command("script", "a.py", "{checkpoint_dir}"), {**values, "store": "/b"})
+    assert in_bucket[-1] == "/b"
     # What is typed behind the launch script's name stays as it is.
     typed = replace(command("script", "code/a.py"), arguments=("{job}", "--", "x"))
     assert workers(typed, values)[-3:] == ["{job}", "--", "x"]
