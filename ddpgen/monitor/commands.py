@@ -117,7 +117,7 @@ def logs(following: Following, lines: int, follow: bool) -> int:
     if not isinstance(following.job, SlurmJob):
         kept = at_local.metrics(following.job, _beside(following))
         if not kept.exists() and not follow:
-            message = f"{places.short(str(kept))} is not there: no step has been trained yet"
+            message = f"{places.short(str(kept))} is not there: no step is on record yet"
             raise DdpgenError(f"{message}; what local.sh says goes to the terminal it runs in")
         _tail([str(kept)], lines, follow)
     with _at_slurm(following) as asked:

@@ -115,6 +115,7 @@ fact slurm-job "$(first_line "$directory/slurm-job")"
 fact slurm-starts "$(first_line "$directory/slurm-starts")"
 fact lock "$(tr '\n' ' ' 2>/dev/null <"$directory/lock")"
 fact row "$(tail -c 65536 -- "$directory/metrics.jsonl" 2>/dev/null | grep '^{"kind": "step"' | tail -n 1)"
+fact saved "$(tail -n 1 -- "$directory/script/saves-0.jsonl" 2>/dev/null)"
 fact now "$(date +%s)"
 [ ! -e "$directory/stop" ] || fact stop asked
 """

@@ -14,7 +14,8 @@ _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 
 @dataclass(frozen=True)
 class JobState:
-    """`attempt`: whose word it is. `step`: the newest on record, of the training itself."""
+    """`attempt`: whose word it is. `step`: the newest on record, of the training itself. `newest`: of its
+    checkpoints; `saved`: what a user's script has saved last, and at which step."""
 
     there: str = "no"  # yes, no, closed
     word: str = ""
@@ -22,6 +23,7 @@ class JobState:
     at: int = 0
     reason: str = ""
     newest: int | None = None
+    saved: tuple[str, int] | None = None
     step: int | None = None
     loss: float | None = None
     age_s: float | None = None
@@ -50,6 +52,7 @@ def read(facts: Mapping[str, str]) -> JobState:
         at=int(line[3]) if line else 0,
         reason=(line[4] or "") if line else "",
         newest=int(newest) if newest.isdigit() else None,
+        saved=_saved(_mapping(facts.get("saved", "")) or {}),
         step=row["step"] if isinstance(row.get("step"), int) else None,
         loss=_number(row.get("loss")),
         age_s=_age(facts.get("now", ""), _number(row.get("time"))),
@@ -69,8 +72,7 @@ def words(found: JobState, runs: bool | None) -> list[str]:
     lines = [_job(found, runs)]
     if found.word == "running" and found.step is not None and runs is not False:
         lines.append(_progress(found))
-    newest = "none" if found.newest is None else f"step {found.newest}"
-    lines.append(f"newest checkpoint: {newest}")
+    lines.append(f"newest checkpoint: {_newest(found)}")
     if found.starts and found.of_slurm:
         lines.append(found.starts)
     if found.stop_asked and runs is not False:
@@ -85,6 +87,13 @@ def _job(found: JobState, runs: bool | None) -> str:
         return "running" if runs is not False else "it was running when it was killed"
     at = f" at step {found.at}" if found.at else ""
     return f"{found.word}{at}" + (f": {found.reason}" if found.reason else "")
+
+
+def _newest(found: JobState) -> str:
+    if found.saved is not None and found.newest is None:
+        path, step = found.saved
+        return f"{path}, of step {step}"
+    return "none" if found.newest is None else f"step {found.newest}"
 
 
 def _progress(found: JobState) -> str:
@@ -103,6 +112,13 @@ def ago(seconds: float) -> str:
 
 def _age(now: str, then: float | None) -> float | None:
     return None if then is None or not now.isdigit() else int(now) - then
+
+
+def _saved(row: Mapping[str, Any]) -> tuple[str, int] | None:
+    path, step = row.get("path"), row.get("step")
+    if row.get("whole") is not True or not isinstance(path, str) or not isinstance(step, int):
+        return None
+    return "".join(c if c.isprintable() else "?" for c in path), step
 
 
 def _number(value: Any) -> float | None:

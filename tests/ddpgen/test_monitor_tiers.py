@@ -130,6 +130,25 @@ def test_the_last_word_of_a_job(run: Run, spec: Spec, status: str, line: str) ->
     assert line in run("status", "job.yaml").out
 
 
+@pytest.mark.parametrize(
+    ("record", "newest"),
+    [
+        ('{"path": "/w/a.pt", "step": 5, "by": "", "whole": true}\n', "/w/a.pt, of step 5"),
+        ('{"path": "/w/a", "step": 5, "by": "", "whole": false}\n', "none"),
+        ('{"path": 1}\nx', "none"),
+    ],
+)
+def test_what_a_script_has_saved_is_its_newest_checkpoint(
+    run: Run, spec: Spec, record: str, newest: str
+) -> None:
+    spec()
+    said("done a 7")
+    (KEPT / "script").mkdir()
+    (KEPT / "script" / "saves-0.jsonl").write_text(record)
+    lines = run("status", "job.yaml").out.splitlines()
+    assert lines[1:3] == ["  done at step 7", f"  newest checkpoint: {newest}"]
+
+
 def test_nothing_has_run_yet(run: Run, spec: Spec) -> None:
     spec()
     assert run("status", "job.yaml").out.endswith("  the checkpoint directory is not there yet\n")
