@@ -36,7 +36,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     place = write(tmp_path, 200)
     assert place.name == "step-000000200"
     assert sorted(os.listdir(place)) == [MARKER, "model.pt", "optimizer.pt"]
-    found = disk.read(tmp_path, 200)
+    found = disk.read(step_directory(tmp_path, 200), 200)
     assert torch.equal(found.load("model.pt")["w"], STATE["model.pt"]["w"])  # type: ignore[arg-type]
     assert found.load("optimizer.pt") == {"lr": 0.1}
     assert found.meta["world_size"] == 2
@@ -166,7 +166,7 @@ def test_a_file_that_runs_code_when_unpickled_is_not_loaded(tmp_path: Path) -> N
 
     disk.write(tmp_path, 1, {"model.pt": Bomb()}, {}, "a-1", lambda: None)
     with pytest.raises(Exception, match=r"weights_only|Weights only"):
-        disk.read(tmp_path, 1).load("model.pt")
+        disk.read(step_directory(tmp_path, 1), 1).load("model.pt")
     assert not (tmp_path / "pwned").exists()
 
 
@@ -256,7 +256,7 @@ def test_named_tuples_and_the_versions_of_modules_come_back(tmp_path: Path) -> N
     state = {"model": model.state_dict(), "moments": [Moments(torch.ones(2), 3)]}
     files = {"model.pt": copy_tensors(state)}
     disk.write(tmp_path, 1, files, {}, "a-1", lambda: None)
-    found = disk.read(tmp_path, 1).load("model.pt")
+    found = disk.read(step_directory(tmp_path, 1), 1).load("model.pt")
     (moments,) = found["moments"]
     assert isinstance(moments, Moments)
     assert (moments.first.tolist(), moments.count) == ([1.0, 1.0], 3)
@@ -301,4 +301,4 @@ def test_a_failed_write_is_told_and_does_not_block_the_next() -> None:
 
 def test_bad_checkpoint_errors_name_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpointError, match="never completed"):
-        disk.read(tmp_path, 5)
+        disk.read(step_directory(tmp_path, 5), 5)

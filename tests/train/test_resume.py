@@ -122,7 +122,7 @@ def test_what_changes_on_its_way_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, 5, 1)
-    whole = disk.read(tmp_path, 5)
+    whole = disk.read(step_directory(tmp_path, 5), 5)
     monkeypatch.setattr(resume._Sent, "_pass_on", lambda *pieces: None)  # all zeros, then
     sent = resume._Sent(whole, SimpleNamespace(rank=1, new_group=lambda *words: None), 0, [(1,)])  # type: ignore[arg-type]
     with pytest.raises(TrainError, match="of step 5 changed on its way"):

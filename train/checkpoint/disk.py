@@ -67,9 +67,11 @@ def _named_tuples(kind: type) -> Iterator[type]:
         yield from _named_tuples(each)
 
 
-def read(directory: Path, step: int) -> Checkpoint:
-    """Verify one checkpoint, which reads all of it. Raises BadCheckpointError."""
-    place = step_directory(directory, step)
+def read(place: Path, step: int) -> Checkpoint:
+    """Verify the checkpoint of `step` in a directory of any name, which reads all of it.
+
+    Raises BadCheckpointError.
+    """
     try:
         marker = read_file(place / MARKER, _MARKER_BYTES)
     except FileNotFoundError:
@@ -118,7 +120,7 @@ def newest_valid(directory: Path, reject: Callable[[int, str], None]) -> Checkpo
     """The newest checkpoint that verifies; `reject(step, why)` is called for each that does not."""
     for step in reversed(steps_on_disk(directory)):
         try:
-            return read(directory, step)
+            return read(step_directory(directory, step), step)
         except BadCheckpointError as error:
             reject(step, str(error))
     return None
@@ -177,7 +179,7 @@ def publish(temporary: Path, directory: Path, step: int) -> None:
         # Something has this name already. A whole checkpoint of this step stays: another attempt
         # of the same run wrote the same bits.
         try:
-            read(directory, step)
+            read(place, step)
         except BadCheckpointError:
             set_aside(directory, step)
             os.rename(temporary, place)

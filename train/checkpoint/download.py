@@ -6,9 +6,6 @@ not. Writes nothing to the store, and nothing here but whole checkpoints. Knows 
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +14,7 @@ from train.checkpoint import disk
 from train.checkpoint.disk import BadCheckpointError, parse_marker
 from train.console import say
 from train.errors import TrainError
-from train.layout import MARKER, step_directory, steps_on_disk
+from train.layout import MARKER, step_directory
 from train.store.places import Store, StoreError, why
 from train.store.retries import with_retries
 
@@ -40,15 +37,15 @@ class Download:
 
         Raises TrainError when it cannot be brought, and what `may_tidy` raises.
         """
-        here = _WholeHere(self._directory)
+        here = disk.newest_valid(self._directory, lambda step, why: None)
+        newest_here = here.step if here is not None else 0
         for step in sorted(self._contents, reverse=True):
-            newer = here.newest(step)
-            if newer:
-                return newer
+            if step <= newest_here:
+                break
             if self._fetch(step, may_tidy):
                 say(f"the checkpoint of step {step} comes from {self._store.name}")
                 return step
-        return here.newest(0)
+        return newest_here
 
     def _fetch(self, step: int, may_tidy: Callable[[], None]) -> bool:
         """Whether the checkpoint of `step` is whole, and here now."""
@@ -59,9 +56,10 @@ class Download:
             may_tidy()
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            for name, want in files.items():
-                self._download(f"{remote(step)}/{name}", temporary / name, *want)
+            for name in files:
+                self._download(f"{remote(step)}/{name}", temporary / name)
             (temporary / MARKER).write_bytes(marker)
+            disk.read(temporary, step)
             may_tidy()
             disk.publish(temporary, self._directory, step)
         except BadCheckpointError as error:
@@ -105,18 +103,11 @@ class Download:
         if size > _LARGE:
             say(f"bringing the checkpoint of step {step} from {self._store.name}: {size >> 20} MiB")
 
-    def _download(self, name: str, target: Path, size: int, sha256: str) -> None:
+    def _download(self, name: str, target: Path) -> None:
         try:
             with_retries(self._store.name, lambda: self._store.get(name, target))
         except FileNotFoundError:
             raise BadCheckpointError(f"{target.name} is listed and not there") from None
-        got, digest = _digest(target)
-        if got != size:
-            raise BadCheckpointError(f"{target.name} has {got} bytes instead of {size}: truncated")
-        if digest != sha256:
-            raise BadCheckpointError(
-                f"{target.name} does not match its sha256: its content has changed"
-            )
 
 
 def remote(step: int) -> str:
@@ -133,42 +124,3 @@ def contents(store: Store) -> Contents:
         if file and number.isdecimal() and remote(int(number)) == directory:
             found.setdefault(int(number), {})[file] = size
     return found
-
-
-class _WholeHere:
-    """The checkpoints on this disk whose files are what their marker says, read once each."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._known: dict[int, bool] = {}
-
-    def newest(self, least: int) -> int:
-        """The newest of them from step `least` on; 0 for none."""
-        for step in reversed(steps_on_disk(self._directory)):
-            if step < least:
-                break
-            if step not in self._known:
-                self._known[step] = self._look(step)
-            if self._known[step]:
-                return step
-        return 0
-
-    def _look(self, step: int) -> bool:
-        place = step_directory(self._directory, step)
-        with contextlib.suppress(OSError, BadCheckpointError):
-            _, files = parse_marker((place / MARKER).read_bytes(), step)
-            # The sizes first: they cost nothing.
-            if all((place / name).stat().st_size == size for name, (size, _) in files.items()):
-                return all(_digest(place / name) == wanted for name, wanted in files.items())
-        return False
-
-
-def _digest(path: Path) -> tuple[int, str]:
-    """The size in bytes and the sha256 of a file, which is on disk then."""
-    digest, size = hashlib.sha256(), 0
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-            size += len(chunk)
-        os.fsync(file.fileno())
-    return size, digest.hexdigest()

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from train.errors import TrainError
-from train.fetch import Limits, fetch, file_sha256
+from train.fetch import fetch, file_sha256
 from train.workload import Context, Workload
 from train.workloads import arguments
 from train.workloads.idx import read_labelled_images
@@ -38,7 +38,6 @@ SHA256 = {
     "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
 VERIFICATION_S = 60.0  # what hashing the four files may take on a slow shared disk
-STALL_S = 20.0  # without a byte for this long, a connection is given up and made anew
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -124,8 +123,8 @@ class Source:
                 self._verify(path)
                 continue
             name = os.path.basename(path)
-            limits = Limits(stall_s=STALL_S, total_s=deadline - time.monotonic())
-            fetch(f"{self.url.rstrip('/')}/{name}", path, self.sha256.get(name), limits)
+            left_s = deadline - time.monotonic()
+            fetch(f"{self.url.rstrip('/')}/{name}", path, self.sha256.get(name), left_s)
 
     def path(self, stem: str) -> str:
         """The file for `stem`: the form asked for, or the other one if only that is there."""

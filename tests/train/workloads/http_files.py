@@ -1,7 +1,7 @@
 """A real HTTP server on 127.0.0.1 that serves files, and misbehaves on request.
 
-Owns what a test may ask of a server: faults (one for each coming request of a file), ranges or
-none, versions. Knows nothing of what the files are.
+Owns what a test may ask of a server: faults, one for each coming request of a file. Knows nothing of
+what the files are.
 """
 
 from __future__ import annotations
@@ -15,20 +15,14 @@ Fault = Callable[["Handler", bytes], None]
 
 
 class Site:
-    """The files by name, the faults to come, and the requests that came: (name, Range header)."""
+    """The files by name, the faults to come, and the names that were asked for."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.faults: dict[str, list[Fault]] = {}
-        self.requests: list[tuple[str, str | None]] = []
-        self.ranges = True
-        self.etags = True
+        self.requests: list[str] = []
         self.released = threading.Event()  # ends every stall, so that the server can be closed
         self.url = ""
-
-    def names(self) -> list[str]:
-        """The names asked for, in order."""
-        return [name for name, _ in self.requests]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -37,8 +31,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.path.lstrip("/")
-        wanted = self.headers["Range"]
-        self.site.requests.append((name, wanted))
+        self.site.requests.append(name)
         self.close_connection = True
         body = self.site.files.get(name)
         if body is None:
@@ -46,33 +39,14 @@ class Handler(BaseHTTPRequestHandler):
         faults = self.site.faults.get(name, [])
         if faults:
             return faults.pop(0)(self, body)
-        current = not self.headers["If-Range"] or self.headers["If-Range"] == self.tag(body)
-        if wanted and self.site.ranges and current:
-            return self.send_range(body, int(wanted.removeprefix("bytes=").rstrip("-")))
-        return self.send_whole(body)
-
-    def send_whole(self, body: bytes, promised: int | None = None) -> None:
-        self.send_response(200)
-        self.finish_headers(body, len(body) if promised is None else promised)
+        self.start_body(body)
         self.wfile.write(body)
-
-    def send_range(self, body: bytes, start: int) -> None:
-        if start >= len(body):
-            return self.send_error(416)
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
-        self.finish_headers(body, len(body) - start)
-        self.wfile.write(body[start:])
         return None
 
-    def finish_headers(self, body: bytes, length: int) -> None:
-        if self.site.etags:
-            self.send_header("ETag", self.tag(body))
-        self.send_header("Content-Length", str(length))
+    def start_body(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-
-    def tag(self, body: bytes) -> str:
-        return f'"{hash(body)}"'
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Silence: pytest's output is for failures."""
@@ -87,8 +61,7 @@ def cut(after: int) -> Fault:
     """The connection ends `after` bytes of a body promised whole."""
 
     def fault(handler: Handler, body: bytes) -> None:
-        handler.send_response(200)
-        handler.finish_headers(body, len(body))
+        handler.start_body(body)
         handler.wfile.write(body[:after])
 
     return fault
@@ -107,8 +80,7 @@ def stalls(after: int) -> Fault:
 
 def drips(handler: Handler, body: bytes) -> None:
     """A byte now and then: never silent for long, never done."""
-    handler.send_response(200)
-    handler.finish_headers(body, len(body))
+    handler.start_body(body)
     for i in range(len(body)):
         try:
             handler.wfile.write(body[i : i + 1])

@@ -47,7 +47,7 @@ def test_absent_files_are_downloaded_once_and_learnt(
 ) -> None:
     arguments = from_site(site, tmp_path / "digits", batch_norm=True, dropout=0.1)
     built = mnist.build(context, **arguments)
-    assert sorted(site.names()) == sorted(f"{name}.gz" for name in idx_files.NAMES)
+    assert sorted(site.requests) == sorted(f"{name}.gz" for name in idx_files.NAMES)
     assert (len(built.dataset), len(built.eval_dataset)) == (1500, 297)
     assert train(built, steps=150, lr=0.003)["accuracy"] > 0.9
 
@@ -95,7 +95,7 @@ def test_only_the_absent_file_is_downloaded(
     write(tmp_path, digits)
     (tmp_path / f"{LABELS}.gz").unlink()
     mnist.build(context, **from_site(site, tmp_path))
-    assert site.names() == [f"{LABELS}.gz"]
+    assert site.requests == [f"{LABELS}.gz"]
 
 
 def test_present_file_of_the_wrong_hash_is_refused_and_kept(

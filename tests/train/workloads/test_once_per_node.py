@@ -58,7 +58,7 @@ def test_three_processes_ask_the_server_once_for_each_file(site: Site, tmp_path:
     ended = run(3, site, tmp_path, hashes(site.files))
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "checkpoints" / "status").read_text().startswith("done ")
-    assert sorted(site.names()) == sorted(site.files)
+    assert sorted(site.requests) == sorted(site.files)
     assert sorted(os.listdir(tmp_path / "digits")) == sorted(site.files)
 
 
