@@ -14,6 +14,7 @@ import torch
 from tests.train.world import in_world
 from train.checkpoint import disk, resume
 from train.errors import TrainError
+from train.layout import step_directory
 from train.parallel.process_group import World
 
 FILES = ("model.pt", "optimizer.pt")
