@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import __version__
-from ddpgen.bundle import code
+from ddpgen.bundle import code, script
 from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
 from ddpgen.spec import reader, yamltree
 from ddpgen.spec.fields import NodeCount, Period, did_you_mean, show
@@ -58,6 +58,7 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
         tier = TARGETS[reading.tier]
         told = (
             *code.check(reading.job, home),
+            *script.check(reading.job, home),
             *_unknown_codes(reading.job),
             *tier.check(reading.job),
         )

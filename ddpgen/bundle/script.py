@@ -1,0 +1,166 @@
+"""What can be told of a user's training script before it is launched, by reading it. Warnings, each with its line.
+
+Judges only the script's own file. Says nothing where it is not sure.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpgen.spec.fields import did_you_mean
+from ddpgen.spec.job import HostsJob, JobSpec
+from ddpgen.spec.rules import Conflict
+
+# Whatever calls one of these keeps something.
+_SAVES = frozenset([
+    "save", "save_state", "save_checkpoint", "save_model", "save_pretrained", "save_file", "dump",
+    "async_save", "fit", "Trainer", "savez",
+])  # fmt: skip
+_TRAINERS = ("Trainer", "Fabric")
+
+
+def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
+    """What may surprise the user of this script; `home` is the spec's directory."""
+    if not job.train.script or not job.train.own_file:
+        return
+    wanted = job.train.script
+    places = [
+        home / each if Path(each).name == wanted else home / each / wanted for each in job.code
+    ]
+    path = next(filter(Path.is_file, places), None)
+    if path is None:
+        return
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError) as error:
+        at = f"{path.name}:{getattr(error, 'lineno', 1)}"
+        yield _warning("train.script", f"{at}: this is no Python here: {error}", "correct it")
+        return
+    seen = _Script(path.name, tree)
+    yield from _gpus(job, seen)
+    yield from _devices(job, seen)
+    yield from _arguments(job, seen)
+    yield from _saves(path.parent, seen)
+
+
+class _Script:
+    """The calls of a script."""
+
+    def __init__(self, name: str, tree: ast.Module) -> None:
+        self.name, self.tree = name, tree
+        self.calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        self.called = {_name(call.func): call for call in reversed(self.calls)}
+
+    def at(self, node: ast.expr) -> str:
+        return f"{self.name}:{node.lineno}"
+
+
+def _gpus(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
+    if job.on_gpus or isinstance(job, HostsJob) or "is_available" in seen.called:
+        return
+    for call in seen.calls:
+        wants = (
+            "cuda" if _name(call.func) == "cuda" and isinstance(call.func, ast.Attribute) else ""
+        )
+        for value in (*call.args, *(keyword.value for keyword in call.keywords)):
+            if isinstance(value, ast.Constant) and value.value in ("cuda", "nccl"):
+                wants = str(value.value)
+        if wants:
+            what = f"{seen.at(call)} asks for {wants}, and the job has no GPUs"
+            remedy = f"write gpus_per_node: {job.procs_per_node}, or let the script ask torch.cuda.is_available()"
+            yield _warning("train.script", what, remedy)
+            return
+
+
+def _devices(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
+    for call in seen.calls:
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        devices = given.get("devices")
+        if _name(call.func) not in _TRAINERS or not isinstance(devices, ast.Constant):
+            continue
+        if devices.value not in (job.procs_per_node, "auto", -1):
+            what = f"{seen.at(devices)}: devices={devices.value!r}, and procs_per_node is {job.procs_per_node}"
+            remedy = 'make them equal; int(os.environ["LOCAL_WORLD_SIZE"]) always is'
+            yield _warning("procs_per_node", what, remedy)
+
+
+class _Options(NamedTuple):
+    """What the script's one argparse parser takes."""
+
+    names: tuple[str, ...]
+    needed: tuple[str, ...]
+
+
+def _arguments(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
+    options = _options(seen)
+    args = job.train.args
+    if options is None or not isinstance(args, Mapping):
+        return
+    for name in args:
+        plain = name.removeprefix("no-") if job.train.args_style == "no-prefix" else name
+        if not any(known.startswith((name, plain)) for known in options.names):
+            remedy = did_you_mean(name.replace("_", "-"), options.names)
+            yield _warning(f"train.args.{name}", f"{seen.name} has no option --{name}", remedy)
+    for name in options.needed:
+        if name not in args:
+            what = f"{seen.name} wants {name}"
+            remedy = "add it; a list of words can say positional ones"
+            yield _warning("train.args", what, remedy)
+
+
+def _options(seen: _Script) -> _Options | None:
+    """None where another parser, a sub-command or unknown options may be at work."""
+    parsers = [call for call in seen.calls if _name(call.func) == "ArgumentParser"]
+    if len(parsers) != 1 or "parse_args" not in seen.called:
+        return None
+    if {"parse_known_args", "add_subparsers", "parse_args_into_dataclasses"} & seen.called.keys():
+        return None
+    names: list[str] = []
+    needed: list[str] = []
+    for call in seen.calls:
+        if _name(call.func) != "add_argument":
+            continue
+        words = [each.value for each in call.args if isinstance(each, ast.Constant)]
+        if not words or len(words) != len(call.args):
+            return None  # computed
+        given = {k.arg: k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)}
+        long = [str(word)[2:] for word in words if str(word).startswith("--")]
+        names += long
+        positional = not str(words[0]).startswith("-") and "nargs" not in given
+        if positional or given.get("required") is True:
+            needed.append(long[0] if long else str(words[0]))
+    return _Options(tuple(names), tuple(needed))
+
+
+def _saves(folder: Path, seen: _Script) -> Iterator[Conflict]:
+    imported = {
+        alias.name.partition(".")[0]
+        for node in ast.walk(seen.tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    } | {
+        (node.module or "").partition(".")[0]
+        for node in ast.walk(seen.tree)
+        if isinstance(node, ast.ImportFrom)
+    }
+    own = any(
+        (folder / name).exists() or (folder / f"{name}.py").exists() for name in imported if name
+    )
+    if own or "" in imported or _SAVES & seen.called.keys():
+        return
+    what = f"{seen.name} saves nothing: a kill or a stop loses all that was trained"
+    yield _warning("train.script", what, "save a checkpoint now and then, and load it at the start")
+
+
+def _name(function: ast.expr) -> str:
+    """`save` of torch.save(…)."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _warning(field: str, what: str, remedy: str) -> Conflict:
+    return Conflict((field, "train.args", "train.script"), what, remedy, fatal=False)

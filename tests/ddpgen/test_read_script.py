@@ -1,0 +1,100 @@
+"""What is told of a user's script before the launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpgen.bundle.script import check
+from ddpgen.spec.reader import read
+from tests.ddpgen.conftest import Run
+
+PARSER = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("config")
+parser.add_argument("--learning-rate", "-l", type=float)
+parser.add_argument("--data", required=True)
+parser.add_argument("--compile", action="store_true")
+args = parser.parse_args()
+torch.save({}, "a.pt")
+"""
+
+
+def told(tmp_path: Path, text: str, args: str = "{}") -> list[str]:
+    spec = f"name: a\nprocs_per_node: 2\ncode: code\ntrain:\n  script: t.py\n  args: {args}\n"
+    job = read(spec.encode(), "a.yaml")["local"].job
+    (tmp_path / "code").mkdir(exist_ok=True)
+    (tmp_path / "code" / "t.py").write_text(text)
+    found = list(check(job, tmp_path))
+    assert not any(each.fatal for each in found)
+    return [f"{each.about[0]}: {each.what}; {each.remedy}" for each in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x = (\n", "train.script: t.py:1: this is no Python here: '(' was never closed"),
+        ("m.save()\nm.to('cuda')\n", "train.script: t.py:2 asks for cuda, and the job has no GPUs"),
+        ("m.save()\nm.cuda()\n", "train.script: t.py:2 asks for cuda, and the job has no GPUs"),
+        (
+            "m.save()\ndist.init_process_group('nccl')\n",
+            "train.script: t.py:2 asks for nccl, and the job has no GPUs",
+        ),
+        (
+            "t = Trainer(devices=4)\n",
+            "procs_per_node: t.py:1: devices=4, and procs_per_node is 2; make them equal",
+        ),
+        ("train()\n", "train.script: t.py saves nothing: a kill or a stop loses all"),
+    ],
+)
+def test_what_may_surprise(text: str, expected: str, tmp_path: Path) -> None:
+    (found,) = told(tmp_path, text)
+    assert found.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if torch.cuda.is_available(): m.to('cuda')\nm.save()\n",
+        "t = Trainer(devices=2)\n",
+        "import t2.loop\nt2.loop.run()\n",
+        "from . import loop\n",
+        "import argparse\np = argparse.ArgumentParser()\np.parse_known_args()\nm.save()\n",
+        "p = ArgumentParser()\np.add_argument('--' + name)\np.parse_args()\nm.save()\n",
+    ],
+)
+def test_what_is_not_sure_is_not_said(text: str, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "t2").mkdir()
+    assert told(tmp_path, text, "{what: 1}") == []
+
+
+def test_options_that_the_script_does_not_have(tmp_path: Path) -> None:
+    args = "{learning_rate: 1, learning-rate: 2, data: x, comp: true}"
+    assert told(tmp_path, PARSER, args) == [
+        "train.args.learning_rate: t.py has no option --learning_rate; did you mean learning-rate?",
+        "train.args: t.py wants config; add it; a list of words can say positional ones",
+    ]
+    assert told(tmp_path, PARSER, "{}") == [
+        "train.args: t.py wants config; add it; a list of words can say positional ones",
+        "train.args: t.py wants data; add it; a list of words can say positional ones",
+    ]
+    assert told(tmp_path, PARSER, "[a.json, --data, x]") == []
+
+
+def test_the_warnings_are_shown_where_the_spec_can_be_changed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "t.py").write_text(PARSER)
+    spec = "name: a\ncode: code\ntrain:\n  script: t.py\n  args: {dta: 1, data: 2, config: x}\n"
+    (tmp_path / "a.yaml").write_text(spec)
+    done = run("validate", "a.yaml")
+    assert done.code == 0
+    assert (
+        "a.yaml:5:15: warning: train.args.dta: t.py has no option --dta; did you mean data?"
+        in done.err
+    )
