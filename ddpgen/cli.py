@@ -384,24 +384,31 @@ def schema() -> None:
 @cli.command()
 @click.option("--name", help="The job's name.")
 @click.option("--workload", help="gpt, mnist, toy, or FILE.py:FUNCTION of your own.")
+@click.option(
+    "--script", type=click.Path(path_type=Path), help="A training script of your own, as it is."
+)
 @click.option("--procs", type=click.IntRange(1, 1024), help="Processes on this machine.")
 @click.option("--steps", type=click.IntRange(1), help="Optimizer steps to train.")
 @click.option(
     "-o", "--output", default="job.yaml", show_default=True, metavar="FILE",
     type=click.Path(path_type=Path), help="The file to write; never one that exists.",
 )  # fmt: skip
-def init(output: Path, **answers: Any) -> None:
+def init(output: Path, script: Path | None, **answers: Any) -> None:
     """Write a commented spec that validates; asks on a terminal for what no flag gives.
 
     \b
     Example:
       ddpgen init --name demo --workload gpt --procs 2 --steps 200 -o demo.yaml
+      ddpgen init --script nanoGPT/train.py -o nanogpt.yaml
     """
     import shlex
 
     from ddpgen import scaffold
 
     scaffold.refuse_existing(output)
+    if script is not None:
+        _init_for_script(output, script, answers)
+        return
     for question in scaffold.QUESTIONS:
         if answers[question.name] is None:
             answers[question.name] = _answer(question.says, question.default)
@@ -411,6 +418,21 @@ def init(output: Path, **answers: Any) -> None:
         click.echo(f"next: {missing}", err=True)
     spec = shlex.quote(_as_argument(output))
     click.echo(f"next: ddpgen launch {spec} --target local", err=True)
+
+
+def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> None:
+    import re
+    import shlex
+
+    from ddpgen import scaffold
+
+    for name in ("workload", "steps"):
+        if answers[name] is not None:
+            raise click.UsageError(f"--{name} is not for a script, which has its own loop")
+    name = answers["name"] or re.sub(r"[^A-Za-z0-9._-]+", "-", script.stem).strip("-._") or "my-job"
+    scaffold.write_for_script(output, script, name=name, procs=answers["procs"] or 2)
+    click.echo(output)
+    click.echo(f"next: ddpgen validate {shlex.quote(_as_argument(output))}", err=True)
 
 
 def _answer(says: str, default: Any) -> Any:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ddpgen.bundle import script
 from ddpgen.errors import (
     AnswerRefusedError,
     BundleRefusedError,
@@ -51,6 +52,21 @@ train:
   seed: 0                # same seed, same bits
 """
 
+_OF_A_SCRIPT = """\
+# {name}: a training script as it is. What holds for it: docs/own-script.md; every field: docs/spec.md.
+name: {quoted_name}
+
+procs_per_node: {procs}        # processes on each machine
+
+code: {code}               # what travels with the job: all of this directory
+
+train:
+  script: {script}
+  args: {{}}               # {options}
+  # How it goes on after a kill, where it does not load its checkpoint by itself:
+  # resume: {{exists: "ckpt*.pt", args: --resume}}
+"""
+
 
 def refuse_existing(path: Path) -> None:
     """Raise BundleRefusedError when `path` is taken."""
@@ -60,7 +76,33 @@ def refuse_existing(path: Path) -> None:
 
 def write(path: Path, *, name: str, workload: str, procs: int, steps: int) -> None:
     """Write the spec. Raises AnswerRefusedError for answers it would refuse, FileTroubleError."""
-    text = _text(str(name), str(workload), int(procs), int(steps))
+    _write(path, _text(str(name), str(workload), int(procs), int(steps)))
+
+
+def write_for_script(path: Path, file: Path, *, name: str, procs: int) -> None:
+    """Write a spec for the training script `file`. Raises AnswerRefusedError where it does not lie below the
+    spec's directory, or is none; FileTroubleError."""
+    if not file.is_file():
+        raise AnswerRefusedError(f"--script: {file} is not there; give the path of a .py file")
+    home, folder = path.resolve().parent, file.resolve().parent
+    if not folder.is_relative_to(home):
+        what = f"--script: {file} does not lie below {home}, where the spec is"
+        raise AnswerRefusedError(f"{what}; write it above the script: -o {folder}/job.yaml")
+    options = script.options_of(file)
+    text = _OF_A_SCRIPT.format(
+        name=name.replace("\n", " "),
+        quoted_name=json.dumps(name),
+        procs=procs,
+        code=json.dumps(str(folder.relative_to(home))),
+        script=json.dumps(file.name),
+        options=f"its options: {', '.join(options)}"
+        if options
+        else "NAME: VALUE becomes --NAME=VALUE",
+    )
+    _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
     try:
         reader.read(text.encode("utf-8", "surrogatepass"), str(path))
     except SpecInvalidError as error:

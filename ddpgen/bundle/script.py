@@ -46,6 +46,15 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _saves(path.parent, seen)
 
 
+def options_of(file: Path) -> tuple[str, ...]:
+    """The options that its argparse has, as far as that can be seen."""
+    try:
+        found = _options(_Script(file.name, ast.parse(file.read_bytes())))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ()
+    return found.names if found else ()
+
+
 class _Script:
     """The calls of a script."""
 

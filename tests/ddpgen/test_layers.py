@@ -38,7 +38,7 @@ LAYERS = [
     {"targets.hosts", "targets.local", "targets.sky", "targets.slurm"},
     {"render"},
     {"resources"},
-    {"bundle.code", "plan.launch"},
+    {"bundle.code", "bundle.script", "plan.launch"},
     {"plan.sky", "plan.slurm", "plan.supervise"},
     {"spec.reader"},
     {"explain", "spec.rules"},

@@ -98,3 +98,26 @@ def test_the_warnings_are_shown_where_the_spec_can_be_changed(
         "a.yaml:5:15: warning: train.args.dta: t.py has no option --dta; did you mean data?"
         in done.err
     )
+
+
+def test_init_writes_a_spec_for_a_script(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my code").mkdir()
+    (tmp_path / "my code" / "train it.py").write_text(PARSER)
+    made = run("init", "--script", "my code/train it.py", "--procs", "3", "-o", "a.yaml")
+    assert made == (0, "a.yaml\n", "next: ddpgen validate a.yaml\n")
+    text = (tmp_path / "a.yaml").read_text()
+    assert "# its options: learning-rate, data, compile\n" in text
+    job = read(text.encode(), "a.yaml")["local"].job
+    assert (job.name, job.procs_per_node, job.code) == ("train-it", 3, ("my code",))
+    assert job.train.script == "train it.py"
+    assert run("init", "--script", "none.py", "-o", "b.yaml").err.startswith(
+        "--script: none.py is not"
+    )
+    elsewhere = run("init", "--script", "my code/train it.py", "-o", "other/b.yaml")
+    assert "does not lie below" in elsewhere.err
+    both = run("init", "--script", "my code/train it.py", "--steps", "3", "-o", "c.yaml")
+    assert "--steps is not for a script" in both.err
+    assert not (tmp_path / "b.yaml").exists()
