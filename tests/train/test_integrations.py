@@ -14,6 +14,7 @@ import pytest
 
 from train import workdir
 from train.integrations.progress import BeginsAnewError, Progress, torn, whole
+from train.integrations.session import Session
 from train.integrations.stopping import StopAtStep
 from train.lock import claim
 from train.status import Status, read_status, write_status
@@ -354,3 +355,29 @@ print(lib.VALUE, type(lib.inner.__loader__).__name__, lib.inner.__spec__.loader 
         capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
     assert said == "json\n2 SourceFileLoader True\n"
+
+
+def test_each_training_of_a_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    record = tmp_path / "saves-0.jsonl"
+
+    def start() -> Session:
+        progress = Progress(record)
+        return Session(progress, StopAtStep(progress, lambda: False, 1.0, 0, 1), whole(record))
+
+    first = start()
+    for place in ("fold-1", "fold-2"):
+        (tmp_path / place).mkdir()
+        with first.training_by("lightning"):
+            assert first.resume_from() is None
+            first.saved(str(tmp_path / place), first.framework)
+    (tmp_path / "final").mkdir()
+    first.saved(str(tmp_path / "final"), first.framework)
+
+    again = start()
+    for place in ("fold-1", "fold-2"):
+        with again.training_by("lightning"):
+            assert again.resume_from() == str(tmp_path / place)
+    with again.training_by("lightning"):
+        assert again.resume_from() is None
+    with again.training_by("transformers"):
+        assert again.resume_from() is None

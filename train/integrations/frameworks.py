@@ -42,16 +42,19 @@ def hook_transformers(session: Session, module: Any) -> None:
 
     @functools.wraps(train)
     def resuming(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        with session.saving_by(TRANSFORMERS):
-            if resume_from_checkpoint in (None, False):
+        with session.training_by(TRANSFORMERS):
+            searches = kwargs.get("trial", args[0] if args else None) is not None
+            if resume_from_checkpoint in (None, False) and not searches:
                 resume_from_checkpoint = session.resume_from()
             return train(self, resume_from_checkpoint, *args, **kwargs)
 
     @functools.wraps(save)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         place = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        with _directory(session, place, TRANSFORMERS):
-            return save(self, *args, **kwargs)
+        with _directory(session, place):
+            result = save(self, *args, **kwargs)
+            session.all_ranks()  # each of them adds its own state of random numbers
+            return result
 
     trainer.train, trainer._save_checkpoint = resuming, recorded
 
@@ -79,7 +82,7 @@ def hook_lightning(session: Session, module: Any) -> None:
     def resuming(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(each, Callback) for each in self.callbacks):
             self.callbacks.append(Callback())
-        with session.saving_by(LIGHTNING):
+        with session.training_by(LIGHTNING):
             if len(args) < 5 and kwargs.get("ckpt_path") is None:
                 kwargs["ckpt_path"] = session.resume_from()
             return fit(self, *args, **kwargs)
@@ -87,7 +90,7 @@ def hook_lightning(session: Session, module: Any) -> None:
     @functools.wraps(save)
     def recorded(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         result = save(self, filepath, *args, **kwargs)
-        session.saved(os.fspath(filepath), LIGHTNING)
+        session.saved(os.fspath(filepath), session.framework)
         return result
 
     trainer.fit, trainer.save_checkpoint = resuming, recorded
@@ -113,12 +116,11 @@ def hook_accelerate(session: Session, module: Any) -> None:
 
 
 @contextlib.contextmanager
-def _directory(session: Session, place: str, by: str = "") -> Iterator[None]:
-    """A checkpoint of several files, to which every rank may add: whole when all ranks have written theirs."""
+def _directory(session: Session, place: str) -> Iterator[None]:
+    """A checkpoint of several files: whole at the end of this."""
     session.begins_saving(place)
     yield
-    session.all_ranks()
-    session.saved(place, by)
+    session.saved(place, session.framework)
 
 
 def hooks(session: Session) -> dict[str, Callable[[ModuleType], None]]:

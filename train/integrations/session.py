@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -39,7 +40,8 @@ class Session:
         self.progress, self.stop = progress, stop
         self.stopped = False
         self._whole, self._log = whole or {}, log
-        self._framework = ""
+        self.framework = ""
+        self._trainings: Counter[str] = Counter()
         self.bucket = os.path.realpath(bucket) + os.sep if bucket else ""
         self._loss: Any = None
         self._row_at, self._row_step = time.monotonic(), 0
@@ -49,7 +51,7 @@ class Session:
         """An optimizer step is complete. Raises BeginsAnewError, StopTraining."""
         self.progress.stepped()
         self._row()
-        if not self._framework and self.stop.due():
+        if not self.framework and self.stop.due():
             self.end()
 
     def end(self) -> None:
@@ -58,18 +60,20 @@ class Session:
         raise StopTraining(0)
 
     @contextlib.contextmanager
-    def saving_by(self, framework: str) -> Iterator[None]:
-        """In here a framework saves when the training is to stop, and says itself when that is done."""
-        self._framework = framework
+    def training_by(self, framework: str) -> Iterator[None]:
+        """In here a framework saves when the training is to stop, and says itself when that is done. A script may
+        train several times, a fold or a phase after the other: each goes on from checkpoints of its own."""
+        self._trainings[framework] += 1
+        self.framework = f"{framework} {self._trainings[framework]}"
         self.stop.saves_on_demand()
         try:
             yield
         finally:
-            self._framework = ""
+            self.framework = ""
 
     def resume_from(self) -> str | None:
         """The checkpoint that the framework is to go on from; None to begin."""
-        found = [path for path, by in self._whole.items() if by == self._framework]
+        found = [path for path, by in self._whole.items() if by == self.framework]
         if not found:
             return None
         say(f"going on from {found[-1]}")
@@ -86,7 +90,7 @@ class Session:
         self._recorded(lambda: self.progress.begins_saving(path))
 
     def saved(self, path: str, by: str = "") -> None:
-        """`by`: the framework that can go on from it."""
+        """`by`: the framework's training that can go on from it."""
         self._recorded(lambda: self.progress.saved(path, by))
 
     def loaded(self, path: str) -> None:
