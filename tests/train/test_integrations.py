@@ -323,19 +323,19 @@ def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.M
         ranks[rank].stepped()
         return stops[rank].due()
 
+    def both() -> list[bool]:
+        return [step(0), step(1)]
+
     ranks[0].saved("a")
-    assert not step(0)
-    assert not step(1)
+    assert both() == [False, False]
     asked[1] = True
     stops[1]._look()
-    assert not step(0)  # has not looked yet
+    assert both() == [False, False]  # rank 0 has not looked yet
     stops[0]._look()
-    assert not step(1)
-    assert not step(0)  # waits for a save
+    assert both() == [False, False]  # waits for a save
     ranks[0].saved("b")
-    assert not step(0)
-    assert [step(1), step(1), step(0)] == [False, False, True]
-    assert step(1)
+    assert both() == [False, False]  # names the next step
+    assert both() == [True, True]
     assert ranks[0].taken == ranks[1].taken
 
 

@@ -29,6 +29,7 @@ class StopAtStep:
         self._progress, self._asked, self._grace_s = progress, asked, grace_s
         self._rank, self._ranks = rank, ranks
         self._asked_at = 0.0
+        self._ready = False
         self._last: int | None = None
         self._saves = True  # whether a save is worth waiting for
         threading.Thread(target=self._watch, name="stop at step", daemon=True).start()
@@ -63,11 +64,7 @@ class StopAtStep:
         told = store is not None and store.check([_ASKED])
         if not told and not self._asked():
             return
-        if store is not None and not told:
-            store.set(_ASKED, "1")
         self._asked_at = time.monotonic()
-        if store is not None:
-            store.add(_READY, 1)
         if self._rank == 0 and not self._may_end():
             say(f"stopping after the script's next save, or in {self._grace_s:g} s")
 
@@ -77,6 +74,10 @@ class StopAtStep:
             self._last = now if self._may_end() else None
             return
         _finish_on_gpu()
+        if not self._ready:
+            self._ready = True
+            store.set(_ASKED, "1")
+            store.add(_READY, 1)
         if self._rank:
             self._last = int(store.get(_LAST)) if store.check([_LAST]) else None
         elif self._may_end() and store.add(_READY, 0) == self._ranks:
