@@ -332,8 +332,10 @@ def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.M
     stops[1]._look()
     assert both() == [False, False]  # rank 0 has not looked yet
     stops[0]._look()
-    assert both() == [False, False]  # waits for a save
     ranks[0].saved("b")
+    assert both() == [False, False]  # not all ranks looked when it saved
+    assert both() == [False, False]
+    ranks[0].saved("c")
     assert both() == [False, False]  # names the next step
     assert both() == [True, True]
     assert ranks[0].taken == ranks[1].taken

@@ -30,6 +30,7 @@ class StopAtStep:
         self._rank, self._ranks = rank, ranks
         self._asked_at = 0.0
         self._ready = False
+        self._all_look_since = 0.0
         self._last: int | None = None
         self._saves = True  # whether a save is worth waiting for
         threading.Thread(target=self._watch, name="stop at step", daemon=True).start()
@@ -80,14 +81,19 @@ class StopAtStep:
             store.add(_READY, 1)
         if self._rank:
             self._last = int(store.get(_LAST)) if store.check([_LAST]) else None
-        elif self._may_end() and store.add(_READY, 0) == self._ranks:
+        elif self._all_look(store) and self._may_end():
             self._last = now + 1
             store.set(_LAST, str(self._last))
+
+    def _all_look(self, store: Any) -> bool:
+        if not self._all_look_since and store.add(_READY, 0) == self._ranks:
+            self._all_look_since = time.monotonic()
+        return bool(self._all_look_since)
 
     def _may_end(self) -> bool:
         saved_at, waited = self._progress.saved_at, time.monotonic() - self._asked_at
         # Of a script that has not saved anything yet nobody knows whether it will.
-        saved = not saved_at or saved_at > self._asked_at
+        saved = not saved_at or saved_at > max(self._asked_at, self._all_look_since)
         return not self._saves or saved or waited > self._grace_s
 
     def _store(self) -> Any:

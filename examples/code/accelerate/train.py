@@ -5,13 +5,16 @@ import os
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=10)
 args = parser.parse_args()
 
-accelerator = Accelerator(cpu=not torch.cuda.is_available())
+# The order of the samples then follows from the seed and the epoch, also after a resume.
+shuffling = DataLoaderConfiguration(use_seedable_sampler=True)
+accelerator = Accelerator(cpu=not torch.cuda.is_available(), dataloader_config=shuffling)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
