@@ -143,5 +143,5 @@ def _chunks(url: str, deadline: float) -> Iterator[bytes]:
         reason = getattr(error, "reason", error)
         permanent = isinstance(reason, (*_PERMANENT, str))
         raise _TransferError(str(reason) or type(reason).__name__, again=not permanent) from None
-    if size is not None and received != int(size):
+    if size is not None and size.isdecimal() and received != int(size):
         raise _TransferError(f"the connection ended after {received} of {size} bytes")
