@@ -56,6 +56,9 @@ class Due:
     name: str
 
 
+# A signal that has ended a child may come here so much later: its sender signals one process after the other.
+LATE_S = 1.0
+
 Event = Union[Signal, Exit, Result, Readable, Due]
 
 
@@ -101,6 +104,17 @@ class Events:
                 self._wake.send(b"\0")
 
         threading.Thread(target=run, daemon=True).start()
+
+    def result_of(self, work: Callable[[], Any], heed: Callable[[Event], None]) -> Any:
+        """What `work` returns; `heed` is given the events that come meanwhile. Raises what either raises."""
+        self.run_in_thread(work)
+        while True:
+            event = self.next()
+            if isinstance(event, Result):
+                if event.error is not None:
+                    raise event.error
+                return event.value
+            heed(event)
 
     def watch_child(self, pid: int) -> None:
         """Have an Exit come when `pid`, a child of this process, ends."""

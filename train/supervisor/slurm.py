@@ -23,7 +23,7 @@ from train import nic, reserve
 from train.console import say
 from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
 from train.scheduler import VARIABLE
-from train.supervisor.events import Due, Event, Events, Exit, Result, Signal
+from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Signal
 from train.supervisor.processes import Workers
 from train.supervisor.refusal import Refusal
 from train.supervisor.slurm_decision import (
@@ -61,8 +61,6 @@ _LOOK_S = 0.5
 # Whether a node has failed is looked at so often; then srun has ended the others within this time, but for
 # one that does not answer.
 _WATCH_S, _ENDED_S = 5.0, 60.0
-# Who signals one process after the other may not have come to this one yet.
-_LATE_S = 1.0
 # What a node runs first of all: by a shell, which needs no shared directory, and says so where it has none.
 _ON_NODE = """\
 me=${SLURMD_NODENAME:-$HOSTNAME}
@@ -155,14 +153,7 @@ class Slurm:
 
     def _beside(self, work: Callable[[], Any]) -> Any:
         """The result of `work`, for which the loop goes on. Raises AskedError, and what it raises."""
-        self._events.run_in_thread(work)
-        while True:
-            event = self._events.next()
-            if isinstance(event, Result):
-                if event.error is not None:
-                    raise event.error
-                return event.value
-            self._heed(event)
+        return self._events.result_of(work, self._heed)
 
     def _heed(self, event: Event) -> None:
         """Before the training: a signal is the end of this start."""
@@ -179,7 +170,7 @@ class Slurm:
             return
         say(f"the environment of the spec failed: {words}")
         if int(code) > 128:  # a signal may have ended what it waited for, which is no fault of it
-            self._events.set_alarm("late", _LATE_S)
+            self._events.set_alarm("late", LATE_S)
             while not isinstance(event := self._events.next(), Due):
                 self._heed(event)
         raise Refusal(EXIT_UNAVAILABLE, "")
@@ -367,7 +358,7 @@ class Slurm:
     def _no_clean_stop(self, job_state: State) -> bool:
         """Slurm kills everything now, this process too, which could then not ask for another start."""
         if job_state is State.UNKNOWN:
-            self._events.set_alarm("kill", _LATE_S)
+            self._events.set_alarm("kill", LATE_S)
         if job_state is State.RUNNING:
             self._term_at_hand = False  # no KILL comes
         return job_state in (State.ENDED, State.REQUEUED)

@@ -38,16 +38,12 @@ from train.stop import create_stop_file
 from train.supervisor import directory, words
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.environment import Pin, for_workers, pins
-from train.supervisor.events import Due, Event, Events, Exit, Result, Signal
+from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Signal
 from train.supervisor.processes import Workers
 from train.supervisor.refusal import EXIT_USAGE, Refusal
 from train.supervisor.words import Command
 
 _NAMED = 8  # of many hosts, so many are named in a line
-
-
-# Between a child that a signal has ended, and that signal here.
-_LATE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -219,17 +215,14 @@ class Supervisor:
 
     def _beside(self, work: Callable[[], Any]) -> Any:
         """The result of `work`, for which the loop goes on. Raises NotBegunError, and what it raises."""
-        self._events.run_in_thread(work)
-        while True:
-            event = self._events.next()
-            if isinstance(event, Result):
-                if event.error is not None:
-                    raise event.error
-                return event.value
-            if isinstance(event, Signal):
-                say(f"{event.name}: stopping before the training begins")
-                raise NotBegunError(event.name)
-            self._tier.on_event(event)
+        return self._events.result_of(work, self._heed)
+
+    def _heed(self, event: Event) -> None:
+        """Before the training: a signal is the end of this start."""
+        if isinstance(event, Signal):
+            say(f"{event.name}: stopping before the training begins")
+            raise NotBegunError(event.name)
+        self._tier.on_event(event)
 
     def _set_up(self, lines: str) -> None:
         """Run the spec's setup. Raises Refusal, NotBegunError."""
@@ -249,8 +242,7 @@ class Supervisor:
                     return
                 if event.code <= 128:
                     raise failed
-                # Who signals one process after the other may not have come to this one yet.
-                self._events.set_alarm("late", _LATE_S)
+                self._events.set_alarm("late", LATE_S)
             if isinstance(event, Due):
                 raise failed
 
