@@ -110,7 +110,7 @@ class Slurm:
         self._options, self._events, self._command = options, events, command
         self._only_preflight = options.preflight
         self._number = os.environ["SLURM_JOB_ID"]
-        self._restart = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        self._requeue_count = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._controller = Controller(self._number)
         self._asked, self._term_at_hand = "", False
         self._directory: Directory | None = None
@@ -143,7 +143,7 @@ class Slurm:
         if not self._only_preflight:
             bundle = self._beside(lambda: self._take(bundle, shown))
         os.chdir(bundle)
-        say(f"start {self._restart + 1}: {len(nodes)} node(s), {' '.join(nodes)}")
+        say(f"start {self._requeue_count + 1}: {len(nodes)} node(s), {' '.join(nodes)}")
         words = self._words(nodes, bundle)
         self._note_start()
         self._workers = Workers(words, environment(self._told(nodes)))
@@ -190,11 +190,11 @@ class Slurm:
         path = checkpoint_directory(bundle, self._options.checkpoint_dir, shown.index)
         self._controller.job = shown.name
         cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
-        self._directory = Directory(path, shown.name, self._number, self._restart, cluster)
+        self._directory = Directory(path, shown.name, self._number, self._requeue_count, cluster)
         self._index = shown.index
         self._directory.make()
-        self._begun = [s for s in self._directory.starts() if s.restart < self._restart]
-        if state(shown, self._restart) is not State.RUNNING:
+        self._begun = [s for s in self._directory.starts() if s.requeue_count < self._requeue_count]
+        if state(shown, self._requeue_count) is not State.RUNNING:
             self._events.inject(Signal("TERM"))  # it came while this program was being started
         return bundle
 
@@ -281,14 +281,19 @@ class Slurm:
         job = self._job(self._begun)
         if job.stands_still:
             raise Refusal(1, f"{standstill()}; {AGAIN}")
-        self._begun.append(Begun(self._restart, job.newest))
+        self._begun.append(Begun(self._requeue_count, job.newest))
         self.directory.keep_starts(self._begun, self._options.requeues, self._options.restarts)
 
     def _job(self, begun: Sequence[Begun]) -> Job:
         options = self._options
         newest = self.directory.newest_step if self._directory else 0
         return Job(
-            self._restart, options.requeues, options.restarts, newest, begun, self._only_preflight
+            self._requeue_count,
+            options.requeues,
+            options.restarts,
+            newest,
+            begun,
+            self._only_preflight,
         )
 
     # --- while it runs --------------------------------------------------------------------------------
@@ -364,7 +369,7 @@ class Slurm:
         return job_state in (State.ENDED, State.REQUEUED)
 
     def _job_state(self) -> State:
-        return state(self._controller.show(), self._restart)
+        return state(self._controller.show(), self._requeue_count)
 
     # --- how it ended ---------------------------------------------------------------------------------
 
@@ -407,7 +412,9 @@ class Slurm:
             if self._whose_stop() == "job":
                 self.directory.stop_file.unlink(missing_ok=True)
             ended = [
-                Begun(s.restart, s.step, decision.counter) if s.restart == self._restart else s
+                Begun(s.requeue_count, s.step, decision.counter)
+                if s.requeue_count == self._requeue_count
+                else s
                 for s in self._begun
             ]
             if ended:
@@ -489,8 +496,8 @@ def _filled(word: str, known: dict[str, str]) -> str:
 
 def _speak_for_slurm() -> None:
     """Lines of this process say when and where they were said, as those of the nodes do."""
-    number, restart = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT") or "0"
-    os.environ[VARIABLE] = f"slurm {number} {restart}"
+    number, requeue_count = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT") or "0"
+    os.environ[VARIABLE] = f"slurm {number} {requeue_count}"
 
 
 def _ports(text: str) -> range:

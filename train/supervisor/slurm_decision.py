@@ -25,7 +25,7 @@ class Begun:
     """A start that had its processes started. `step`: the newest checkpoint then; `ended`: by what, "" while
     that is not known."""
 
-    restart: int
+    requeue_count: int
     step: int
     ended: str = ""
 
@@ -43,7 +43,7 @@ class Failure:
 class Job:
     """The job, as far as it concerns its end. `begun`: its starts, this one last."""
 
-    restart: int
+    requeue_count: int
     requeues: int
     restarts: int
     newest: int = 0
@@ -52,7 +52,9 @@ class Job:
 
     @property
     def crashes(self) -> int:
-        return sum(start.ended == CRASH for start in self.begun if start.restart < self.restart)
+        return sum(
+            start.ended == CRASH for start in self.begun if start.requeue_count < self.requeue_count
+        )
 
     @property
     def stands_still(self) -> bool:
@@ -207,7 +209,7 @@ def _within_budget(wanted: Return, job: Job) -> Decision:
             return Finish(wanted.code, f"{wanted.why}; {over}; {AGAIN}", f"{wanted.why}; {over}")
         count = f"crash {job.crashes + 1} of at most {job.restarts}"
         return Requeue(f"{wanted.why}; {back} ({count})", CRASH, wanted.code)
-    requeued = job.restart - job.crashes
+    requeued = job.requeue_count - job.crashes
     if requeued >= job.requeues:
         over = f"it has been requeued {requeued} times, all that targets.slurm.requeues allows"
         failure = f"{wanted.why}; {over}" if wanted.code == EXIT_FAILED else ""

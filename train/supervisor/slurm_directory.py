@@ -36,22 +36,22 @@ _SNAPSHOT = re.compile(r"bundle-([0-9]+)(\.part)?")
 
 @dataclass(frozen=True)
 class Directory:
-    """The checkpoint directory at `path` for the start number `restart` of `job`, which Slurm calls so;
+    """The checkpoint directory at `path` for the start of `job`, as Slurm calls it, after `requeue_count` requeues;
     `number`: the job's own, of an array too."""
 
     path: Path
     job: str
     number: str
-    restart: int
+    requeue_count: int
     cluster: str = ""
 
     @property
     def launch(self) -> str:
-        return f"slurm.{self.job}.{self.restart}"
+        return f"slurm.{self.job}.{self.requeue_count}"
 
     @property
     def scheduler(self) -> str:
-        return f"slurm {self.job} {self.restart}"
+        return f"slurm {self.job} {self.requeue_count}"
 
     # --- whose it is --------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Directory:
 
     @property
     def _mark(self) -> str:
-        return f"{self.job} {self.restart} {self.cluster}".rstrip()
+        return f"{self.job} {self.requeue_count} {self.cluster}".rstrip()
 
     def _unusable(self, what: str, error: OSError, codes: str) -> Refusal:
         where = f"the checkpoint directory {self.path} {what} on {os.uname().nodename}"
@@ -104,7 +104,7 @@ class Directory:
         lock.check_free(self.path, self.scheduler)
 
     def _holder(self) -> list[str]:
-        """The job, its restart, its cluster; [] where there is none."""
+        """The job, its requeue count, its cluster; [] where there is none."""
         with contextlib.suppress(OSError):
             return read_file(self.path / "slurm-job").decode("utf-8", "replace").split()
         return []
@@ -130,7 +130,7 @@ class Directory:
     @property
     def is_ours(self) -> bool:
         """Whether this very start has taken it."""
-        return self._holder()[:2] == [self.job, str(self.restart)]
+        return self._holder()[:2] == [self.job, str(self.requeue_count)]
 
     def release(self) -> None:
         """The job does not come back: its directory is free for another."""
@@ -160,7 +160,7 @@ class Directory:
             "job": self.number,
             "requeues": requeues,
             "restarts": restarts,
-            "starts": [[start.restart, start.step, start.ended] for start in starts],
+            "starts": [[start.requeue_count, start.step, start.ended] for start in starts],
         }
         with contextlib.suppress(OSError):
             replace_file(self.path / "slurm-starts", json.dumps(content).encode() + b"\n")
@@ -201,7 +201,7 @@ class Directory:
         """Whether a later start of the job has taken it: Slurm has lost this node, which lives on."""
         holder = self._holder()
         later = holder[1] if len(holder) > 1 and holder[0] == self.job else ""
-        return later.isdecimal() and int(later) > self.restart
+        return later.isdecimal() and int(later) > self.requeue_count
 
     # --- the stop file ------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Directory:
             made = self.stop_file.stat().st_mtime
             self.stop_file.unlink()
             fresh = submitted is not None and made > submitted + 1
-            if whose == "user" and (self.restart > 0 or fresh):
+            if whose == "user" and (self.requeue_count > 0 or fresh):
                 said = "there is a stop file, made while the job was in the queue"
                 raise Refusal(EXIT_STOPPED, f"{said}; {AGAIN}")
 
@@ -254,7 +254,7 @@ class Directory:
             if found is None or not (place / "bundle.json").is_file() or place.is_symlink():
                 continue  # somebody else's
             mine = found[1] == self.number
-            stale = self.restart == 0 or bool(found[2])
+            stale = self.requeue_count == 0 or bool(found[2])
             if stale if mine else is_over(controller.state_of(found[1], say)):
                 shutil.rmtree(place, ignore_errors=True)
 

@@ -71,14 +71,15 @@ class Shown:
             return None
 
 
-def state(shown: Shown | None, restart: int) -> State:
-    """What Slurm means to do with the job of which this is the start number `restart`."""
+def state(shown: Shown | None, requeue_count: int) -> State:
+    """What Slurm means to do with the job of which this start comes after `requeue_count` requeues."""
     if shown is None:
         return State.UNKNOWN
     fields = shown.fields
     if fields.get("JobState") == "RUNNING":
         return State.RUNNING
-    if fields.get("Restarts") == str(restart + 1):  # it has counted the start that comes already
+    # It has counted the start that comes already.
+    if fields.get("Restarts") == str(requeue_count + 1):
         return State.REQUEUED
     if fields.get("Reason") == "TimeLimit":
         return State.ENDED

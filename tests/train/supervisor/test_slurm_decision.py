@@ -25,7 +25,7 @@ from train.supervisor.slurm_decision import (
 )
 from train.supervisor.slurm_job import State
 
-JOB = Job(restart=0, requeues=6, restarts=3, newest=20, begun=(Begun(0, 0),))
+JOB = Job(requeue_count=0, requeues=6, restarts=3, newest=20, begun=(Begun(0, 0),))
 STOPPED = Status("stopped", "slurm.7.0", 20)
 RUNNING = Status("running", "slurm.7.0", 15)
 DONE = Status("done", "slurm.7.0", 100)

@@ -28,8 +28,8 @@ class Queue(Controller):
         return self._states.get(other)
 
 
-def mine(place: Path, restart: int = 0, job: str = "7") -> Directory:
-    return Directory(place, job, job, restart, "here")
+def mine(place: Path, requeue_count: int = 0, job: str = "7") -> Directory:
+    return Directory(place, job, job, requeue_count, "here")
 
 
 def bundle_of(place: Path, job: str) -> Path:
@@ -90,7 +90,7 @@ def test_what_a_job_that_is_over_has_left_is_taken_and_given_back(
     (tmp_path / "slurm-job").write_text("5 0 here\n")
     mine(tmp_path).take(Queue({"5": state} if state else {}))
     assert (tmp_path / "slurm-job").read_text() == "7 0 here\n"
-    later = mine(tmp_path, restart=1)
+    later = mine(tmp_path, requeue_count=1)
     later.take(Queue({}))
     mine(tmp_path).release()  # an earlier start that ends late
     assert later.is_ours
@@ -108,7 +108,7 @@ def test_only_what_is_provably_ours_and_over_is_removed(tmp_path: Path) -> None:
     for other in ("bundle-of-papers", "bundle-6"):  # the second one without a bundle.json
         (tmp_path / other).mkdir()
         (tmp_path / other / "paper.pdf").touch()
-    mine(tmp_path, restart=1).remove_old_snapshots(Queue({"4": "PENDING", "5": ""}))
+    mine(tmp_path, requeue_count=1).remove_old_snapshots(Queue({"4": "PENDING", "5": ""}))
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["bundle-4", "bundle-5", "bundle-6", "bundle-7", "bundle-of-papers"]
     # A job that had this number before.
@@ -117,7 +117,7 @@ def test_only_what_is_provably_ours_and_over_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "restart", "age", "obeyed"),
+    ("words", "requeue_count", "age", "obeyed"),
     [
         ("", 0, -10, True),  # made while the job was in the queue
         ("", 0, 10, False),  # an old one
@@ -129,12 +129,12 @@ def test_only_what_is_provably_ours_and_over_is_removed(tmp_path: Path) -> None:
     ],
 )
 def test_a_stop_file_is_obeyed_that_is_meant_for_this_job(
-    tmp_path: Path, words: str, restart: int, age: float, obeyed: bool
+    tmp_path: Path, words: str, requeue_count: int, age: float, obeyed: bool
 ) -> None:
     submitted = time.time() - 100
     (tmp_path / "stop").write_text(words)
     os.utime(tmp_path / "stop", (submitted - age, submitted - age))
-    directory = mine(tmp_path, restart)
+    directory = mine(tmp_path, requeue_count)
     if obeyed:
         with pytest.raises(Refusal, match="made while the job was in the queue") as stopped:
             directory.obey_stop(submitted)
@@ -158,7 +158,7 @@ def test_a_stop_file_says_for_whom_it_is_and_replaces_none(tmp_path: Path) -> No
     # What nobody obeys is no request.
     for left in ("slurm 5 0 TERM\n", "slurm 7 0 USR1\n"):
         (tmp_path / "stop").write_text(left)
-        mine(tmp_path, restart=1).request_stop("TERM")
+        mine(tmp_path, requeue_count=1).request_stop("TERM")
         assert (tmp_path / "stop").read_text() == "slurm 7 1 TERM\n"
     assert os.listdir(tmp_path) == ["stop"]
 
@@ -179,14 +179,14 @@ def test_what_was_submitted_is_what_runs(
     snapshot = mine(place).keep_snapshot(bundle, submitted)
     assert capsys.readouterr().err == ""
     (bundle / "train/__main__.py").write_text("another")
-    assert mine(place, restart=1).keep_snapshot(bundle, submitted) == snapshot
+    assert mine(place, requeue_count=1).keep_snapshot(bundle, submitted) == snapshot
     assert (snapshot / "train/__main__.py").read_text() == "as submitted"
     assert mine(place, job="8").keep_snapshot(bundle, submitted) == place / "bundle-8"
     assert "train/__main__.py has changed since the job was submitted" in capsys.readouterr().err
     # The bundle is gone: the batch script starts the snapshot.
     (place / "slurm-job").write_text("7 0\n")
     assert checkpoint_directory(snapshot, "../checkpoints/gpt", "") == place
-    assert mine(place, restart=1).keep_snapshot(snapshot, submitted) == snapshot
+    assert mine(place, requeue_count=1).keep_snapshot(snapshot, submitted) == snapshot
 
 
 def test_where_the_checkpoints_are(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_what_is_put_on_file_is_this_starts_own(tmp_path: Path) -> None:
     assert directory.failure() == Failure(
         69, "node2", "setup of the spec failed; its words are above"
     )
-    assert mine(tmp_path, restart=1).failure() is None
+    assert mine(tmp_path, requeue_count=1).failure() is None
     directory.say_running()
     assert directory.status() == read_status(tmp_path) == Status("running", "slurm.7.0", 0)
-    assert mine(tmp_path, restart=1).status() is None
+    assert mine(tmp_path, requeue_count=1).status() is None

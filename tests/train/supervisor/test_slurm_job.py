@@ -60,7 +60,7 @@ def shown(state: str = "RUNNING", **more: str) -> str:
     ],
 )
 def test_what_slurm_means_to_do_with_the_job(text: str, meant: State) -> None:
-    assert state(Shown.parse(text, "7"), restart=0) is meant
+    assert state(Shown.parse(text, "7"), requeue_count=0) is meant
 
 
 def test_a_job_of_an_array_is_found_by_its_own_number() -> None:
