@@ -21,7 +21,7 @@ from train.status import read_status
 from train.stop import PREEMPTED, create_stop_file, reason_in
 
 # Another place for a cloud's service, for tests: DDPGEN_METADATA_AWS=http://127.0.0.1:8000
-VARIABLE = "DDPGEN_METADATA_"
+_ADDRESS_VARIABLE = "DDPGEN_METADATA_"
 _TRIES = 3
 _LOOK_S = 0.25
 _RETRY_S = 1.0
@@ -46,7 +46,9 @@ def watch(stop_file: Path, names: Sequence[str], every: float) -> None:
 def find(names: Sequence[str], env: Mapping[str, str], every: float) -> list[Cloud]:
     """Those of the clouds that serve metadata to this machine."""
     kinds = clouds()
-    asked = [kinds[name](env.get(VARIABLE + name.upper()) or ADDRESS, every) for name in names]
+    asked = [
+        kinds[name](env.get(_ADDRESS_VARIABLE + name.upper()) or ADDRESS, every) for name in names
+    ]
     there: set[str] = set()
 
     def ask(cloud: Cloud) -> None:

@@ -33,7 +33,7 @@ from train.supervisor.words import Command
 # SkyPilot is to start the job again. Of several machines on Slurm it keeps the highest code alone, and
 # those that end a moment later are killed, which is 143: so above that.
 EXIT_PREEMPTED = 175
-EXIT_STOPPED = 130
+SKY_EXIT_STOPPED = 130
 _TOLD = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_TASK_ID")
 # Of a start before this one: what it was asked, and which owner of the store it was (train/store).
 _LEFTOVERS = ("stop", "store-turn")
@@ -280,7 +280,7 @@ def at_end(me: str, end: End) -> Outcome:
             back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
             return Outcome(EXIT_PREEMPTED, (back,))
         why = status.reason or "user"
-        return Outcome(EXIT_STOPPED, (f"{me}: stopped{at} ({why}); to go on: {Sky.again}",))
+        return Outcome(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}); to go on: {Sky.again}",))
     if end.stops and not end.met:
         return not_begun(me)
     return Outcome(EXIT_FAILED, (f"{me}: crashed: {crash(end)}",), status.reason)

@@ -24,7 +24,6 @@ from train.console import say
 from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
 from train.scheduler import VARIABLE
 from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Signal
-from train.supervisor.processes import Workers
 from train.supervisor.refusal import Refusal
 from train.supervisor.slurm_decision import (
     AGAIN,
@@ -53,6 +52,7 @@ from train.supervisor.slurm_job import (
 )
 from train.supervisor.supervisor import check_arguments
 from train.supervisor.words import ONLY_CHECK, Command
+from train.supervisor.workers import Workers
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 # A controller that is being restarted answers a minute or two later.

@@ -39,9 +39,9 @@ from train.supervisor import directory, words
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.environment import Pin, for_workers, pins
 from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Signal
-from train.supervisor.processes import Workers
 from train.supervisor.refusal import EXIT_USAGE, Refusal
 from train.supervisor.words import Command
+from train.supervisor.workers import Workers
 
 _NAMED = 8  # of many hosts, so many are named in a line
 
