@@ -41,9 +41,9 @@ from collections.abc import Callable, Sequence
 
 from train.preflight.common import Printer
 from train.preflight.finding import Finding
-from train.preflight.outcome import Outcome
 from train.preflight.report import Link, Report
 from train.preflight.settings import Settings
+from train.preflight.verdict import Outcome
 
 __all__ = ["Outcome", "meet"]
 

@@ -26,11 +26,10 @@ from train.preflight.common import (
     slack_s,
 )
 from train.preflight.finding import Finding, ordered
-from train.preflight.outcome import Outcome
 from train.preflight.report import Link, Report, number
 from train.preflight.search import Search
 from train.preflight.settings import Settings
-from train.preflight.verdict import Verdict
+from train.preflight.verdict import Outcome, Verdict
 from train.preflight.wire import (
     Conn,
     Listener,

@@ -24,9 +24,9 @@ from train.layout import node_directory
 from train.preflight import checks, compare, table
 from train.preflight.directory import TOKEN
 from train.preflight.finding import ERROR, WARNING, Finding, ordered
-from train.preflight.outcome import Outcome
 from train.preflight.report import Link, Report
 from train.preflight.settings import Settings
+from train.preflight.verdict import Outcome
 
 FILE = "preflight.json"
 _VERSION = 1

@@ -15,11 +15,10 @@ from train.preflight import links, messages, ports
 from train.preflight.calls import Calls
 from train.preflight.common import EXAMINED_S, SILENT_S, examined, is_bad, slack_s
 from train.preflight.finding import Finding, ordered
-from train.preflight.outcome import Outcome
 from train.preflight.report import Link, Report
 from train.preflight.server import OVER, PROBE, TELL, Server
 from train.preflight.settings import Settings
-from train.preflight.verdict import Verdict
+from train.preflight.verdict import Outcome, Verdict
 from train.preflight.wire import Listener, background, bind, encode, within
 
 _OTHERS_S = 1.0  # after a first error, for what else is wrong

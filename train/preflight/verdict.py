@@ -1,15 +1,14 @@
-"""The verdict as it goes to all: findings, and in a job of few hosts everything known. Plain values."""
+"""The verdict as it goes to all, and what a host knows when the check is over. Plain values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from train.preflight.finding import Finding, from_json
 from train.preflight.report import Link, Report
-from train.preflight.wire import Message
 
 _FINDINGS = 32 * 1024  # bytes for each client: a thousand of them are told at once
 _ALL = 128 * 1024
@@ -43,7 +42,7 @@ class Verdict:
         return {"go": self.go, "findings": told, **full}
 
     @classmethod
-    def from_json(cls, message: Message) -> Verdict:
+    def from_json(cls, message: Mapping[str, Any]) -> Verdict:
         """From the wire. Raises ValueError or TypeError."""
         return cls(
             message.get("go") is True,
@@ -51,3 +50,18 @@ class Verdict:
             [Report.from_json(each) for each in message.get("reports", ())],
             [Link.from_json(each) for each in message.get("links", ())],
         )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`findings`: of all hosts, ordered. `seconds`: from the start to the verdict. `launch`: the token
+    of this launch, "" where none was had. `joined`: this host found a run under way at the head, and
+    goes on to join it. On the head, and everywhere in a job of few hosts, `reports` and `links` are
+    those of all hosts, else this host's own."""
+
+    findings: Sequence[Finding]
+    reports: Sequence[Report]
+    links: Sequence[Link]
+    seconds: float
+    launch: str
+    joined: bool = False

@@ -19,8 +19,8 @@ from tests.project.tree import ROOT
 from tests.train.preflight.program import main
 from train.preflight import command
 from train.preflight.finding import Finding, codes
-from train.preflight.outcome import Outcome
 from train.preflight.report import Report
+from train.preflight.verdict import Outcome
 
 Call = Callable[..., tuple[int, str]]
 
