@@ -23,7 +23,7 @@ from typing import Any
 from train import processes, workdir
 from train.config import seconds
 from train.console import say
-from train.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
+from train.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once, what_became_of_a_peer
 from train.health.stacks import innermost_user_line
 from train.integrations import progress
 from train.integrations.frameworks import hooks
@@ -93,6 +93,7 @@ class Runner:
         self._speaks = env.get("LOCAL_RANK" if self._node else "RANK", "0") == "0"
         self._ended = threading.Event()
         self._log: MetricsLog | None = None
+        self._signalled = False
 
     def run(self) -> int:
         """The process' exit code."""
@@ -108,6 +109,8 @@ class Runner:
             # From here on a stop is the script's own business.
             self._node.remember(self._node.launch() or self._attempt)
         replaced.watch()
+        if self._is_asked() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+            return self._conclude(EXIT_STOPPED, 0)  # a crash after a stop was asked for
         if not self._module and not self._path.is_file():
             return self._fail(f"{self._path} is not there; is it listed under 'code'?")
         try:
@@ -170,11 +173,17 @@ class Runner:
         except StopTraining:
             code = EXIT_STOPPED
         except BeginsAnewError as error:
-            return self._fail(str(error))
+            noted = read_status(self._directory)
+            crash = (
+                f"; it was started again after this crash: {noted.reason}"
+                if noted and noted.reason
+                else ""
+            )
+            return self._fail(f"{error}{crash}")
         except Exception as error:  # noqa: BLE001 - whatever the script raises
             return self._crash(session, error)
         self._ended.set()
-        if session.stopped:
+        if session.stopped or (code == 0 and self._signalled):
             code = EXIT_STOPPED
         return self._conclude(code, session.progress.step)
 
@@ -221,10 +230,11 @@ class Runner:
 
     def _watch(self, session: Session) -> None:
         """End this process when the script does not stop in time."""
-        while not session.stop.asked:
+        while not session.stop.asked and not self._is_asked():
             if self._ended.wait(0.25):
                 return
         if name := self._options.stop_signal:
+            self._signalled = True
             os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
         if self._ended.wait(self._options.stop_grace):
             return
@@ -269,13 +279,16 @@ class Runner:
         noted = read_status(self._directory)
         if not session.progress.taken and noted is not None and noted.reason.endswith(what):
             return self._fail(f"crashed twice in the same way before its first step: {what}")
-        self._note_crash(what)
+        self._note_crash(what, lost=bool(what_became_of_a_peer(error)))
         return EXIT_FAILED
 
-    def _note_crash(self, why: str) -> None:
-        """A restart may cure it; should there be none, the status knows why."""
-        what = f"rank {self._rank}: {why}"
-        record_crash(self._whole, self._attempt, self._node, what, lost=False)
+    def _note_crash(self, why: str, lost: bool = False) -> None:
+        """A restart may cure it; should there be none, the status knows why. `lost`: it only follows from the end of
+        another rank."""
+        what, was = f"rank {self._rank}: {why}", read_status(self._directory)
+        if was is not None and (was.word, was.attempt) == ("done", self._attempt):
+            self._write("running", was.step)  # rank 0 has come to its end, this one has not
+        record_crash(self._whole, self._attempt, self._node, what, lost)
 
     def _fail(self, why: str) -> int:
         """Any rank may be the only one to meet a fault. The restarts of all see that it is for good."""
@@ -322,12 +335,14 @@ def _from_script_on(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _set_aside(place: str) -> None:
-    """Give a directory whose saving was cut off a name under which nothing looks for it."""
-    aside, count = f"{place}.torn", 1
+    """Move a directory whose saving was cut off to where nothing looks for it: beside the folder that it is in."""
+    folder, name = os.path.split(place)
+    aside, count = os.path.join(os.path.dirname(folder), "torn", name), 1
     while os.path.lexists(aside):
         count += 1
-        aside = f"{place}.torn{count}"
+        aside = os.path.join(os.path.dirname(folder), "torn", f"{name}.{count}")
     try:
+        os.makedirs(os.path.dirname(aside), exist_ok=True)
         os.rename(place, aside)
     except OSError as error:  # a bucket cannot rename a directory
         say(f"the saving of {place} was cut off; it cannot be moved away ({error.strerror})")

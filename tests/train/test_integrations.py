@@ -383,3 +383,79 @@ def test_each_training_of_a_script_goes_on_from_its_own_checkpoint(tmp_path: Pat
         assert again.resume_from() is None
     with again.training_by("transformers"):
         assert again.resume_from() is None
+
+
+def test_a_save_that_was_refused_leaves_the_checkpoint_that_is_there(tmp_path: Path) -> None:
+    record, place = tmp_path / "saves-0.jsonl", tmp_path / "checkpoint_4"
+    place.mkdir()
+    progress = Progress(record)
+    progress.saved(str(place), "transformers 1")
+    for name in (place, tmp_path / "checkpoint_5"):
+        progress.begins_saving(str(name))
+        progress.failed_saving(str(name))
+    assert torn(record) == []
+    assert whole(record) == {str(place): "transformers 1"}
+
+
+def test_a_torn_directory_is_moved_to_where_nothing_looks(job: Job) -> None:
+    place = job.directory / "work" / "checkpoints" / "checkpoint_2"
+    place.mkdir(parents=True)
+    Progress(job.directory / "script" / "saves-0.jsonl").begins_saving(str(place))
+    code, said = job.run("import os\nprint(os.listdir('checkpoints'), os.listdir('torn'))\n")
+    assert code == 0
+    assert said.endswith("[] ['checkpoint_2']\n")
+    assert "was cut off; it is now" in said
+
+
+def test_a_second_optimizer_is_counted_when_the_first_has_ended(job: Job) -> None:
+    text = """\
+import torch
+weight = torch.nn.Parameter(torch.ones(1))
+def train(*optimizers, steps):
+    for _ in range(steps):
+        for optimizer in optimizers:
+            weight.sum().backward()
+            optimizer.step()
+made = [torch.optim.SGD([weight], lr=0.1) for _ in range(3)]
+train(made[0], made[1], steps=10)
+train(made[2], steps=10)
+torch.save(1, "a.pt")
+"""
+    assert job.run(text)[0] == 0
+    assert job.status == Status("done", job.attempt, 19)
+
+
+def test_after_its_own_signal_a_good_end_is_a_stop(job: Job) -> None:
+    text = """\
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+print('here', flush=True)
+time.sleep(60)
+"""
+    process = job.begin(text, ("--stop-signal=USR1",))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    (job.directory / "stop").touch()
+    assert process.wait(60) == 0
+    assert job.status.word == "stopped"
+
+
+def test_a_refusal_names_the_crash_before_it_and_a_crash_takes_back_that_all_is_done(
+    job: Job,
+) -> None:
+    assert job.run(LOOP + "raise ValueError('mine')\n", (), "--steps=10")[0] == 1
+    assert job.run(LOOP, (), "--steps=10")[0] == 1
+    assert "after this crash: rank 0: ValueError: mine (loop.py:" in job.status.reason
+
+    write_status(job.directory, Status("done", job.attempt, 9))
+    assert job.run("raise OSError('late')", RANK="1", LOCAL_RANK="1")[0] == 1
+    assert job.status == Status(
+        "running", job.attempt, 9, "rank 1: OSError: late (loop.py:1 in <module>)"
+    )
+
+
+def test_who_only_loses_a_peer_does_not_hide_the_cause(job: Job) -> None:
+    write_status(job.directory, Status("running", job.attempt, 3, "rank 1: ValueError: the cause"))
+    text = "import torch\nw = torch.nn.Parameter(torch.ones(1))\no = torch.optim.SGD([w], 1)\no.step()\n"
+    assert job.run(text + "raise RuntimeError('Connection closed by peer [127.0.0.1]')")[0] == 1
+    assert job.status.reason == "rank 1: ValueError: the cause"

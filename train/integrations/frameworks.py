@@ -46,6 +46,10 @@ def hook_transformers(session: Session, module: Any) -> None:
             searches = kwargs.get("trial", args[0] if args else None) is not None
             if resume_from_checkpoint in (None, False) and not searches:
                 resume_from_checkpoint = session.resume_from()
+                if resume_from_checkpoint is not None and _is_over(
+                    self, resume_from_checkpoint, module
+                ):
+                    return module.TrainOutput(self.state.global_step, 0.0, {})
             return train(self, resume_from_checkpoint, *args, **kwargs)
 
     @functools.wraps(save)
@@ -57,6 +61,16 @@ def hook_transformers(session: Session, module: Any) -> None:
             return result
 
     trainer.train, trainer._save_checkpoint = resuming, recorded
+
+
+def _is_over(trainer: Any, checkpoint: str, module: Any) -> bool:
+    """Whether `checkpoint` is of the last step, from which Trainer.train would take one more: then it is loaded."""
+    state = module.TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
+    if not 0 < trainer.args.max_steps <= state.global_step:
+        return False
+    trainer._load_from_checkpoint(checkpoint)
+    trainer.state = state
+    return True
 
 
 def hook_lightning(session: Session, module: Any) -> None:
@@ -119,7 +133,11 @@ def hook_accelerate(session: Session, module: Any) -> None:
 def _directory(session: Session, place: str) -> Iterator[None]:
     """A checkpoint of several files: whole at the end of this."""
     session.begins_saving(place)
-    yield
+    try:
+        yield
+    except Exception:
+        session.failed_saving(place)
+        raise
     session.saved(place, session.framework)
 
 

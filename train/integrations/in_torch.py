@@ -11,6 +11,7 @@ import functools
 import os
 import stat
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,14 +22,17 @@ def hook_torch(session: Session, torch: Any) -> None:
     """When `torch` has been imported."""
     torch.save = _saving(session, torch.save, where=1, name="f")
     torch.load = _loading(session, torch.load, name="f")
-    first: list[Any] = []
+    counted, others = weakref.WeakSet[Any](), weakref.WeakSet[Any]()
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not first:
-            first.append(optimizer)
-        # Of several optimizers (a GAN's) the first one counts.
-        if optimizer is first[0]:
+        # Of several optimizers (a GAN's) one counts, until another one steps twice without it (a new phase).
+        if optimizer in counted or not counted or optimizer in others:
+            counted.clear()
+            counted.add(optimizer)
+            others.clear()
             session.stepped()
+        else:
+            others.add(optimizer)
 
     # torch.optim deletes its own attribute of that name.
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(stepped)

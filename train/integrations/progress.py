@@ -43,6 +43,7 @@ class Progress:
         self.step = self.taken = 0
         self.saved_at = 0.0
         self._saves = _read(record)
+        self._before: Save | None = None
         self._earlier = {place for place, save in self._saves.items() if save.is_there(place)}
         self._went_on = from_scratch or not self._earlier
 
@@ -57,7 +58,16 @@ class Progress:
 
     def begins_saving(self, path: str) -> None:
         """A checkpoint of several files is about to be written to the directory `path`."""
+        self._before = self._saves.get(_place(path))
         self._write(path, "", whole=False)
+
+    def failed_saving(self, path: str) -> None:
+        """The save has refused or failed, and said so: what is there is what was there before it began."""
+        if self._before is not None:
+            self._write(path, self._before.by, self._before.whole)
+        else:
+            self._saves.pop(_place(path), None)
+            self._keep()
 
     def saved(self, path: str, by: str = "") -> None:
         """`path` is whole. `by`: the framework that can go on from it."""
@@ -84,6 +94,9 @@ class Progress:
     def _write(self, path: str, by: str, whole: bool) -> None:
         self._saves.pop(_place(path), None)  # the newest is the last one
         self._saves[_place(path)] = Save(self.step, by, whole)
+        self._keep()
+
+    def _keep(self) -> None:
         rows = ({"path": place, **save._asdict()} for place, save in self._saves.items())
         data = "".join(json.dumps(row) + "\n" for row in rows).encode()
         self._record.parent.mkdir(parents=True, exist_ok=True)

@@ -89,6 +89,9 @@ class Session:
         self.progress.check(path)
         self._recorded(lambda: self.progress.begins_saving(path))
 
+    def failed_saving(self, path: str) -> None:
+        self._recorded(lambda: self.progress.failed_saving(path))
+
     def saved(self, path: str, by: str = "") -> None:
         """`by`: the framework's training that can go on from it."""
         self._recorded(lambda: self.progress.saved(path, by))

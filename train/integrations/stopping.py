@@ -6,6 +6,7 @@ rank 0 names the next step there, before it begins it: no rank can end that step
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -55,10 +56,8 @@ class StopAtStep:
     def _watch(self) -> None:
         while not self._asked_at:
             time.sleep(LOOK_S)
-            try:
+            with contextlib.suppress(Exception):  # the store is gone: the end comes by other ways
                 self._look()
-            except RuntimeError:
-                continue  # the store is gone: the end comes by other ways
 
     def _look(self) -> None:
         store = self._store()
@@ -98,8 +97,10 @@ class StopAtStep:
 
     def _store(self) -> Any:
         """The store in which the processes met; None before they have, or where there is one."""
-        c10d = sys.modules.get("torch.distributed.distributed_c10d")
-        if self._ranks == 1 or c10d is None or not c10d.is_initialized():
+        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+        # While it is being imported it has not all of its functions.
+        is_initialized = getattr(c10d, "is_initialized", None)
+        if self._ranks == 1 or is_initialized is None or not is_initialized():
             return None
         return c10d._get_default_store()
 
