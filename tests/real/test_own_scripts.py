@@ -36,6 +36,15 @@ def some(quick: str) -> list[Any]:
     return [name if name == quick else pytest.param(name, marks=nightly) for name in SCRIPTS]
 
 
+# Long enough for ten kills.
+LONG = {
+    "huggingface": "--epochs=12",
+    "lightning": "--epochs=40",
+    "accelerate": "--epochs=40",
+    "nanogpt": "--max_iters=12000",
+}
+
+
 class Script:
     """An example's bundle, started again and again."""
 
@@ -111,13 +120,14 @@ def test_a_stop_keeps_what_was_trained(name: str, tmp_path: Path) -> None:
 @nightly
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_ten_kills_at_random_lose_no_more_than_an_interval(name: str, tmp_path: Path) -> None:
-    whole = Script(name, tmp_path / "whole")
+    whole, script = Script(name, tmp_path / "whole"), Script(name, tmp_path / "killed")
+    whole.argument = script.argument = LONG[name]
     assert whole.start().end() == 0
-    script, rng = Script(name, tmp_path / "killed"), random.Random(name)
+    rng = random.Random(name)
     for _ in range(10):
         job = script.start()
         script.wait_for_rows(job, 1)
-        time.sleep(rng.uniform(0, 2))
+        time.sleep(rng.uniform(0, 1))
         os.kill(job.process.pid, signal.SIGKILL)  # and with it all others
         job.end()
     job = script.start()
