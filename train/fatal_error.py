@@ -69,9 +69,8 @@ class FatalErrorBroadcast:
     def wait_for_word(self, within_s: float = WORD_S) -> None:
         """After the loss of a peer: does not return if that one has left word, as this process then ends."""
         if self._store is not None and self._heard.wait(within_s):
-            time.sleep(
-                _WRITE_S
-            )  # the thread that has heard it writes it down, and ends this process
+            # The thread that has heard it writes it down, and ends this process.
+            time.sleep(_WRITE_S)
 
     def wait_until_read(self) -> None:
         """At the end of the process in which the store may live: let the others read it."""

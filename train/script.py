@@ -40,6 +40,8 @@ from train.status import Status, read_status, write_status
 from train.stop import is_for, reason_in
 
 EXIT_USAGE = 2  # argparse's, click's and many others'
+# How often a process looks whether it is to stop.
+_LOOK_S = 0.5
 _GPU = ("CUDA", "NVIDIA driver", "GPU")
 
 
@@ -151,6 +153,7 @@ class Runner:
             _set_aside(place)
         record = records / f"saves-{self._rank}.jsonl"
         mine = Progress(record, self._options.from_scratch, in_bucket=bool(self._store))
+        mine.remove_drafts()
         stop = StopAtStep(
             mine, self._is_asked, self._options.stop_grace / 2, self._rank, self._size
         )
@@ -174,12 +177,9 @@ class Runner:
             code = EXIT_STOPPED
         except BeginsAnewError as error:
             noted = read_status(self._directory)
-            crash = (
-                f"; it was started again after this crash: {noted.reason}"
-                if noted and noted.reason
-                else ""
-            )
-            return self._fail(f"{error}{crash}")
+            crash = noted.reason if noted is not None else ""
+            after = f"; it was started again after this crash: {crash}" if crash else ""
+            return self._fail(f"{error}{after}")
         except Exception as error:  # noqa: BLE001 - whatever the script raises
             return self._crash(session, error)
         self._ended.set()
@@ -230,8 +230,8 @@ class Runner:
 
     def _watch(self, session: Session) -> None:
         """End this process when the script does not stop in time."""
-        while not session.stop.asked and not self._is_asked():
-            if self._ended.wait(0.25):
+        while not session.stop.look():
+            if self._ended.wait(_LOOK_S):
                 return
         if name := self._options.stop_signal:
             self._signalled = True
@@ -259,9 +259,8 @@ class Runner:
             asked = self._stop_file
             self._write("stopped", step, reason_in(asked) if asked.exists() else "")
         elif code == EXIT_USAGE:
-            name = self._path.name
             return self._fail(
-                f"{name} refused its arguments (exit code {code}); correct train.args"
+                f"{self._name} refused its arguments (exit code {code}); correct train.args"
             )
         elif code not in (0, EXIT_STOPPED):
             self._note_crash(f"{self._name} ended with exit code {code}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from pathlib import Path
 
 
@@ -31,7 +32,7 @@ def _link(place: Path, target: Path) -> None:
         return
     if os.path.lexists(place) and not place.is_symlink():
         return
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    draft = place.with_name(f".{secrets.token_hex(8)}")  # hosts may share the directory
     draft.symlink_to(target)
     os.replace(draft, place)
 

@@ -134,6 +134,44 @@ def test_a_save_that_fails_or_is_killed_leaves_the_one_before(job: Job) -> None:
     killed = "import os, torch\ntorch.load('ckpt.pt')\nclass Kill:\n    def __reduce__(self): os.kill(os.getpid(), 9)\n"
     assert job.run(killed + "torch.save([torch.ones(9), Kill()], 'ckpt.pt')\n")[0] == -9
     assert (job.directory / "work" / "ckpt.pt").read_bytes() == kept
+    assert len(os.listdir(job.directory / "work")) == 3  # what the kill has left
+    assert job.run("print('ran')\n")[0] == 0
+    assert sorted(os.listdir(job.directory / "work")) == ["ckpt.pt", "loop.py"]
+
+
+def test_a_file_that_is_saved_has_the_bytes_that_torch_gives_it(job: Job) -> None:
+    text = """\
+import torch, torch.serialization
+plain = torch.save.__wrapped__
+torch.save({"a": torch.arange(9)}, "a.pt")
+with_hook = open("a.pt", "rb").read()
+plain({"a": torch.arange(9)}, "a.pt")
+assert open("a.pt", "rb").read() == with_hook
+import pickle
+assert pickle.loads(pickle.dumps(torch.save)) is torch.save
+"""
+    assert job.run(text) == (0, "")
+
+
+def test_what_the_hooks_cannot_write_costs_the_script_nothing(job: Job) -> None:
+    (job.directory / "metrics.jsonl").mkdir()
+    (job.directory / "script").write_text("in the way")
+    code, said = job.run(LOOP, (), "--steps=30", "--pause=0.05")
+    assert (code, said.splitlines()[-1]) == (0, "ends at 30")
+    assert said.count("the metrics cannot be kept (IsADirectoryError") == 1
+    assert said.count("the record of saves cannot be kept (") == 1
+
+
+def test_a_module_that_refuses_its_arguments_is_named(job: Job) -> None:
+    (job.code / "pkg.py").write_text("import sys\nsys.exit(2)\n")
+    env = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "DDPGEN_CHECKPOINT_DIR": str(job.directory),
+        "DDPGEN_ATTEMPT": job.attempt,
+    }
+    words = [sys.executable, "-m", "train", "script", "module:pkg", "--x"]
+    subprocess.run(words, cwd=job.code.parent, env=env, timeout=60, capture_output=True)
+    assert job.status.reason == "pkg refused its arguments (exit code 2); correct train.args"
 
 
 def test_a_stop_comes_after_the_next_save(job: Job) -> None:
@@ -311,7 +349,6 @@ class Store(dict[str, Any]):
 def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, asked = Store(), [False, False]
     monkeypatch.setattr(StopAtStep, "_store", lambda self: store)
-    monkeypatch.setattr(StopAtStep, "_watch", lambda self: None)
     ranks = [Progress(tmp_path / f"saves-{rank}.jsonl") for rank in range(2)]
 
     def asker(rank: int) -> Callable[[], bool]:
@@ -329,9 +366,9 @@ def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.M
     ranks[0].saved("a")
     assert both() == [False, False]
     asked[1] = True
-    stops[1]._look()
+    assert stops[1].look()
     assert both() == [False, False]  # rank 0 has not looked yet
-    stops[0]._look()
+    assert stops[0].look()
     ranks[0].saved("b")
     assert both() == [False, False]  # not all ranks looked when it saved
     assert both() == [False, False]

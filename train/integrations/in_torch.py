@@ -11,6 +11,7 @@ import functools
 import os
 import stat
 import sys
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,8 +21,9 @@ from train.integrations.session import Session
 
 def hook_torch(session: Session, torch: Any) -> None:
     """When `torch` has been imported."""
-    torch.save = _saving(session, torch.save, where=1, name="f")
-    torch.load = _loading(session, torch.load, name="f")
+    # In both places, so that a function that is pickled is found again.
+    torch.save = torch.serialization.save = _saving(session, torch.save, where=1, name="f")
+    torch.load = torch.serialization.load = _loading(session, torch.load, name="f")
     counted, others = weakref.WeakSet[Any](), weakref.WeakSet[Any]()
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -62,9 +64,8 @@ def _saving(
         given = kwargs.get(name, args[where] if len(args) > where else None)
         path = _path(given)
         if path is None or not _may_be_replaced(path):
-            opened = _path(
-                getattr(given, "name", None)
-            )  # a file: by then it is empty, so it is only recorded
+            # To an open file, which is empty by now: so it is only recorded.
+            opened = _path(getattr(given, "name", None))
             if opened is None:
                 return save(*args, **kwargs)
             session.progress.check(opened)
@@ -72,7 +73,7 @@ def _saving(
             session.saved(opened)
             return result
         session.progress.check(path)
-        with _draft(path, session.bucket) as draft:
+        with _draft(path, session) as draft:
             if name in kwargs:
                 result = save(*args, **{**kwargs, name: draft})
             else:
@@ -97,22 +98,20 @@ def _loading(session: Session, load: Callable[..., Any], name: str) -> Callable[
 
 
 @contextlib.contextmanager
-def _draft(path: str, bucket: str) -> Iterator[str]:
+def _draft(path: str, session: Session) -> Iterator[str]:
     """A name beside `path` to write to, which then takes its place. After an error `path` is as it was."""
     path = os.path.realpath(path)  # a link stays one
-    if bucket and path.startswith(bucket):
+    if session.bucket and path.startswith(session.bucket):
         yield path
         return
-    draft = f"{path}.{os.getpid()}.part"
-    try:
+    # torch.save writes the file's own name into it.
+    prefix, folder = session.progress.draft_prefix, os.path.dirname(path)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
+        draft = os.path.join(place, os.path.basename(path))
         yield draft
         with open(draft, "rb") as file:
             os.fsync(file.fileno())
         os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise
 
 
 def _may_be_replaced(path: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +47,17 @@ class Progress:
         self._before: Save | None = None
         self._earlier = {place for place, save in self._saves.items() if save.is_there(place)}
         self._went_on = from_scratch or not self._earlier
+
+    @property
+    def draft_prefix(self) -> str:
+        """How the names of directories begin in which this rank writes what is not whole yet."""
+        return f".{self._record.stem}-"
+
+    def remove_drafts(self) -> None:
+        """Those that kills have left beside what was saved."""
+        for folder in {os.path.dirname(place) for place in self._saves}:
+            for draft in Path(folder).glob(f"{self.draft_prefix}*"):
+                shutil.rmtree(draft, ignore_errors=True)
 
     def loaded(self, path: str) -> None:
         """The script has read `path`; what lies in a checkpoint's directory counts as that."""

@@ -17,6 +17,7 @@ from train.integrations.stopping import StopAtStep
 
 # A row of metrics this often; on a GPU a look at the loss waits for it.
 _ROW_S = 1.0
+_SAVES = "the record of saves"
 
 
 class StopTraining(SystemExit):
@@ -45,12 +46,12 @@ class Session:
         self.bucket = os.path.realpath(bucket) + os.sep if bucket else ""
         self._loss: Any = None
         self._row_at, self._row_step = time.monotonic(), 0
-        self._told = False
+        self._told: set[str] = set()
 
     def stepped(self) -> None:
         """An optimizer step is complete. Raises BeginsAnewError, StopTraining."""
         self.progress.stepped()
-        self._row()
+        self._harmless("the metrics", self._row)
         if not self.framework and self.stop.due():
             self.end()
 
@@ -82,22 +83,23 @@ class Session:
 
     def note_loss(self, loss: Any) -> None:
         """The tensor that a backward pass starts from."""
-        self._loss = loss
+        if self._log is not None:
+            self._loss = loss.detach()  # without its graph, which is to be freed
 
     def begins_saving(self, path: str) -> None:
         """Raises BeginsAnewError."""
         self.progress.check(path)
-        self._recorded(lambda: self.progress.begins_saving(path))
+        self._harmless(_SAVES, lambda: self.progress.begins_saving(path))
 
     def failed_saving(self, path: str) -> None:
-        self._recorded(lambda: self.progress.failed_saving(path))
+        self._harmless(_SAVES, lambda: self.progress.failed_saving(path))
 
     def saved(self, path: str, by: str = "") -> None:
         """`by`: the framework's training that can go on from it."""
-        self._recorded(lambda: self.progress.saved(path, by))
+        self._harmless(_SAVES, lambda: self.progress.saved(path, by))
 
     def loaded(self, path: str) -> None:
-        self.progress.loaded(path)
+        self._harmless(_SAVES, lambda: self.progress.loaded(path))
 
     def all_ranks(self) -> None:
         """Wait until every rank is here, where there are several."""
@@ -105,15 +107,14 @@ class Session:
         if dist is not None and dist.is_available() and dist.is_initialized():
             dist.barrier()
 
-    def _recorded(self, write: Callable[[], None]) -> None:
+    def _harmless(self, what: str, work: Callable[[], None]) -> None:
+        """It is told once that `what` fails; the script goes on."""
         try:
-            write()
-        except OSError as error:
-            if not self._told:
-                self._told = True
-                say(
-                    f"{error.filename} cannot be written ({error.strerror}); saves are not recorded"
-                )
+            work()
+        except Exception as error:  # noqa: BLE001 - it is the script that counts
+            if what not in self._told:
+                self._told.add(what)
+                say(f"{what} cannot be kept ({type(error).__name__}: {error}); the script goes on")
 
     def _row(self) -> None:
         now = time.monotonic()

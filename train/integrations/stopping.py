@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 from train.console import say
 from train.integrations.progress import Progress
 
-LOOK_S = 0.5
 _ASKED, _READY, _LAST = "ddpgen/stop-asked", "ddpgen/ranks-ready", "ddpgen/last-step"
 
 
@@ -34,11 +32,6 @@ class StopAtStep:
         self._all_look_since = 0.0
         self._last: int | None = None
         self._saves = True  # whether a save is worth waiting for
-        threading.Thread(target=self._watch, name="stop at step", daemon=True).start()
-
-    @property
-    def asked(self) -> bool:
-        return bool(self._asked_at)
 
     def saves_on_demand(self) -> None:
         """The framework saves when it stops: there is nothing to wait for."""
@@ -49,24 +42,23 @@ class StopAtStep:
         if self._asked_at and self._last is None:
             try:
                 self._agree()
-            except RuntimeError:
-                self._last = 0  # the store is gone, and with it the others
+            except Exception:  # noqa: BLE001 - the store is gone, and with it the others
+                self._last = 0
         return self._last is not None and self._progress.taken >= self._last
 
-    def _watch(self) -> None:
-        while not self._asked_at:
-            time.sleep(LOOK_S)
-            with contextlib.suppress(Exception):  # the store is gone: the end comes by other ways
-                self._look()
+    def look(self) -> bool:
+        """Whether the job is to stop: somebody has asked this host, or another rank says so."""
+        if not self._asked_at and (self._asked() or self._told()):
+            self._asked_at = time.monotonic()
+            if self._rank == 0 and not self._may_end():
+                say(f"stopping after the script's next save, or in {self._grace_s:g} s")
+        return bool(self._asked_at)
 
-    def _look(self) -> None:
-        store = self._store()
-        told = store is not None and store.check([_ASKED])
-        if not told and not self._asked():
-            return
-        self._asked_at = time.monotonic()
-        if self._rank == 0 and not self._may_end():
-            say(f"stopping after the script's next save, or in {self._grace_s:g} s")
+    def _told(self) -> bool:
+        with contextlib.suppress(Exception):  # the store is gone: the end comes by other ways
+            store = self._store()
+            return store is not None and bool(store.check([_ASKED]))
+        return False
 
     def _agree(self) -> None:
         store, now = self._store(), self._progress.taken
