@@ -17,7 +17,7 @@ from tests.project.tree import ROOT
 JOB = """\
 stop=; trap 'stop=1' INT TERM
 echo "job runs on $(command -v python3)"
-until [[ $stop ]]; do read -r -t 0.05 <> <(:) || :; done
+until [[ $stop ]]; do sleep 0.05; done
 echo "job stopped cleanly"; exit 75
 """
 
