@@ -175,6 +175,10 @@ class Runner:
             code = self._run_script(session, arguments)
         except StopTraining:
             code = EXIT_STOPPED
+        except KeyboardInterrupt:
+            if not self._signalled:
+                raise
+            code = EXIT_STOPPED
         except BeginsAnewError as error:
             noted = read_status(self._directory)
             crash = noted.reason if noted is not None else ""
@@ -233,13 +237,12 @@ class Runner:
         while not session.stop.look():
             if self._ended.wait(_LOOK_S):
                 return
-        if name := self._options.stop_signal:
-            self._signalled = True
-            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
-        if self._ended.wait(self._options.stop_grace):
-            return
-        os.kill(os.getpid(), signal.SIGTERM)
-        if self._ended.wait(self._options.term_grace):
+        told, until = not self._options.stop_signal, time.monotonic() + self._options.stop_grace
+        while time.monotonic() < until:
+            told = told or self._send(self._options.stop_signal)
+            if self._ended.wait(min(_LOOK_S, self._options.stop_grace)):
+                return
+        if self._send("TERM") and self._ended.wait(self._options.term_grace):
             return
         if self._speaks:
             say(
@@ -247,6 +250,15 @@ class Runner:
                 "goes on from what it has saved"
             )
         exit_at_once(self._conclude(EXIT_STOPPED, session.progress.step))
+
+    def _send(self, name: str) -> bool:
+        """Send the script a signal, unless it has no handler for it (yet) and would die of it."""
+        signum = getattr(signal, f"SIG{name}")
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            return False
+        self._signalled = True
+        os.kill(os.getpid(), signum)
+        return True
 
     # --- the end ----------------------------------------------------------------------------------
 

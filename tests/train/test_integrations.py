@@ -125,6 +125,12 @@ def test_who_says_so_may_begin_anew(job: Job) -> None:
 
 def test_a_save_that_fails_or_is_killed_leaves_the_one_before(job: Job) -> None:
     assert job.run(LOOP, (), "--steps=5")[0] == 0
+    with open(job.directory / "work" / "ckpt.pt", "rb") as file:
+        kept = file.read()
+        again = "import torch\ntorch.load('ckpt.pt')\ntorch.save(1, 'ckpt.pt')\n"
+        assert job.run(again)[0] == 0
+        file.seek(0)
+        assert file.read() == kept  # the new one has another inode
     kept = (job.directory / "work" / "ckpt.pt").read_bytes()
     unpicklable = (
         "import torch\ntorch.load('ckpt.pt')\ntorch.save([torch.ones(9), lambda: 0], 'ckpt.pt')\n"
@@ -224,6 +230,38 @@ time.sleep(60)
     assert process.stdout.readline() == "here\n"
     (job.directory / "stop").write_text("enough\n")
     assert process.wait(60) == 0
+    assert job.status == Status("stopped", job.attempt, 0, "enough")
+
+
+@pytest.mark.parametrize(
+    ("option", "handled", "ends"),
+    [
+        ("--stop-grace=0.2s", "signal.SIGTERM, lambda *_: sys.exit(0)", True),
+        ("--stop-grace=0.2s", "signal.SIGUSR2, signal.SIG_IGN", False),  # it would die of TERM
+        ("--stop-signal=USR1", "signal.SIGUSR1, lambda *_: sys.exit(0)", True),
+        ("--stop-signal=INT", "signal.SIGUSR2, signal.SIG_IGN", True),  # KeyboardInterrupt
+    ],
+)
+def test_a_signal_is_sent_to_who_listens(job: Job, option: str, handled: str, ends: bool) -> None:
+    text = f"""\
+import signal, sys, time
+print('here', flush=True)
+signal.signal({handled})
+time.sleep(60)
+"""
+    process = job.begin(text, (option, "--term-grace=30s"))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    (job.directory / "stop").write_text("enough\n")
+    said, _ = process.communicate(timeout=50)
+    assert ("and is killed" in said) is not ends
+    assert job.status == Status("stopped", job.attempt, 0, "enough")
+    assert process.returncode == 0
+
+
+def test_a_crash_after_a_stop_was_asked_for_is_not_started_again(job: Job) -> None:
+    (job.directory / "stop").write_text("enough\n")
+    assert job.run("print('ran')", (), TORCHELASTIC_RESTART_COUNT="1") == (0, "")
     assert job.status == Status("stopped", job.attempt, 0, "enough")
 
 
@@ -331,6 +369,20 @@ def test_who_loads_from_its_checkpoint_goes_on_and_knows_the_step(tmp_path: Path
     progress.loaded(str(place / "model.pt"))
     progress.stepped()
     assert (progress.step, progress.taken) == (10, 1)
+    early = Progress(record, from_scratch=True)
+    early.stepped()
+    early.loaded(str(place / "model.pt"))  # to compare with, say
+    assert early.step == 1
+
+
+def test_where_nothing_can_be_renamed_the_record_is_written_in_its_place(tmp_path: Path) -> None:
+    for in_bucket in (True, False):
+        record = tmp_path / f"{in_bucket}" / "saves-0.jsonl"
+        progress = Progress(record, in_bucket=in_bucket)
+        progress.saved("a")
+        with open(record) as first:
+            progress.saved("b")
+            assert (record.stat().st_ino == os.fstat(first.fileno()).st_ino) is in_bucket
 
 
 class Store(dict[str, Any]):
@@ -365,13 +417,15 @@ def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.M
 
     ranks[0].saved("a")
     assert both() == [False, False]
-    asked[1] = True
-    assert stops[1].look()
-    assert both() == [False, False]  # rank 0 has not looked yet
+    asked[0] = True
     assert stops[0].look()
-    ranks[0].saved("b")
-    assert both() == [False, False]  # not all ranks looked when it saved
     assert both() == [False, False]
+    ranks[0].saved("b")
+    assert both() == [False, False]  # rank 1 has not looked yet
+    assert "ddpgen/last-step" not in store
+    assert stops[1].look()
+    assert both() == [False, False]
+    assert both() == [False, False]  # not all ranks looked when it saved
     ranks[0].saved("c")
     assert both() == [False, False]  # names the next step
     assert both() == [True, True]
@@ -460,21 +514,6 @@ torch.save(1, "a.pt")
 """
     assert job.run(text)[0] == 0
     assert job.status == Status("done", job.attempt, 19)
-
-
-def test_after_its_own_signal_a_good_end_is_a_stop(job: Job) -> None:
-    text = """\
-import signal, sys, time
-signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
-print('here', flush=True)
-time.sleep(60)
-"""
-    process = job.begin(text, ("--stop-signal=USR1",))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "here\n"
-    (job.directory / "stop").touch()
-    assert process.wait(60) == 0
-    assert job.status.word == "stopped"
 
 
 def test_a_refusal_names_the_crash_before_it_and_a_crash_takes_back_that_all_is_done(
