@@ -52,7 +52,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         for conflict in _check_path(path, home):
             sound = False
             yield conflict
-    field = "train.script" if job.train.script else "train.workload"
+    field = f"train.{job.train.runs}"
     wanted = job.train.own_file
     if not wanted or not job.code or not sound:
         return

@@ -6,7 +6,8 @@ Judges only the script's own file. Says nothing where it is not sure.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ _TRAINERS = ("Trainer", "Fabric")
 
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
-    """What may surprise the user of this script; `home` is the spec's directory."""
+    """What may surprise the user of this script or command; `home` is the spec's directory."""
+    yield from _command(job.train.command)
     if not job.train.script or not job.train.own_file:
         return
     wanted = job.train.script
@@ -44,6 +46,24 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _devices(job, seen)
     yield from _arguments(job, seen)
     yield from _saves(path.parent, seen)
+
+
+def _command(words: Sequence[str]) -> Iterator[Conflict]:
+    """What is run once for each process although it is a launcher, or Python."""
+    text, first = " ".join(words), words[0] if words else ""
+    one = re.search(r"--num[_-]processes[ =]1\b", text)
+    launcher = re.match(
+        r"(\S*/)?(torchrun|deepspeed|accelerate launch)\b|.* -m torch\.distributed\.", text
+    )
+    if launcher and not one:
+        what = "is a launcher, and each process of the job would start it"
+        remedy = (
+            "name what it launches (script: train.py); for accelerate launch add --num_processes=1"
+        )
+        yield _warning("train.command", what, remedy)
+    elif re.fullmatch(r"(\S*/)?python[0-9.]*", first) and len(words) > 1:
+        what = "is Python, of which more is known as a script: its saves, its steps, its exceptions"
+        yield _warning("train.command", what, f"write script: {words[1]}, and the rest as args")
 
 
 def options_of(file: Path) -> tuple[str, ...]:
@@ -172,4 +192,6 @@ def _name(function: ast.expr) -> str:
 
 
 def _warning(field: str, what: str, remedy: str) -> Conflict:
-    return Conflict((field, "train.args", "train.script"), what, remedy, fatal=False)
+    return Conflict(
+        (field, "train.args", "train.script", "train.command"), what, remedy, fatal=False
+    )

@@ -7,7 +7,7 @@ left out: the bundle pins the runtime, and bundle.json records every value.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -196,7 +196,7 @@ def _options(job: JobSpec, backend: str) -> Iterator[Word]:
     )
     if not job.preflight.enabled:
         yield "--no-preflight"
-    if job.train.script or job.train.reduction != "tree":
+    if job.train.runs != "workload" or job.train.reduction != "tree":
         yield "--bits-may-differ"
 
 
@@ -223,7 +223,7 @@ def _beside(path: str) -> str:
 
 def _program(job: JobSpec, backend: str, weight: int | Fraction) -> Iterator[Word]:
     """What each process runs."""
-    if job.train.script:
+    if job.train.runs != "workload":
         yield from _script(job)
         return
     yield "run"
@@ -285,13 +285,22 @@ def _script(job: JobSpec) -> Iterator[Word]:
         ("stop-signal", train.stop.signal, usual.signal),
         ("stop-grace", seconds(train.stop.grace), seconds(usual.grace)),
     )
+    if train.command:
+        yield "--no-python"
+        yield from _words(train.command)
+        return
     yield f"code/{train.own_file}" if train.own_file else str(train.script)
     if not isinstance(train.args, Mapping):
-        yield from ("{--}" if word == "--" else word for word in train.args)
+        yield from _words(train.args)
         return
     for name, value in train.args.items():
         for each in value if isinstance(value, list) else (value,):
             yield from _script_argument(f"--{name}", each, train.args_style)
+
+
+def _words(given: Iterable[str]) -> Iterator[str]:
+    """Word for word; a bare -- would end the launcher's part."""
+    return ("{--}" if word == "--" else word for word in given)
 
 
 def _script_argument(name: str, value: Any, style: str | None) -> Iterator[str]:

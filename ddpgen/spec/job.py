@@ -8,6 +8,7 @@ messages all come from here. Rules between fields are in rules.py. Pure.
 from __future__ import annotations
 
 import math
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -162,8 +163,9 @@ class Resume:
     """How a user's script goes on from its own checkpoints."""
 
     begin: str = setting(
-        Choice("auto", "scratch"),
-        "auto: from what is there. scratch: each start may train over it.",
+        Choice("auto", "scratch", "by-itself"),
+        "auto: from what is there. scratch: each start may train over it. by-itself: a command finds its "
+        "checkpoint without being told.",
         "auto",
     )
     exists: tuple[str, ...] = setting(
@@ -204,11 +206,17 @@ class Train:
     script: str | None = setting(
         Text(
             r"[^\0:]+\.py|module:[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*",
-            "a .py file of `code`, /PATH.py on the hosts, or module:NAME",
+            "a .py file of `code`, /PATH.py on the hosts, or module:NAME (any other program: command)",
         ),
         "A training script of your own, for those who keep their own loop: a file of `code`, one that is on "
         "the hosts (an image's), or a module as `python -m` takes it. docs/own-script.md says what it gets.",
         None,
+    )
+    command: tuple[str, ...] = setting(
+        Texts(Text(wants="a word")),
+        "Any other program, word by word, that each process runs: [./train.sh, --lr, 0.1]. Of what it saves "
+        "nothing is known, so resume has to say how it goes on.",
+        (),
     )
     steps: int | None = setting(
         Whole(1),
@@ -346,11 +354,19 @@ class Train:
     )
 
     @property
+    def runs(self) -> str:
+        """The field that says what runs: workload, script or command."""
+        return "script" if self.script else "command" if self.command else "workload"
+
+    @property
     def own_file(self) -> str:
-        """The user's file in `code` that is trained; "" where there is none."""
-        if self.script:
-            return "" if self.script.startswith(("/", "module:")) else self.script
-        return (self.workload or "").rpartition(":")[0]
+        """The user's file in `code` that is run; "" where there is none."""
+        if self.runs == "workload":
+            return (self.workload or "").rpartition(":")[0]
+        place = self.script or self.command[0]
+        if place.startswith(("/", "~/", "module:")) or (self.command and "/" not in place):
+            return ""
+        return posixpath.normpath(place)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

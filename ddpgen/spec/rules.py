@@ -17,8 +17,9 @@ RIVALS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "epochs"): ("train", "steps"),
     ("train", "workload"): ("train", "script"),
     ("train", "script"): ("train", "workload"),
+    ("train", "command"): ("train", "workload"),
 }
-_SCRIPT_MAY_SET = ("workload", "script", "args", "threads")
+_SCRIPT_MAY_SET = ("workload", "script", "command", "args", "threads")
 _SCRIPTS_ONLY = ("args_style", "workdir", "resume", "stop")
 # Stores that fsspec reaches, each by a package of its own.
 SCHEMES = (
@@ -82,14 +83,17 @@ def conflicts(job: JobSpec) -> Iterable[Conflict]:
 
 def _what_runs(job: JobSpec) -> Iterator[Conflict]:
     train = job.train
-    if train.workload and train.script:
-        what = "workload and script are both given"
-        yield Conflict(("train.script", "train.workload"), what, "keep one of them")
+    given = [name for name in ("workload", "script", "command") if getattr(train, name)]
+    if len(given) > 1:
+        what = f"{given[0]} and {given[1]} are both given"
+        yield Conflict((f"train.{given[1]}", f"train.{given[0]}"), what, "keep one of them")
         return
-    if not train.workload and not train.script:
-        what = "nothing to train: workload and script are both missing"
+    if not given:
+        what = "nothing to train: workload, script and command are all missing"
         yield Conflict(("train", "train.workload", "train.script"), what, "write workload: gpt")
-    if train.script:
+    if train.command:
+        yield from _command(train)
+    if train.script or train.command:
         yield from _script(job)
         return
     yield from _of_a_script(train)
@@ -125,8 +129,25 @@ def _of_a_script(train: Train) -> Iterator[Conflict]:
         yield Conflict(("train.args",), what, "write a mapping, like args: {depth: 4}")
 
 
+def _command(train: Train) -> Iterator[Conflict]:
+    if len(train.command) == 1 and re.search(r"\s", train.command[0]):
+        remedy = 'write a list of words, like [./train.sh, --lr, "0.1"]'
+        yield Conflict(("train.command",), "is one word with spaces in it", remedy)
+    for name in ("args", "args_style"):
+        if getattr(train, name):
+            what = "is for a script; a command has its arguments in it"
+            yield Conflict((f"train.{name}",), what, "move them to train.command")
+    if train.resume.begin == "auto" and not train.resume.exists:
+        what = "what a command saves cannot be seen, and resume does not say how it goes on"
+        remedy = "write resume: {exists: ckpt.pt, args: --resume=ckpt.pt}, by-itself or scratch"
+        yield Conflict(("train.resume", "train.command"), what, remedy)
+
+
 def _script(job: JobSpec) -> Iterator[Conflict]:
     train = job.train
+    if train.script and train.resume.begin == "by-itself":
+        what = "is for a command; a script that finds its checkpoint is seen to do so"
+        yield Conflict(("train.resume.begin", "train.resume"), what, "leave it out")
     for declared in fields(Train):
         may_be_set = declared.name in (*_SCRIPT_MAY_SET, *_SCRIPTS_ONLY)
         if not may_be_set and getattr(train, declared.name) != declared.default:
@@ -150,13 +171,13 @@ def _script(job: JobSpec) -> Iterator[Conflict]:
     if train.resume.args and not train.resume.exists:
         what = "says what to add, and not when"
         yield Conflict(("train.resume.args", "train.resume"), what, 'write exists: "ckpt-*.pt"')
-    if train.resume.begin == "scratch" and train.resume.exists:
-        what = "goes on from what is there, and begin: scratch does not"
+    if train.resume.begin != "auto" and train.resume.exists:
+        what = f"says when to go on, and so does begin: {train.resume.begin}"
         yield Conflict(("train.resume.exists", "train.resume"), what, "keep one of them")
     if job.checkpoint.url:
         what = "is a URL, and a script writes its checkpoints into a directory"
         remedy = "name a directory; on the tier sky, mount the bucket (bucket: s3://NAME)"
-        yield Conflict(("checkpoint.dir", "train.script"), what, remedy)
+        yield Conflict(("checkpoint.dir", f"train.{train.runs}"), what, remedy)
 
 
 def _arguments(job: JobSpec) -> Iterator[Conflict]:
@@ -271,7 +292,7 @@ def _places(job: JobSpec) -> Iterator[Conflict]:
     yield from interpreter(job.python, "python")
     wanted = job.train.own_file
     if wanted and not job.code:
-        field = "train.script" if job.train.script else "train.workload"
+        field = f"train.{job.train.runs}"
         what = f"{wanted} is a file of yours, but code is not given"
         yield Conflict((field, "code"), what, "write code: with the directory that holds it")
 

@@ -76,7 +76,7 @@ def _numbers(job: HostsJob) -> Iterator[Conflict]:
         what = "uneven shares need the fixed-order tree"
         about = (f"hosts[{shares[0]}].share", "train.reduction")
         yield Conflict(about, what, "write reduction: tree, or leave share out")
-    if shares and job.train.script:
+    if shares and job.train.runs != "workload":
         what = "has no effect on a script, which shares out its work by itself"
         yield Conflict((f"hosts[{shares[0]}].share",), what, "leave it out")
 

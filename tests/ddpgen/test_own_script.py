@@ -18,7 +18,8 @@ HEAD = "name: mine\ncode: code\ntrain:\n"
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "my train.py").write_text("")
+    for name in ("my train.py", "run.sh"):
+        (tmp_path / "code" / name).write_text("")
 
 
 def program(train: str, run: Run) -> list[str]:
@@ -84,7 +85,26 @@ def test_what_is_said_of_resuming_stopping_and_the_directory(run: Run) -> None:
     assert program(short, run) == ["--from-scratch", "--stop-signal=TERM", "code/my train.py"]
 
 
-@pytest.mark.parametrize("script", ["/opt/app/train.py", "module:torchtitan.train"])
+def test_a_command_is_run_word_for_word(run: Run) -> None:
+    text = "  command: [./run.sh, a b, --, 1e3, '{job}']\n  resume: {exists: c.pt, args: --go}\n"
+    assert program(text, run) == [
+        "--resume-exists=c.pt", "--resume-arg=--go", "--no-python",
+        "./run.sh", "a b", "{--}", "1e3", "{job}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "file"),
+    [("./run.sh", "run.sh"), ("bin/run", "bin/run"), ("python", ""), ("/opt/x", ""), ("~/x", "")],
+)
+def test_a_command_may_be_a_file_of_the_job(word: str, file: str) -> None:
+    text = f"name: a\ncode: x\ntrain:\n  command: [{word}]\n  resume: by-itself\n"
+    assert read(text.encode(), "a.yaml")["local"].job.train.own_file == file
+
+
+@pytest.mark.parametrize(
+    "script", ["/opt/app/train.py", "~/nanoGPT/train.py", "module:torchtitan.train"]
+)
 def test_a_script_that_is_on_the_hosts_needs_no_code(script: str) -> None:
     job = read(f"name: a\ntrain:\n  script: {script}\n".encode(), "a.yaml")["local"].job
     assert (job.train.script, job.train.own_file) == (script, "")
@@ -113,7 +133,7 @@ def test_a_script_that_is_on_the_hosts_needs_no_code(script: str) -> None:
         ),
         (
             "  script: a.py\n  resume: {begin: scratch, exists: x}\n",
-            "5:36: train.resume.exists: goes on from what is there, and begin: scratch does not; keep one of them",
+            "5:36: train.resume.exists: says when to go on, and so does begin: scratch; keep one of them",
         ),
         (
             "  workload: toy\n  steps: 1\n  global_batch_size: 4\n  micro_batch_size: 1\n  stop: USR1\n",
@@ -125,7 +145,28 @@ def test_a_script_that_is_on_the_hosts_needs_no_code(script: str) -> None:
         ),
         (
             "  script: a.sh\n",
-            '4:11: train.script: "a.sh" does not fit; write a .py file of `code`, /PATH.py on the hosts, or module:NAME',
+            '4:11: train.script: "a.sh" does not fit; write a .py file of `code`, /PATH.py on the hosts, or module:NAME (any other program: command)',
+        ),
+        (
+            "  script: a.py\n  resume: by-itself\n",
+            "5:11: train.resume: is for a command; a script that finds its checkpoint is seen to do so; leave it out",
+        ),
+        (
+            "  script: a.py\n  command: [./a.sh]\n",
+            "5:12: train.command: script and command are both given; keep one of them",
+        ),
+        (
+            "  command: ./a.sh --lr 1\n  resume: by-itself\n",
+            '4:12: train.command: is one word with spaces in it; write a list of words, like [./train.sh, --lr, "0.1"]',
+        ),
+        (
+            "  command: [./a.sh]\n  args: [x]\n  resume: by-itself\n",
+            "5:9: train.args: is for a script; a command has its arguments in it; move them to train.command",
+        ),
+        (
+            "  command: [./a.sh]\n",
+            ("4:12: train.command: what a command saves cannot be seen, and resume does not say how it goes on; "
+            "write resume: {exists: ckpt.pt, args: --resume=ckpt.pt}, by-itself or scratch"),
         ),
     ],
 )  # fmt: skip

@@ -121,3 +121,20 @@ def test_init_writes_a_spec_for_a_script(
     both = run("init", "--script", "my code/train it.py", "--steps", "3", "-o", "c.yaml")
     assert "--steps is not for a script" in both.err
     assert not (tmp_path / "b.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("[torchrun, t.py]", "is a launcher, and each process of the job would start it"),
+        ("[accelerate, launch, t.py]", "is a launcher, and each process of the job would start it"),
+        ("[python3, -m, torch.distributed.run, t.py]", "is a launcher, and each process"),
+        ("[python3.11, t.py, --lr=1]", "is Python, of which more is known as a script"),
+        ("[accelerate, launch, --num_processes, 1, t.py]", ""),
+        ("[my-trainer, python]", ""),
+    ],
+)
+def test_of_a_command(command: str, expected: str, tmp_path: Path) -> None:
+    spec = f"name: a\ntrain:\n  command: {command}\n  resume: by-itself\n"
+    found = [each.what for each in check(read(spec.encode(), "a.yaml")["local"].job, tmp_path)]
+    assert [each[: len(expected)] for each in found] == ([expected] if expected else [])

@@ -55,7 +55,10 @@ def spec(**changes: object) -> str:
             {"what": "{workload: gpt, script: a.py, steps: 1}", "top": "code: ."},
             "9:11: train.script: workload and script are both given",
         ),
-        ({"what": "{steps: 1}"}, "8:3: train: nothing to train: workload and script are both"),
+        (
+            {"what": "{steps: 1}"},
+            "8:3: train: nothing to train: workload, script and command are all",
+        ),
         ({"train": "warmup_steps: 100"}, "12:17: train.warmup_steps: 100 steps of warm-up leave"),
         ({"train": "precision: fp16"}, "12:14: train.precision: fp16 needs a GPU, and the job"),
         ({"train": "comm_hook: fp16"}, "12:14: train.comm_hook: comm_hook fp16 would replace"),

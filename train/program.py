@@ -1,0 +1,69 @@
+"""Any other program as a worker: a child, of which nothing is known but how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+
+from train.errors import EXIT_STOPPED
+from train.runner import Runner
+
+_SHELLS = 128  # a shell ends with this and the signal that ended its command
+# However this process ends, so does all that its child has started: the kernel would only end the child.
+_GUARD = "trap '' HUP INT TERM USR1 USR2; read -r _; kill -KILL 0"
+
+
+class Program(Runner):
+    """A program and what it starts: one process group, which gets the signals and ends with this process."""
+
+    FIELD = "train.command"
+
+    def __init__(self, options: argparse.Namespace, env: Mapping[str, str]) -> None:
+        """`env`: the launcher's variables, and what the supervisor says of the launch."""
+        self._program = options.command[0]
+        name = os.path.basename(self._program)
+        super().__init__(name, options, options.stop_signal or "TERM", env)
+        self._told_to_end = False
+
+    def _run(self) -> int:
+        self._lead_group()
+        try:
+            child = subprocess.Popen([self._program, *self._all_arguments()])
+        except OSError as error:
+            return self._fail(
+                f"{self._program} cannot be started: {error.strerror}; correct {self.FIELD}"
+            )
+        watch = (self._is_asked, lambda: 0)
+        threading.Thread(target=self._watch, args=watch, name="stop", daemon=True).start()
+        code = child.wait()
+        self._ended.set()
+        if self._told_to_end:
+            return code  # the launcher ends every rank, as another one has failed
+        if code < 0:
+            code = _SHELLS - code
+        if self._signalled and (code == 0 or code > _SHELLS):
+            code = EXIT_STOPPED
+        return self._conclude(code, 0)
+
+    def _lead_group(self) -> None:
+        """Be the first of a process group, outlive the signals to it, and have it end with this process."""
+        if os.getpgrp() != os.getpid():
+            os.setpgid(0, 0)
+        for name in ("HUP", "INT", "TERM", "USR1", "USR2"):
+            signal.signal(getattr(signal, f"SIG{name}"), self._note)
+        reading, _ = os.pipe()  # the other end closes with this process
+        subprocess.Popen(["sh", "-c", _GUARD], stdin=reading)
+        os.close(reading)
+
+    def _note(self, signum: int, _: object) -> None:
+        if not self._signalled and signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            self._told_to_end = True
+
+    def _send(self, name: str) -> bool:
+        self._signalled = True
+        os.killpg(0, getattr(signal, f"SIG{name}"))
+        return True

@@ -1,0 +1,191 @@
+"""One worker of a user's own training: what it was told, and how its end becomes the status.
+
+Owns the contract's other side. What is run, and how that is stopped, its subclasses say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from train import workdir
+from train.console import say
+from train.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
+from train.lock import HeldByLiveJobError, is_replaced, read_lock, take
+from train.node import Node, is_over, record_crash
+from train.replaced import Replacement
+from train.scheduler import VARIABLE, Scheduled
+from train.status import Status, read_status, write_status
+from train.stop import is_for, reason_in
+
+EXIT_USAGE = 2  # argparse's, click's and many others'
+# How often a process looks whether it is to stop.
+_LOOK_S = 0.5
+
+
+class Runner(ABC):
+    """One process of a user's own training."""
+
+    # Where the spec has its arguments.
+    FIELD = "train.args"
+
+    def __init__(
+        self, name: str, options: argparse.Namespace, stop_signal: str, env: Mapping[str, str]
+    ) -> None:
+        """`name`: what messages call it. `stop_signal`: what tells it to stop; "" for none. `env`: the launcher's
+        variables, and what the supervisor says of the launch."""
+        self._name, self._options, self._stop_signal = name, options, stop_signal
+        self._arguments: Sequence[str] = options.command[1:]
+        self._attempt = env.get("DDPGEN_ATTEMPT", "")
+        self._rank, self._size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
+        self._is_local_0 = env.get("LOCAL_RANK", "0") == "0"
+        self._launcher = int(env.get("DDPGEN_LAUNCHER_PID", os.getpid()))
+        self._job = env.get("DDPGEN_JOB", "?")
+        self._scheduler = env.get(VARIABLE, "")
+        # Where the whole job's status is, and where this host's part of it.
+        self._whole = Path(env.get("DDPGEN_CHECKPOINT_DIR", ".")).absolute()
+        self._directory = Path(env.get("DDPGEN_NODE_DIR") or self._whole).absolute()
+        self._stop_file = Path(env.get("DDPGEN_STOP_FILE") or self._whole / "stop").absolute()
+        self._node = Node.from_environment(env)
+        self._store = env.get("DDPGEN_CHECKPOINT_STORE", "")
+        self._speaks = env.get("LOCAL_RANK" if self._node else "RANK", "0") == "0"
+        self._code = Path("code").absolute()
+        self._ended = threading.Event()
+        self._signalled = False
+
+    def run(self) -> int:
+        """The process' exit code."""
+        if self._attempt and is_over(self._directory, self._attempt):
+            return 0
+        replaced = Replacement(self._whole, os.environ, self._node)
+        replaced.end_if_come()
+        if self._node is not None and self._is_local_0:
+            try:
+                self._take(self._node)
+            except HeldByLiveJobError as error:
+                return self._fail(str(error))
+            # From here on a stop is its own business.
+            self._node.remember(self._node.launch() or self._attempt)
+        replaced.watch()
+        if self._is_asked() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+            return self._conclude(EXIT_STOPPED, 0)  # a crash after a stop was asked for
+        try:
+            os.chdir(self._make_workdir())
+        except OSError as error:
+            return self._fail(f"{error.filename}: {error.strerror}; the workdir cannot be made")
+        if self._store:
+            # What it keeps is to outlive the machine; the launcher's files stay where they are.
+            os.makedirs(self._store, exist_ok=True)
+            os.environ["DDPGEN_CHECKPOINT_DIR"] = self._store
+        return self._run()
+
+    @abstractmethod
+    def _run(self) -> int:
+        """Run it in the working directory. This process' exit code."""
+
+    @abstractmethod
+    def _send(self, name: str) -> bool:
+        """Send it this signal. False when it would not be heard (yet)."""
+
+    # --- before it --------------------------------------------------------------------------------
+
+    def _take(self, node: Node) -> None:
+        """Under a scheduler rank 0 takes the whole directory: a later start of the job then
+        shows, to this start and to whoever else comes. Raises HeldByLiveJobError, OSError."""
+        if Scheduled.parse(self._scheduler) is None or self._rank:
+            return
+        launch = node.launch() or node.attempt
+        take(self._whole, self._job, self._launcher, launch, self._scheduler)
+
+    def _make_workdir(self) -> Path:
+        """The working directory, with links to the files of the job in it. Raises OSError."""
+        directory = (self._options.workdir or self._whole / "work").expanduser().absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+        if self._code.is_dir():
+            workdir.make(self._code, directory)
+        return directory
+
+    def _all_arguments(self) -> list[str]:
+        """With what the spec adds where there is something to go on from."""
+        found = any(glob.glob(os.path.expanduser(each)) for each in self._options.resume_exists)
+        return [*self._arguments, *(self._options.resume_arg if found else ())]
+
+    # --- stopping ---------------------------------------------------------------------------------
+
+    def _is_asked(self) -> bool:
+        try:
+            return self._stop_file.exists() and is_for(reason_in(self._stop_file), self._scheduler)
+        except OSError:
+            return False  # a file server that is away is no request to stop
+
+    def _watch(self, asked: Callable[[], bool], step: Callable[[], int]) -> None:
+        """End this process when it does not stop in time. `step`: how far it has come."""
+        while not asked():
+            if self._ended.wait(_LOOK_S):
+                return
+        told, until = not self._stop_signal, time.monotonic() + self._options.stop_grace
+        while time.monotonic() < until:
+            told = told or self._send(self._stop_signal)
+            if self._ended.wait(min(_LOOK_S, self._options.stop_grace)):
+                return
+        if self._send("TERM") and self._ended.wait(self._options.term_grace):
+            return
+        if self._speaks:
+            say(
+                f"{self._name} did not stop within {self._options.stop_grace:g} s and is killed; it "
+                "goes on from what it has saved"
+            )
+        exit_at_once(self._conclude(EXIT_STOPPED, step()))
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _conclude(self, code: int, step: int) -> int:
+        """What its exit code means. Returns this worker's own."""
+        if code == 0 and self._speaks:
+            self._write("done", step)
+        elif code == EXIT_STOPPED and self._speaks:
+            # Its ranks agree among themselves; the words lie where somebody has asked this host.
+            asked = self._stop_file
+            self._write("stopped", step, reason_in(asked) if asked.exists() else "")
+        elif code == EXIT_USAGE:
+            return self._fail(
+                f"{self._name} refused its arguments (exit code {code}); correct {self.FIELD}"
+            )
+        elif code not in (0, EXIT_STOPPED):
+            self._note_crash(f"{self._name} ended with exit code {code}")
+        # Not 75: torchrun would start the workers again.
+        return 0 if code == EXIT_STOPPED else code
+
+    def _note_crash(self, why: str, lost: bool = False) -> None:
+        """A restart may cure it; should there be none, the status knows why. `lost`: it only follows from the end of
+        another rank."""
+        what, was = f"rank {self._rank}: {why}", read_status(self._directory)
+        if was is not None and (was.word, was.attempt) == ("done", self._attempt):
+            self._write("running", was.step)  # rank 0 has come to its end, this one has not
+        record_crash(self._whole, self._attempt, self._node, what, lost)
+
+    def _fail(self, why: str) -> int:
+        """Any rank may be the only one to meet a fault. The restarts of all see that it is for good."""
+        if (read_status(self._directory) or Status("running", "", 0)).reason != why:
+            say(why)
+        self._write("failed", None, why)
+        return EXIT_FAILED
+
+    def _write(self, word: str, step: int | None, reason: str = "") -> None:
+        holder = read_lock(self._directory)
+        if not self._attempt or holder is None or holder.attempt != self._attempt:
+            return
+        if not step:
+            step = (read_status(self._directory) or Status(word, self._attempt, 0)).step
+        write_status(self._directory, Status(word, self._attempt, step, reason))
+        if self._node is not None and self._rank == 0:
+            # The whole job's status, beside this host's.
+            launch = self._node.launch() or self._attempt
+            if not is_replaced(read_lock(self._whole), self._scheduler):
+                write_status(self._whole, Status(word, launch, step, reason))
