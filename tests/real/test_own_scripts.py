@@ -97,6 +97,9 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_weights(name: str, tmp_path
     assert job.end() == 0, job.output
     jobs.assert_same_bits(script.weights(), whole.weights())
     assert os.listdir(script.bundle / "code") == ["train.py"]
+    kept = sorted((script.directory / "logs").iterdir())  # of both starts
+    assert job.lines[-1] in kept[1].read_text()
+    assert "going on from" in kept[1].read_text()
 
 
 @pytest.mark.parametrize("name", some("lightning"))

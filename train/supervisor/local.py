@@ -7,8 +7,12 @@ import os
 import shlex
 import socket
 import sys
+import time
+from pathlib import Path
 
+from train.console import say
 from train.supervisor.decision import End, Outcome, Request, at_end, not_begun, on_signal
+from train.supervisor.output import KeptOutput
 from train.supervisor.supervisor import Membership, Tier
 from train.supervisor.words import Command
 
@@ -18,7 +22,9 @@ class Local(Tier):
 
     def __init__(self, options: argparse.Namespace, command: Command) -> None:
         self._options = options
-        self._results = os.path.abspath(os.path.expanduser(options.checkpoint_dir))
+        self._results = Path(os.path.abspath(os.path.expanduser(options.checkpoint_dir)))
+        self._command = command
+        self._kept: KeptOutput | None = None
         self.again = f"bash {shlex.quote(os.path.join(os.getcwd(), 'local.sh'))}"
 
     def membership(self) -> Membership:
@@ -30,6 +36,19 @@ class Local(Tier):
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         return self._options.nic or loopback, "127.0.0.1"
 
+    def prepare(self) -> None:
+        """What a user's program prints is nowhere else; a workload's progress is in metrics.jsonl."""
+        if self._command.program[0] != "script":
+            return
+        try:
+            self._kept = KeptOutput(self._results / "logs" / time.strftime("%Y%m%d-%H%M%S.log"))
+        except OSError as error:
+            say(f"{error.filename}: {error.strerror}; what is printed is kept in no file")
+
+    def report(self, outcome: Outcome) -> None:
+        if self._kept is not None:
+            self._kept.end()
+
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         return on_signal(name, stops, met)
 
@@ -37,4 +56,7 @@ class Local(Tier):
         return not_begun(self.again)
 
     def at_end(self, end: End) -> Outcome:
-        return at_end(end, f"results are in {self._results}", self.again)
+        results = f"results are in {self._results}"
+        if self._kept is not None:
+            results = f"what it printed is in {self._results / 'logs'}"
+        return at_end(end, results, self.again)
