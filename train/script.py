@@ -7,6 +7,7 @@ program is a child (train.program).
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import runpy
 import signal
@@ -22,14 +23,15 @@ from typing import Any
 from train import processes
 from train.config import seconds
 from train.console import say
-from train.errors import EXIT_FAILED, EXIT_STOPPED, what_became_of_a_peer
+from train.errors import EXIT_FAILED, EXIT_STOPPED, LATE, what_became_of_a_peer
+from train.health.reporter import NEWS_S, Reporter
 from train.health.stacks import innermost_user_line
 from train.integrations import progress
 from train.integrations.frameworks import hooks
 from train.integrations.imports import after_import
 from train.integrations.progress import BeginsAnewError, Progress
 from train.integrations.session import Session, StopTraining
-from train.integrations.stopping import StopAtStep
+from train.integrations.stopping import StopAtStep, where_they_met
 from train.metrics import MetricsLog
 from train.node import MOST_REASON
 from train.program import Program
@@ -76,6 +78,11 @@ class Script(Runner):
         name = self._module or self._path.name
         super().__init__(name, options, options.stop_signal, env)
         self._log: MetricsLog | None = None
+        self._restart = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        host = self._node.name if self._node else ""
+        self._reporter = Reporter(self._whole, env, host)
+        # Read by torch when it is imported: a page of C++ frames would hide the line that matters.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
     def _run(self) -> int:
         if not self._module and not self._path.is_file():
@@ -85,6 +92,7 @@ class Script(Runner):
             os.chdir(self._path.parent)
         session = self._session()
         arguments = self._all_arguments()
+        self._reporter.start()
         watch = (session.stop.look, lambda: session.progress.step)
         threading.Thread(target=self._watch, args=watch, name="stop", daemon=True).start()
         try:
@@ -105,6 +113,8 @@ class Script(Runner):
         self._ended.set()
         if session.stopped or (code == 0 and self._signalled):
             code = EXIT_STOPPED
+        if code in (0, EXIT_STOPPED):
+            self._reporter.stop()
         return self._conclude(code, session.progress.step)
 
     def _run_script(self, session: Session, arguments: list[str]) -> int:
@@ -143,7 +153,17 @@ class Script(Runner):
             mine, self._is_asked, self._options.stop_grace / 2, self._rank, self._size
         )
         whole = {} if self._options.from_scratch else progress.whole(of_rank_0)
-        return Session(mine, stop, whole, self._row if self._rank == 0 else None, self._store)
+        log = self._row if self._rank == 0 else None
+        begun = functools.partial(self._begin_to_beat, mine)
+        return Session(mine, stop, whole, log, self._store, begun)
+
+    def _begin_to_beat(self, steps: Progress) -> None:
+        """The first step is complete: the processes have met, and `steps` are counted."""
+        # On several hosts each tells the others; torch 2.4 has no second connection to the store.
+        clone = getattr(where_they_met(), "clone", None) if self._node else None
+        launch = (self._node.launch() if self._node else "") or self._attempt
+        self._reporter.meet(f"{launch}-{self._restart}", clone() if clone else None)
+        self._reporter.follow(steps)
 
     def _row(self, row: dict[str, Any]) -> None:
         if self._log is None:
@@ -163,15 +183,20 @@ class Script(Runner):
     def _crash(self, session: Session, error: Exception) -> int:
         """An exception has left the script: a restart may cure it, or not."""
         trace = _from_script_on(error.__traceback__)
-        traceback.print_exception(type(error), error, trace)
+        _print(error, trace)
         where = innermost_user_line(trace)
         what = f"{type(error).__name__}: {error}"[:MOST_REASON] + (f" ({where})" if where else "")
+        became = what_became_of_a_peer(error)
+        self._reporter.fail(error, waited=bool(became))
         if remedy := _remedy(error, session.progress.taken):
             return self._fail(f"{what}; {remedy}")
         noted = read_status(self._directory)
         if not session.progress.taken and noted is not None and noted.reason.endswith(what):
             return self._fail(f"crashed twice in the same way before its first step: {what}")
-        self._note_crash(what, lost=bool(what_became_of_a_peer(error)))
+        lines = self._reporter.explain(NEWS_S if became == LATE else 0.0) if became else []
+        for line in lines:
+            say(line, self._rank)
+        self._note_crash(lines[0] if lines else what, lost=bool(became) and not lines)
         return EXIT_FAILED
 
 
@@ -196,6 +221,14 @@ def _from_script_on(trace: TracebackType | None) -> TracebackType | None:
         started = started or trace.tb_frame.f_code.co_filename in ours[1:]
         trace = trace.tb_next
     return trace
+
+
+def _print(error: Exception, trace: TracebackType | None) -> None:
+    """As Python would, without the hooks' frames."""
+    said = traceback.TracebackException(type(error), error, trace)
+    hooks_are = os.path.dirname(progress.__file__) + os.sep
+    said.stack[:] = [frame for frame in said.stack if not frame.filename.startswith(hooks_are)]
+    print("".join(said.format()), end="", file=sys.stderr)
 
 
 def _set_aside(place: str) -> None:

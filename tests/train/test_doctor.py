@@ -347,7 +347,7 @@ def test_a_running_job_is_as_far_as_its_newest_checkpoint(
 
 
 @pytest.mark.parametrize("part", ["", "nodes/a"])
-def test_a_script_of_ones_own_is_alive_without_heartbeats(
+def test_a_command_is_alive_without_heartbeats(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str
 ) -> None:
     attempt = lock.claim(tmp_path / part, "mine", os.getpid())
@@ -355,7 +355,7 @@ def test_a_script_of_ones_own_is_alive_without_heartbeats(
     code, said = run(tmp_path, capsys)
     assert code == 0
     assert f"The job is alive (process {os.getpid()} on {socket.gethostname()})" in said
-    assert "a script of your own (train.script) never has one" in said
+    assert "a command (train.command) never has one" in said
     held = json.loads((tmp_path / part / "lock").read_text())
     held["launcher"] = [2**22 + 1, 1]
     (tmp_path / part / "lock").write_text(json.dumps(held))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from train import workdir
 from train.integrations.progress import BeginsAnewError, Progress, torn, whole
 from train.integrations.session import Session
@@ -528,6 +530,36 @@ def test_a_refusal_names_the_crash_before_it_and_a_crash_takes_back_that_all_is_
     assert job.status == Status(
         "running", job.attempt, 9, "rank 1: OSError: late (loop.py:1 in <module>)"
     )
+
+
+STOPS = """\
+import os, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+def load(step):
+    if step == 3 and dist.get_rank() == 1:
+        time.sleep(60)
+dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10):
+    load(step)
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_who_waits_in_vain_names_the_rank_and_the_line_that_it_waited_for(job: Job) -> None:
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    both = [job.begin(STOPS, RANK=str(rank), LOCAL_RANK=str(rank), **world) for rank in (0, 1)]
+    said, _ = both[0].communicate(timeout=60)
+    both[1].kill()
+    both[1].communicate(timeout=60)
+    stands = re.compile(r"rank 1 on \S+ stands at step 4, the script, loop.py:6 in load for \d+ s")
+    assert stands.search(said), said
+    assert stands.search(job.status.reason), job.status
+    assert "train/integrations" not in said
+    assert 'loop.py", line 12, in <module>' in said
 
 
 def test_who_only_loses_a_peer_does_not_hide_the_cause(job: Job) -> None:

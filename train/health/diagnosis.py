@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from train.health.heartbeats import Beat, Heard
-from train.health.phase import BACKWARD, DATA, EXCHANGE, FORWARD, TRAINING
+from train.health.phase import BACKWARD, DATA, EXCHANGE, FORWARD, SCRIPT, TRAINING
 
 # A heartbeat may be late: a loaded machine, a long call into native code, two looks in between.
 SILENT_S = 6.0
@@ -301,7 +301,7 @@ def _lagging(behind: Sequence[RankState]) -> str:
 
 def _position(member: RankState) -> tuple[int, int]:
     beat = _beat(member)
-    order = [DATA, FORWARD, BACKWARD, EXCHANGE]
+    order = [DATA, FORWARD, SCRIPT, BACKWARD, EXCHANGE]
     return beat.step, order.index(beat.phase) if beat.phase in order else len(order)
 
 

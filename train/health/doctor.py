@@ -261,8 +261,8 @@ def _without_heartbeats(page: Page) -> str:
             which = f"{launch.scheduled.name}, " if launch.scheduled else ""
             return (
                 f"The job is alive ({which}process {launch.pid} on {launch.host}), but nothing of it has a "
-                "heartbeat here: a script of your own (train.script) never has one, and other jobs "
-                "have none while they start."
+                "heartbeat here: a command (train.command) never has one, and other jobs have none while "
+                "they start."
             )
     if not page.statuses and page.preflight is not None:
         return "Nothing has begun: there was a preflight, which found no reason against a launch."

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 FORWARD, BACKWARD, DATA, UPDATE = "forward", "backward", "data", "optimizer step"
 EXCHANGE = "the exchange at the end of the step"
+SCRIPT = "the script"  # in a step of a user's own loop: of what it does, only its backward passes are known
 BUFFERS, SNAPSHOT = "exchange of buffers", "snapshot"
-TRAINING = frozenset({FORWARD, BACKWARD, DATA, UPDATE, EXCHANGE, BUFFERS, SNAPSHOT})
+TRAINING = frozenset({FORWARD, BACKWARD, DATA, UPDATE, EXCHANGE, BUFFERS, SNAPSHOT, SCRIPT})
 EVALUATION, RECORDS = "evaluation", "records"
 
 

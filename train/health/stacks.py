@@ -34,7 +34,9 @@ _NO_COLLECTION = (3, 11) <= sys.version_info < (3, 11, 9)
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _TRAIN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LINES = 6
-_OURS, _TORCH, _LIBRARY, _USER = "ours", "torch", "library", "user"
+_OURS, _TORCH, _LIBRARY, _USER, _HOOK = "ours", "torch", "library", "user", "hook"
+# What stands around a user's own script is nobody's line.
+_WITHIN = {"workloads": _USER, "integrations": _HOOK, "script.py": _HOOK, "runner.py": _HOOK}
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def _lines(frames: Sequence[Frame]) -> Iterator[tuple[str, str]]:
 
 def _is_users(lines: Sequence[tuple[str, str]]) -> bool:
     """Whether the innermost line that is not a library's is the user's."""
-    return next((kind for kind, _ in lines if kind in (_OURS, _USER)), "") == _USER
+    return next((kind for kind, _ in lines if kind in (_OURS, _USER, _HOOK)), "") == _USER
 
 
 def _in_a_collective(frames: Sequence[Frame]) -> bool:
@@ -148,7 +150,7 @@ def _collecting_nothing() -> Iterator[None]:
 def _kind(path: str) -> str:
     """Whose file it is."""
     if path.startswith(_TRAIN):
-        return _USER if path.startswith(_TRAIN + "workloads" + os.sep) else _OURS
+        return _WITHIN.get(path[len(_TRAIN) :].partition(os.sep)[0], _OURS)
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     if torch and path.startswith(os.path.dirname(torch) + os.sep):
         return _TORCH

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from train.health.phase import BACKWARD, doing
 from train.integrations.session import Session
 
 
@@ -43,7 +44,8 @@ def hook_torch(session: Session, torch: Any) -> None:
     @functools.wraps(backward)
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
         session.note_loss(self)
-        return backward(self, *args, **kwargs)
+        with doing(BACKWARD):
+            return backward(self, *args, **kwargs)
 
     torch.Tensor.backward = noting
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from train.console import say
+from train.health.phase import NOW, SCRIPT
 from train.integrations.progress import Progress
 from train.integrations.stopping import StopAtStep
 
@@ -34,13 +35,15 @@ class Session:
         whole: Mapping[str, str] | None = None,
         log: Callable[[dict[str, Any]], None] | None = None,
         bucket: str = "",
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         """`whole`: the checkpoints that rank 0 has saved, oldest first, each with its framework, which is told
         to go on from the last one where the script does not say from what. `log`: puts a row of rank 0's
-        metrics on file. `bucket`: a directory in which a file is there when it is closed, and stays as it is."""
+        metrics on file. `bucket`: a directory in which a file is there when it is closed, and stays as it is. `begun`
+        is called after the first step."""
         self.progress, self.stop = progress, stop
         self.stopped = False
-        self._whole, self._log = whole or {}, log
+        self._whole, self._log, self._begun = whole or {}, log, begun
         self.framework = ""
         self._trainings: Counter[str] = Counter()
         self.bucket = os.path.realpath(bucket) + os.sep if bucket else ""
@@ -51,6 +54,9 @@ class Session:
     def stepped(self) -> None:
         """An optimizer step is complete. Raises BeginsAnewError, StopTraining."""
         self.progress.stepped()
+        if self.progress.taken == 1:
+            self._harmless("its heartbeats", self._begun)
+        NOW.name = SCRIPT
         self._harmless("the metrics", self._row)
         if not self.framework and self.stop.due():
             self.end()

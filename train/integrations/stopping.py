@@ -88,13 +88,17 @@ class StopAtStep:
         return not self._saves or saved or waited > self._grace_s
 
     def _store(self) -> Any:
-        """The store in which the processes met; None before they have, or where there is one."""
-        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-        # While it is being imported it has not all of its functions.
-        is_initialized = getattr(c10d, "is_initialized", None)
-        if self._ranks == 1 or is_initialized is None or not is_initialized():
-            return None
-        return c10d._get_default_store()
+        return where_they_met() if self._ranks > 1 else None
+
+
+def where_they_met() -> Any:
+    """The store in which the processes met; None before they have."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    # While it is being imported it has not all of its functions.
+    is_initialized = getattr(c10d, "is_initialized", None)
+    if is_initialized is None or not is_initialized():
+        return None
+    return c10d._get_default_store()
 
 
 def _finish_on_gpu() -> None:
