@@ -15,6 +15,7 @@ import pytest
 
 from tests.ports import free_port
 from train import workdir
+from train.integrations.order import Place, fault
 from train.integrations.progress import BeginsAnewError, Progress, torn, whole
 from train.integrations.session import Session
 from train.integrations.stopping import StopAtStep
@@ -462,7 +463,7 @@ def test_each_training_of_a_script_goes_on_from_its_own_checkpoint(tmp_path: Pat
     first = start()
     for place in ("fold-1", "fold-2"):
         (tmp_path / place).mkdir()
-        with first.training_by("lightning"):
+        with first.training_by("lightning", ""):
             assert first.resume_from() is None
             first.saved(str(tmp_path / place), first.framework)
     (tmp_path / "final").mkdir()
@@ -470,11 +471,11 @@ def test_each_training_of_a_script_goes_on_from_its_own_checkpoint(tmp_path: Pat
 
     again = start()
     for place in ("fold-1", "fold-2"):
-        with again.training_by("lightning"):
+        with again.training_by("lightning", ""):
             assert again.resume_from() == str(tmp_path / place)
-    with again.training_by("lightning"):
+    with again.training_by("lightning", ""):
         assert again.resume_from() is None
-    with again.training_by("transformers"):
+    with again.training_by("transformers", ""):
         assert again.resume_from() is None
 
 
@@ -530,6 +531,62 @@ def test_a_refusal_names_the_crash_before_it_and_a_crash_takes_back_that_all_is_
     assert job.status == Status(
         "running", job.attempt, 9, "rank 1: OSError: late (loop.py:1 in <module>)"
     )
+
+
+EPOCHS = """\
+import os, sys, torch
+from torch.utils.data import DataLoader
+how = sys.argv[1]
+torch.manual_seed(1 if how == "other order" else 0)
+data = DataLoader(torch.arange(64.0), batch_size=4, shuffle=True, num_workers=int(sys.argv[2]))
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+done = torch.load("ckpt.pt")["done"] if os.path.exists("ckpt.pt") else 0
+for i, batch in enumerate(data):
+    if i < done and how == "skips":
+        continue
+    model(batch).sum().backward()
+    optimizer.step()
+    if i == 5:
+        torch.save({"done": i + 1}, "ckpt.pt")
+    if i == 8 and not done:
+        os._exit(9)
+for _ in DataLoader(torch.arange(8)):
+    pass
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("skips", ""),
+        ("begins", "the epoch begins again: its first 6 batches are trained on twice"),
+        ("other order", "the samples come in another order than before"),
+    ],
+)
+def test_who_goes_on_at_another_sample_is_told(job: Job, how: str, said: str, workers: str) -> None:
+    assert job.run(EPOCHS, (), "first", workers)[0] == 9
+    code, told = job.run(EPOCHS, (), how, workers)
+    expected = f"ddpgen: the script does not go on where its checkpoint ends: {said}\n"
+    assert (code, told) == (0, expected if said else "")
+
+
+@pytest.mark.parametrize(
+    ("batches", "given", "expected"),
+    [
+        (3, "d", ""),  # the sampler has skipped
+        (3, "cd", ""),  # the loop was one batch ahead
+        (3, "abcd", ""),  # the loop has skipped
+        (3, "a", "the epoch begins again: its first 3 batches are trained on twice"),
+        (3, "e", "the samples come in another order than before"),
+        (3, "", ""),
+        (0, "e", ""),
+    ],
+)
+def test_where_a_start_goes_on(batches: int, given: str, expected: str) -> None:
+    assert fault(Place(batches, "a", "c", "d"), list(given)) == expected
+    assert fault(Place(batches, "a", "c", ""), ["x"]) == ""
 
 
 STOPS = """\

@@ -17,6 +17,11 @@ from train.console import say
 from train.integrations.session import Session
 
 TRANSFORMERS, LIGHTNING = "transformers", "lightning"
+_HOLDS = {
+    TRANSFORMERS: "Hugging Face Trainer: a stop saves; it goes on at the same sample, with the same bits on as many "
+    "processes",
+    LIGHTNING: "Lightning: a stop saves; it goes on with the same bits from an epoch's end only, and without dropout",
+}
 
 
 def hook_transformers(session: Session, module: Any) -> None:
@@ -42,7 +47,7 @@ def hook_transformers(session: Session, module: Any) -> None:
 
     @functools.wraps(train)
     def resuming(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        with session.training_by(TRANSFORMERS):
+        with session.training_by(TRANSFORMERS, _HOLDS[TRANSFORMERS]):
             searches = kwargs.get("trial", args[0] if args else None) is not None
             if resume_from_checkpoint in (None, False) and not searches:
                 resume_from_checkpoint = session.resume_from()
@@ -96,7 +101,7 @@ def hook_lightning(session: Session, module: Any) -> None:
     def resuming(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(each, Callback) for each in self.callbacks):
             self.callbacks.append(Callback())
-        with session.training_by(LIGHTNING):
+        with session.training_by(LIGHTNING, _HOLDS[LIGHTNING]):
             if len(args) < 5 and kwargs.get("ckpt_path") is None:
                 kwargs["ckpt_path"] = session.resume_from()
             return fit(self, *args, **kwargs)
@@ -143,10 +148,11 @@ def _directory(session: Session, place: str) -> Iterator[None]:
 
 def hooks(session: Session) -> dict[str, Callable[[ModuleType], None]]:
     """The hook of each module."""
-    from train.integrations.in_torch import hook_safetensors, hook_torch
+    from train.integrations.in_torch import hook_dataloader, hook_safetensors, hook_torch
 
     every = {
         "torch": hook_torch,
+        "torch.utils.data.dataloader": hook_dataloader,
         "safetensors.torch": hook_safetensors,
         "transformers.trainer": hook_transformers,
         "lightning.pytorch.trainer.trainer": hook_lightning,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from train.health.phase import BACKWARD, doing
+from train.integrations.order import Iteration
 from train.integrations.session import Session
 
 
@@ -48,6 +49,36 @@ def hook_torch(session: Session, torch: Any) -> None:
             return backward(self, *args, **kwargs)
 
     torch.Tensor.backward = noting
+
+
+def hook_dataloader(session: Session, module: Any) -> None:
+    """When `torch.utils.data.dataloader` has been imported."""
+    base = module._BaseDataLoaderIter
+    begin, draw, give = base.__init__, base._next_index, base.__next__
+
+    @functools.wraps(begin)
+    def beginning(self: Any, loader: Any) -> None:
+        # Of an iterable dataset nobody knows which samples come.
+        if loader._dataset_kind == module._DatasetKind.Map:
+            with contextlib.suppress(TypeError):
+                self._ddpgen_iteration = Iteration(len(loader))
+        begin(self, loader)
+
+    @functools.wraps(draw)
+    def drawing(self: Any) -> Any:
+        indices = draw(self)
+        if iteration := getattr(self, "_ddpgen_iteration", None):
+            session.drew(iteration, indices)
+        return indices
+
+    @functools.wraps(give)
+    def giving(self: Any) -> Any:
+        batch = give(self)
+        if iteration := getattr(self, "_ddpgen_iteration", None):
+            session.gave(iteration)
+        return batch
+
+    base.__init__, base._next_index, base.__next__ = beginning, drawing, giving
 
 
 def hook_safetensors(session: Session, module: Any) -> None:

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train.files import replace_file
+from train.integrations.order import Iteration, Place, fault
 
 _SHOWN = 3
 
 
 class Save(NamedTuple):
-    """A save: at which step, by which framework, and whether it came to its end."""
+    """A save: at which step, by which framework, whether it came to its end, and where in the data."""
 
     step: int
     by: str
     whole: bool
+    place: Place = Place()
 
     def is_there(self, place: str) -> bool:
         return self.whole and os.path.exists(place)
@@ -47,6 +49,9 @@ class Progress:
         self._before: Save | None = None
         self._earlier = {place for place, save in self._saves.items() if save.is_there(place)}
         self._went_on = from_scratch or not self._earlier
+        self._iteration: Iteration | None = None
+        self._at_save: Iteration | None = None
+        self._loaded: Save | None = None
 
     @property
     def draft_prefix(self) -> str:
@@ -65,8 +70,9 @@ class Progress:
         for earlier in self._earlier:
             if place == earlier or place.startswith(earlier + os.sep):
                 self._went_on = True
-                if not self.taken:
-                    self.step = max(self.step, self._saves[earlier].step)
+                if not self.taken and self._saves[earlier].step >= self.step:
+                    self._loaded = self._saves[earlier]
+                    self.step = self._loaded.step
 
     def begins_saving(self, path: str) -> None:
         """A checkpoint of several files is about to be written to the directory `path`."""
@@ -92,6 +98,22 @@ class Progress:
         self.taken += 1
         self.check()
 
+    def order_fault(self) -> str:
+        """After the first step: what is wrong with the batch that it went on with; "" if nothing is known to be."""
+        if self._loaded is None or self._iteration is None:
+            return ""
+        return fault(self._loaded.place, self._iteration.given)
+
+    def gave(self, iteration: Iteration) -> None:
+        """The script has got the next batch of this iteration."""
+        batch = iteration.gave(before_first_step=not self.taken)
+        if self._at_save is iteration:
+            self._at_save = None
+            path, save = next(reversed(self._saves.items()))
+            self._saves[path] = save._replace(place=save.place._replace(next=batch))
+            self._keep()
+        self._iteration = iteration
+
     def check(self, path: str = "") -> None:
         """Raise BeginsAnewError when what an earlier start saved was not read, and is about to be lost: at
         the first step, or at a save over it."""
@@ -105,7 +127,9 @@ class Progress:
 
     def _write(self, path: str, by: str, whole: bool) -> None:
         self._saves.pop(_place(path), None)  # the newest is the last one
-        self._saves[_place(path)] = Save(self.step, by, whole)
+        place = self._iteration.place() if self._iteration else Place()
+        self._saves[_place(path)] = Save(self.step, by, whole, place)
+        self._at_save = self._iteration if place.batches and not place.next else None
         self._keep()
 
     def _keep(self) -> None:
@@ -137,6 +161,11 @@ def _read(record: Path) -> dict[str, Save]:
     """The saves by their paths, oldest first."""
     try:
         rows = [json.loads(line) for line in record.read_text("utf-8", "replace").splitlines()]
-        return {row["path"]: Save(int(row["step"]), row["by"], row["whole"]) for row in rows}
+        return {
+            row["path"]: Save(
+                int(row["step"]), row["by"], row["whole"], Place(*row.get("place", ()))
+            )
+            for row in rows
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return {}

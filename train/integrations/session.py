@@ -13,12 +13,13 @@ from typing import Any
 
 from train.console import say
 from train.health.phase import NOW, SCRIPT
+from train.integrations.order import Iteration
 from train.integrations.progress import Progress
 from train.integrations.stopping import StopAtStep
 
 # A row of metrics this often; on a GPU a look at the loss waits for it.
 _ROW_S = 1.0
-_SAVES = "the record of saves"
+_SAVES, _ORDER = "the record of saves", "the order of the samples"
 
 
 class StopTraining(SystemExit):
@@ -56,6 +57,7 @@ class Session:
         self.progress.stepped()
         if self.progress.taken == 1:
             self._harmless("its heartbeats", self._begun)
+            self._harmless(_ORDER, self._look_at_order)
         NOW.name = SCRIPT
         self._harmless("the metrics", self._row)
         if not self.framework and self.stop.due():
@@ -67,10 +69,13 @@ class Session:
         raise StopTraining(0)
 
     @contextlib.contextmanager
-    def training_by(self, framework: str) -> Iterator[None]:
+    def training_by(self, framework: str, holds: str) -> Iterator[None]:
         """In here a framework saves when the training is to stop, and says itself when that is done. A script may
-        train several times, a fold or a phase after the other: each goes on from checkpoints of its own."""
+        train several times, a fold or a phase after the other: each goes on from checkpoints of its own. `holds`:
+        what holds for it, which is told once."""
         self._trainings[framework] += 1
+        if self._log is not None and sum(self._trainings.values()) == 1:
+            say(holds)
         self.framework = f"{framework} {self._trainings[framework]}"
         self.stop.saves_on_demand()
         try:
@@ -106,6 +111,18 @@ class Session:
 
     def loaded(self, path: str) -> None:
         self._harmless(_SAVES, lambda: self.progress.loaded(path))
+
+    def drew(self, iteration: Iteration, indices: Any) -> None:
+        """The sampler of a DataLoader has named a batch."""
+        self._harmless(_ORDER, lambda: iteration.drew(indices))
+
+    def gave(self, iteration: Iteration) -> None:
+        """A DataLoader has given the script a batch."""
+        self._harmless(_ORDER, lambda: self.progress.gave(iteration))
+
+    def _look_at_order(self) -> None:
+        if fault := self.progress.order_fault():
+            say(f"the script does not go on where its checkpoint ends: {fault}")
 
     def all_ranks(self) -> None:
         """Wait until every rank is here, where there are several."""

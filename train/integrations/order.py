@@ -1,0 +1,64 @@
+"""Which batches of its DataLoader a script has trained on: enough to tell whether a start goes on at the right one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from typing import Any, NamedTuple
+
+
+class Place(NamedTuple):
+    """Where a save lies in an iteration over the data: after `batches` of it were given; hashes of its `first` batch,
+    of the `last` of those, and of the one that came `next`. 0 and "" where that is not known, or it was at its end."""
+
+    batches: int = 0
+    first: str = ""
+    last: str = ""
+    next: str = ""
+
+
+class Iteration:
+    """One iteration over a DataLoader."""
+
+    def __init__(self, total: int) -> None:
+        """`total`: its batches; 0 where that is not known."""
+        self._total, self._count = total, 0
+        self._drawn: deque[str] = deque()
+        self._last = ""
+        # Those before the first step of this start, the first one among them.
+        self.given: list[str] = []
+
+    def drew(self, indices: Any) -> None:
+        """The sampler has named a batch, which workers may prepare ahead."""
+        if 0 < self._count == self._total:  # workers that persist begin again
+            self._count, self.given = 0, []
+        self._drawn.append(hashlib.sha256(repr(indices).encode()).hexdigest()[:16])
+
+    def gave(self, before_first_step: bool) -> str:
+        """The script has got the next batch: its hash."""
+        self._count += 1
+        self._last = self._drawn.popleft()
+        if before_first_step or not self.given:
+            self.given.append(self._last)
+        return self._last
+
+    def place(self) -> Place:
+        """After the batch that was given last."""
+        if self._count in (0, self._total):
+            return Place()
+        coming = self._drawn[0] if self._drawn else ""
+        return Place(self._count, self.given[0], self._last, coming)
+
+
+def fault(saved: Place, given: list[str]) -> str:
+    """What is wrong with going on from `saved` with these batches, up to the end of the first step; "" if nothing
+    is, or it is not known. A loop may skip batches by taking them, or have the sampler skip them; and it may have
+    taken one batch ahead of the step."""
+    if not saved.batches or not given:
+        return ""
+    skipped = given[saved.batches :] if given[0] == saved.first else given
+    if not skipped:
+        return f"the epoch begins again: its first {saved.batches} batches are trained on twice"
+    if saved.next and skipped[0] not in (saved.last, saved.next):
+        return "the samples come in another order than before"
+    return ""
