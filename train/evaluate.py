@@ -43,7 +43,7 @@ def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, f
         with torch.no_grad():
             for n in mine:
                 indices = list(range(n * size, min((n + 1) * size, len(dataset))))
-                rng.set_global(rng.derive(config.seed, rng.EVAL, n), world.device)
+                rng.set_global_for_data(rng.derive(config.seed, rng.EVAL, n), world.device)
                 batch = to_device(read(indices), world.device)
                 rows[n] = _measure(workload, batch, len(indices))
     finally:

@@ -70,11 +70,11 @@ def code() -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest() if files else ""
 
 
-def settings(config: RunConfig, last_step: int) -> dict[str, Any]:
+def settings(config: RunConfig, last_step: int, own_schedule: bool = False) -> dict[str, Any]:
     """The settings that decide what is computed. The length of the run is one of them only where
     the learning rate depends on it."""
     chosen = {k: v for k, v in vars(config).items() if k not in _FREE}
-    if config.schedule != "constant":
+    if own_schedule or config.schedule != "constant":
         chosen["last_step"] = last_step
     return chosen
 

@@ -8,24 +8,28 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from train.console import say
+from train.health.stacks import innermost_user_line
 
 
 class MetricsLog:
     """Appends one JSON object a line to metrics.jsonl, each in a single write.
 
     A crash can cut off the last line at most, so the first row of a run starts on a new line. A
-    disk that is full costs rows, never the run.
+    disk that is full costs rows, never the run. Nor does a fault in `log`, which the user's code gets
+    every row by.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, log: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self._log = log
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._fd).st_size
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
-        self._warned = False
+        self._warned = self._told = False
 
     def write(self, row: dict[str, Any]) -> None:
         line = (json.dumps({k: _plain(v) for k, v in row.items()}) + "\n").encode()
@@ -37,6 +41,21 @@ class MetricsLog:
             if not self._warned:
                 say(f"metrics.jsonl cannot be written ({error.strerror}); training goes on", 0)
                 self._warned = True
+        if self._log is not None:
+            self._pass_on(self._log, row)
+
+    def _pass_on(self, log: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
+        try:
+            log(dict(row))
+        except Exception as error:  # noqa: BLE001 - the user's code, told once
+            if not self._told:
+                self._told = True
+                where = innermost_user_line(error.__traceback__)
+                say(
+                    f"the workload's log failed with {type(error).__name__}: {error}"
+                    f"{f' ({where})' if where else ''}; training goes on, and this is not told again",
+                    0,
+                )
 
     def close(self) -> None:
         os.close(self._fd)

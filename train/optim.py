@@ -6,10 +6,12 @@ Owns both. The schedule keeps no state of its own, so there is none to resume.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from train.config import RunConfig
+from train.errors import TrainError
 from train.lean import keep_steps_uncompiled, without_compiler
 from train.workload import Workload
 
@@ -50,15 +52,53 @@ def lr_factor(config: RunConfig, step: int, last_step: int) -> float:
 class LearningRate:
     """Sets every parameter group's learning rate from the step."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, config: RunConfig, last_step: int) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        config: RunConfig,
+        last_step: int,
+        own: Callable[[int, int], float] | None = None,
+    ) -> None:
+        """`own`: the workload's schedule. Raises TrainError when it cannot be followed."""
         self._optimizer = optimizer
-        self._config, self._last_step = config, last_step
+        self._config, self._last_step, self._own = config, last_step, own
         self._base = [group["lr"] for group in optimizer.param_groups]
+        if own is not None:
+            self._check_own()
 
     def set_for(self, step: int) -> float:
         """Returns the first group's learning rate, the one worth showing."""
-        factor = lr_factor(self._config, step, self._last_step)
+        factor = self._factor(step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
             group["lr"] = base * factor
         lr: float = self._optimizer.param_groups[0]["lr"]
         return lr
+
+    def _factor(self, step: int) -> float:
+        if self._own is None:
+            return lr_factor(self._config, step, self._last_step)
+        returned: object = self._own(step, self._last_step)
+        try:
+            factor = float(returned)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            factor = math.nan
+        if not 0 <= factor < math.inf:
+            raise TrainError(
+                f"the workload's schedule({step}, {self._last_step}) returned {returned!r}; it has to "
+                "be what the learning rate is multiplied by: a number from 0 on"
+            )
+        return factor
+
+    def _check_own(self) -> None:
+        if self._config.schedule != "constant" or self._config.warmup_steps:
+            raise TrainError(
+                "the workload brings a schedule of its own; take train.schedule and "
+                "train.warmup_steps out of the spec, or the schedule out of the workload"
+            )
+        first = self._factor(0)
+        self._factor(max(self._last_step - 1, 0))
+        if self._factor(0) != first:
+            raise TrainError(
+                "the workload's schedule returned another number for step 0 when it was called again; "
+                "compute it from step and steps alone, or a resumed run would not be the undisturbed one"
+            )

@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 from train import manifest
 from train.checkpoint import disk
 from train.checkpoint.saver import NotInStoreError, SaveFailedError, Saver
-from train.config import RunConfig
 from train.console import Progress, clock, say
 from train.errors import TrainError
 from train.files import replace_file
 from train.layout import step_directory
 from train.lock import Fence
 from train.metrics import MetricsLog
-from train.parallel.process_group import World
 from train.state import State
 from train.status import Status, read_status, record_status
 
@@ -57,14 +55,14 @@ class Records:
         config, world, workload = trainer.config, trainer.world, trainer.workload
         start_step = trainer.state.step
         disk.remove_leftovers(directory)
-        meta = _describe_run(config, world, trainer.last_step, fence)
+        meta = _describe_run(trainer, fence)
         text = json.dumps(meta, indent=1, sort_keys=True) + "\n"
         with _named_for_good():
             replace_file(directory / "manifest.json", text.encode())
         if remote is not None:
             remote.resume(start_step)
         with _named_for_good():
-            self._log = MetricsLog(directory / "metrics.jsonl")
+            self._log = MetricsLog(directory / "metrics.jsonl", workload.log)
         every, keep = config.checkpoint_every, config.checkpoint_keep
         self.saver = Saver(directory, fence, every, keep, meta, remote)
         units = config.global_batch_size * workload.units_per_sample
@@ -207,9 +205,10 @@ def _say_restart(start_step: int) -> None:
     say(f"restart {count} of {most}: a worker had failed{whence}")
 
 
-def _describe_run(config: RunConfig, world: World, last_step: int, fence: Fence) -> dict[str, Any]:
+def _describe_run(trainer: Trainer, fence: Fence) -> dict[str, Any]:
+    config, world = trainer.config, trainer.world
     return {
-        "settings": manifest.settings(config, last_step),
+        "settings": trainer.settings,
         "facts": manifest.facts(config, world.device),
         "world_size": world.size,
         "attempt": fence.attempt,

@@ -14,6 +14,7 @@ import sys
 
 import torch
 
+_CPU = torch.device("cpu")
 INIT, MODEL, DATA, EVAL, ORDER = range(5)
 
 
@@ -39,9 +40,9 @@ def set_global(seed: int, device: torch.device) -> None:
     random.seed(seed)
 
 
-def set_global_for_data(seed: int) -> None:
+def set_global_for_data(seed: int, device: torch.device = _CPU) -> None:
     """The same for what a dataset or a transform may draw from, numpy's generator included."""
-    set_global(seed, torch.device("cpu"))
+    set_global(seed, device)
     # Only when something has already imported it: training itself does not need numpy.
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -123,9 +123,11 @@ def open_store(
         raise
 
 
-def check_settings(config: RunConfig, last_step: int, world: World, found: Source) -> None:
+def check_settings(
+    config: RunConfig, settings: dict[str, Any], world: World, found: Source
+) -> None:
     """Refuse to continue a run as a different one; say so where only the bits may differ."""
-    now = _as_json(manifest.settings(config, last_step))
+    now = _as_json(settings)
     changed = manifest.differences(found.meta.get("settings", {}), now)
     if changed and not config.accept_changes:
         raise TrainError(

@@ -203,7 +203,9 @@ class Trainer:
         optimizer = build_optimizer(self.workload, config)
         self.state = State(self.workload.model, optimizer, scaler, step=0)
         # Here, because it reads the base rates: in a checkpoint's optimizer they are scheduled already.
-        self.learning_rate = LearningRate(optimizer, config, self.last_step)
+        own = self.workload.schedule
+        self.learning_rate = LearningRate(optimizer, config, self.last_step, own)
+        self.settings = manifest.settings(config, self.last_step, own is not None)
         self.autocast = partial(_autocast, config.precision, world.device.type)
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
@@ -215,7 +217,7 @@ class Trainer:
         found = find(directory, self.world, fence.check if fence else lambda: None)
         if found is None:
             return ""
-        startup.check_settings(self.config, self.last_step, self.world, found.source)
+        startup.check_settings(self.config, self.settings, self.world, found.source)
         restore(self.state, found.source)
         if self.state.step > self.last_step:
             raise TrainError(

@@ -75,8 +75,10 @@ class Workload:
     `loss(model, batch)` returns a scalar tensor, the mean over the micro-batch; `model` is to be
     called, not reached into. `metrics(model, batch)` returns scalars, each a mean over the
     micro-batch, weighed by samples at evaluation; the loss itself is always evaluated.
-    `optimizer(model, lr)` replaces the one named in the spec. `unit` and `units_per_sample` are
-    what throughput is counted in.
+    `optimizer(model, lr)` replaces the one named in the spec. `schedule(step, steps)` replaces the
+    spec's schedule and warm-up: what the learning rate is multiplied by in step `step` of `steps`, from
+    0, by nothing but these two. `log(row)` is called on rank 0 with each row of metrics.jsonl. `unit`
+    and `units_per_sample` are what throughput is counted in.
     """
 
     model: nn.Module
@@ -85,6 +87,8 @@ class Workload:
     eval_dataset: Dataset | None = None
     metrics: Callable[[nn.Module, Any], Mapping[str, torch.Tensor]] | None = None
     optimizer: Callable[[nn.Module, float], torch.optim.Optimizer] | None = None
+    schedule: Callable[[int, int], float] | None = None
+    log: Callable[[dict[str, Any]], None] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     unit: str = "samples"
     units_per_sample: int = field(default=1)
@@ -209,7 +213,7 @@ def _as_workload(name: str, result: Any) -> Workload:
         raise TrainError(
             f"workload {name!r}: model is a {type(workload.model).__name__}, not a torch.nn.Module"
         )
-    for part in ("loss", "metrics", "optimizer", "collate"):
+    for part in ("loss", "metrics", "optimizer", "schedule", "log", "collate"):
         value = getattr(workload, part)
         if value is not None and not callable(value):
             raise TrainError(f"workload {name!r}: {part} is not callable")

@@ -1,0 +1,110 @@
+"""What a workload may bring of its own, and that it costs none of the promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.real.jobs import assert_same_bits, rows
+from tests.train import own_parts
+from tests.train.workers import Run, run
+
+PARTS = Path(__file__).with_name("own_parts.py")
+
+
+def trained(place: Path, name: str, processes: int, *arguments: str) -> Run:
+    return run(place, f"{PARTS}:{name}", processes, *arguments)
+
+
+def completed(place: Path, name: str, processes: int, *arguments: str) -> Run:
+    done = trained(place, name, processes, *arguments)
+    assert set(done.codes) == {0}, done.output
+    return done
+
+
+def killed_and_resumed(place: Path, name: str, *arguments: str) -> Run:
+    """Two processes until one is killed, then three."""
+    flags = [*arguments, "--checkpoint-every=1 steps", f'--arg=killed="{place / "killed"}"']
+    assert 0 not in trained(place / "halves", name, 2, *flags).codes
+    done = completed(place / "halves", name, 3, *flags)
+    assert "resuming at step" in done.output
+    return done
+
+
+def test_a_schedule_of_ones_own_sets_the_rate_through_a_restart(tmp_path: Path) -> None:
+    whole = completed(tmp_path / "whole", "own_schedule", 1, "--steps=8")
+    rates = {row["step"]: row["lr"] for row in rows(whole.directory, "step")}
+    assert rates == {s + 1: 0.05 * own_parts.triangle(s, 8) for s in range(8)}
+    halves = killed_and_resumed(tmp_path, "own_schedule", "--steps=8")
+    assert_same_bits(halves.tensors(), whole.tensors())
+
+
+def test_another_length_is_another_run_where_a_schedule_is_told_of_it(tmp_path: Path) -> None:
+    completed(tmp_path, "own_schedule", 1, "--steps=3")
+    longer = trained(tmp_path, "own_schedule", 1, "--steps=6")
+    assert longer.codes == [1]
+    assert "last_step: 3 -> 6" in longer.output
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "why"),
+    [
+        ("bad_schedule", ['--arg=kind="counting"'], "returned another number for step 0"),
+        ("bad_schedule", ['--arg=kind="negative"'], "schedule(5, 6) returned -2.5; it has to be"),
+        ("bad_schedule", ['--arg=kind="none"'], "schedule(0, 6) returned None; it has to be"),
+        ("own_schedule", ["--schedule=cosine"], "take train.schedule and train.warmup_steps out"),
+        ("own_schedule", ["--warmup-steps=2"], "take train.schedule and train.warmup_steps out"),
+    ],
+)
+def test_a_schedule_that_cannot_be_followed_ends_the_run_before_a_step(
+    name: str, arguments: list[str], why: str, tmp_path: Path
+) -> None:
+    done = trained(tmp_path, name, 1, *arguments)
+    assert done.codes == [1]
+    assert why in done.status
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_logger_gets_every_row_once_and_on_rank_0_only(tmp_path: Path) -> None:
+    logged = tmp_path / "logged"
+    argument = f"--arg=file={json.dumps(str(logged))}"
+    completed(tmp_path / "job", "own_log", 3, argument, "--eval-every=2")
+    told = [json.loads(line) for line in logged.read_text().splitlines()]
+    written = (tmp_path / "job" / "metrics.jsonl").read_text().splitlines()
+    assert told == [json.loads(line) for line in written]
+    assert {row["kind"] for row in told} == {"start", "step", "eval", "done"}
+
+
+def test_a_logger_that_fails_costs_nothing_and_is_told_of_once(tmp_path: Path) -> None:
+    logged = tmp_path / "logged"
+    flags = [f"--arg=file={json.dumps(str(logged))}"]
+    good = completed(tmp_path / "good", "own_log", 2, *flags)
+    bad = completed(tmp_path / "bad", "own_log", 2, *flags, "--arg=fails_at=3")
+    assert_same_bits(bad.tensors(), good.tensors())
+    said = "the workload's log failed with ConnectionError: the tracking server is away ("
+    assert bad.output.count(said) == 1
+    assert "own_parts.py:" in bad.output.partition(said)[2].splitlines()[0]
+    assert bad.output.count("log failed") == 1
+    assert len(rows(tmp_path / "bad", "step")) == 6
+
+
+def test_augmentation_in_the_dataset_gives_the_same_bits(tmp_path: Path) -> None:
+    flags = ["--eval-every=2", "--micro-batch-size=2"]
+    alone = completed(tmp_path / "alone", "augmented", 1, *flags)
+    others = [
+        completed(tmp_path / "2", "augmented", 2, *flags, "--data-workers=2"),
+        completed(tmp_path / "3", "augmented", 3, *flags),
+        killed_and_resumed(tmp_path, "augmented", *flags, "--arg=after=13"),
+    ]
+    for other in others:
+        assert_same_bits(other.tensors(), alone.tensors())
+        assert losses(other.directory, "eval") == losses(alone.directory, "eval")
+    plain = completed(tmp_path / "plain", "own_schedule", 1, *flags)
+    assert losses(plain.directory, "eval") != losses(alone.directory, "eval")
+
+
+def losses(directory: Path, kind: str) -> dict[int, float]:
+    """The last of each step, as some are done again after a kill."""
+    return {row["step"]: row["loss"] for row in rows(directory, kind)}
