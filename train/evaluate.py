@@ -1,11 +1,14 @@
 """Evaluation on the held-out split, exact over any number of processes.
 
 Owns the division of the split and the order of the sums: batches of fixed size in fixed order, a
-contiguous range of them to each rank, one slot per batch, added up in order. Knows nothing of
-training.
+contiguous range of them to each rank. Means have one slot per batch and are added up in order; rows,
+one for each sample, are put together in order. Knows nothing of training.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,11 +23,15 @@ from train.workload import Workload
 
 RESERVED = ("kind", "step", "attempt", "generation", "time")
 
+Means = dict[str, float]
+Rows = dict[str, torch.Tensor]
 
-def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, float]:
-    """Mean loss and metrics over the whole split, weighed by samples. Empty without a split.
 
-    Every rank gets the same numbers. The last batch may be smaller: it is the same one everywhere.
+def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, Any]:
+    """Mean loss and metrics over the whole split, weighed by samples, and what `finish` makes of the
+    rows: numbers, or lists of them. Empty without a split.
+
+    Every rank gets the same. The last batch may be smaller: it is the same one everywhere.
     """
     dataset = workload.eval_dataset
     if dataset is None:
@@ -34,7 +41,8 @@ def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, f
     each, more = divmod(batches, world.size)
     mine = ranges([each + (r < more) for r in range(world.size)])[world.rank]
     read = batch_reader(dataset, workload.collate)
-    rows: dict[int, dict[str, float]] = {}
+    means: dict[int, Means] = {}
+    rows: list[Rows] = []
     # What an evaluation writes to buffers would make the weights depend on when one takes place.
     kept = [(buffer, buffer.clone()) for buffer in workload.model.buffers()]
     workload.model.eval()
@@ -45,40 +53,62 @@ def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, f
                 indices = list(range(n * size, min((n + 1) * size, len(dataset))))
                 rng.set_global_for_data(rng.derive(config.seed, rng.EVAL, n), world.device)
                 batch = to_device(read(indices), world.device)
-                rows[n] = _measure(workload, batch, len(indices))
+                means[n], of_samples = _measure(workload, batch, len(indices))
+                rows.append(of_samples)
     finally:
         workload.model.train()
         for buffer, before in kept:
             if not torch.equal(buffer, before):
                 buffer.copy_(before)
-    return _mean(rows, batches, len(dataset), world)
+    found: dict[str, Any] = {**_mean(means, batches, len(dataset), world)}
+    if workload.finish is not None:
+        rng.set_global_for_data(rng.derive(config.seed, rng.EVAL, batches), world.device)
+        found |= _finish(workload, rows, found, world)
+    return found
 
 
-def _measure(workload: Workload, batch: object, samples: int) -> dict[str, float]:
+def _measure(workload: Workload, batch: object, samples: int) -> tuple[Means, Rows]:
+    """Of one batch: each mean times its samples, and the rows."""
     values = dict(workload.metrics(workload.model, batch)) if workload.metrics else {}
-    if "loss" not in values:
-        # Metrics that bring the loss along save a second forward pass.
-        values["loss"] = workload.loss(workload.model, batch)
-    measured = {}
+    means: Means = {}
+    rows: Rows = {}
     for name, value in values.items():
-        if name in RESERVED:
-            raise TrainError(
-                f"metric {name!r}: metrics.jsonl uses {', '.join(RESERVED)} itself; choose another"
-            )
         returned: object = value  # what a user's function is annotated with is not what it returns
-        if isinstance(returned, torch.Tensor) and returned.numel() != 1:
-            raise TrainError(
-                f"metric {name!r} has the shape {tuple(returned.shape)}; give its mean"
-            )
-        if not isinstance(returned, (torch.Tensor, float, int)):
-            raise TrainError(f"metric {name!r} is a {type(returned).__name__}, not a scalar")
-        measured[name] = float(returned) * samples
-    return measured
+        if workload.finish and isinstance(returned, torch.Tensor) and returned.dim():
+            if len(returned) != samples:
+                raise TrainError(
+                    f"metric {name!r} has the shape {tuple(returned.shape)} for a batch of {samples}; "
+                    f"give a row for each sample, [{samples}, ...], or a mean, a tensor without dimensions"
+                )
+            rows[name] = returned.to("cpu")
+        else:
+            means[name] = _scalar(name, returned) * samples
+    if "loss" not in means:
+        # Metrics that bring the loss along save a second forward pass.
+        means["loss"] = _scalar("loss", workload.loss(workload.model, batch)) * samples
+    return means, rows
 
 
-def _mean(
-    rows: dict[int, dict[str, float]], batches: int, samples: int, world: World
-) -> dict[str, float]:
+def _scalar(name: str, returned: object) -> float:
+    _refuse_reserved(name)
+    if isinstance(returned, torch.Tensor) and returned.numel() != 1:
+        raise TrainError(
+            f"metric {name!r} has the shape {tuple(returned.shape)}; give its mean, or let the "
+            "workload's finish() make a number of the rows of all samples"
+        )
+    if not isinstance(returned, (torch.Tensor, float, int)):
+        raise TrainError(f"metric {name!r} is a {type(returned).__name__}, not a scalar")
+    return float(returned)
+
+
+def _refuse_reserved(name: str) -> None:
+    if name in RESERVED:
+        raise TrainError(
+            f"metric {name!r}: metrics.jsonl uses {', '.join(RESERVED)} itself; choose another"
+        )
+
+
+def _mean(rows: dict[int, Means], batches: int, samples: int, world: World) -> Means:
     # A rank may have no batch at all, so the names come from the first rank that has one.
     names = next(
         n for n in world.all_gather(sorted({k for row in rows.values() for k in row})) if n
@@ -91,3 +121,53 @@ def _mean(
             dist.all_reduce(table, group=world.control)
     totals = [sum(column) for column in table.T.tolist()]
     return {name: total / samples for name, total in zip(names, totals, strict=True)}
+
+
+def _finish(
+    workload: Workload, mine: list[Rows], means: Mapping[str, float], world: World
+) -> dict[str, Any]:
+    """What the user's function makes of all rows: called on rank 0, the same on every rank."""
+    assert workload.finish is not None
+    # Contiguous ranges of the split, so by rank they are in its order.
+    parts = [part for part in world.all_gather(_together(mine)) if part]
+    found: dict[str, Any] | None = None
+    if world.rank == 0:
+        with torch.no_grad():
+            returned: Mapping[str, object] = workload.finish(_together(parts))
+        if not isinstance(returned, Mapping):
+            raise TrainError(f"finish returned a {type(returned).__name__}, not names with numbers")
+        found = {name: _numbers(name, value) for name, value in returned.items()}
+        for name in found:
+            _refuse_reserved(name)
+            if name in means:
+                raise TrainError(
+                    f"metric {name!r} comes from metrics and from finish; name one of them otherwise"
+                )
+    result: dict[str, Any] = world.all_gather(found)[0]
+    return result
+
+
+def _together(parts: list[Rows]) -> Rows:
+    names = list(parts[0]) if parts else []
+    shapes = [{name: tuple(rows.shape[1:]) for name, rows in part.items()} for part in parts]
+    for shape in shapes:
+        if shape != shapes[0]:
+            raise TrainError(
+                f"metrics returned rows of other names or shapes for another batch: {shapes[0]}, then "
+                f"{shape}; they have to fit together (fill up to a fixed length, for one)"
+            )
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
+
+
+def _numbers(name: str, value: object) -> Any:
+    """A number, or lists of numbers, as JSON has them. Raises TrainError."""
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_numbers(name, each) for each in value]
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TrainError(
+            f"metric {name!r}: finish returned a {type(value).__name__}, not a number or a list of them"
+        ) from None

@@ -62,5 +62,7 @@ class MetricsLog:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
     # JSON has no NaN; a loss that diverged is still worth a row that every parser reads.
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

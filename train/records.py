@@ -99,9 +99,10 @@ class Records:
         if lost is not None:
             raise lost
 
-    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+    def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
         self._row("eval", step, **metrics)
-        text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
+        text = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
         self.say(f"eval at step {step}  {text}")
 
     def save_last(self, state: State, leaving: bool = False, goes_on: bool = False) -> str:

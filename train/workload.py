@@ -74,7 +74,9 @@ class Workload:
 
     `loss(model, batch)` returns a scalar tensor, the mean over the micro-batch; `model` is to be
     called, not reached into. `metrics(model, batch)` returns scalars, each a mean over the
-    micro-batch, weighed by samples at evaluation; the loss itself is always evaluated.
+    micro-batch, weighed by samples at evaluation; the loss itself is always evaluated. For what is no
+    mean of batches there is `finish(rows)`: with it, `metrics` may also return tensors [samples, ...],
+    and `finish` makes numbers (or lists of them) of those of the whole split, in the split's order.
     `optimizer(model, lr)` replaces the one named in the spec. `schedule(step, steps)` replaces the
     spec's schedule and warm-up: what the learning rate is multiplied by in step `step` of `steps`, from
     0, by nothing but these two. `log(row)` is called on rank 0 with each row of metrics.jsonl. `unit`
@@ -86,6 +88,7 @@ class Workload:
     loss: Callable[[nn.Module, Any], torch.Tensor]
     eval_dataset: Dataset | None = None
     metrics: Callable[[nn.Module, Any], Mapping[str, torch.Tensor]] | None = None
+    finish: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]] | None = None
     optimizer: Callable[[nn.Module, float], torch.optim.Optimizer] | None = None
     schedule: Callable[[int, int], float] | None = None
     log: Callable[[dict[str, Any]], None] | None = None
@@ -213,10 +216,17 @@ def _as_workload(name: str, result: Any) -> Workload:
         raise TrainError(
             f"workload {name!r}: model is a {type(workload.model).__name__}, not a torch.nn.Module"
         )
-    for part in ("loss", "metrics", "optimizer", "schedule", "log", "collate"):
+    for part in ("loss", "metrics", "finish", "optimizer", "schedule", "log", "collate"):
         value = getattr(workload, part)
         if value is not None and not callable(value):
             raise TrainError(f"workload {name!r}: {part} is not callable")
+    if workload.finish is not None and workload.metrics is None:
+        raise TrainError(f"workload {name!r}: finish has nothing to work on without metrics")
+    _check_data(name, workload)
+    return workload
+
+
+def _check_data(name: str, workload: Workload) -> None:
     for part in ("dataset", "eval_dataset"):
         value = getattr(workload, part)
         if value is None:
@@ -228,7 +238,6 @@ def _as_workload(name: str, result: Any) -> Workload:
             )
         if len(value) == 0:
             raise TrainError(f"workload {name!r}: {part} is empty")
-    return workload
 
 
 def _did_you_mean(word: str, known: Any) -> str:

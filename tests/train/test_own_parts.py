@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.real.jobs import assert_same_bits, rows
 from tests.train import own_parts
@@ -88,6 +89,47 @@ def test_a_logger_that_fails_costs_nothing_and_is_told_of_once(tmp_path: Path) -
     assert "own_parts.py:" in bad.output.partition(said)[2].splitlines()[0]
     assert bad.output.count("log failed") == 1
     assert len(rows(tmp_path / "bad", "step")) == 6
+
+
+@pytest.mark.parametrize(
+    "samples", [11, 4]
+)  # the last batch is smaller; two of three ranks have one
+def test_metrics_that_are_no_means_are_the_same_on_any_number_of_processes(
+    samples: int, tmp_path: Path
+) -> None:
+    flags = ["--micro-batch-size=3", "--eval-every=3", f"--arg=samples={samples}"]
+    told = []
+    for processes in (1, 2, 3):
+        done = completed(tmp_path / str(processes), "own_metrics", processes, *flags)
+        told.append([{**row, "time": 0, "attempt": 0} for row in rows(done.directory, "eval")])
+    assert told[0] == told[1] == told[2]
+    last = told[0][-1]
+    assert [row["step"] for row in told[0]] == [3, 6]
+    matrix = torch.tensor(last["confusion"])
+    assert matrix.sum() == samples
+    assert last["accuracy"] == pytest.approx(float(matrix.diag().sum()) / samples)
+    assert last["perplexity"] > 1.0
+    assert f"f1 {last['f1']:.4f}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("wide", "metric 'wide' has the shape (1, 3) for a batch of 3; give a row for each sample"),
+        ("ragged", "metrics returned rows of other names or shapes for another batch"),
+        ("step", "metric 'step': metrics.jsonl uses kind, step"),
+        ("time", "metric 'time': metrics.jsonl uses kind, step"),
+        ("word", "metric 'f1': finish returned a str, not a number"),
+        ("twice", "metric 'accuracy' comes from metrics and from finish"),
+        ("none", "finish returned a NoneType, not names with numbers"),
+    ],
+)
+def test_what_finish_cannot_be_given_or_return_is_named(
+    kind: str, why: str, tmp_path: Path
+) -> None:
+    done = trained(tmp_path, "own_metrics", 2, f'--arg=kind="{kind}"', "--micro-batch-size=3")
+    assert 1 in done.codes
+    assert why in done.status
 
 
 def test_augmentation_in_the_dataset_gives_the_same_bits(tmp_path: Path) -> None:
