@@ -60,6 +60,10 @@ class RunConfig:
     rendezvous_timeout: float
     collective_timeout: float
     eval_every: int
+    best_metric: str
+    best_mode: str
+    patience: int
+    min_delta: float
     log_every: int
     checkpoint_dir: str
     checkpoint_store: str
@@ -88,6 +92,8 @@ def parse(argv: Sequence[str]) -> RunConfig:
             f"--global-batch-size={config.global_batch_size} is not a multiple of "
             f"--micro-batch-size={config.micro_batch_size}"
         )
+    if config.patience and not config.best_metric:
+        parser.error("--patience needs --best-metric, to know what is to improve")
     if config.elastic and (config.world_size or config.shares):
         parser.error(
             "--elastic leaves the number of processes open, --world-size and --shares fix it"
@@ -137,6 +143,15 @@ def build_parser() -> argparse.ArgumentParser:
     add("--rendezvous-timeout", type=seconds, default=120.0, help="to join the process group")
     add("--collective-timeout", type=seconds, default=300.0, help="for a peer in a collective")
     add("--eval-every", type=_at_least(0), default=0, help="steps; 0: only at the end")
+    add("--best-metric", default="", help="of the evaluations: its best checkpoint is kept")
+    add("--best-mode", choices=("min", "max"), default="min", help="which is better: less, or more")
+    add(
+        "--patience",
+        type=_at_least(0),
+        default=0,
+        help="evaluations in a row without an improvement that end the training; 0: it goes on",
+    )
+    add("--min-delta", type=_not_negative, default=0.0, help="what is no improvement yet")
     add("--log-every", type=_at_least(1), default=10, help="steps between progress lines")
     add("--checkpoint-dir", required=True)
     add(

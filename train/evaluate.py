@@ -19,7 +19,7 @@ from train.data import batch_reader, ranges, to_device
 from train.errors import TrainError
 from train.health.phase import WAITING
 from train.parallel.process_group import World
-from train.workload import Workload
+from train.workload import Dataset, Workload
 
 RESERVED = ("kind", "step", "attempt", "generation", "time")
 
@@ -36,10 +36,35 @@ def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, A
     dataset = workload.eval_dataset
     if dataset is None:
         return {}
-    size = config.micro_batch_size
-    batches = -(-len(dataset) // size)
+    batches = -(-len(dataset) // config.micro_batch_size)
     each, more = divmod(batches, world.size)
     mine = ranges([each + (r < more) for r in range(world.size)])[world.rank]
+    means, rows = _measure_batches(workload, dataset, mine, world.device, config)
+    found: dict[str, Any] = {**_mean(means, batches, len(dataset), world)}
+    if workload.finish is not None:
+        rng.set_global_for_data(rng.derive(config.seed, rng.EVAL, batches), world.device)
+        found |= _finish(workload, rows, found, world)
+    return found
+
+
+def names(workload: Workload, device: torch.device, config: RunConfig) -> set[str] | None:
+    """What the metrics are called, by the first batch of the split: None where `finish` needs more."""
+    assert workload.eval_dataset is not None
+    means, rows = _measure_batches(workload, workload.eval_dataset, range(1), device, config)
+    if workload.finish is None:
+        return set(means[0])
+    try:
+        with torch.no_grad():
+            return {*means[0], *workload.finish(rows[0])}
+    except Exception:  # noqa: BLE001 - with a batch of one class, say; an evaluation will tell
+        return None
+
+
+def _measure_batches(
+    workload: Workload, dataset: Dataset, mine: range, device: torch.device, config: RunConfig
+) -> tuple[dict[int, Means], list[Rows]]:
+    """The means and the rows of these batches; nothing of the model is changed."""
+    size = config.micro_batch_size
     read = batch_reader(dataset, workload.collate)
     means: dict[int, Means] = {}
     rows: list[Rows] = []
@@ -51,8 +76,8 @@ def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, A
         with torch.no_grad():
             for n in mine:
                 indices = list(range(n * size, min((n + 1) * size, len(dataset))))
-                rng.set_global_for_data(rng.derive(config.seed, rng.EVAL, n), world.device)
-                batch = to_device(read(indices), world.device)
+                rng.set_global_for_data(rng.derive(config.seed, rng.EVAL, n), device)
+                batch = to_device(read(indices), device)
                 means[n], of_samples = _measure(workload, batch, len(indices))
                 rows.append(of_samples)
     finally:
@@ -60,11 +85,7 @@ def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, A
         for buffer, before in kept:
             if not torch.equal(buffer, before):
                 buffer.copy_(before)
-    found: dict[str, Any] = {**_mean(means, batches, len(dataset), world)}
-    if workload.finish is not None:
-        rng.set_global_for_data(rng.derive(config.seed, rng.EVAL, batches), world.device)
-        found |= _finish(workload, rows, found, world)
-    return found
+    return means, rows
 
 
 def _measure(workload: Workload, batch: object, samples: int) -> tuple[Means, Rows]:

@@ -6,11 +6,15 @@ imported can look too.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
 
+from train.files import read_file
+
 MARKER = "checkpoint.json"
+BEST = "best.json"  # names the checkpoint of the best evaluation, which retention leaves alone
 _NAME = re.compile(r"step-(\d{9,})")
 
 
@@ -38,6 +42,23 @@ def steps_on_disk(directory: Path) -> list[int]:
         return []
     found = (match for match in map(_NAME.fullmatch, names) if match)
     return sorted(int(match[1]) for match in found if _is_there(directory / match[0] / MARKER))
+
+
+def best_step(directory: Path) -> int | None:
+    """The step that best.json names; None where there is none, or it makes no sense."""
+    try:
+        return parse_best(read_file(directory / BEST))
+    except OSError:
+        return None
+
+
+def parse_best(content: bytes) -> int | None:
+    """The step that this content of best.json names; None where it makes no sense."""
+    try:
+        step = json.loads(content)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return step if type(step) is int else None
 
 
 def _is_there(path: Path) -> bool:

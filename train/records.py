@@ -21,7 +21,7 @@ from train.checkpoint.saver import NotInStoreError, SaveFailedError, Saver
 from train.console import Progress, clock, say
 from train.errors import TrainError
 from train.files import replace_file
-from train.layout import step_directory
+from train.layout import BEST, best_step, step_directory
 from train.lock import Fence
 from train.metrics import MetricsLog
 from train.state import State
@@ -48,13 +48,15 @@ class Records:
         fence.check()  # building the model may have taken its time
         self._directory, self._fence = directory, fence
         self._plan, self._last_step = trainer.plan, trainer.last_step
-        self._remote = remote
+        self._remote, self._selection = remote, trainer.state.selection
         self._began = time.monotonic()
         self._warned = False
         self._has_last = True
         config, world, workload = trainer.config, trainer.world, trainer.workload
         start_step = trainer.state.step
         disk.remove_leftovers(directory)
+        if (best_step(directory) or 0) > start_step:  # it is evaluated again
+            (directory / BEST).unlink(missing_ok=True)
         meta = _describe_run(trainer, fence)
         text = json.dumps(meta, indent=1, sort_keys=True) + "\n"
         with _named_for_good():
@@ -81,18 +83,21 @@ class Records:
         self.saver.begin(start_step)
 
     def stepped(self, state: State, loss: float, lr: float) -> None:
-        """One more step is complete: its row, the progress line, a checkpoint if one is due.
-
-        The row is written before the checkpoint is begun: what is committed is on record.
-        """
+        """One more step is complete: its row, and the progress line."""
         first, end = self._plan.span(state.step - 1)
         self._row("step", state.step, loss=loss, lr=lr, samples=[first, end])
         self._progress.update(state.step, loss, lr)
         if not math.isfinite(loss) and not self._warned:
             self._warned = True
             self.say(f"the loss is {loss} at step {state.step}; the rows before it may tell why")
-        if state.step < self._last_step and self.saver.due(state.step):
-            self.saver.save(state)
+
+    def commit(self, state: State, is_best: bool) -> None:
+        """A checkpoint if one is due, or if its evaluation was the best so far.
+
+        After the rows of its step: what is committed is on record. Raises FencedOffError.
+        """
+        if is_best or (state.step < self._last_step and self.saver.due(state.step)):
+            self.saver.save(state, is_best)
         lost = self.saver.fenced_off
         if lost is None and self._remote is not None:
             lost = self._remote.lost
@@ -104,6 +109,13 @@ class Records:
         numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
         text = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
         self.say(f"eval at step {step}  {text}")
+
+    def mark_best(self, state: State) -> None:
+        """The evaluation after the last checkpoint was the best. Raises FencedOffError."""
+        try:
+            self.saver.mark_best(state)
+        except OSError as error:
+            self.say(f"{BEST} cannot be written ({error.strerror}), which names step {state.step}")
 
     def save_last(self, state: State, leaving: bool = False, goes_on: bool = False) -> str:
         """The last checkpoint. Returns why it failed, or "". Raises FencedOffError.
@@ -151,6 +163,19 @@ class Records:
         why = f" ({reason})" if reason else ""
         weights = f"; the weights: {place}/model.pt" if self._has_last else ""
         say(f"{word} at step {step}{why}, {spent} after the start{weights}")
+        self._say_best()
+
+    def _say_best(self) -> None:
+        selection, best = self._selection, best_step(self._directory)
+        if best is None or best != selection.best_step:
+            return
+        place = step_directory(self._directory, best)
+        where = (
+            place if place.is_dir() else f"{place.name} on the host, or in the store, that wrote it"
+        )
+        say(
+            f"best {selection.metric}: {selection.best:.6g}, at step {best}; the weights: {where}/model.pt"
+        )
 
     def leave(self, step: int, why: str) -> None:
         """The job goes on in another world, whose rank 0 writes records of its own. `why` there is no

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from train.selection import Selection
+
 
 @dataclass
 class State:
@@ -15,3 +17,4 @@ class State:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     step: int
+    selection: Selection

@@ -29,7 +29,7 @@ from train.data import (
     to_device,
 )
 from train.errors import EXIT_CHANGED, TrainError
-from train.evaluate import evaluate
+from train.evaluate import evaluate, names
 from train.fatal_error import FatalErrorBroadcast
 from train.health.phase import (
     BACKWARD,
@@ -58,6 +58,7 @@ from train.parallel.step_exchange import StepExchange, StepResult
 from train.records import Records
 from train.replaced import Replacement
 from train.scheduler import VARIABLE
+from train.selection import Selection
 from train.state import State
 from train.stop import BY_SIGNAL, PREEMPTED, StopRequest, foremost
 from train.workload import Context, load_workload
@@ -126,6 +127,8 @@ def run(
         # Before DDP, which would quietly give every rank the parameters of rank 0.
         with doing("comparing the parameters"):
             startup.check_equal(trainer.state.model, trainer.last_step, world)
+        with doing("looking at the metrics"):
+            trainer.check_metrics()
         with doing("connecting the ranks"):
             trainer.connect()
         if fence is not None:
@@ -201,7 +204,8 @@ class Trainer:
             self.last_step = config.steps
         scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
         optimizer = build_optimizer(self.workload, config)
-        self.state = State(self.workload.model, optimizer, scaler, step=0)
+        selection = Selection(config)
+        self.state = State(self.workload.model, optimizer, scaler, step=0, selection=selection)
         # Here, because it reads the base rates: in a checkpoint's optimizer they are scheduled already.
         own = self.workload.schedule
         self.learning_rate = LearningRate(optimizer, config, self.last_step, own)
@@ -225,6 +229,17 @@ class Trainer:
                 f"{self.last_step} steps asked for; ask for more steps or use another checkpoint.dir"
             )
         return assembly.members[found.rank].host if found.rank else ""
+
+    def check_metrics(self) -> None:
+        """Raise TrainError on every rank when the metric that is to be the best is none."""
+        selection, workload = self.state.selection, self.workload
+        if not selection.metric:
+            return
+        found = None
+        if workload.eval_dataset is not None:
+            with self.autocast():
+                found = names(workload, self.world.device, self.config)
+        selection.check(workload.eval_dataset is not None, found)
 
     def connect(self) -> None:
         """Set up what the ranks exchange in a step. Every rank holds the same parameters by now."""
@@ -263,19 +278,35 @@ class Trainer:
     def take_steps(self, batches: Iterator[Any]) -> Outcome:
         """The steps that are left, each with its records, evaluation and agreement."""
         self.gradients.ddp.train()
-        while self.state.step < self.last_step:
+        selection = self.state.selection
+        if selection.metric and self.state.step and selection.evaluated != self.state.step:
+            # The last checkpoint of a shorter run is from before the evaluation of its step.
+            self._commit(self._evaluation_is_due() and self.evaluate())
+        while self.state.step < self.last_step and not selection.verdict:
             lr = self.learning_rate.set_for(self.state.step)
             result = self.train_step(batches)
             self.state.step += 1
             NOW.name = RECORDS
             if self.records is not None:
                 self.records.stepped(self.state, result.loss, lr)
-            if self.state.step < self.last_step:
-                if self.config.eval_every and self.state.step % self.config.eval_every == 0:
-                    self.evaluate()
-                if result.stop or result.leave:
-                    return Outcome.STOPPED if result.stop else Outcome.LEFT
+            self._commit(self._evaluation_is_due() and self.evaluate())
+            if self.state.step == self.last_step or selection.verdict:
+                break
+            if result.stop or result.leave:
+                return Outcome.STOPPED if result.stop else Outcome.LEFT
         return Outcome.DONE
+
+    def _evaluation_is_due(self) -> bool:
+        """Not after the last step: there it comes when the last checkpoint is written."""
+        every, step = self.config.eval_every, self.state.step
+        return step < self.last_step and every > 0 and step % every == 0
+
+    def _commit(self, is_best: bool) -> None:
+        if self.records is not None:
+            self.records.commit(self.state, is_best)
+        if is_best:
+            # Rank 0 may have to wait for the checkpoint before it, longer than a collective waits for rank 0.
+            self.world.broadcast(f"best/{self.state.step}", "", LAST_SAVE_S)
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
         """One optimizer step: this rank's micro-batches, the reduction, the update."""
@@ -323,12 +354,14 @@ class Trainer:
                 buffers.combine(result.changed_buffers)
         return result
 
-    def evaluate(self) -> None:
-        """Evaluate on the held-out split, where there is one, and record the metrics."""
+    def evaluate(self) -> bool:
+        """Evaluate on the held-out split, where there is one, and record the metrics. Whether they are the
+        best so far."""
         with doing(EVALUATION), self.autocast():
             metrics = evaluate(self.workload, self.world, self.config)
         if metrics and self.records is not None:
             self.records.evaluated(self.state.step, metrics)
+        return self.state.selection.observe(self.state.step, metrics)
 
     def finish(self, outcome: Outcome) -> None:
         """Make the end durable. Raises TrainError on every rank when rank 0 could not."""
@@ -336,6 +369,8 @@ class Trainer:
         if outcome is Outcome.STOPPED:
             # Only some may know it, and each host's status is to say the same.
             reason = foremost(self.world.all_gather(self.stop.reason))
+        if outcome is Outcome.DONE and self.state.step < self.last_step:
+            reason = self.state.selection.verdict
         taken = outcome is Outcome.STOPPED and reason.startswith((PREEMPTED, BY_SIGNAL))
         has_store = bool(self.config.checkpoint_store)
         timeout_s = startup.STORE_S if has_store else LAST_SAVE_S
@@ -352,13 +387,19 @@ class Trainer:
             agreement.agree(self.world, "last checkpoint", why, timeout_s)
             # After the checkpoint: a fault in an evaluation must not cost the training.
             if outcome is Outcome.DONE:
-                self.evaluate()
+                self._evaluate_last()
             if self.records is not None:
                 self.records.close(outcome.value, self.state.step, reason)
         if self.host is not None:
             word = "running" if outcome is Outcome.LEFT else outcome.value
             self.host.write(word, self.state.step, reason)
         self.stop.close()
+
+    def _evaluate_last(self) -> None:
+        if self.state.selection.evaluated == self.state.step:
+            return
+        if self.evaluate() and self.records is not None:
+            self.records.mark_best(self.state)
 
     def _asked_to_end(self) -> tuple[bool, bool]:
         """Whether this rank wants to stop, to leave. Of all ranks one is enough; a stop goes first."""

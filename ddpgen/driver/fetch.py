@@ -29,7 +29,7 @@ from .session import Trouble, place
 from .ssh import Ssh
 
 MARKER, METRICS = "checkpoint.json", "metrics.jsonl"
-MANIFEST, STATUS = "manifest.json", "status"
+MANIFEST, STATUS, BEST = "manifest.json", "status", "best.json"
 _STEP = re.compile(r"step-\d{9,}")
 _STAGE = ".fetched"
 # A job that runs from a directory touches its lock every 5 s.
@@ -74,7 +74,7 @@ async def fetch(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen, target: Path) 
     return DONE
 
 
-_SMALL = (f"/{METRICS}", f"/{MANIFEST}", f"/{STATUS}")
+_SMALL = (f"/{METRICS}", f"/{MANIFEST}", f"/{STATUS}", f"/{BEST}")
 
 
 class _Wire:
@@ -219,7 +219,7 @@ def _put_small(stage: Path, target: Path, screen: Screen) -> None:
                 aside = _free(path)
                 os.rename(path, aside)
                 screen.say(f"{path.name} was another's, or more: it is kept as {aside.name}")
-    for name in (METRICS, MANIFEST, STATUS):
+    for name in (METRICS, MANIFEST, STATUS, BEST):
         if (stage / name).is_file():
             os.rename(stage / name, target / name)
 

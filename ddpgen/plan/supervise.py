@@ -268,6 +268,12 @@ def _training(train: Train) -> Iterator[Word]:
     yield from _unusual(
         *((name.replace("_", "-"), getattr(train, name), usual[name]) for name in _FLAGS.split())
     )
+    if train.best:
+        yield f"--best-metric={train.best.metric}"
+        yield from _unusual(("best-mode", train.best.mode or "min", "min"))
+    if train.early_stop:
+        yield f"--patience={train.early_stop.patience}"
+        yield from _unusual(("min-delta", train.early_stop.min_delta, 0.0))
     if train.find_unused_parameters:
         yield "--find-unused-parameters"
 

@@ -191,6 +191,37 @@ class Stop:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
+class Best:
+    """Which evaluation is the best."""
+
+    metric: str = setting(
+        Text(r"[^\0\s]+", "the name of a metric, like loss or accuracy"),
+        "A metric of the evaluations; an unknown one is an error before the first step.",
+        "loss",
+    )
+    mode: str | None = setting(
+        Choice("min", "max"),
+        "Whether less of it is better, or more. The wrong one keeps the worst. Left out: min, for `loss`; "
+        "any other metric needs it.",
+        None,
+    )
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class EarlyStop:
+    """When evaluations that get no better end the training."""
+
+    patience: int = setting(
+        Whole(1),
+        "After so many evaluations in a row that are no better the training is done (exit code 0). Too few, "
+        "and noise ends it.",
+    )
+    min_delta: float = setting(
+        Number(low=0), "An improvement of no more than this does not count as one.", 0.0
+    )
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Train:
     """What is trained, on how much, and how."""
 
@@ -313,6 +344,17 @@ class Train:
         Steps(),
         'Evaluate on the held-out data every so many steps; "0 steps" means only at the end.',
         0,
+    )
+    best: Best | None = setting(
+        Group(Best, shorthand="metric"),
+        "Keep the checkpoint of the best evaluation beside the newest ones, and name it in best.json. Left "
+        "out, it goes with the others.",
+        None,
+    )
+    early_stop: EarlyStop | None = setting(
+        Group(EarlyStop),
+        "End the training when the metric of `best` gets no better. Left out, it goes on to the last step.",
+        None,
     )
     log_every: int = setting(Steps(1), "A line of progress every so many steps.", 10)
     args: Mapping[str, Any] | tuple[str, ...] = setting(

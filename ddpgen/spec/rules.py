@@ -77,6 +77,7 @@ def conflicts(job: JobSpec) -> Iterable[Conflict]:
         _machines(job),
         _devices(job),
         _numerics(job),
+        _evaluations(job.train),
         _places(job),
     )
 
@@ -283,6 +284,21 @@ def _numerics(job: JobSpec) -> Iterator[Conflict]:
             "write optimizer: sgd, or leave it out",
             False,
         )
+
+
+def _evaluations(train: Train) -> Iterator[Conflict]:
+    best = train.best
+    if train.early_stop and not best:
+        what = "does not say what is to get better"
+        remedy = "write best: loss beside it, or best: {metric: accuracy, mode: max}"
+        yield Conflict(("train.early_stop", "train.best"), what, remedy)
+    if best and best.metric != "loss" and best.mode is None:
+        what = f"does not say whether less {show(best.metric)} is better, or more"
+        remedy = f"write best: {{metric: {best.metric}, mode: max}}, or mode: min"
+        yield Conflict(("train.best", "train.best.mode"), what, remedy)
+    if best and train.workload and not train.eval_every:
+        what = "has one evaluation to choose from, at the end"
+        yield Conflict(("train.best", "train.eval_every"), what, "write eval_every: 100 steps")
 
 
 def _places(job: JobSpec) -> Iterator[Conflict]:

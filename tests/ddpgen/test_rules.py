@@ -66,6 +66,15 @@ def spec(**changes: object) -> str:
             {"train": "reduction: allreduce\n  comm_hook: powersgd"},
             "13:14: train.comm_hook: comm_hook powersgd needs nccl",
         ),
+        (
+            {"train": "early_stop: {patience: 2}"},
+            "12:15: train.early_stop: does not say what is to",
+        ),
+        (
+            {"train": "best: accuracy\n  eval_every: 5 steps"},
+            '12:9: train.best: does not say whether less "accuracy" is better, or more',
+        ),
+        ({"train": "best: loss"}, "12:9: train.best: has one evaluation to choose from"),
         ({"procs": 3, "train": "reduction: allreduce"}, "3:17: procs_per_node: 4 micro-batches"),
         ({"what": "{workload: m.py:build, steps: 100}"}, "8:13: train.workload: m.py is a file"),
         ({"top": "env: {RANK: 0}"}, "6:13: env.RANK: is set by bash, torchrun or the launch"),

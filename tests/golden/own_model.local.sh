@@ -24,5 +24,6 @@ exec python3 -m train supervise local \
   torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 --max-restarts=3 \
     --monitor-interval=0.1 -- \
   run --workload=my_model.py:build --steps=300 --global-batch-size=32 --micro-batch-size=8 --lr=0.01 \
-    --eval-every=100 --log-every=20 --backend=gloo --checkpoint-every='100 steps' --code-dir=code \
-    --checkpoint-dir={checkpoint_dir} --arg=dropout=0.2 --arg=width=48 -- "$@"
+    --eval-every=100 --log-every=20 --best-metric=accuracy --best-mode=max --backend=gloo \
+    --checkpoint-every='100 steps' --code-dir=code --checkpoint-dir={checkpoint_dir} --arg=dropout=0.2 \
+    --arg=width=48 -- "$@"

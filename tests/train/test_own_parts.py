@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.real.jobs import assert_same_bits, rows
+from tests.real.jobs import assert_same_bits, checkpoints, rows
 from tests.train import own_parts
 from tests.train.workers import Run, run
+from train.checkpoint import disk
 
 PARTS = Path(__file__).with_name("own_parts.py")
 
@@ -130,6 +133,127 @@ def test_what_finish_cannot_be_given_or_return_is_named(
     done = trained(tmp_path, "own_metrics", 2, f'--arg=kind="{kind}"', "--micro-batch-size=3")
     assert 1 in done.codes
     assert why in done.status
+
+
+BEST = ("--eval-every=2", "--best-metric=quality", "--best-mode=max", "--steps=20")
+VALUES = [0.3, 0.6, 0.5, None, 0.61, 0.59, 0.61, 0.2, 0.1]
+
+
+def values(*found: float | None) -> str:
+    return f"--arg=values={json.dumps(found or VALUES)}"
+
+
+def best_of(directory: Path) -> tuple[int, float]:
+    found = json.loads((directory / "best.json").read_text())
+    assert (directory / found["weights"]).is_file()
+    return found["step"], round(found["value"], 6)
+
+
+def kept(directory: Path) -> list[int]:
+    return [int(path.name[5:]) for path in checkpoints(directory)]
+
+
+def test_the_best_checkpoint_outlives_the_rotation(tmp_path: Path) -> None:
+    flags = (*BEST, "--checkpoint-every=1 steps", "--checkpoint-keep=2")
+    done = completed(tmp_path, "measured", 2, *flags, values())
+    assert best_of(tmp_path) == (10, 0.61)
+    assert kept(tmp_path) == [10, 19, 20]
+    assert "best quality: 0.61, at step 10; the weights: " in done.output
+    at_best = torch.load(tmp_path / "step-000000010" / "model.pt", weights_only=True)
+    assert at_best["steps"] == 10
+
+
+def test_the_last_evaluation_may_be_the_best(tmp_path: Path) -> None:
+    completed(tmp_path, "measured", 2, *BEST, "--steps=7", values(0.1, 0.2, 0.15, 0.3))
+    assert best_of(tmp_path) == (4, 0.2)
+    flags = (*BEST, "--checkpoint-keep=1")
+    completed(tmp_path, "measured", 1, *flags, "--steps=8", values(0.1, 0.2, 0.15, 0.3))
+    assert best_of(tmp_path) == (8, 0.3)
+    assert kept(tmp_path) == [8]
+
+
+def test_less_may_be_better_and_what_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+    flags = ("--eval-every=2", "--best-metric=quality", "--steps=9", values(None, 2.0, 1.5, None))
+    completed(tmp_path, "measured", 1, *flags)
+    assert best_of(tmp_path) == (6, 1.5)
+
+
+EARLY = (*BEST, "--patience=3", "--min-delta=0.05")
+REASON = (
+    "early stop: quality has not improved by more than 0.05 in 3 evaluations; best: 0.61 at step 10"
+)
+
+
+def test_training_ends_when_no_evaluation_is_better_any_more(tmp_path: Path) -> None:
+    whole = completed(tmp_path / "whole", "measured", 1, *EARLY, values())
+    # 0.6 at step 4 is what counts: 0.61 is the best, but not better by 0.05.
+    assert whole.status.split(maxsplit=3)[0::2] == ["done", "10"]
+    assert whole.status.split(maxsplit=3)[3].strip() == REASON
+    assert f"done at step 10 ({REASON})" in whole.output
+    again = completed(tmp_path / "whole", "measured", 2, *EARLY, values())
+    assert "resuming at step 10 of 20" in again.output
+    assert again.status.split(maxsplit=3)[2:] == ["10", REASON + "\n"]
+    assert len(rows(whole.directory, "eval")) == 5
+    # With more patience it goes on from there.
+    more = completed(tmp_path / "whole", "measured", 2, *BEST, "--patience=5", values())
+    assert more.status.split()[2] == "20"
+
+
+@pytest.mark.parametrize("after", [20, 31, 40, 50])
+def test_a_kill_changes_neither_the_best_nor_the_end(after: int, tmp_path: Path) -> None:
+    whole = completed(tmp_path / "whole", "measured", 1, *EARLY, values())
+    halves = killed_and_resumed(tmp_path, "measured", *EARLY, values(), f"--arg=after={after}")
+    assert halves.status.split(maxsplit=3)[2:] == whole.status.split(maxsplit=3)[2:]
+    assert best_of(halves.directory) == best_of(whole.directory) == (10, 0.61)
+    assert_same_bits(halves.tensors(), whole.tensors())
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5, 8])
+def test_a_longer_run_decides_as_the_undisturbed_one(steps: int, tmp_path: Path) -> None:
+    whole = completed(tmp_path / "whole", "measured", 1, *EARLY, values())
+    completed(tmp_path / "parts", "measured", 2, *EARLY, f"--steps={steps}", values())
+    parts = completed(tmp_path / "parts", "measured", 3, *EARLY, values())
+    assert parts.status.split(maxsplit=3)[2:] == whole.status.split(maxsplit=3)[2:]
+    assert best_of(parts.directory) == best_of(whole.directory)
+    assert_same_bits(parts.tensors(), whole.tensors())
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "why"),
+    [
+        (
+            "measured",
+            ["--best-metric=qualty"],
+            "no metric 'qualty'; did you mean 'quality'? (it has",
+        ),
+        ("augmented", ["--best-metric=f1"], "no metric 'f1' (it has loss)"),
+        ("own_metrics", ["--best-metric=confusion"], "metric 'confusion' is a list of numbers"),
+        ("no_split", ["--best-metric=loss"], "the workload has no eval_dataset; give it one"),
+    ],
+)
+def test_a_metric_that_is_none_is_named_before_the_first_step(
+    name: str, flags: list[str], why: str, tmp_path: Path
+) -> None:
+    more = [values()] if name == "measured" else []
+    done = trained(tmp_path, name, 2, "--eval-every=2", *flags, *more)
+    assert why in done.status
+    assert name == "own_metrics" or not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_full_disk_keeps_the_best_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = disk.write
+
+    def full(directory: Path, step: int, *more: Any) -> None:
+        if step == 10:
+            raise OSError(errno.ENOSPC, "no space left")
+        real(directory, step, *more)
+
+    monkeypatch.setattr(disk, "write", full)
+    flags = (*BEST, "--checkpoint-every=1 steps", "--checkpoint-keep=2")
+    done = completed(tmp_path, "measured", 1, *flags, values())
+    assert "the checkpoint of step 10 could not be written" in done.output
+    assert best_of(tmp_path) == (4, 0.6)
+    assert kept(tmp_path) == [4, 19, 20]
 
 
 def test_augmentation_in_the_dataset_gives_the_same_bits(tmp_path: Path) -> None:

@@ -28,14 +28,15 @@ class Scripted(Trainer):
 
     def __init__(self, stop: int | None = None, leave: int | None = None) -> None:
         self.ends: Any = stop, leave
-        self.config: Any = SimpleNamespace(eval_every=None)
-        self.state: Any = SimpleNamespace(step=0)
+        self.config: Any = SimpleNamespace(eval_every=0)
+        self.state: Any = SimpleNamespace(step=0, selection=SimpleNamespace(metric="", verdict=""))
         self.last_step = 4
         self.learning_rate: Any = SimpleNamespace(set_for=lambda step: 0.1)
         self.gradients: Any = SimpleNamespace(ddp=SimpleNamespace(train=list))
         self.seen: list[tuple[int, float]] = []
         self.records: Any = SimpleNamespace(
-            stepped=lambda state, loss, lr: self.seen.append((state.step, loss))
+            stepped=lambda state, loss, lr: self.seen.append((state.step, loss)),
+            commit=lambda state, is_best: None,
         )
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 import torch
 
 from train.files import open_file, read_file
-from train.layout import MARKER, step_directory, steps_on_disk
+from train.layout import MARKER, best_step, step_directory, steps_on_disk
 
 _READ_BYTES = 1 << 22
 _MARKER_BYTES = 1 << 26
@@ -242,8 +242,12 @@ def _sync_directory(path: Path) -> None:
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints. Call it only after one was written whole."""
+    """Delete all but the newest `keep` checkpoints and the best one. Call it only after one was
+    written whole."""
+    best = best_step(directory)
     for step in steps_on_disk(directory)[:-keep]:
+        if step == best:
+            continue
         place = step_directory(directory, step)
         # The marker goes first: a half-deleted directory must not look like a checkpoint.
         with suppress(OSError):

@@ -24,7 +24,7 @@ from train.checkpoint.segments import Segments
 from train.console import say
 from train.errors import TrainError
 from train.files import replace_file
-from train.layout import MARKER, step_directory
+from train.layout import BEST, MARKER, best_step, parse_best, step_directory
 from train.lock import Fence, FencedOffError
 from train.scheduler import VARIABLE, Scheduled
 from train.status import Status
@@ -99,6 +99,7 @@ class RemoteCheckpoints:
         self._rows: list[str] = []
         self._said: set[str] = set()
         self.committed: int | None = None
+        self._best: int | None = None
 
     @property
     def name(self) -> str:
@@ -144,8 +145,9 @@ class RemoteCheckpoints:
             # Now, while the others wait without a limit.
             self._rows = list(self._store.list("metrics/"))
             self._segments_to(best).restore()
+            self._restore_best()
         except OSError as error:
-            self._complain("metrics.jsonl cannot be brought back from", error)
+            self._complain("metrics.jsonl and best.json cannot be brought back from", error)
 
     def resume(self, step: int) -> None:
         """The training goes on from `step`, and waits for the store no longer than is sensible."""
@@ -202,6 +204,7 @@ class RemoteCheckpoints:
             self.owner.check()
             if self._segments is not None:
                 self._segments.close()
+            self._write_best()
             status = (self._directory / "status").read_bytes()
             self._store.write("status", status)
             if status.startswith(b"done "):
@@ -328,6 +331,7 @@ class RemoteCheckpoints:
         """What is not worth losing a checkpoint over."""
         try:
             self._write_status("running", step)
+            self._write_best()
             self._prune()
         except OSError as error:
             self._complain("old checkpoints cannot be deleted in", error)
@@ -338,13 +342,30 @@ class RemoteCheckpoints:
         whole = [step for step in whole if step not in self._bad]
         kept = whole[-max(self._keep, _LEAST) :]
         for step in sorted(self._contents):
-            if step in kept or step > whole[-1]:
+            if step in kept or step == self._best or step > whole[-1]:
                 continue
             self.owner.check()
             # The marker goes first: what is left of it must not look like a checkpoint.
             for name in sorted(self._contents[step], key=lambda name: name != MARKER):
                 self._store.delete(f"{remote(step)}/{name}")
             del self._contents[step]
+
+    def _write_best(self) -> None:
+        """Name the best checkpoint, once the store has it; the one before it is kept until then."""
+        best = best_step(self._directory)
+        if best not in (None, self._best) and MARKER in self._contents.get(best or 0, {}):
+            self._store.write(BEST, (self._directory / BEST).read_bytes())
+            self._best = best
+
+    def _restore_best(self) -> None:
+        """best.json of the store, unless the one here is of a later step. Raises OSError."""
+        try:
+            content = self._store.read(BEST)
+        except FileNotFoundError:
+            return
+        self._best = parse_best(content)
+        if (self._best or 0) > (best_step(self._directory) or 0):
+            replace_file(self._directory / BEST, content)
 
     def _write_metrics(self, step: int) -> None:
         try:

@@ -66,6 +66,8 @@ def restore(state: State, found: Source) -> None:
         parts = found.load("optimizer.pt")
         state.optimizer.load_state_dict(parts["optimizer"])
         state.scaler.load_state_dict(parts["scaler"])
+        if "selection" in parts:
+            state.selection.load_state_dict(parts["selection"])
     except LostOnTheWayError:
         raise
     except OSError as error:

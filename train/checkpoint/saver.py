@@ -7,6 +7,7 @@ nothing of the loop that calls it.
 from __future__ import annotations
 
 import errno
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from train.checkpoint.disk import BackgroundWriter
 from train.checkpoint.interval import Interval
 from train.config import Period
 from train.console import say
+from train.files import replace_file
+from train.layout import BEST, step_directory
 from train.lock import Fence, FencedOffError
 from train.state import State
 
@@ -110,8 +113,9 @@ class Saver:
         assert seconds is not None
         return time.monotonic() - self._last_time >= seconds
 
-    def save(self, state: State) -> None:
-        """Take a checkpoint of the state as it is now; returns at once."""
+    def save(self, state: State, is_best: bool = False) -> None:
+        """Take a checkpoint of the state as it is now; returns at once, or when the one before it is
+        written. `is_best`: its evaluation was the best so far, so it is kept."""
         self._last_time = time.monotonic()
         step = state.step
         self._last_step = step
@@ -128,11 +132,20 @@ class Saver:
                 "scaler": state.scaler.state_dict(),
             },
         }
+        if state.selection.metric:
+            parts["optimizer.pt"]["selection"] = state.selection.state_dict()
+        best = _about_best(state) if is_best else b""
         self._writer.start(
             step,
             lambda: {name: disk.copy_tensors(part) for name, part in parts.items()},
-            lambda copies: self._write(step, copies),
+            lambda copies: self._write(step, copies, best),
         )
+
+    def mark_best(self, state: State) -> None:
+        """The last checkpoint, which is written, turned out to be the best. Raises OSError, FencedOffError."""
+        self._fence.check()
+        replace_file(self._directory / BEST, _about_best(state))
+        disk.prune(self._directory, self._keep)
 
     def settle(self) -> None:
         """Wait, within reason, for the checkpoint that is being written. Raises nothing."""
@@ -170,10 +183,12 @@ class Saver:
     def _name(self) -> str:
         return f"{self._fence.attempt}-{self._fence.generation}"
 
-    def _write(self, step: int, copies: dict[str, Any]) -> None:
+    def _write(self, step: int, copies: dict[str, Any], best: bytes) -> None:
         self._fence.check()
         disk.write(self._directory, step, copies, self._meta, self._name, self._fence.check)
         self._fence.check()
+        if best:
+            replace_file(self._directory / BEST, best)
         disk.prune(self._directory, self._keep)
         if not self._not_in_store:
             self._fault = None
@@ -251,6 +266,19 @@ class Saver:
             f"the checkpoint of step {step} could not be written ({_why(error)}); training goes on "
             "from memory, the checkpoint before it is kept, the next one is tried as planned"
         )
+
+
+def _about_best(state: State) -> bytes:
+    """best.json, for programs."""
+    selection, step = state.selection, state.step
+    about = {
+        "metric": selection.metric,
+        "mode": selection.mode,
+        "value": selection.best,
+        "step": step,
+        "weights": f"{step_directory(Path(), step)}/model.pt",
+    }
+    return json.dumps(about, indent=1).encode() + b"\n"
 
 
 def _without_numbers(text: str) -> str:

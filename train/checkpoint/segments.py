@@ -55,7 +55,7 @@ class Segments:
         size = 0
         for line, row in rows:
             size += len(line)
-            if row.get("kind") == "step" and int(row["step"]) <= step:
+            if row.get("kind") in ("step", "eval") and int(row["step"]) <= step:
                 end = size
         if not end:
             return

@@ -70,7 +70,8 @@ def at_end(end: End, results: str, again: str) -> Outcome:
         return Outcome(EXIT_FAILED, (taken,))
     at = f" at step {status.step}" if status.step else ""  # a user's script counts its steps itself
     if status.word == "done":
-        return Outcome(0, (f"done{at}; {results}",))
+        early = f" ({status.reason})" if status.reason else ""
+        return Outcome(0, (f"done{at}{early}; {results}",))
     if status.word == "stopped":
         return Outcome(EXIT_STOPPED, (f"stopped{at}; to go on: {again}",))
     if status.word == "failed":

@@ -271,7 +271,8 @@ def at_end(me: str, end: End) -> Outcome:
         return Outcome(EXIT_FAILED, (taken,))
     at = f" at step {status.step}" if status.step else ""  # a user's script counts its steps itself
     if status.word == "done":
-        return Outcome(0, (f"{me}: done{at}",))
+        early = f" ({status.reason})" if status.reason else ""
+        return Outcome(0, (f"{me}: done{at}{early}",))
     if status.word == "failed":
         return Outcome(EXIT_FAILED, (f"{me}: failed{at}: {status.reason or 'no reason given'}",))
     if status.word == "stopped":

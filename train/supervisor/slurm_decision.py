@@ -167,7 +167,8 @@ def _by_status(end: End) -> Finish | Return | None:
         return None
     at = f" at step {status.step}" if status.step else ""
     if status.word == "done" and end.code == 0:
-        return Finish(0, f"done{at}")
+        early = f" ({status.reason})" if status.reason else ""
+        return Finish(0, f"done{at}{early}")
     if status.word == "failed":
         return Finish(EXIT_FAILED, f"failed{at}: {status.reason or 'no reason given'}")
     if status.word == "stopped" and end.asked and end.stop != "user":

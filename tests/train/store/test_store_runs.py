@@ -146,6 +146,27 @@ def test_the_bits_do_not_depend_on_the_store(
     assert manifest == json.loads((done.directory / "manifest.json").read_text())
 
 
+def test_the_best_checkpoint_stays_in_the_store_for_a_new_machine(
+    tmp_path: Path, bucket: Path
+) -> None:
+    flags = (
+        f"--checkpoint-store={bucket}", EVERY_2, "--checkpoint-keep=2", "--eval-every=2",
+        "--best-metric=quality", "--best-mode=max", "--arg=values=[0.1, 0.9, 0.2]",
+    )  # fmt: skip
+    workload = f"{MODELS.with_name('own_parts.py')}:measured"
+    for name, steps in (("a", 10), ("b", 14), ("c", 16)):
+        done = run(tmp_path / name, workload, 2, f"--steps={steps}", *flags)
+        assert set(done.codes) == {0}, done.output
+        about = json.loads((tmp_path / name / "best.json").read_text())
+        assert (about["step"], about["value"]) == (4, pytest.approx(0.9))
+        assert (bucket / "best.json").read_bytes() == (tmp_path / name / "best.json").read_bytes()
+        assert whole_steps(bucket) == [4, steps - 2, steps]
+    assert (
+        "best quality: 0.9, at step 4; the weights: step-000000004 on the host, or in"
+        in done.output
+    )
+
+
 def test_without_a_store_none_of_it_is_imported() -> None:
     code = (
         "import sys; import train.trainer\n"

@@ -50,6 +50,7 @@ def test_what_a_driver_has_ended_leaves_it_to_the_driver_to_say_how_to_go_on() -
     [
         (End(1, status("done")), 0, ("done at step 7; HERE",)),
         (End(0, status("done", 0)), 0, ("done; HERE",)),
+        (End(0, status("done", 7, "early stop")), 0, ("done at step 7 (early stop); HERE",)),
         (End(1, status("stopped")), 75, (f"stopped at step 7; to go on: {AGAIN}",)),
         (End(0, status("failed", 7, "why")), 1, ("failed at step 7: why",)),
         (End(0, status("failed", 0)), 1, ("failed: no reason given",)),

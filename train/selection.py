@@ -1,0 +1,97 @@
+"""Which evaluation was the best, and when training ends because none has been better for long.
+
+Owns the comparison and its state. Every rank is given the same metrics and so decides the same; a
+checkpoint holds the state, so a resumed run decides what the undisturbed one does. Knows no files.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from train.config import RunConfig
+from train.errors import TrainError
+
+_STATE = ("metric", "mode", "evaluated", "best_step", "best", "reference", "waited")
+
+
+class Selection:
+    """`evaluated`: the step of the last evaluation. `best`, `best_step`: the best value and its step.
+
+    `reference`: what an evaluation has to improve on by more than `min_delta`; `waited`: how many in
+    a row have not.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.metric, self.mode = config.best_metric, config.best_mode
+        self._patience, self._min_delta = config.patience, config.min_delta
+        self.evaluated = 0
+        self.best_step = 0
+        self.best: float | None = None
+        self.reference: float | None = None
+        self.waited = 0
+
+    def check(self, has_split: bool, names: Iterable[str] | None) -> None:
+        """Before the first step: raise TrainError unless this metric is evaluated. `names`: of the
+        metrics, None where they are not known yet."""
+        if not has_split:
+            raise TrainError(
+                f"train.best asks for the best {self.metric}, and the workload has no eval_dataset; give "
+                "it one, or take train.best out"
+            )
+        if names is not None and self.metric not in names:
+            close = difflib.get_close_matches(self.metric, list(names), n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise TrainError(
+                f"train.best: the workload has no metric {self.metric!r}{meant} (it has "
+                f"{', '.join(sorted(names))})"
+            )
+
+    def observe(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        """Take in the evaluation of `step`; whether it is the best so far. Raises TrainError."""
+        self.evaluated = step
+        if not self.metric:
+            return False
+        value = metrics.get(self.metric)
+        if not isinstance(value, float):
+            got = "is missing" if value is None else "is a list of numbers"
+            raise TrainError(
+                f"train.best: metric {self.metric!r} {got} in the evaluation of step {step}"
+            )
+        if self._improves(value, self.reference, self._min_delta):
+            self.reference, self.waited = value, 0
+        else:
+            self.waited += 1
+        if not self._improves(value, self.best, 0.0):
+            return False
+        self.best, self.best_step = value, step
+        return True
+
+    def _improves(self, value: float, on: float | None, by: float) -> bool:
+        if on is None:
+            return value == value  # NaN is no improvement on nothing
+        return value > on + by if self.mode == "max" else value < on - by
+
+    @property
+    def verdict(self) -> str:
+        """Why training ends now; "" while it goes on."""
+        if not self._patience or self.waited < self._patience:
+            return ""
+        at_best = (
+            "never a number" if self.best is None else f"{self.best:.6g} at step {self.best_step}"
+        )
+        by = f" by more than {self._min_delta:g}" if self._min_delta else ""
+        return (
+            f"early stop: {self.metric} has not improved{by} in {self.waited} evaluations; "
+            f"best: {at_best}"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`, unless it is of another metric."""
+        if (state["metric"], state["mode"]) == (self.metric, self.mode):
+            for name in _STATE:
+                setattr(self, name, state[name])
