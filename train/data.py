@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -224,6 +224,18 @@ def micro_batches(
     deliver within `timeout_s` seconds raises RuntimeError instead of hanging the job.
     """
     keys = fetcher.keys(mine, steps)
+    return fetched(fetcher, keys, workers, threads, timeout_s, pin_memory)
+
+
+def fetched(
+    fetcher: MicroBatchFetcher,
+    keys: Iterable[MicroBatchKey],
+    workers: int,
+    threads: int,
+    timeout_s: float,
+    pin_memory: bool,
+) -> Iterator[Any]:
+    """The batches of these keys, in order, as micro_batches says."""
     if workers == 0:
         return (fetcher[key] for key in keys)
     loader: DataLoader[Any] = DataLoader(

@@ -240,5 +240,5 @@ def _describe_run(trainer: Trainer, fence: Fence) -> dict[str, Any]:
         "attempt": fence.attempt,
         "generation": fence.generation,
         "code": manifest.code(),
-        "exact_on_any_world_size": config.reduction == "tree",
+        "exact_on_any_world_size": config.reduction == "tree" and trainer.repeats,
     }

@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from train import manifest, rng, startup
+from train import manifest, repeats, rng, startup
 from train.checkpoint.resume import find, restore
 from train.config import RunConfig
 from train.data import (
     BatchPlan,
     MicroBatchFetcher,
     SampleOrder,
+    fetched,
     micro_batches,
     ranges,
     to_device,
@@ -129,6 +130,8 @@ def run(
             startup.check_equal(trainer.state.model, trainer.last_step, world)
         with doing("looking at the metrics"):
             trainer.check_metrics()
+        with doing("computing a micro-batch twice"):
+            trainer.check_repeats()
         with doing("connecting the ranks"):
             trainer.connect()
         if fence is not None:
@@ -162,13 +165,15 @@ class Trainer:
 
     `parts`: the micro-batches of a step that are each rank's; `mine` those of this one. `records`: what
     is written down, by rank 0; None on the others. `host`: on several hosts, on the first rank of each: where
-    its status is. `state` is all that changes.
+    its status is. `repeats`: whether a micro-batch gives the same bits when it is computed again. `state` is
+    all that changes.
     """
 
     records: Records | None = None
     gradients: Gradients
     buffers: Buffers | None = None
     exchange: StepExchange
+    repeats = True
 
     def __init__(
         self,
@@ -240,6 +245,23 @@ class Trainer:
             with self.autocast():
                 found = names(workload, self.world.device, self.config)
         selection.check(workload.eval_dataset is not None, found)
+
+    def check_repeats(self) -> None:
+        """Compute the next step's first micro-batch twice, on every rank, and say where that differs."""
+        if self.state.step >= self.last_step or self.state.selection.verdict:
+            return
+        config, step, device = self.config, self.state.step, self.world.device
+        fetcher = MicroBatchFetcher(self.workload.dataset, self.plan, self.workload.collate)
+        key = next(fetcher.keys(range(1), range(step, step + 1)))
+        # By a worker process where there are any: what a dataset opens for itself must not be opened here.
+        # By one for both, as two would begin with the same generator of the dataset's own.
+        workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
+        batches = fetched(fetcher, [key] * 2, workers, config.threads, timeout_s, False)
+        model = self.workload.model
+        mine = repeats.repeat(
+            model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches
+        )
+        self.repeats = repeats.tell(mine, self.world)
 
     def connect(self) -> None:
         """Set up what the ranks exchange in a step. Every rank holds the same parameters by now."""
@@ -410,10 +432,13 @@ class Trainer:
         batch = to_device(batch, self.world.device)
         if self.buffers is not None:
             self.buffers.restore()
+        return self._loss(self.gradients.ddp, v, batch)
+
+    def _loss(self, model: torch.nn.Module, v: int, batch: Any) -> torch.Tensor:
         seed = rng.derive(self.config.seed, rng.MODEL, self.state.step, v)
         rng.set_global(seed, self.world.device)
         with self.autocast():
-            loss = self.workload.loss(self.gradients.ddp, batch)
+            loss = self.workload.loss(model, batch)
         returned: object = loss  # what a user's function is annotated with is not what it returns
         if not isinstance(returned, torch.Tensor) or returned.numel() != 1:
             shape = getattr(returned, "shape", None)

@@ -153,3 +153,64 @@ def augmented(context: Any, killed: str = "", after: int = 25) -> Workload:
 
 def no_split(context: Any) -> Workload:
     return Workload(model(), Points(), cross_entropy)
+
+
+class Noisy(Points):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(3)
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = super().__getitem__(i)
+        return {"x": x + self.generator.normal(), "y": y}
+
+
+class Remembering(nn.Module):
+    """An average of what it has seen, in an attribute instead of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.mean = model(), torch.zeros(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        result: torch.Tensor = self.net(x - self.mean)
+        return result
+
+
+class NoisyGradient(torch.autograd.Function):
+    """The same value twice, and never the same gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * (1 + 1e-6 * random.SystemRandom().random())
+
+
+def impure(context: Any, kind: str) -> Workload:
+    generator = torch.Generator().manual_seed(3)
+
+    def noise(net: nn.Module, batch: Any) -> torch.Tensor:
+        x = batch[0] + torch.randn(batch[0].shape, generator=generator)
+        return cross_entropy(net, (x, batch[1]))
+
+    def by_rank(net: nn.Module, batch: Any) -> torch.Tensor:
+        return cross_entropy(net, batch) * (1 + context.rank)
+
+    def gradient(net: nn.Module, batch: Any) -> torch.Tensor:
+        return cross_entropy(lambda x: NoisyGradient.apply(net(x)), batch)  # type: ignore[arg-type]
+
+    def of_noisy(net: nn.Module, batch: Any) -> torch.Tensor:
+        return cross_entropy(net, (batch["x"].float(), batch["y"]))
+
+    if kind == "dataset":
+        return Workload(model(), Noisy(), of_noisy)
+    if kind == "attribute":
+        return workload(Remembering())
+    losses = {"generator": noise, "rank": by_rank, "gradient": gradient}
+    return workload(model(), loss=losses[kind])

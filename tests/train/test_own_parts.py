@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from tests.real.jobs import assert_same_bits, checkpoints, rows
 from tests.train import own_parts
 from tests.train.workers import Run, run
+from train import repeats
 from train.checkpoint import disk
 
 PARTS = Path(__file__).with_name("own_parts.py")
@@ -274,3 +276,77 @@ def test_augmentation_in_the_dataset_gives_the_same_bits(tmp_path: Path) -> None
 def losses(directory: Path, kind: str) -> dict[int, float]:
     """The last of each step, as some are done again after a kill."""
     return {row["step"]: row["loss"] for row in rows(directory, kind)}
+
+
+WARNING = "warning: one micro-batch gave two results: "
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "what"),
+    [
+        (
+            "generator",
+            [],
+            r"on rank 0, its loss was [\d.]+, then [\d.]+, the gradient of 0.weight \(",
+        ),
+        (
+            "attribute",
+            [],
+            r"on rank 0, its loss was [\d.]+, then [\d.]+, the gradient of net.0.weight",
+        ),
+        ("dataset", [], r"on rank 0, the batch\['x'\] was another one when it was read again"),
+        ("dataset", ["--data-workers=2"], r"on rank 0, the batch\['x'\] was another one"),
+        ("gradient", [], r"on rank 0, the gradient of 0.weight \(the first of 4 parameters\) was"),
+        ("rank", [], r"its loss is [\d.]+ on rank 0 and [\d.]+ on rank 1"),
+    ],
+)
+def test_code_that_does_not_repeat_itself_is_named_at_the_start(
+    kind: str, flags: list[str], what: str, tmp_path: Path
+) -> None:
+    done = completed(tmp_path, "impure", 2, *flags, f'--arg=kind="{kind}"')
+    assert done.output.count(WARNING) == 1
+    assert re.search(re.escape(WARNING) + what, done.output), done.output
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["exact_on_any_world_size"] is False
+
+
+ODD = PARTS.with_name("odd_models.py")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dropout", "batch_norm_computed_twice", "changed_now_and_then", "table_that_grows", "tied"],
+)
+def test_code_that_repeats_itself_is_not_warned_of(name: str, tmp_path: Path) -> None:
+    done = run(tmp_path, f"{ODD}:{name}", 2, "--micro-batch-size=3", "--data-workers=1")
+    assert set(done.codes) == {0}
+    assert WARNING not in done.output
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["exact_on_any_world_size"] is True
+
+
+def test_computing_a_micro_batch_twice_leaves_nothing_behind() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(8)
+            self.register_buffer("late", None)
+            self.register_buffer("replaced", torch.zeros(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.late, self.replaced = x, x
+            result: torch.Tensor = self.norm(x)
+            return result
+
+    layer = Layer()
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    buffers = dict(layer.named_buffers())
+    found = repeats.repeat(layer, lambda x: layer(x).square().mean() * float("nan"), [X, X.clone()])
+    assert found.difference == ""  # what is not a number twice is the same
+    assert_same_bits(layer.state_dict(), before)
+    assert all(buffers[name] is buffer for name, buffer in layer.named_buffers())
+    assert layer.late is None
+    assert [p.grad for p in layer.parameters()] == [None, None]
+
+
+X = torch.arange(32.0).reshape(4, 8)

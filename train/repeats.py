@@ -1,0 +1,132 @@
+"""Whether one micro-batch, computed twice before the first step, gives the same bits twice.
+
+Owns the comparison and the words for what differs. Leaves parameters, gradients and buffers as they were;
+the random state is set before each micro-batch anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from train.console import say
+from train.parallel.process_group import World
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What a rank found. `difference`: "" where both results are the same bits; `loss`: the first one, None
+    where there is none."""
+
+    difference: str
+    loss: float | None
+
+
+def repeat(
+    model: torch.nn.Module, compute: Callable[[Any], torch.Tensor], batches: Iterable[Any]
+) -> Repetition:
+    """Compute loss and gradients of `batches`, one micro-batch that is read twice. `compute` sets the
+    random state."""
+    try:
+        return _repeat(model, compute, list(batches))
+    except Exception:  # noqa: BLE001 - the first step meets it, where it is told as any other
+        return Repetition("", None)
+
+
+def _repeat(
+    model: torch.nn.Module, compute: Callable[[Any], torch.Tensor], batches: Sequence[Any]
+) -> Repetition:
+    place = next(_other_values(*batches), None)
+    if place is not None:
+        return Repetition(f"the batch{place} was another one when it was read again", None)
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    results = []
+    with _state_kept(model):
+        model.train()
+        for batch in batches:
+            loss = compute(batch)
+            loss.backward()
+            results.append((loss.detach(), [p.grad for _, p in named]))
+            for _, p in named:
+                p.grad = None
+    (first, gradients), (second, others) = results
+    found = []
+    if not _same(first, second):
+        found.append(f"its loss was {first.item():.9g}, then {second.item():.9g}")
+    pairs = zip(named, gradients, others, strict=True)
+    changed = [name for (name, _), one, other in pairs if not _same(one, other)]
+    if changed:
+        more = f" (the first of {len(changed)} parameters)" if len(changed) > 1 else ""
+        found.append(f"the gradient of {changed[0]}{more} was another one")
+    return Repetition(", ".join(found), first.item())
+
+
+def tell(mine: Repetition, world: World) -> bool:
+    """Whether the ranks found nothing that differs; rank 0 says what does."""
+    everyone = world.all_gather(mine)
+    differing = [(rank, each.difference) for rank, each in enumerate(everyone) if each.difference]
+    losses = [(rank, each.loss) for rank, each in enumerate(everyone) if each.loss is not None]
+    odd = [(rank, loss) for rank, loss in losses if repr(loss) != repr(losses[0][1])]
+    if differing:
+        what = f"on rank {differing[0][0]}, {differing[0][1]}"
+    elif odd:
+        (rank, loss), (other, another) = losses[0], odd[0]
+        what = f"its loss is {loss:.9g} on rank {rank} and {another:.9g} on rank {other}"
+    else:
+        return True
+    if world.rank == 0:
+        on_gpu = world.device.type == "cuda"
+        gpu = " An operation of a GPU that is not deterministic does this, too." if on_gpu else ""
+        say(
+            f"warning: one micro-batch gave two results: {what}. So the weights will depend on the number of "
+            "processes and on restarts. Draw random numbers from the default generators only, keep nothing "
+            "outside of parameters and buffers, and use neither rank, clock nor file order "
+            f"(docs/workloads.md, What keeps the bits the same).{gpu}"
+        )
+    return False
+
+
+@contextmanager
+def _state_kept(model: torch.nn.Module) -> Iterator[None]:
+    """No gradients afterwards, and the buffers as they were, replaced or created ones too."""
+    kept = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffers, before in kept:
+            buffers.clear()
+            buffers.update(before)
+        for buffer, value in values:
+            buffer.data.copy_(value)
+        model.zero_grad(set_to_none=True)
+
+
+def _other_values(one: Any, other: Any, place: str = "") -> Iterator[str]:
+    """Where two batches differ: `[0]`, `['image']`; what is neither a tensor nor holds any is not looked at."""
+    if isinstance(one, torch.Tensor):
+        if not isinstance(other, torch.Tensor) or not _same(one, other):
+            yield place
+    elif isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in one:
+            yield from _other_values(one[key], other.get(key), f"{place}[{key!r}]")
+    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        for i, each in enumerate(one):
+            again = other[i] if i < len(other) else None
+            yield from _other_values(each, again, f"{place}[{i}]")
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """The same bits, but for the sign of a zero; NaN is NaN."""
+    if one is None or other is None:
+        return one is other
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.is_sparse:
+        one, other = one.coalesce(), other.coalesce()
+        return _same(one.indices(), other.indices()) and _same(one.values(), other.values())
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
