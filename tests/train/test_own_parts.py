@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,22 @@ def test_less_may_be_better_and_what_is_no_number_is_never_the_best(tmp_path: Pa
     flags = ("--eval-every=2", "--best-metric=quality", "--steps=9", values(None, 2.0, 1.5, None))
     completed(tmp_path, "measured", 1, *flags)
     assert best_of(tmp_path) == (6, 1.5)
+
+
+def test_a_best_checkpoint_waits_for_a_slow_disk_and_nobody_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = disk.write
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(2.5)
+        real(*arguments)
+
+    monkeypatch.setattr(disk, "write", slow)
+    flags = (*BEST, "--steps=5", "--collective-timeout=1s", "--log-every=1")
+    completed(tmp_path, "measured", 2, *flags, values(0.1, 0.2))
+    assert best_of(tmp_path) == (4, 0.2)
+    assert kept(tmp_path) == [2, 4, 5]
 
 
 EARLY = (*BEST, "--patience=3", "--min-delta=0.05")

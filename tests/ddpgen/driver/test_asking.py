@@ -164,11 +164,12 @@ def test_fetch_brings_whole_checkpoints_from_the_host_with_the_newest(
     checkpoint(far, 30).rename(far / "step-000000030.corrupt")
     (far / "step-000000050").mkdir()
     (far / "nodes" / "lap").mkdir(parents=True)
-    for name in ("metrics.jsonl", "manifest.json", "status", "lock", "stop"):
+    for name in ("best.json", "metrics.jsonl", "manifest.json", "status", "lock", "stop"):
         (far / name).write_text(f"{name}\n")
     code, output = ours.play("--fetch")
     assert code == 0, output
-    kept = ["manifest.json", "metrics.jsonl", "status", "step-000000020", "step-000000040"]
+    small = ["best.json", "manifest.json", "metrics.jsonl", "status"]
+    kept = [*small, "step-000000020", "step-000000040"]
     assert names(ours.checkpoints) == kept
     assert (ours.checkpoints / "step-000000040" / "model.pt").read_text() == "tensors"
     code, output = ours.play("--fetch", str(tmp_path / "else where"))

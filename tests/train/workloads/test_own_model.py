@@ -22,6 +22,7 @@ def built(context: Context, monkeypatch: pytest.MonkeyPatch) -> Workload:
 def test_it_learns_languages_from_words_it_has_not_seen(built: Workload) -> None:
     found = train(built, steps=120, lr=0.005)
     assert found["accuracy"] > 0.5, "a guess is right once in five times"
+    assert 0.2 < found["worst_f1"] < found["accuracy"]
 
 
 def test_words_of_many_lengths_become_one_batch(built: Workload) -> None:

@@ -27,6 +27,9 @@ def train(workload: Workload, steps: int, lr: float, batch_size: int = 32) -> di
         batch = batch_of(workload, held_out, list(range(len(held_out))))
         found = workload.metrics(workload.model, batch)
         loss = workload.loss(workload.model, batch)
+    if workload.finish is not None:
+        rows = {name: found.pop(name) for name in list(found) if found[name].dim()}
+        found |= workload.finish(rows)
     return {"loss": float(loss)} | {name: float(value) for name, value in found.items()}
 
 
