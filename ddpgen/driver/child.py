@@ -90,11 +90,6 @@ class Child(asyncio.SubprocessProtocol):
         pipe.write(data)
         return True
 
-    def unread(self) -> int:
-        """How much of what was said the program has not taken yet."""
-        pipe = self._input()
-        return pipe.get_write_buffer_size() if pipe is not None else 0
-
     def close_input(self) -> None:
         """The program sees the end of its input once it has read the rest."""
         pipe = self._input()

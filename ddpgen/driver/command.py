@@ -22,7 +22,7 @@ from .ends import USAGE as WRONG_ARGUMENT
 from .fetch import fetch
 from .logs import Logs
 from .pace import Pace
-from .plan import Plan, PlanError
+from .plan import Plan
 from .screen import Screen
 from .session import Home
 from .ssh import Ssh, ready
@@ -30,6 +30,10 @@ from .ssh import Ssh, ready
 _HANG_UP_S = 5.0
 _MARGIN_KIB = 10 * 1024
 _FILES = 4096
+
+
+class PlanError(Exception):
+    """hosts.json is not what ddpgen writes."""
 
 
 def main(words: Sequence[str], bundle: str, pace: Pace | None = None) -> int:
@@ -56,20 +60,20 @@ def main(words: Sequence[str], bundle: str, pace: Pace | None = None) -> int:
 
 def _complain(message: str, code: int) -> int:
     with contextlib.suppress(OSError):
-        for line in message.split("\n"):
-            print(f"ddpgen: {line}", file=sys.stderr)
+        print(f"ddpgen: {message}", file=sys.stderr)
     return code
 
 
 def _plan(bundle: Path) -> Plan:
+    """Raises PlanError."""
     path = bundle / "hosts" / "hosts.json"
     try:
         return plan.read(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path} cannot be read ({error}); copy the whole bundle") from None
-    except PlanError as error:
-        lines = str(error).split("\n")
-        raise PlanError("\n".join(f"{path}: {line}; render again" for line in lines)) from None
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise PlanError(
+            f"{path} cannot be read ({why}); copy the whole bundle, or render again"
+        ) from None
 
 
 def _be_ready() -> None:
@@ -109,7 +113,7 @@ async def _do(wanted: Wanted, bundle: Path, ours: Plan, ssh: Ssh, pace: Pace) ->
 
 async def _hang_up(ours: Plan, ssh: Ssh) -> None:
     """End the shared connections, all at once; those that do not answer end by themselves."""
-    open_ones = [h for h in ours.hosts if (socket := ssh.socket(h)) and socket.exists()]
+    open_ones = [host for host in ours.hosts if ssh.socket(host).exists()]
     commands = (run(ssh.hang_up(host), b"", _HANG_UP_S) for host in open_ones)
     await asyncio.gather(*commands, return_exceptions=True)
 

@@ -8,8 +8,8 @@ which a cut connection leaves for the next attempt; whole checkpoints are rename
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -133,21 +133,11 @@ def _where_to_look(plan: Plan, ssh: Ssh, answers: dict[str, dict[str, str] | Tro
 
 @contextlib.contextmanager
 def _stage(target: Path) -> Iterator[Path]:
-    """A locked directory inside `target`; it is kept when something goes wrong."""
+    """A directory inside `target`; it is kept when something goes wrong."""
     stage = target / _STAGE
     stage.mkdir(exist_ok=True)
-    handle = os.open(stage, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RefusedError(f"another fetch into {target} is under way; wait for it") from None
-        except OSError:
-            pass  # some network file systems have no locks
-        yield stage
-        shutil.rmtree(stage, ignore_errors=True)
-    finally:
-        os.close(handle)
+    yield stage
+    shutil.rmtree(stage, ignore_errors=True)
 
 
 def _refuse_live(target: Path) -> None:
@@ -233,8 +223,5 @@ def _continues(new: Path, old: Path) -> bool:
 
 
 def _free(path: Path) -> Path:
-    for number in range(1, 10_000):
-        aside = path.with_name(f"{path.name}.before-fetch-{number}")
-        if not aside.exists():
-            return aside
-    raise OSError(17, "ten thousand earlier versions are kept here")
+    asides = (path.with_name(f"{path.name}.before-fetch-{number}") for number in itertools.count(1))
+    return next(aside for aside in asides if not aside.exists())

@@ -24,7 +24,6 @@ from .ssh import Ssh, interrupted, is_passing
 
 LAST_LINES = 20
 _TRIES = 4
-_FULL_INPUT = 4096  # a host that reads nothing gets no more beats than this
 
 
 class Trouble(Exception):  # noqa: N818 - what it is called in front of the user
@@ -153,7 +152,7 @@ class Session:
             await self._child.kill()
 
     async def _beat(self, child: Child) -> None:
-        while child.unread() > _FULL_INPUT or child.say(b"beat\n"):
+        while child.say(b"beat\n"):
             await asyncio.sleep(self._home.pace.beat)
 
     def _hear(self, data: bytes) -> None:

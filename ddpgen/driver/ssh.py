@@ -7,13 +7,10 @@ ssh_config, known_hosts and agent stay in force: jump hosts, ports and keys are 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shlex
-import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +18,6 @@ from pathlib import Path
 from .plan import Host, Plan
 from .remote import quote, within
 
-# A socket's path has 104 bytes on macOS, 108 on Linux; ssh adds 17 of its own while it makes one.
-_SOCKET_PATH = 104 - 18
-_YOUNG_S = 60.0
 _QUIET = "let its ~/.bashrc begin with `[[ $- == *i* ]] || return`"
 # The line that tells why, and what to do about it; {forget} removes a changed key.
 _REMEDIES = (
@@ -120,20 +114,18 @@ class Ssh:
         """End the connection that the other commands share."""
         return self._to(host, ["-O", "exit"])
 
-    def socket(self, host: Host) -> Path | None:
-        """Where the shared connection of `host` is, if its path is not too long for one."""
-        path = self.private / str(self.numbers[host.name])
-        return path if len(os.fsencode(path)) < _SOCKET_PATH else None
+    def socket(self, host: Host) -> Path:
+        """Where the shared connection of `host` is."""
+        return self.private / str(self.numbers[host.name])
 
     def _to(self, host: Host, more: list[str]) -> list[str]:
         # ssh takes the first value it meets: what keeps a launch from hanging comes before the
         # user's options, what they may know better comes after.
-        socket = self.socket(host)
-        sharing = (
-            ["ControlMaster=auto", f"ControlPath={socket}", "ControlPersist=10"]
-            if socket
-            else ["ControlMaster=no", "ControlPath=none"]
-        )
+        sharing = [
+            "ControlMaster=auto",
+            f"ControlPath={self.socket(host)}",
+            "ControlPersist=10",
+        ]
         ours = ["BatchMode=yes", *sharing, "ClearAllForwardings=yes"]
         theirs = ["ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=6"]
         return [
@@ -162,7 +154,7 @@ class Ssh:
             encoding="utf-8",
             errors="surrogateescape",
         )
-        return ["-e", f"bash {script}"]
+        return ["-e", f"bash '{script}'"]
 
 
 def interrupted(first: str) -> str:
@@ -191,55 +183,16 @@ def ready(plan: Plan, environment: Mapping[str, str]) -> Iterator[Ssh]:
     except ValueError as error:
         raise ValueError(f"DDPGEN_SSH is not a command: {error}") from None
     numbers = {host.name: number for number, host in enumerate(plan.hosts)}
-    with private_directory() as place:
-        yield Ssh(words, plan.ssh_options, numbers, place)
-
-
-@contextlib.contextmanager
-def private_directory() -> Iterator[Path]:
-    """A directory with a short path without blanks that only we can enter. Raises ValueError.
-
-    A lock tells a live one from what a killed driver left, which is removed here.
-    """
-    place = _made()
-    _clean_up(place)
-    lock = os.open(place, os.O_RDONLY)
+    # A socket's path has 104 bytes on macOS, where TMPDIR alone takes half of them.
+    parent = "/tmp" if os.access("/tmp", os.W_OK | os.X_OK) else None
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield place
-    finally:
-        os.close(lock)
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def _made() -> Path:
-    places = ("/tmp", "/var/tmp", tempfile.gettempdir())
-    for parent in places:
-        with contextlib.suppress(OSError):
-            if not re.search(r"[\s'\"]", parent):
-                return Path(tempfile.mkdtemp(prefix=_prefix(), dir=parent))
-    raise ValueError(f"there is no room for small files in {', '.join(places)}; set TMPDIR")
-
-
-def _prefix() -> str:
-    return f"ddpgen-{os.getuid()}-"
-
-
-def _clean_up(ours: Path) -> None:
-    for entry in os.scandir(ours.parent):
-        if not entry.name.startswith(_prefix()) or entry.name == ours.name:
-            continue
-        with contextlib.suppress(OSError):
-            about = entry.stat(follow_symlinks=False)
-            if about.st_uid != os.getuid() or time.time() - about.st_mtime < _YOUNG_S:
-                continue  # one that was made this moment has no lock yet
-            handle = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(entry.path, ignore_errors=True)
-            finally:
-                os.close(handle)
+        place = tempfile.TemporaryDirectory(
+            prefix=f"ddpgen-{os.getuid()}-", dir=parent, ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise ValueError(f"there is no room for small files: {error}; set TMPDIR") from None
+    with place as private:
+        yield Ssh(words, plan.ssh_options, numbers, Path(private))
 
 
 def is_passing(output: bytes) -> bool:

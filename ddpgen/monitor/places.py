@@ -127,7 +127,7 @@ class Login:
     def hang_up(self) -> None:
         """End the shared connection; one that does not answer ends by itself."""
         socket = self._ssh.socket(self._host)
-        if socket is not None and socket.exists():
+        if socket.exists():
             with contextlib.suppress(OSError):
                 asyncio.run(child.run(self._ssh.hang_up(self._host), b"", _HANG_UP_S))
 

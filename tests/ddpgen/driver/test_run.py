@@ -638,4 +638,7 @@ def test_run_sh_finds_its_driver_from_anywhere_and_through_a_link(
     (ours.bundle / "hosts" / "hosts.json").write_text("{}")
     code, output = ours.play()
     assert code == 69
-    assert "launcher is missing, or of the wrong type; render again" in output
+    assert (
+        "hosts.json cannot be read (KeyError: 'elastic'); copy the whole bundle, or render again"
+        in output
+    )

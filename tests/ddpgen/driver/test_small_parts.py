@@ -17,7 +17,7 @@ from ddpgen.driver.argv import UsageError, Wanted, parse
 from ddpgen.driver.child import Outcome
 from ddpgen.driver.ends import End, Evidence, culprit, exit_code, judged, may_start_again
 from ddpgen.driver.lines import LONGEST, Lines, shown
-from ddpgen.driver.plan import Host, Plan, PlanError, at_login, read
+from ddpgen.driver.plan import Host, Plan, at_login, read
 from ddpgen.driver.screen import Screen
 from ddpgen.driver.session import why_not
 from train.config import build_parser
@@ -82,26 +82,6 @@ def test_places_start_from_the_login_directory() -> None:
     assert plan().checkpoints(b) == "/data/runs/pair"
     assert plan(checkpoint_dir="~/runs").checkpoints(b) == "./runs"
     assert [at_login(path) for path in ("~", "~/x", "-x", "/x")] == ["./", "./x", "./-x", "/x"]
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"launcher": "mpi"}, "launcher 'mpi' is none of"),
-        ({"head": "c"}, "head 'c' is none of the hosts"),
-        ({"elastic": [2, 3]}, "elastic [2, 3] is not [least, most] of 2 hosts"),
-        ({"restarts": "3"}, "restarts is missing, or of the wrong type"),
-        ({"checkpoint_dir": "~me/x"}, "checkpoint_dir '~me/x' is no path"),
-        ({"hosts": []}, "hosts is empty"),
-        ({"hosts": [{**LISTING["hosts"][0], "ssh": "-oProxyCommand=x"}]}, "is not a destination"),
-        ({"hosts": [LISTING["hosts"][0]] * 2}, "hosts[1].name 'a' is not a name, or not unique"),
-        ({"hosts": [{**LISTING["hosts"][0], "script": "../x.sh"}]}, "is not inside the bundle"),
-    ],
-)
-def test_a_listing_that_is_wrong_is_refused(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(PlanError) as refused:
-        plan(**keys)
-    assert said in str(refused.value)
 
 
 HOSTILE = ["", "it's", "a\nb", "$(touch x)`y`", "\\", "-n", "é☃", "\x01\x7f", "'; exit; '", "\r\n"]
@@ -200,19 +180,6 @@ def test_a_login_shell_that_does_not_come_to_an_end_is_quoted(tmp_path: Path) ->
     assert why_not(Outcome(69, b"hi\nddpgen: no rsync\n"), way, host, 5) == "no rsync"
     unclean = b"protocol version mismatch -- is your shell clean?\nrsync error: protocol incompatibility\n"
     assert way.complaint(unclean, host).startswith("protocol version mismatch -- is your shell")
-
-
-def test_what_a_killed_driver_left_is_removed(tmp_path: Path, monkeypatch: Any) -> None:
-    with ssh.private_directory() as ours:
-        left = ours.parent / f"{ours.name[:-4]}left"
-        left.mkdir()
-        os.utime(left, (0, 0))
-        os.utime(ours, (0, 0))
-        with ssh.private_directory() as other:
-            assert ours.is_dir()
-            assert other != ours
-        assert not left.exists()
-    assert not ours.exists()
 
 
 def test_lines_of_any_bytes() -> None:
