@@ -50,7 +50,7 @@ from train.supervisor.slurm_job import (
     every_node_answers,
     state,
 )
-from train.supervisor.supervisor import check_arguments
+from train.supervisor.supervisor import NotBegunError, check_arguments
 from train.supervisor.words import ONLY_CHECK, Command
 from train.supervisor.workers import Workers
 
@@ -73,10 +73,6 @@ type -P -- "$1" >/dev/null || {
 }
 exec "$@"
 """
-
-
-class AskedError(Exception):
-    """A signal came before the training began."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +123,7 @@ class Slurm:
             return self._finish(Finish(refusal.code, str(refusal), str(refusal)))
         except nic.NetworkError as error:
             return self._finish(Finish(EXIT_UNAVAILABLE, str(error), str(error)))
-        except AskedError as asked:
+        except NotBegunError as asked:
             return self._come_back(Return(f"{asked} came before the training began", EXIT_STOPPED))
 
     def _run(self) -> int:
@@ -152,19 +148,19 @@ class Slurm:
         return self._end(ended, len(nodes)) if isinstance(ended, int) else self._come_back(*ended)
 
     def _beside(self, work: Callable[[], Any]) -> Any:
-        """The result of `work`, for which the loop goes on. Raises AskedError, and what it raises."""
+        """The result of `work`, for which the loop goes on. Raises NotBegunError, and what it raises."""
         return self._events.result_of(work, self._heed)
 
     def _heed(self, event: Event) -> None:
         """Before the training: a signal is the end of this start."""
         if isinstance(event, Signal) and not (self._only_preflight and event.name == "USR1"):
             self._asked = event.name
-            raise AskedError(event.name)
+            raise NotBegunError(event.name)
 
     # --- may it start, and where ----------------------------------------------------------------------
 
     def _check_activation(self) -> None:
-        """What the batch script says of the environment's lines. Raises Refusal, AskedError."""
+        """What the batch script says of the environment's lines. Raises Refusal, NotBegunError."""
         code, _, words = os.environ.pop("DDPGEN_FAILED", "").partition(" ")
         if not code:
             return
