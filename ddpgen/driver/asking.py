@@ -16,8 +16,8 @@ from .ends import DONE, FAILED, USAGE
 from .lines import shown
 from .pace import Pace
 from .plan import Host, Plan
-from .screen import Screen, table
-from .session import Trouble, ask, place, why_not
+from .screen import Screen, folded, table
+from .session import Trouble, ask, why_not
 from .ssh import Ssh
 
 _LINES_EACH = 10
@@ -55,13 +55,13 @@ class Step(NamedTuple):
 
 
 async def ask_all(
-    plan: Plan, ssh: Ssh, pace: Pace, text: Callable[[remote.Place], bytes]
+    plan: Plan, ssh: Ssh, pace: Pace, text: Callable[[Plan, Host], bytes]
 ) -> dict[str, dict[str, str] | Trouble]:
     """One text to every host; the facts it found, or why it could not."""
 
     async def one(host: Host) -> dict[str, str] | Trouble:
         try:
-            outcome = await ask(ssh, host, text(place(plan, host)), pace.check)
+            outcome = await ask(ssh, host, text(plan, host), pace.check)
         except Trouble as trouble:
             return trouble
         if outcome.code != 0:
@@ -85,7 +85,7 @@ async def status(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen) -> int:
             continue
         step = Step.of(answer) if answer.get("runs") == "yes" else None
         if step is not None and step.stands_still:
-            where = next(place(plan, host).checkpoints for host in plan.hosts if host.name == name)
+            where = plan.checkpoints(plan.host(name))
             still.append(f"{name}: no step for {step.age:.0f} s; why: ddpgen doctor {where}, there")
         newest = answer.get("newest", "-1")
         rows.append(
@@ -100,22 +100,25 @@ async def status(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen) -> int:
     print_out("\n".join(table(rows)) + "\n")
     for line in still:
         screen.say(line)
-    return _told_troubles(answers, screen)
+    return told_troubles(answers, screen)
 
 
 async def stop(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen) -> int:
     """Ask for a clean stop everywhere: 0 when every host could be asked."""
     answers = await ask_all(plan, ssh, pace, remote.stop)
+    said = {}
     for name, answer in answers.items():
         if isinstance(answer, Trouble):
             continue
         if answer.get("stop") == "nothing":
-            screen.say(f"{name}: nothing to stop: no job has run there")
+            said[name] = "nothing to stop: no job has run there"
         elif answer.get("runs") == "no":
-            screen.say(f"{name}: nothing runs there; the next start removes this request")
+            said[name] = "nothing runs there; the next start removes this request"
         else:
-            screen.say(f"{name}: asked for a clean stop after the current step")
-    return _told_troubles(answers, screen)
+            said[name] = "asked for a clean stop after the current step"
+    for line in folded(said):
+        screen.say(line)
+    return told_troubles(answers, screen)
 
 
 def show_logs(plan: Plan, directory: Path, host: str | None, screen: Screen) -> int:
@@ -175,10 +178,13 @@ def _whole(path: Path, screen: Screen) -> int:
     return DONE
 
 
-def _told_troubles(answers: dict[str, dict[str, str] | Trouble], screen: Screen) -> int:
-    troubles = {name: answer for name, answer in answers.items() if isinstance(answer, Trouble)}
-    for name, trouble in troubles.items():
-        screen.say(f"{name}: {trouble}")
+def told_troubles(answers: dict[str, dict[str, str] | Trouble], screen: Screen) -> int:
+    """Name the hosts that could not be asked, and why: 0 when there is none."""
+    troubles = {
+        name: str(answer) for name, answer in answers.items() if isinstance(answer, Trouble)
+    }
+    for line in folded(troubles):
+        screen.say(line)
     return FAILED if troubles else DONE
 
 

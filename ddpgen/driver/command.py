@@ -16,10 +16,10 @@ from pathlib import Path
 from . import asking, plan
 from .argv import USAGE, UsageError, Wanted, parse
 from .child import run
-from .conductor import Conductor
 from .ends import FAILED, NO_START, STOPPED
 from .ends import USAGE as WRONG_ARGUMENT
 from .fetch import fetch
+from .job import Job
 from .logs import Logs
 from .pace import Pace
 from .plan import Plan
@@ -98,7 +98,7 @@ async def _do(wanted: Wanted, bundle: Path, ours: Plan, ssh: Ssh, pace: Pace) ->
             need = _size_kib(bundle) + _MARGIN_KIB
             home = Home(ours, ssh, bundle, need, pace, screen, logs)
             with contextlib.closing(logs):
-                return await Conductor(home, launch, wanted.arguments).run()
+                return await Job(home, launch, wanted.arguments).run()
         if wanted.what == "logs":
             return asking.show_logs(ours, kept, wanted.operand, screen)
         if wanted.what == "fetch":

@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import remote
-from .asking import ask_all
+from .asking import ask_all, told_troubles
 from .child import run
 from .ends import DONE, FAILED
 from .pace import Pace
 from .plan import Host, Plan
 from .screen import Screen
-from .session import Trouble, place
+from .session import Trouble
 from .ssh import Ssh
 
 MARKER, METRICS = "checkpoint.json", "metrics.jsonl"
@@ -44,9 +44,7 @@ class RefusedError(Exception):
 async def fetch(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen, target: Path) -> int:
     """From the host with the newest checkpoint into `target`; the exit code."""
     answers = await ask_all(plan, ssh, pace, remote.status)
-    for name, answer in answers.items():
-        if isinstance(answer, Trouble):
-            screen.say(f"{name}: {answer}")
+    told_troubles(answers, screen)
     newest, holder = _holder(plan, answers)
     if holder is None:
         screen.say(_where_to_look(plan, ssh, answers))
@@ -82,7 +80,7 @@ class _Wire:
 
     def __init__(self, plan: Plan, ssh: Ssh, pace: Pace, host: Host) -> None:
         self._ssh, self._host, self._pace = ssh, host, pace
-        self._way = ssh.shell_for_rsync(host, place(plan, host).checkpoints)
+        self._way = ssh.shell_for_rsync(host, plan.checkpoints(host))
 
     async def bring(self, stage: Path, files: list[str], directories: list[str]) -> None:
         """Copy what matches, and nothing else, into the stage. Raises RefusedError."""

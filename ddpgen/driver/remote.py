@@ -9,19 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from .plan import Host, Plan
 
 FACT = "ddpgen-fact"
-
-
-@dataclass(frozen=True)
-class Place:
-    """One host's directories, as plan.Plan gives them."""
-
-    host: str
-    bundle: str
-    checkpoints: str
-    script: str
 
 
 def quote(text: str) -> str:
@@ -45,26 +36,29 @@ def troubles(output: bytes) -> str:
     return "; ".join(said)
 
 
-def prepare(place: Place, need_kib: int) -> bytes:
+def prepare(plan: Plan, host: Host, need_kib: int) -> bytes:
     """Look whether the bundle can come here, and make its directory."""
-    return _text({**_values(place), "need": str(need_kib)}, _TOOLS, _NEWEST, _PREPARE)
+    return _text({**_values(plan, host), "need": str(need_kib)}, _TOOLS, _NEWEST, _PREPARE)
 
 
-def status(place: Place) -> bytes:
+def status(plan: Plan, host: Host) -> bytes:
     """Find out how this host stands."""
-    return _text(_values(place), _TOOLS, _NEWEST, _RUNS, _STATUS)
+    return _text(_values(plan, host), _TOOLS, _NEWEST, _RUNS, _STATUS)
 
 
-def stop(place: Place) -> bytes:
+def stop(plan: Plan, host: Host) -> bytes:
     """Ask for a clean stop."""
-    return _text(_values(place), _TOOLS, _RUNS, _STOP)
+    return _text(_values(plan, host), _TOOLS, _RUNS, _STOP)
 
 
-def start(place: Place, environment: Mapping[str, str], arguments: Iterable[str]) -> bytes:
+def start(
+    plan: Plan, host: Host, environment: Mapping[str, str], arguments: Iterable[str]
+) -> bytes:
     """Become the host's script, which inherits the rest of the input: the driver's line."""
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment.items())
-    words = " ".join(quote(word) for word in (place.script, "--driven", *arguments))
-    return _text(_values(place), _TOOLS, f"{exports}{_ENTER}exec bash -- {words}\n")
+    words = " ".join(quote(word) for word in (host.script, "--driven", *arguments))
+    values = {**_values(plan, host), "script": host.script}
+    return _text(values, _TOOLS, f"{exports}{_ENTER}exec bash -- {words}\n")
 
 
 def within(directory: str) -> str:
@@ -72,12 +66,11 @@ def within(directory: str) -> str:
     return f"{{ unset CDPATH; cd -- {quote(directory)} || exit; exec "
 
 
-def _values(place: Place) -> dict[str, str]:
+def _values(plan: Plan, host: Host) -> dict[str, str]:
     return {
-        "host": place.host,
-        "bundle": place.bundle,
-        "checkpoints": place.checkpoints,
-        "script": place.script,
+        "host": host.name,
+        "bundle": plan.bundle(host),
+        "checkpoints": plan.checkpoints(host),
     }
 
 

@@ -138,6 +138,14 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def folded(said: Mapping[str, str]) -> list[str]:
+    """Host → message as lines for the user: what several hosts say alike is one line, with their names."""
+    hosts: dict[str, list[str]] = {}
+    for host, message in said.items():
+        hosts.setdefault(message, []).append(host)
+    return [f"{', '.join(names)}: {message}" for message, names in hosts.items()]
+
+
 def _prefix(name: str, width: int, colour: int | None) -> str:
     text = f"{name:<{width}} |"
     return f"\x1b[{colour}m{text}\x1b[0m " if colour else f"{text} "

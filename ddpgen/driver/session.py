@@ -61,7 +61,7 @@ class Session:
         self.state = "waiting"
         self.last: deque[str] = deque(maxlen=LAST_LINES)
         self.forced = False
-        self._place = place(home.plan, host)
+        self._bundle = home.plan.bundle(host)
         self._child: Child | None = None
         self._beating: asyncio.Task[None] | None = None
         self._left = ""
@@ -74,7 +74,7 @@ class Session:
     async def look(self) -> Looked:
         """Connect, and see whether the job can live there. Raises Trouble."""
         self.state = "connecting"
-        text = remote.prepare(self._place, self._home.need_kib)
+        text = remote.prepare(self._home.plan, self.host, self._home.need_kib)
         outcome = await ask(self._home.ssh, self.host, text, self._home.pace.check)
         found = remote.facts(outcome.output)
         if outcome.code != 0 or "ready" not in found:
@@ -88,7 +88,7 @@ class Session:
             self.state = "in use"
             by = f", started by {shown(looked.by.encode())}" if looked.by else ""
             raise Trouble(
-                f"a job runs from {self._place.bundle} there{by}; wait for it, or stop it: "
+                f"a job runs from {self._bundle} there{by}; wait for it, or stop it: "
                 "bash hosts/run.sh --stop"
             )
 
@@ -96,7 +96,7 @@ class Session:
         """Make the host's bundle equal to ours. Raises Trouble."""
         self.state = "sending"
         home = self._home
-        way = home.ssh.shell_for_rsync(self.host, self._place.bundle)
+        way = home.ssh.shell_for_rsync(self.host, self._bundle)
         options = ["-rlpc", "--delete", "--exclude=__pycache__", f"--timeout={home.pace.stall:.0f}"]
         # Where hosts share the directory, another's half a file is not rubbish.
         options.append("--filter=P .*.??????")
@@ -119,7 +119,7 @@ class Session:
             self._child = await Child.start(command, self._hear)
         except OSError as error:
             raise Trouble(f"cannot start {command[0]}: {error.strerror}") from None
-        self._child.say(remote.start(self._place, environment, arguments))
+        self._child.say(remote.start(self._home.plan, self.host, environment, arguments))
         self._beating = asyncio.create_task(self._beat(self._child))
         self.state = "running"
 
@@ -170,11 +170,6 @@ class Session:
     def _trouble(self, outcome: Outcome) -> Trouble:
         self.state = "unreachable" if outcome.code in (None, SSH_FAILED) else "refused"
         return Trouble(why_not(outcome, self._home.ssh, self.host, self._home.pace.check))
-
-
-def place(plan: Plan, host: Host) -> remote.Place:
-    """Where things are on a host, for the texts sent to it."""
-    return remote.Place(host.name, plan.bundle(host), plan.checkpoints(host), host.script)
 
 
 async def ask(ssh: Ssh, host: Host, text: bytes, within: float) -> Outcome:

@@ -51,11 +51,11 @@ LAYERS = [
     # Copied into the bundle, where there is no ddpgen: nothing of it is below this line.
     {"driver.__main__"},
     {"driver.command"},
-    {"driver.asking", "driver.conductor", "driver.fetch"},
-    {"driver.prepare"},
+    {"driver.asking", "driver.fetch", "driver.job"},
     {"driver.session"},
     {"driver.logs", "driver.screen", "driver.ssh"},
-    {"driver.remote", "driver.ends", "driver.lines"},
+    {"driver.remote"},
+    {"driver.ends", "driver.lines"},
     {"driver.argv", "driver.child", "driver.pace", "driver.plan"},
     {"driver"},
 ]

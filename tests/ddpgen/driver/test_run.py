@@ -183,7 +183,7 @@ def test_a_bundle_that_a_job_runs_from_is_not_replaced_under_it(stage: Make) -> 
     me = f"{getpass.getuser()}@{socket.gethostname()}"
     by = rf"started by {re.escape(me)}, \d{{4}}-\d\d-\d\d \d\d:\d\d"
     assert re.search(
-        rf"desk: a job runs from \./ddpgen/pair there, {by}; wait for it, or stop it", output
+        rf"desk, lap: a job runs from \./ddpgen/pair there, {by}; wait for it, or stop it", output
     )
     # A driver that is gone did not start what somebody has started by hand since.
     told = ours.home("desk") / "ddpgen/checkpoints/pair/nodes/desk/started-by"
@@ -470,7 +470,7 @@ def test_a_missing_ssh_or_rsync_is_named(stage: Make, tmp_path: Path) -> None:
     ours = stage()
     code, output = ours.play(env={"DDPGEN_SSH": "no-such-ssh -v"})
     assert code == 69
-    assert "desk: cannot start no-such-ssh: No such file or directory" in output
+    assert "desk, lap: cannot start no-such-ssh: No such file or directory" in output
     assert ours.play(env={"DDPGEN_SSH": "'"})[0] == 2
 
 

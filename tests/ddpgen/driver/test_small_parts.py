@@ -95,12 +95,13 @@ def test_quoted_words_reach_a_program_byte_for_byte(text: str) -> None:
 
 
 def test_texts_for_hosts_are_clean_bash() -> None:
-    place = remote.Place("a", "./it's\nhere", "./c", "hosts/a.sh")
+    ours = plan(name="it's\nhere")
+    host = ours.hosts[0]
     texts = [
-        remote.prepare(place, 5),
-        remote.status(place),
-        remote.stop(place),
-        remote.start(place, {"X": "y z"}, ["--a=b c"]),
+        remote.prepare(ours, host, 5),
+        remote.status(ours, host),
+        remote.stop(ours, host),
+        remote.start(ours, host, {"X": "y z"}, ["--a=b c"]),
     ]
     for text in texts:
         assert text.startswith(b"{\n")
@@ -114,9 +115,12 @@ def test_texts_for_hosts_are_clean_bash() -> None:
 
 
 def test_a_host_without_room_is_told_what_is_needed(tmp_path: Path) -> None:
-    place = remote.Place("a", str(tmp_path / "b"), "./c", "x")
+    ours = plan(hosts=[{**LISTING["hosts"][0], "dir": str(tmp_path)}])
     done = subprocess.run(
-        ["bash", "-s"], input=remote.prepare(place, 10**15), capture_output=True, timeout=30
+        ["bash", "-s"],
+        input=remote.prepare(ours, ours.hosts[0], 10**15),
+        capture_output=True,
+        timeout=30,
     )
     assert done.returncode == 69
     assert "KiB and needs 1000000000000000; make room" in remote.troubles(done.stdout)

@@ -7,16 +7,19 @@ sessions to do things and is told of their ends; the pure judgements are in ends
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import signal
 import socket
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from .ends import DONE, NO_START, STOPPED, End, culprit, exit_code, may_start_again
-from .prepare import Preparation
-from .session import LAST_LINES, Home, Session, Trouble
+from .screen import folded
+from .session import LAST_LINES, Home, Looked, Session, Trouble
 
+_NAMED = 8
 _ASKED = (
     "",
     "asking all hosts for a clean stop after the current step; Ctrl-C again to kill",
@@ -25,8 +28,8 @@ _ASKED = (
 )
 
 
-class Conductor:
-    """One run of the driver, over as many starts as it takes."""
+class Job:
+    """One run of the driver: all hosts are prepared and started, as often as it takes, until the last end."""
 
     def __init__(self, home: Home, launch: str, arguments: tuple[str, ...]) -> None:
         self._home, self._launch, self._arguments = home, launch, arguments
@@ -41,7 +44,8 @@ class Conductor:
         self._crashes: Counter[str] = Counter()
         self._returned: set[str] = set()
         self._asked = 0  # 1 stop, 2 kill, 3 leave
-        self._preparation = Preparation(self._sessions, home)
+        self._stop_wanted = asyncio.Event()  # the same, for who waits for it: _asked > 0
+        self._troubles: dict[str, str] = {}  # who is not ready for a start, and why
         self._deadline: float | None = None
         self._killed = self._settled = False
         self._restarted = 0
@@ -73,13 +77,13 @@ class Conductor:
     async def _prepare_first(self) -> set[str]:
         """The hosts to start: all of them, or as many as are enough for an elastic job, or nobody."""
         self._say(f"looking at {len(self._sessions)} hosts and sending them the bundle")
-        looked = await self._preparation.prepare(self._sessions)
+        looked = await self._prepare(self._sessions)
         self._newest = max((found.newest for found in looked.values()), default=-1)
         enough = self._plan.elastic[0] if self._plan.elastic else len(self._sessions)
         if len(looked) < enough or self._asked:
             return set()
         if len(looked) < len(self._sessions):
-            self._preparation.show_troubles()
+            self._show_troubles()
             self._head = next(name for name in self._by_headship() if name in looked)
         return set(looked)
 
@@ -91,9 +95,70 @@ class Conductor:
         if self._asked:
             self._say("stopped before anything was started")
             return STOPPED
-        self._preparation.show_troubles()
+        self._show_troubles()
         self._say("nothing was started")
         return NO_START
+
+    async def _prepare(self, names: Iterable[str]) -> dict[str, Looked]:
+        """Prepare hosts all at once; who is ready. The others are in `_troubles`."""
+        tasks = {name: asyncio.create_task(_prepared(self._sessions[name])) for name in names}
+        wanted = asyncio.create_task(self._stop_wanted.wait())
+        try:
+            await self._until_done(tasks, wanted)
+        finally:
+            for task in (wanted, *tasks.values()):
+                task.cancel()
+            results = await asyncio.gather(*tasks.values(), return_exceptions=True)
+        self._troubles, found = {}, {}
+        for name, result in zip(tasks, results, strict=True):
+            if isinstance(result, Looked):
+                found[name] = result
+            elif isinstance(result, Trouble):
+                self._troubles[name] = str(result)
+            elif not isinstance(result, asyncio.CancelledError):
+                raise result
+        return found
+
+    async def _prepare_enough(self, enough: int) -> dict[str, Looked]:
+        """Prepare again and again until enough hosts are ready, or nobody."""
+        loop, pace = asyncio.get_running_loop(), self._pace
+        deadline = loop.time() + pace.again
+        ready: dict[str, Looked] = {}
+        while not self._asked:
+            ready |= await self._prepare(name for name in self._sessions if name not in ready)
+            if len(ready) >= enough:
+                return ready
+            if loop.time() > deadline:
+                break
+            self._remind(self._troubles)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop_wanted.wait(), pace.retry)
+        self._show_troubles()
+        return {}
+
+    def _show_troubles(self) -> None:
+        """Name every host that is not ready, and why."""
+        for line in folded(self._troubles):
+            self._say(line)
+
+    async def _until_done(
+        self, tasks: Mapping[str, asyncio.Task[Looked]], wanted: asyncio.Task[bool]
+    ) -> None:
+        while pending := {task for task in tasks.values() if not task.done()}:
+            done, _ = await asyncio.wait(
+                {*pending, wanted},
+                timeout=self._pace.remind,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if wanted in done:
+                return
+            if not done:
+                self._remind(name for name, task in tasks.items() if not task.done())
+
+    def _remind(self, names: Iterable[str]) -> None:
+        waiting = [f"{name} ({self._sessions[name].state})" for name in names]
+        more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
+        self._say(f"still waiting for {', '.join(waiting[:_NAMED])}{more}")
 
     # --- while it runs ------------------------------------------------------------------------
 
@@ -227,7 +292,7 @@ class Conductor:
         if self._asked >= 3 or (name == "HUP" and self._asked):
             return  # a closing terminal may send HUP twice; only Ctrl-C or TERM means "now"
         self._asked += 1
-        self._preparation.wanted.set()
+        self._stop_wanted.set()
         if self._running:
             self._say(f"{name}: {_ASKED[self._asked]}")
         if self._asked == 1:
@@ -255,10 +320,8 @@ class Conductor:
             return set()
         self._restarted += 1
         self._say(f"starting again, {self._restarted} of {plan.restarts} times at most")
-        looked = await self._preparation.prepare_enough(
-            plan.elastic[0] if plan.elastic else len(plan.hosts)
-        )
-        if self._preparation.wanted.is_set():
+        looked = await self._prepare_enough(plan.elastic[0] if plan.elastic else len(plan.hosts))
+        if self._stop_wanted.is_set():
             self._say("not started again: a stop was asked for")
             return set()
         if not looked:
@@ -294,7 +357,7 @@ class Conductor:
         for name, session in self._sessions.items():
             end = last.get(name)
             code = "" if end is None or end.code is None else str(end.code)
-            reason = end.reason if end else self._preparation.troubles.get(name, "")
+            reason = end.reason if end else self._troubles.get(name, "")
             rows.append((name, end.state if end else session.state, code, reason))
         self._home.screen.table(rows)
         self._say(f"everything the hosts said is in {self._home.logs.directory}")
@@ -313,3 +376,10 @@ class Conductor:
     def _say(self, message: str) -> None:
         self._home.screen.say(message)
         self._home.logs.note(message)
+
+
+async def _prepared(session: Session) -> Looked:
+    looked = await session.look()
+    session.refuse_disturbing(looked)
+    await session.send()
+    return looked
