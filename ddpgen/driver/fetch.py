@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from . import remote
@@ -53,13 +52,14 @@ async def fetch(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen, target: Path) 
     wire = _Wire(plan, ssh, pace, holder)
     try:
         _refuse_live(target)
-        target.mkdir(parents=True, exist_ok=True)
-        with _stage(target) as stage:
-            await wire.bring(stage, [f"/step-*/{MARKER}", *_SMALL], ["/step-*/"])
-            _refuse_other_run(stage, target)
-            wanted = [name for name in _steps(stage) if not (target / name).exists()]
-            await wire.bring(stage, [f"/{name}/**" for name in wanted], [f"/{n}/" for n in wanted])
-            _place(stage, target, wanted, screen)
+        stage = target / _STAGE
+        stage.mkdir(parents=True, exist_ok=True)
+        await wire.bring(stage, [f"/step-*/{MARKER}", *_SMALL], ["/step-*/"])
+        _refuse_other_run(stage, target)
+        wanted = [name for name in _steps(stage) if not (target / name).exists()]
+        await wire.bring(stage, [f"/{name}/**" for name in wanted], [f"/{n}/" for n in wanted])
+        _place(stage, target, wanted, screen)
+        shutil.rmtree(stage, ignore_errors=True)
     except RefusedError as refusal:
         screen.say(str(refusal))
         return FAILED
@@ -127,15 +127,6 @@ def _where_to_look(plan: Plan, ssh: Ssh, answers: dict[str, dict[str, str] | Tro
     ]
     told = "no host holds a step-* checkpoint: the script keeps its files as it likes; bring them home by"
     return "\n".join([told, *commands])
-
-
-@contextlib.contextmanager
-def _stage(target: Path) -> Iterator[Path]:
-    """A directory inside `target`; it is kept when something goes wrong."""
-    stage = target / _STAGE
-    stage.mkdir(exist_ok=True)
-    yield stage
-    shutil.rmtree(stage, ignore_errors=True)
 
 
 def _refuse_live(target: Path) -> None:
