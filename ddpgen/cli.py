@@ -249,88 +249,110 @@ def _named(spec: str, output: Path | None) -> str:
     return shlex.join(words)
 
 
+_JOB = click.argument("job", metavar="JOB")
+
+
 def _follow_options(command: Any) -> Any:
-    says = "The tier.  [default: the one launched last from here]"
+    says = "The tier.  [default: the one where it runs, else of the newest run]"
     return _OUTPUT(click.option("--target", metavar="TIER", help=says)(command))
 
 
-def _following(spec: str, target: str | None, output: Path | None) -> Following:
-    """Which job is meant, on which tier."""
+def _following(name: str, target: str | None, output: Path | None) -> Following | Path:
+    """Which job is meant, on which tier; a checkpoint directory as it is."""
     from ddpgen import job
+    from ddpgen.bundle.write import LISTING
     from ddpgen.monitor import commands
 
-    readings = job.load(spec)
-    if target is not None:
-        if target == "all":
-            raise click.UsageError("name one tier, not all.")
-        job.resolve(target, readings)
-    bundle = job.output_directory(readings, job.Render(output=output))
-    found = commands.choose(readings, bundle, target)
-    if isinstance(found, commands.Following):
-        return found
-    raise click.UsageError(
-        f"nothing was launched from here, and the job has the tiers {', '.join(found)}: name one "
-        "with --target."
-    )
+    if target == "all":
+        raise click.UsageError("name one tier, not all.")
+    if not os.path.isdir(name):
+        readings = job.load(name)
+        bundle = job.output_directory(readings, job.Render(output=output))
+        jobs = {tier: reading.job for tier, reading in readings.items()}
+        if target is not None:
+            job.resolve(target, readings)
+    elif output is not None:
+        raise click.UsageError("-o goes with a spec, not with a directory.")
+    elif os.path.exists(os.path.join(name, LISTING)):
+        bundle = Path(name)
+        jobs = job.of_bundle(bundle)
+        if target is not None and target not in jobs:
+            raise click.UsageError(f"{name} was rendered for {', '.join(jobs)}, not for {target}.")
+    elif target is not None:
+        raise click.UsageError("--target goes with a spec or a bundle.")
+    else:
+        return commands.checkpoint_directory(Path(name))
+    return commands.choose(jobs, bundle, target)
 
 
 @cli.command()
-@_SPEC
+@_JOB
 @_follow_options
-def status(spec: str, target: str | None, output: Path | None) -> None:
-    """Say how a job stands: who runs it, which step it has done, its newest checkpoint.
+@click.option("--json", "as_json", is_flag=True, help="For programs instead of people.")
+def status(job: str, target: str | None, output: Path | None, as_json: bool) -> None:
+    """Say how a job stands: step, loss, speed, time left, restarts, where the weights are.
+
+    JOB is a spec, a bundle or a checkpoint directory. Without --target the run that lives is found, else the newest.
 
     \b
     Example:
-      ddpgen status examples/gpt.yaml --target local
+      ddpgen status examples/gpt.yaml
     """
-    from ddpgen.monitor import commands
+    from ddpgen.monitor import commands, state
 
-    for line in commands.status(_following(spec, target, output)):
+    following = _following(job, target, output)
+    said = commands.status(following, captured=as_json)
+    if as_json:
+        import json
+
+        tier = None if isinstance(following, Path) else following.tier
+        click.echo(json.dumps({"tier": tier, **state.as_json(said)}, indent=1))
+        return
+    for line in state.as_text(said):
         click.echo(line)
 
 
 @cli.command()
-@_SPEC
+@_JOB
 @_follow_options
 @click.option("-f", "--follow", is_flag=True, help="Go on showing what comes, until Ctrl-C.")
 @click.option(
     "-n", "--lines", type=click.IntRange(0), default=100, show_default=True, metavar="N",
     help="How many lines of the end; on hosts only together with --follow.",
 )  # fmt: skip
-def logs(spec: str, target: str | None, output: Path | None, follow: bool, lines: int) -> None:
+def logs(job: str, target: str | None, output: Path | None, follow: bool, lines: int) -> None:
     """Show the end of what a job has said, and where that is kept.
 
-    On local it went to the terminal; its metrics are shown instead.
+    JOB is a spec, a bundle or a checkpoint directory. On local it went to the terminal; its metrics are shown instead.
 
     \b
     Example:
-      ddpgen logs examples/gpt.yaml --target local
+      ddpgen logs examples/gpt.yaml
     """
     from ddpgen.monitor import commands
 
-    sys.exit(commands.logs(_following(spec, target, output), lines, follow))
+    sys.exit(commands.logs(_following(job, target, output), lines, follow))
 
 
 @cli.command()
-@_SPEC
+@_JOB
 @_follow_options
 @click.option(
     "--now", is_flag=True,
     help="On sky: give the machines back at once; without a checkpoint first.",
 )  # fmt: skip
-def stop(spec: str, target: str | None, output: Path | None, now: bool) -> None:
+def stop(job: str, target: str | None, output: Path | None, now: bool) -> None:
     """Ask a job for a clean stop after the current step; one that waits in a queue is taken out.
 
-    The same launch goes on from where it stopped.
+    JOB is a spec, a bundle or a checkpoint directory. The same launch goes on from where it stopped.
 
     \b
     Example:
-      ddpgen stop examples/gpt.yaml --target local
+      ddpgen stop examples/gpt.yaml
     """
     from ddpgen.monitor import commands
 
-    for line in commands.stop(_following(spec, target, output), now):
+    for line in commands.stop(_following(job, target, output), now):
         click.echo(line)
 
 
@@ -463,19 +485,27 @@ def explain(codes: tuple[str, ...]) -> None:
 
 
 @cli.command()
-@click.argument("directory", metavar="CHECKPOINT_DIR", type=click.Path(path_type=Path))
+@_JOB
+@_follow_options
 @click.option("--json", "as_json", is_flag=True, help="For programs instead of people.")
-def doctor(directory: Path, as_json: bool) -> None:
+def doctor(job: str, target: str | None, output: Path | None, as_json: bool) -> None:
     """Say which rank holds a training up, where each rank stands, and what the network says now.
 
-    Exit code 0: all is well, or has ended well; 1: something is wrong.
+    JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine. Exit code 0: all is well, or has
+    ended well; 1: something is wrong.
 
     \b
     Example:
       ddpgen doctor checkpoints/gpt
     """
     from ddpgen.launch import become_doctor
+    from ddpgen.monitor import commands
 
+    directory = Path(job)
+    if os.path.isfile(job) or os.path.exists(os.path.join(job, "bundle.json")):
+        following = _following(job, target, output)
+        assert not isinstance(following, Path)
+        directory = commands.visible(following)
     become_doctor(directory, ["--json"] if as_json else [])
 
 

@@ -15,7 +15,7 @@ from ddpgen import __version__
 from ddpgen.bundle import code, script
 from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
 from ddpgen.spec import reader, yamltree
-from ddpgen.spec.fields import NodeCount, Period, did_you_mean, show
+from ddpgen.spec.fields import Group, NodeCount, Period, did_you_mean, show
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import Conflict
 
@@ -161,6 +161,38 @@ def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:
         what = f"{show(str(kept))} is inside the bundle, which is replaced when it is rendered"
         conflict = Conflict(("checkpoint.dir",), what, "name a place outside, or change -o")
         raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
+
+
+def of_bundle(bundle: Path) -> dict[str, JobSpec]:
+    """The jobs that a bundle was rendered for, with values as JSON holds them: enough to follow them by.
+
+    Raises SpecUnreadableError.
+    """
+    import json
+
+    from ddpgen.bundle.write import LISTING
+    from ddpgen.spec.job import JobSpec
+
+    try:
+        specs = json.loads((bundle / LISTING).read_bytes())["spec"]
+        return {
+            tier: _revived(reader.MODELS.get(tier, JobSpec), spec) for tier, spec in specs.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise SpecUnreadableError(
+            f"{bundle / LISTING} cannot be read, or another version wrote it; render the job again"
+        ) from None
+
+
+def _revived(model: Any, values: Mapping[str, Any]) -> Any:
+    """The dataclass `model` out of what plain() made of it."""
+    given = {}
+    for field in fields(model):
+        value, kind = values[field.name], field.metadata["kind"]
+        if isinstance(kind, Group) and value is not None:
+            value = _revived(kind.model, value)
+        given[field.name] = tuple(value) if isinstance(value, list) else value
+    return model(**given)
 
 
 def plain(value: Any) -> Any:

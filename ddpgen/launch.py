@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,20 @@ def become(argv: Sequence[str]) -> NoReturn:
     """
     print("+", shlex.join(argv), file=sys.stderr, flush=True)
     _exec(argv)
+
+
+def output(argv: Sequence[str]) -> tuple[int, str]:
+    """Run `argv`: its exit code and what it says on standard output.
+
+    Raises TargetUnavailableError when the program is not there.
+    """
+    try:
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
+    return done.returncode, done.stdout
 
 
 def become_doctor(directory: Path, options: Sequence[str]) -> NoReturn:

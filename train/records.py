@@ -71,7 +71,7 @@ class Records:
         self._progress = Progress(
             start_step, trainer.last_step, workload.unit, units, config.log_every
         )
-        self._row("start", start_step, world_size=world.size)
+        self._row("start", start_step, world_size=world.size, last_step=trainer.last_step)
         if not config.elastic:  # there a change of hosts is a restart to torchrun, too
             _say_restart(start_step)
         if start_step:

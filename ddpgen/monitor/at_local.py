@@ -11,55 +11,45 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddpgen.monitor import places, scripts, state, store
+from ddpgen.monitor import places, scripts, state
 from ddpgen.monitor.places import Here
-from ddpgen.monitor.state import JobState
-from ddpgen.spec.job import JobSpec
+from ddpgen.monitor.state import JobState, Report
 
 _EXITING = 0x4  # PF_EXITING of include/linux/sched.h
 
 
-def status(job: JobSpec, beside: Path) -> Iterator[str]:
-    """Lines that say how it stands. Raises TargetUnavailableError."""
-    directory, found = _look(job, beside)
-    yield f"{places.short(directory)}:"
-    yield from (f"  {line}" for line in state.words(found, _lives(found.lock)))
-    yield from (f"  {line}" for line in _elsewhere(found))
-    if found.newest is None:
-        yield from store.kept(job)
+def status(directory: Path) -> Iterator[str | Report]:
+    """How the job in a checkpoint directory stands. Raises TargetUnavailableError."""
+    found = look(directory)
+    yield Report(places.short(str(directory)), found, lives(found.lock))
+    yield from _elsewhere(found)
 
 
-def stop(job: JobSpec, beside: Path) -> Iterator[str]:
+def stop(directory: Path) -> Iterator[str]:
     """Ask for a clean stop, if there may be somebody to ask. Raises TargetUnavailableError."""
-    directory, found = _look(job, beside)
+    found, shown = look(directory), places.short(str(directory))
     if found.there != "yes" or found.lock is None:
-        yield f"nothing to stop: no job has begun in {places.short(directory)}"
-    elif _lives(found.lock) is False:
-        word = state.words(found, runs=False)[0]
-        yield f"nothing to stop: nothing runs in {places.short(directory)}: {word}"
+        yield f"nothing to stop: no job has begun in {shown}"
+    elif lives(found.lock) is False:
+        word = Report(shown, found, runs=False).words()[0]
+        yield f"nothing to stop: nothing runs in {shown}: {word}"
     else:
-        places.facts(Here(beside).ask(scripts.stop(directory)))
+        places.facts(Here(directory).ask(scripts.stop(str(directory))))
         yield "asked for a clean stop after the current step"
         yield from _elsewhere(found)
 
 
-def metrics(job: JobSpec, beside: Path) -> Path:
-    """What is kept of a run: its output went to the terminal."""
-    return Path(places.checkpoints(Here(beside), job), "metrics.jsonl")
-
-
-def _look(job: JobSpec, beside: Path) -> tuple[str, JobState]:
-    here = Here(beside)
-    directory = places.checkpoints(here, job)
-    return directory, state.read(places.facts(here.ask(scripts.look(directory))))
+def look(directory: Path) -> JobState:
+    """What a checkpoint directory says. Raises TargetUnavailableError."""
+    return state.read(places.facts(Here(directory).ask(scripts.look(str(directory)))))
 
 
 def _elsewhere(found: JobState) -> Iterator[str]:
-    if found.lock is not None and _lives(found.lock) is None and found.word == "running":
+    if found.lock is not None and lives(found.lock) is None and found.word == "running":
         yield f"it was started on {found.lock.get('host', 'another host')}: look there whether it lives"
 
 
-def _lives(lock: Mapping[str, Any] | None) -> bool | None:
+def lives(lock: Mapping[str, Any] | None) -> bool | None:
     """Whether a process of the lock is there; None when it is not of this boot of this host."""
     if lock is None:
         return False

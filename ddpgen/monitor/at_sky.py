@@ -17,7 +17,7 @@ from ddpgen.monitor import bucket, managed, skypilot, state, store
 from ddpgen.monitor.bucket import Address
 from ddpgen.monitor.managed import Managed
 from ddpgen.monitor.record import Launched
-from ddpgen.monitor.state import JobState
+from ddpgen.monitor.state import JobState, Report
 from ddpgen.spec.sky import SkyJob
 
 # What the job notes as the reason of its end, behind `user: `.
@@ -67,7 +67,7 @@ class There(NamedTuple):
         return f"last sign of life {state.ago(self.age_s or 0.0)}" if known else ""
 
 
-def status(asked: Asked) -> Iterator[str]:
+def status(asked: Asked) -> Iterator[str | Report]:
     """Lines that say how it stands. Raises TargetUnavailableError."""
     try:
         seen = _look(asked)
@@ -111,6 +111,11 @@ def stop(asked: Asked, now: bool) -> Iterator[str]:
         yield from _ask_to_stop(asked, running)
 
 
+def lives(asked: Asked) -> bool:
+    """Whether one of the jobs waits or runs. Raises TargetUnavailableError."""
+    return any(not each.over for each in _look(asked) or [])
+
+
 def log(asked: Asked) -> Managed | None:
     """The job whose output is meant. Raises TargetUnavailableError."""
     seen = _look(asked)
@@ -143,7 +148,7 @@ def _runs(seen: Sequence[Managed] | None) -> bool | None:
     return any(not each.waits and not each.over for each in seen) if seen else None
 
 
-def _bucket(asked: Asked, seen: Sequence[Managed] | None) -> Iterator[str]:
+def _bucket(asked: Asked, seen: Sequence[Managed] | None) -> Iterator[str | Report]:
     at = _address(asked)
     if at is None:
         return
@@ -158,12 +163,12 @@ def _bucket(asked: Asked, seen: Sequence[Managed] | None) -> Iterator[str]:
         yield f"  {_stranger(seen or [])}"
 
 
-def _words(at: Address, there: There, runs: bool | None) -> Iterator[str]:
-    yield f"{at.url}:"
+def _words(at: Address, there: There, runs: bool | None) -> Iterator[str | Report]:
     if there.found.there == "no":
+        yield f"{at.url}:"
         yield "  nothing there yet"
         return
-    yield from (f"  {line}" for line in state.words(there.found, runs))
+    yield Report(at.url, there.found, runs)
     if there.sign:
         yield f"  {there.sign}"
 
@@ -184,7 +189,7 @@ def _address(asked: Asked) -> Address | None:
     return bucket.address(asked.job, os.environ)
 
 
-def _status_without_sky(asked: Asked, error: TargetUnavailableError) -> Iterator[str]:
+def _status_without_sky(asked: Asked, error: TargetUnavailableError) -> Iterator[str | Report]:
     """What the bucket says is much, where SkyPilot says nothing."""
     at = _address(asked)
     if at is None:
@@ -213,7 +218,7 @@ def _stop_without_sky(asked: Asked, now: bool, error: TargetUnavailableError) ->
             f"{error}\n{at.url}: not looked at: {closed}\n{by_hand}"
         ) from None
     if not there.may_go_on:
-        words = "\n".join(_words(at, there, None))
+        words = "\n".join(state.as_text(_words(at, there, None)))
         raise TargetUnavailableError(
             f"{error}\nnothing runs that could be asked; what waits only SkyPilot can cancel\n{words}"
         )

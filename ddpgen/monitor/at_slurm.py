@@ -15,7 +15,7 @@ from ddpgen.monitor import jobs, places, queue, scripts, state, store
 from ddpgen.monitor.jobs import Job
 from ddpgen.monitor.places import Here, Login
 from ddpgen.monitor.record import Launched
-from ddpgen.monitor.state import JobState
+from ddpgen.monitor.state import JobState, Report
 from ddpgen.spec.slurm import SlurmJob
 
 _MOST_TASKS = 8  # of an array have their directories looked at
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
         return f"no job called {self.job.name} was launched from here, and none is in the queue"
 
 
-def status(asked: Asked) -> Iterator[str]:
+def status(asked: Asked) -> Iterator[str | Report]:
     """Lines that say how it stands. Raises TargetUnavailableError."""
     found, seen = _look(asked)
     if seen:
@@ -55,8 +55,7 @@ def status(asked: Asked) -> Iterator[str]:
     else:
         yield asked.unknown
     for directory, there in _directories(asked, found, seen):
-        yield f"{shown(asked.place, directory)}:"
-        yield from (f"  {line}" for line in state.words(there, _runs(there, seen)))
+        yield Report(shown(asked.place, directory), there, _runs(there, seen))
     if found.newest is None and not asked.job.array:
         yield from store.kept(asked.job)
     if asked.launched is not None and asked.launched.log:
@@ -87,6 +86,11 @@ def log(asked: Asked) -> str:
         return asked.launched.log
     _, seen = _look(asked)
     return queue.log_of(asked.place, seen[-1].id, asked.cluster) if seen else ""
+
+
+def lives(asked: Asked) -> bool:
+    """Whether one of the jobs waits or runs. Raises TargetUnavailableError."""
+    return any(not each.over for each in _look(asked)[1])
 
 
 def states(asked: Asked) -> str:

@@ -5,19 +5,20 @@ Decides what is asked of whom. Lines go to the caller; the output of a job goes 
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from ddpgen.bundle.write import LISTING
 from ddpgen.driver.logs import newest
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.launch import START, become
+from ddpgen.launch import START, become, output
 from ddpgen.monitor import (
     at_local,
     at_sky,
@@ -32,8 +33,8 @@ from ddpgen.monitor import (
 from ddpgen.monitor.at_slurm import Asked
 from ddpgen.monitor.places import Here
 from ddpgen.monitor.record import Launched
+from ddpgen.monitor.state import JobState, Report
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.reader import Reading
 from ddpgen.spec.sky import SkyJob
 from ddpgen.spec.slurm import SlurmJob
 
@@ -53,73 +54,177 @@ class Following(NamedTuple):
     launched: Launched | None
 
 
-def choose(
-    readings: Mapping[str, Reading], bundle: Path, target: str | None
-) -> Following | tuple[str, ...]:
-    """What is meant: `target`, else the tier launched last, else the only one there is.
+class UnclearError(DdpgenError):
+    """Several tiers are possible, and none was named."""
 
-    Several tiers, by name, where that is left open.
+    exit_code = 2
+
+
+def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Following:
+    """What is meant: `target`, else the tier where it runs, else the one of the newest run, else the
+    only one there is. Raises UnclearError.
     """
     launched = record.recall(bundle)
-    if target is None and launched is not None and launched.tier in readings:
-        target = launched.tier
-    if target is None:
-        tiers = tuple(tier for tier in _rendered(bundle) or tuple(readings) if tier in readings)
-        if len(tiers) != 1:
-            return tiers
-        target = tiers[0]
-    ours = launched is not None and launched.tier == target
-    return Following(readings[target].job, target, bundle, launched if ours else None)
+    every = {tier: Following(jobs[tier], tier, bundle, launched.get(tier)) for tier in jobs}
+    if target is not None:
+        return every[target]
+    runs = {tier: run for tier, each in every.items() if (run := _newest_run(each)) is not None}
+    if len(runs) > 1:
+        live = [tier for tier in runs if _lives(every[tier])]
+        if len(live) > 1:
+            name = every[live[0]].job.name
+            options = " or ".join(f"--target {tier}" for tier in live)
+            raise UnclearError(f"{name} runs on {' and on '.join(live)}: name one with {options}")
+        return every[live[0] if live else max(runs, key=lambda tier: runs[tier])]
+    tiers = [*runs] or [tier for tier in _rendered(bundle) or jobs if tier in jobs]
+    if len(tiers) == 1:
+        return every[tiers[0]]
+    raise UnclearError(
+        f"nothing was started from here, and the job has the tiers {', '.join(tiers)}: name one with "
+        "--target"
+    )
 
 
-def status(following: Following) -> Iterator[str]:
-    """Lines that say how it stands. Raises TargetUnavailableError."""
+def _newest_run(following: Following) -> float | None:
+    """When the tier's newest run was launched or has last said something; None without one."""
+    times = [following.launched.time] if following.launched else []
     if following.tier == "hosts":
+        launch = newest(_beside(following) / "logs" / following.job.name)
+        times += [launch.stat().st_mtime] if launch else []
+    found = None if following.tier == "sky" else _found_here(following)
+    if found is not None and found.started_by == following.tier:
+        with contextlib.suppress(OSError):
+            times.append((directory(following) / "status").stat().st_mtime)
+    return max(times, default=None)
+
+
+def _lives(following: Following) -> bool:
+    """Whether the tier's newest run lives, as far as can be found out."""
+    found = None if following.tier == "sky" else _found_here(following)
+    if found is not None and found.started_by == following.tier:
+        here = at_local.lives(found.lock)
+        if here is not None or following.tier == "local":
+            return found.word == "running" and bool(here)
+    try:
+        if isinstance(following.job, SkyJob):
+            return at_sky.lives(at_sky.Asked(following.job, following.launched))
+        if isinstance(following.job, SlurmJob):
+            with _at_slurm(following) as asked:
+                return at_slurm.lives(asked)
+    except TargetUnavailableError:
+        return False
+    if following.tier != "hosts":
+        return False
+    return bool(re.search(r"^\S+ +yes ", _table_of_hosts(following), re.MULTILINE))
+
+
+def _found_here(following: Following) -> JobState | None:
+    """What the checkpoint directory says, where it is on this machine."""
+    if isinstance(following.job, SlurmJob) and following.job.login is not None:
+        return None
+    where = directory(following)
+    return at_local.look(where) if os.path.exists(where / "status") else None
+
+
+def directory(following: Following) -> Path:
+    """The checkpoint directory of a job that keeps it on this machine."""
+    return Path(places.checkpoints(Here(_beside(following)), following.job))
+
+
+def visible(following: Following) -> Path:
+    """The checkpoint directory, for what has to look into it here. Raises TargetUnavailableError."""
+    if following.tier == "sky" or getattr(following.job, "login", None) is not None:
+        raise TargetUnavailableError(
+            f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; run "
+            "ddpgen doctor CHECKPOINT_DIR where the job runs"
+        )
+    where = directory(following)
+    if following.tier == "hosts" and not where.is_dir():
+        raise TargetUnavailableError(
+            f"{places.short(str(where))} is not on this machine; run ddpgen doctor CHECKPOINT_DIR on a host of the "
+            "job: ddpgen status names them"
+        )
+    return where
+
+
+def checkpoint_directory(path: Path) -> Path:
+    """`path`, absolute. Raises DdpgenError where no job has left anything in it."""
+    found = at_local.look(path.absolute())
+    kept = (path / "metrics.jsonl").exists()
+    if found.there == "yes" and not (found.word or found.lock or found.newest is not None or kept):
+        raise DdpgenError(
+            f"{path} is neither a bundle nor a checkpoint directory; give the spec, or the directory that "
+            "the launch script names at its end"
+        )
+    return path.absolute()
+
+
+def status(following: Following | Path, captured: bool = False) -> Iterator[str | Report]:
+    """How the job of a spec, or in a checkpoint directory, stands. Raises TargetUnavailableError.
+
+    On hosts this process becomes run.sh, unless what it says is to be `captured`.
+    """
+    if isinstance(following, Path):
+        yield from at_local.status(following)
+    elif following.tier == "hosts":
         yield from store.kept(following.job)
-        _run_sh(following, "--status")
-    if isinstance(following.job, SlurmJob):
+        if not captured:
+            become(["bash", places.as_argument(str(_run_sh(following))), "--status"])
+        yield _table_of_hosts(following)
+    elif isinstance(following.job, SlurmJob):
         with _at_slurm(following) as asked:
             yield from at_slurm.status(asked)
     elif isinstance(following.job, SkyJob):
         yield from at_sky.status(at_sky.Asked(following.job, following.launched))
     else:
-        yield from at_local.status(following.job, _beside(following))
+        for part in at_local.status(directory(following)):
+            yield part
+            if isinstance(part, Report) and part.found.newest is None:
+                yield from store.kept(following.job)
 
 
-def stop(following: Following, now: bool = False) -> Iterator[str]:
+def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
     """Ask for a clean stop, or end it `now`, where that is a tier's to do; lines that say what came of it.
 
     Raises TargetUnavailableError.
     """
+    if isinstance(following, Path):
+        if now:
+            raise DdpgenError(
+                "--now is for a spec with the tier sky, not for a checkpoint directory"
+            )
+        yield from at_local.stop(following)
+        return
     if isinstance(following.job, SkyJob):
         yield from at_sky.stop(at_sky.Asked(following.job, following.launched), now)
         return
     if now:
         raise DdpgenError(f"--now is for sky; on {following.tier}: {_AT_ONCE[following.tier]}")
     if following.tier == "hosts":
-        _run_sh(following, "--stop")
+        become(["bash", places.as_argument(str(_run_sh(following))), "--stop"])
     if isinstance(following.job, SlurmJob):
         with _at_slurm(following) as asked:
             yield from at_slurm.stop(asked)
     else:
-        yield from at_local.stop(following.job, _beside(following))
+        yield from at_local.stop(directory(following))
 
 
-def logs(following: Following, lines: int, follow: bool) -> int:
+def logs(following: Following | Path, lines: int, follow: bool) -> int:
     """Show the end of the job's output, on and on if wanted; the exit code.
 
     Raises TargetUnavailableError, DdpgenError where there is nothing yet.
     """
-    if following.tier == "hosts":
-        _logs_of_hosts(following, lines, follow)
-    if isinstance(following.job, SkyJob):
-        _logs_of_sky(at_sky.Asked(following.job, following.launched), lines, follow)
-    if not isinstance(following.job, SlurmJob):
-        kept = at_local.metrics(following.job, _beside(following))
+    if isinstance(following, Path) or following.tier == "local":
+        where = following if isinstance(following, Path) else directory(following)
+        kept = where / "metrics.jsonl"
         if not kept.exists() and not follow:
             message = f"{places.short(str(kept))} is not there: no step is on record yet"
             raise DdpgenError(f"{message}; what local.sh says goes to the terminal it runs in")
         _tail([str(kept)], lines, follow)
+    if following.tier == "hosts":
+        _logs_of_hosts(following, lines, follow)
+    if isinstance(following.job, SkyJob):
+        _logs_of_sky(at_sky.Asked(following.job, following.launched), lines, follow)
     with _at_slurm(following) as asked:
         file = at_slurm.log(asked)
         if not file:
@@ -129,7 +234,7 @@ def logs(following: Following, lines: int, follow: bool) -> int:
         return _logs_there(asked, file, lines, follow)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _at_slurm(following: Following) -> Iterator[Asked]:
     assert isinstance(following.job, SlurmJob)
     launched = following.launched
@@ -171,7 +276,7 @@ def _logs_of_sky(asked: at_sky.Asked, lines: int, follow: bool) -> NoReturn:
 
 def _logs_of_hosts(following: Following, lines: int, follow: bool) -> NoReturn:
     if not follow:
-        _run_sh(following, "--logs")
+        become(["bash", places.as_argument(str(_run_sh(following))), "--logs"])
     launch = newest(_beside(following) / "logs" / following.job.name)
     if launch is None:
         raise DdpgenError("no host has said anything yet; see ddpgen logs without --follow")
@@ -183,13 +288,22 @@ def _tail(files: Sequence[str], lines: int, follow: bool) -> NoReturn:
     become(["tail", "-n", str(lines), *(["-F"] if follow else []), *named])
 
 
-def _run_sh(following: Following, option: str) -> NoReturn:
+def _run_sh(following: Following) -> Path:
     script = following.bundle / START["hosts"]
     if not script.is_file():
         raise TargetUnavailableError(
             f"{script} is not there; render the job for hosts first, or name its bundle with -o"
         )
-    become(["bash", places.as_argument(str(script)), option])
+    return script
+
+
+def _table_of_hosts(following: Following) -> str:
+    """What run.sh --status says. Raises TargetUnavailableError when a host cannot be asked."""
+    argv = ["bash", places.as_argument(str(_run_sh(following))), "--status"]
+    code, said = output(argv)
+    if code != 0:
+        raise TargetUnavailableError(f"{said}not every host could be asked")
+    return said.rstrip("\n")
 
 
 def _beside(following: Following) -> Path:

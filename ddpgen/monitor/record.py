@@ -1,4 +1,4 @@
-"""What was launched last from a bundle: build/<name>.launched.json.
+"""What was launched last from a bundle on each tier: build/<name>.launched.json.
 
 Owns that file. A missing or spoilt one means that nothing is remembered, never an error.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ddpgen.errors import FileTroubleError
@@ -17,7 +18,7 @@ from ddpgen.errors import FileTroubleError
 class Launched:
     """One launch. Of Slurm: the job's id, its cluster where sbatch named one, where its output goes.
 
-    `log` is a path at the login node if there is one.
+    `log` is a path at the login node if there is one. `time`: of the launch.
     """
 
     tier: str
@@ -25,6 +26,7 @@ class Launched:
     cluster: str = ""
     log: str = ""
     login: str = ""
+    time: float = 0.0
 
 
 def path(bundle: Path) -> Path:
@@ -36,20 +38,19 @@ def remember(bundle: Path, launched: Launched) -> None:
     """Raises FileTroubleError."""
     file = path(bundle)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    found = {tier: asdict(entry) for tier, entry in recall(bundle).items()}
+    found[launched.tier] = asdict(launched) | {"time": time.time()}
     try:
-        temporary.write_text(json.dumps(asdict(launched), indent=1) + "\n", "utf-8")
+        temporary.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
         os.replace(temporary, file)
     except OSError as error:
         raise FileTroubleError(f"{file}: {error.strerror}; make room, or give another -o") from None
 
 
-def recall(bundle: Path) -> Launched | None:
-    """The last launch, if one is remembered."""
+def recall(bundle: Path) -> dict[str, Launched]:
+    """The last launch on each tier, as far as one is remembered."""
     try:
         found = json.loads(path(bundle).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    names = [field.name for field in fields(Launched)]
-    if not isinstance(found, dict) or not isinstance(found.get("tier"), str):
-        return None
-    return Launched(**{n: v for n in names if isinstance(v := found.get(n, ""), str)})
+        return {str(tier): Launched(**entry) for tier, entry in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}

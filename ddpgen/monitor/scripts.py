@@ -108,13 +108,20 @@ for marker in "$directory"/step-*/checkpoint.json; do
   case $step in *[!0-9]* | '') continue ;; esac
   [ -e "$marker" ] && [ "$((10#$step))" -ge "${newest:-0}" ] && newest=$((10#$step))
 done
+# Several on one line, with tabs between them: JSON holds none.
+newest_rows() {
+  tail -c 4194304 -- "$directory/metrics.jsonl" 2>/dev/null |
+    grep "^{\"kind\": \"$1\"" | tail -n "$2" | tr '\n' '\t'
+}
 fact there yes
 fact newest "$newest"
 fact status "$(first_line "$directory/status")"
 fact slurm-job "$(first_line "$directory/slurm-job")"
 fact slurm-starts "$(first_line "$directory/slurm-starts")"
 fact lock "$(tr '\n' ' ' 2>/dev/null <"$directory/lock")"
-fact row "$(tail -c 65536 -- "$directory/metrics.jsonl" 2>/dev/null | grep '^{"kind": "step"' | tail -n 1)"
+fact row "$(newest_rows step 50)"
+fact eval "$(newest_rows eval 1)"
+fact start "$(newest_rows start 1)"
 fact saved "$(tail -n 1 -- "$directory/script/saves-0.jsonl" 2>/dev/null)"
 fact now "$(date +%s)"
 [ ! -e "$directory/stop" ] || fact stop asked

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 
@@ -15,7 +15,7 @@ _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 @dataclass(frozen=True)
 class JobState:
     """`attempt`: whose word it is. `step`: the newest on record, of the training itself. `newest`: of its
-    checkpoints; `saved`: what a user's script has saved last, and at which step."""
+    checkpoints; `saved`: what a user's script has saved last, and at which step. `restarts`: by torchrun."""
 
     there: str = "no"  # yes, no, closed
     word: str = ""
@@ -25,12 +25,27 @@ class JobState:
     newest: int | None = None
     saved: tuple[str, int] | None = None
     step: int | None = None
+    last_step: int | None = None
     loss: float | None = None
+    evaluation: str = ""
+    steps_per_s: float | None = None
+    restarts: int = 0
     age_s: float | None = None
     stop_asked: bool = False
     slurm_job: str = ""
     lock: Mapping[str, Any] | None = None
     starts: str = ""
+
+    @property
+    def started_by(self) -> str:
+        """The tier whose run the directory's word is of, or ""; on sky the directory is in the bucket."""
+        if self.of_slurm:
+            return "slurm"
+        if not self.attempt:
+            return ""
+        # run.sh names its launch by the time; hosts whose scripts were started by hand agree on 8 digits.
+        by_hosts = re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]+|[0-9a-f]{8}", self.attempt)
+        return "hosts" if by_hosts else "local"
 
     @property
     def of_slurm(self) -> str:
@@ -42,7 +57,9 @@ class JobState:
 def read(facts: Mapping[str, str]) -> JobState:
     """From what the text found out."""
     line = _LINE.fullmatch(facts.get("status", "").strip())
-    row = _mapping(facts.get("row", "")) or {}
+    rows = [_mapping(line) or {} for line in facts.get("row", "").strip("\t").split("\t")]
+    row = rows[-1]
+    lock = _mapping(facts.get("lock", ""))
     newest = facts.get("newest", "")
     slurm_job = facts.get("slurm-job", "").partition(" ")[0].strip()  # and which of its starts
     return JobState(
@@ -53,31 +70,108 @@ def read(facts: Mapping[str, str]) -> JobState:
         reason=(line[4] or "") if line else "",
         newest=int(newest) if newest.isdigit() else None,
         saved=_saved(_mapping(facts.get("saved", "")) or {}),
-        step=row["step"] if isinstance(row.get("step"), int) else None,
+        step=_whole(row.get("step")),
+        last_step=_whole((_mapping(facts.get("start", "").strip()) or {}).get("last_step")),
         loss=_number(row.get("loss")),
+        evaluation=_evaluation(_mapping(facts.get("eval", "").strip()) or {}),
+        steps_per_s=_speed(rows),
+        restarts=max(0, (_whole((lock or {}).get("generation")) or 0) - 1),
         age_s=_age(facts.get("now", ""), _number(row.get("time"))),
         stop_asked="stop" in facts,
         slurm_job=slurm_job if re.fullmatch("[0-9]+(_[0-9]+)?", slurm_job, re.ASCII) else "",
-        lock=_mapping(facts.get("lock", "")),
+        lock=lock,
         starts=_starts(_mapping(facts.get("slurm-starts", "")) or {}),
     )
 
 
-def words(found: JobState, runs: bool | None) -> list[str]:
-    """Lines for people. `runs`: whether its processes are there; None where that is not known."""
-    if found.there == "no":
-        return ["the checkpoint directory is not there yet"]
-    if found.there == "closed":
-        return ["the checkpoint directory may not be read by this user"]
-    lines = [_job(found, runs)]
-    if found.word == "running" and found.step is not None and runs is not False:
-        lines.append(_progress(found))
-    lines.append(f"newest checkpoint: {_newest(found)}")
-    if found.starts and found.of_slurm:
-        lines.append(found.starts)
-    if found.stop_asked and runs is not False:
-        lines.append("a stop has been asked for: after the current step")
-    return lines
+class Report(NamedTuple):
+    """What is said of one checkpoint directory, or place in a bucket. `place`: as people write it.
+    `runs`: whether its processes are there; None where that is not known."""
+
+    place: str
+    found: JobState
+    runs: bool | None
+
+    def facts(self) -> dict[str, Any]:
+        """For programs; what is not known is left out. Times in seconds, speed in steps a second."""
+        found = self.found
+        if found.there != "yes":
+            return {"directory": self.place, "there": found.there}
+        going = found.word == "running" and self.runs is not False
+        speed = found.steps_per_s if going else None
+        left = None
+        if speed and found.step is not None and found.last_step is not None:
+            left = max(0, round((found.last_step - found.step) / speed))
+        at = {"done": found.at, "stopped": found.at}.get(found.word, 0)
+        known = {
+            "directory": self.place,
+            "state": _job(found, self.runs),
+            "step": at or found.step,
+            "steps": found.last_step,
+            "step_age_s": None if not going or found.age_s is None else round(found.age_s, 1),
+            "loss": found.loss if at in (0, found.step) else None,
+            "evaluation": found.evaluation or None,
+            "speed": None if speed is None else round(speed, 4),
+            "time_left_s": left,
+            "restarts": found.restarts or None,
+            "newest_checkpoint": _newest(found),
+            "weights": self._weights(),
+            "slurm_starts": found.starts if found.of_slurm and found.starts else None,
+            "stop_asked": True if found.stop_asked and self.runs is not False else None,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+    def _weights(self) -> str | None:
+        if self.found.newest is not None:
+            return f"{self.place}/step-{self.found.newest:09}/model.pt"
+        return self.found.saved[0] if self.found.saved else None
+
+    def words(self) -> list[str]:
+        """Lines for people."""
+        if self.found.there == "no":
+            return ["the checkpoint directory is not there yet"]
+        if self.found.there == "closed":
+            return ["the checkpoint directory may not be read by this user"]
+        known = self.facts()
+        step, age = known.get("step"), known.get("step_age_s")
+        steps = f" of {known['steps']}" if "steps" in known else ""
+        rows = {
+            "step": None if step is None else f"{step}{steps}" + (f", {ago(age)}" if age else ""),
+            "loss": f"{known['loss']:.4f}" if "loss" in known else None,
+            "evaluation": known.get("evaluation"),
+            "speed": f"{known['speed']:.3g} steps/s" if "speed" in known else None,
+            "time left": clock(known["time_left_s"]) if "time_left_s" in known else None,
+            "restarts": known.get("restarts"),
+            "newest checkpoint": known["newest_checkpoint"],
+            "weights": known.get("weights"),
+        }
+        width = len("newest checkpoint:")
+        lines = [known["state"]]
+        lines += [f"{f'{name}:':{width}} {said}" for name, said in rows.items() if said is not None]
+        if "slurm_starts" in known:
+            lines.append(known["slurm_starts"])
+        if "stop_asked" in known:
+            lines.append("a stop has been asked for: after the current step")
+        return lines
+
+
+def as_text(said: Iterable[str | Report]) -> Iterator[str]:
+    """Lines for people."""
+    for part in said:
+        if isinstance(part, Report):
+            yield f"{part.place}:"
+            yield from (f"  {line}" for line in part.words())
+        else:
+            yield part
+
+
+def as_json(said: Iterable[str | Report]) -> dict[str, Any]:
+    """`runs`: the facts of each directory; `said`: the other lines. The same as as_text says."""
+    parts = list(said)
+    return {
+        "runs": [part.facts() for part in parts if isinstance(part, Report)],
+        "said": [part for part in parts if isinstance(part, str)],
+    }
 
 
 def _job(found: JobState, runs: bool | None) -> str:
@@ -96,10 +190,32 @@ def _newest(found: JobState) -> str:
     return "none" if found.newest is None else f"step {found.newest}"
 
 
-def _progress(found: JobState) -> str:
-    loss = "" if found.loss is None else f", loss {found.loss:.4f}"
-    age = "" if found.age_s is None else f", {ago(found.age_s)}"
-    return f"step {found.step}{loss}{age}"
+def _evaluation(row: Mapping[str, Any]) -> str:
+    head = ("kind", "step", "attempt", "generation", "time")
+    values = {name: _number(value) for name, value in row.items() if name not in head}
+    told = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
+    return f"{told} at step {row.get('step')}" if told else ""
+
+
+def _speed(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Steps a second of the newest start, over the rows that are given."""
+    last = rows[-1]
+    if (said := _number(last.get("steps_per_s"))) is not None:
+        return said
+    start = (last.get("attempt"), last.get("generation"))
+    first = next(row for row in rows if (row.get("attempt"), row.get("generation")) == start)
+    ends = [(_whole(row.get("step")), _number(row.get("time"))) for row in (first, last)]
+    (step, when), (last_step, last_when) = ends
+    if step is None or when is None or last_step is None or last_when is None or last_when <= when:
+        return None
+    return (last_step - step) / (last_when - when)
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:03 or 2:03."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
 
 
 def ago(seconds: float) -> str:
@@ -119,6 +235,10 @@ def _saved(row: Mapping[str, Any]) -> tuple[str, int] | None:
     if row.get("whole") is not True or not isinstance(path, str) or not isinstance(step, int):
         return None
     return "".join(c if c.isprintable() else "?" for c in path), step
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _number(value: Any) -> float | None:

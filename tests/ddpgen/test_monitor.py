@@ -92,8 +92,10 @@ def row(kind: str, step: int, when: float, **more: object) -> str:
 
 
 def remembered(root: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads((root / "build" / "gpt.launched.json").read_text())
-    return found
+    found = json.loads((root / "build" / "gpt.launched.json").read_text())
+    launched: dict[str, str] = found["slurm"]
+    assert launched.pop("time")
+    return launched
 
 
 def ddpgen(*words: str) -> list[str]:
@@ -289,8 +291,17 @@ def test_status_of_a_running_job(run: Run, spec: Spec, cluster: Cluster, tmp_pat
         "build/checkpoints/gpt:",
         "  running",
     ]
-    assert lines[4] in [f"  step 120, loss 2.2500, {age} s ago" for age in range(29, 60)]
-    assert lines[5:] == ["  newest checkpoint: step 100", "log: build/logs/gpt-4711.log"]
+    assert lines[4] in [f"  step:              120, {age} s ago" for age in range(29, 60)]
+    assert lines[5:8] == [
+        "  loss:              2.2500",
+        "  evaluation:        loss 1.0000 at step 120",
+        "  speed:             0.0333 steps/s",
+    ]
+    assert lines[8:] == [
+        "  newest checkpoint: step 100",
+        "  weights:           build/checkpoints/gpt/step-000000100/model.pt",
+        "log: build/logs/gpt-4711.log",
+    ]
     assert cluster.calls("squeue")[0][:2] == ["--noheader", "--jobs=4711"]
     assert cluster.calls("sacct") == []
 
@@ -307,6 +318,7 @@ def test_status_of_a_job_that_waits_again_after_a_kill(
         "build/checkpoints/gpt:",
         "  it was running when it was killed",
         "  newest checkpoint: step 100",
+        "  weights:           build/checkpoints/gpt/step-000000100/model.pt",
         "log: build/logs/gpt-4711.log",
     ]
 

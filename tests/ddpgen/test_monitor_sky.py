@@ -180,8 +180,10 @@ def objects(sky: Sky, monkeypatch: pytest.MonkeyPatch) -> Objects:
 
 
 def remembered(root: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads((root / "build" / "gpt.launched.json").read_text())
-    return found
+    found = json.loads((root / "build" / "gpt.launched.json").read_text())
+    launched: dict[str, str] = found["sky"]
+    assert launched.pop("time")
+    return launched
 
 
 def becoming(*words: str) -> subprocess.CompletedProcess[str]:
@@ -763,14 +765,19 @@ def test_status_reads_the_bucket_where_that_is_possible(
     assert lines[2:] == [
         "s3://ours/some/where:",
         "  running",
-        "  step 120, loss 2.5000, 5 min ago",
+        "  step:              120, 5 min ago",
+        "  loss:              2.5000",
         "  newest checkpoint: step 100",
+        "  weights:           s3://ours/some/where/step-000000100/model.pt",
         "  last sign of life 4 min ago",
     ]
     sky.has(row(7, "RECOVERING"))
     assert run("status", "job.yaml").out.splitlines()[3:] == [
         "  it was running when it was killed",
+        "  step:              120",
+        "  loss:              2.5000",
         "  newest checkpoint: step 100",
+        "  weights:           s3://ours/some/where/step-000000100/model.pt",
         "  last sign of life 4 min ago",
     ]
     objects.began("ours/some/where", "stopped sky.a.1 130 user: ddpgen stop")
@@ -780,7 +787,9 @@ def test_status_reads_the_bucket_where_that_is_possible(
         "7    stopped  1x[CPU:1]  by the user",
         "s3://ours/some/where:",
         "  stopped at step 130: user: ddpgen stop",
+        "  step:              130",
         "  newest checkpoint: step 100",
+        "  weights:           s3://ours/some/where/step-000000100/model.pt",
     ]
 
 
@@ -1054,8 +1063,10 @@ def test_what_another_skypilot_runs_is_seen_in_the_bucket_and_stopped_there(
             *first,
             "s3://ours/gpt:",
             "  running",
-            "  step 120, loss 2.5000, 5 min ago",
+            "  step:              120, 5 min ago",
+            "  loss:              2.5000",
             "  newest checkpoint: step 100",
+            "  weights:           s3://ours/gpt/step-000000100/model.pt",
             "  last sign of life 20 s ago",
             f"  {STRANGER}",
         ]
@@ -1178,7 +1189,9 @@ def test_without_skypilot_the_bucket_says_how_it_stands_and_takes_the_stop(
             "nothing runs that could be asked; what waits only SkyPilot can cancel",
             "s3://ours/gpt:",
             "  done at step 300",
+            "  step:              300",
             "  newest checkpoint: step 100",
+            "  weights:           s3://ours/gpt/step-000000100/model.pt",
         ],
     )
     assert "ours/gpt/stop" not in objects.held
@@ -1274,7 +1287,7 @@ def test_on_another_tier_the_url_says_what_the_directory_does_not_have(
     (directory / "step-000000150").mkdir()
     (directory / "step-000000150" / "checkpoint.json").write_text("{}")
     looks = len(objects.opened)
-    assert run("status", "job.yaml").out.splitlines()[-1] == "  newest checkpoint: step 150"
+    assert run("status", "job.yaml").out.splitlines()[-2] == "  newest checkpoint: step 150"
     assert len(objects.opened) == looks
 
 

@@ -62,7 +62,7 @@ def test_a_job_on_this_machine_that_runs_is_asked_to_stop(
     (KEPT / "metrics.jsonl").write_text('{"kind": "step", "step": 7, "loss": "nan", "time": 1}\n')
     told = run("status", "job.yaml").out.splitlines()
     assert told[:2] == ["build/checkpoints/gpt:", "  running"]
-    assert told[2].startswith("  step 7, ")
+    assert told[2].startswith("  step:              7, ")
     assert told[3] == "  newest checkpoint: none"
     done = "asked for a clean stop after the current step\n"
     assert run("stop", "job.yaml") == (0, done, "")
@@ -146,7 +146,9 @@ def test_what_a_script_has_saved_is_its_newest_checkpoint(
     (KEPT / "script").mkdir()
     (KEPT / "script" / "saves-0.jsonl").write_text(record)
     lines = run("status", "job.yaml").out.splitlines()
-    assert lines[1:3] == ["  done at step 7", f"  newest checkpoint: {newest}"]
+    saved = ["  weights:           /w/a.pt"] if newest != "none" else []
+    assert lines[1] == "  done at step 7"
+    assert lines[3:] == [f"  newest checkpoint: {newest}", *saved]
 
 
 def test_nothing_has_run_yet(run: Run, spec: Spec) -> None:
@@ -219,7 +221,7 @@ def test_the_tier_that_was_launched_last_is_meant(run: Run, spec: Spec) -> None:
     assert run("status", "job.yaml").out.startswith("build/checkpoints/gpt:")  # the only one there
     launched = later("launch", "job.yaml", "--target", "local", "--", "--help")
     assert launched.returncode == 0, launched.stderr
-    assert record.recall(Path("build/gpt")) == record.Launched("local")
+    assert list(record.recall(Path("build/gpt"))) == ["local"]
     assert run("render", "job.yaml", "--target", "all").code == 0
     assert run("status", "job.yaml").out.startswith("build/checkpoints/gpt:")
 
@@ -231,7 +233,72 @@ def test_a_spoilt_record_means_that_nothing_is_remembered(
     Path("build").mkdir()
     Path("build/gpt.launched.json").write_text(content)
     assert run("status", spec()).code == 0
-    assert record.recall(Path("build/gpt")) is None
+    assert record.recall(Path("build/gpt")) == {}
+
+
+ROWS = (
+    '{"kind": "start", "step": 0, "attempt": "a", "generation": 2, "time": 1, "last_step": 40}\n'
+    '{"kind": "step", "step": 9, "attempt": "a", "generation": 1, "time": 1, "loss": 9}\n'
+    '{"kind": "step", "step": 10, "attempt": "a", "generation": 2, "time": 100, "loss": 3}\n'
+    '{"kind": "step", "step": 20, "attempt": "a", "generation": 2, "time": 105, "loss": 2.5}\n'
+    '{"kind": "eval", "step": 20, "attempt": "a", "generation": 2, "time": 106, "loss": 2.25}\n'
+)
+
+
+@pytest.mark.parametrize("where", ["job.yaml", "build/gpt", "build/checkpoints/gpt"])
+def test_what_runs_is_found_by_spec_bundle_and_directory(
+    run: Run, spec: Spec, process: subprocess.Popen[bytes], where: str
+) -> None:
+    spec(HOSTS)
+    assert run("render", "job.yaml", "--target", "all").code == 0
+    said("running a 0")
+    holds(process.pid, generation=2)
+    (KEPT / "metrics.jsonl").write_text(ROWS)
+    (KEPT / "step-000000020").mkdir()
+    (KEPT / "step-000000020" / "checkpoint.json").write_text("{}")
+    told = run("status", where).out.splitlines()
+    assert told[2].startswith("  step:              20 of 40, ")
+    assert told[3:] == [
+        "  loss:              2.5000",
+        "  evaluation:        loss 2.2500 at step 20",
+        "  speed:             2 steps/s",
+        "  time left:         0:10",
+        "  restarts:          1",
+        "  newest checkpoint: step 20",
+        "  weights:           build/checkpoints/gpt/step-000000020/model.pt",
+    ]
+    found = json.loads(run("status", where, "--json").out)
+    (one,) = found["runs"]
+    assert (one["step"], one["steps"], one["loss"], one["time_left_s"]) == (20, 40, 2.5, 10)
+    assert run("stop", where).out == "asked for a clean stop after the current step\n"
+    assert (KEPT / "stop").exists()
+
+
+def test_two_tiers_that_run_are_named_with_the_flag(
+    run: Run, spec: Spec, process: subprocess.Popen[bytes]
+) -> None:
+    spec(HOSTS)
+    said("running a 0")
+    holds(process.pid)
+    Path("build/gpt/hosts").mkdir(parents=True)
+    script = Path("build/gpt/hosts/run.sh")
+    script.write_text("echo 'desk    yes  running'\n")
+    record.remember(Path("build/gpt"), record.Launched("hosts"))
+    both = run("status", "job.yaml")
+    assert (both.code, both.err) == (
+        2,
+        "gpt runs on local and on hosts: name one with --target local or --target hosts\n",
+    )
+    script.write_text("echo 'desk    no   done'\n")
+    assert run("status", "job.yaml").out.startswith("build/checkpoints/gpt:\n  running\n")
+
+
+def test_a_directory_that_is_none_of_a_job_is_refused(run: Run, spec: Spec) -> None:
+    Path("mine").mkdir()
+    refused = run("stop", "mine")
+    assert (refused.code, refused.out) == (1, "")
+    assert "neither a bundle nor a checkpoint directory" in refused.err
+    assert not Path("mine/stop").exists()
 
 
 def test_a_bundle_elsewhere_is_followed_there(run: Run, spec: Spec) -> None:
@@ -245,7 +312,10 @@ def test_a_checkpoint_directory_of_ones_own(run: Run, spec: Spec, tmp_path: Path
     (place / "step-000000007").mkdir(parents=True)
     (place / "step-000000007" / "checkpoint.json").write_text("{}")
     told = run("status", spec(GPT + f'checkpoint: {{dir: "{place}"}}\n')).out
-    assert told == "it's here:\n  no job has begun there\n  newest checkpoint: step 7\n"
+    assert (
+        told
+        == "it's here:\n  no job has begun there\n  newest checkpoint: step 7\n  weights:           it's here/step-000000007/model.pt\n"
+    )
 
 
 def test_a_tier_that_does_not_exist_is_refused(run: Run, spec: Spec) -> None:
@@ -293,7 +363,7 @@ def test_how_often_a_job_of_slurm_has_come_back() -> None:
     kept = {"job": "7", "requeues": 6, "restarts": 3, "starts": begun}
     facts = {"there": "yes", "status": "running slurm.7.3 40", "slurm-starts": json.dumps(kept)}
     told = "come back 2 of at most 6 times because of Slurm, 1 of at most 3 times after a crash"
-    assert told in state.words(state.read(facts), True)
+    assert told in state.Report("d", state.read(facts), True).words()
     for spoilt in ({**kept, "starts": [[0, 0, ""]]}, {**kept, "starts": 5}, {"starts": []}, []):
         found = state.read({**facts, "slurm-starts": json.dumps(spoilt)})
         assert found.starts == ""

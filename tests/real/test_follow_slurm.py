@@ -106,7 +106,7 @@ def test_a_job_is_launched_stopped_launched_again_and_done(desk: Desk, cluster: 
     assert launched.code == 0, launched.err
     first = launched.out.strip()
     assert "sbatch: Job" in launched.err
-    told = desk.until("status", r"(?m)^  step [1-9]").out
+    told = desk.until("status", r"(?m)^  step: +[1-9]").out
     assert re.search(rf"(?m)^{first} +RUNNING +node\[1-2\]", told), told
     assert "\n  running\n" in told
     stopped = desk.types("stop")
