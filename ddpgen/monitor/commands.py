@@ -150,7 +150,7 @@ def visible(following: Following) -> Path:
 def checkpoint_directory(path: Path) -> Path:
     """`path`, absolute. Raises DdpgenError where no job has left anything in it."""
     found = at_local.look(path.absolute())
-    kept = (path / "metrics.jsonl").exists()
+    kept = os.path.exists(path / "metrics.jsonl")  # False where it may not be read
     if found.there == "yes" and not (found.word or found.lock or found.newest is not None or kept):
         raise DdpgenError(
             f"{path} is neither a bundle nor a checkpoint directory; give the spec, or the directory that "
