@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -54,7 +53,6 @@ from train.supervisor.supervisor import NotBegunError, check_arguments
 from train.supervisor.words import ONLY_CHECK, Command
 from train.supervisor.workers import Workers
 
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 # A controller that is being restarted answers a minute or two later.
 _PATIENT = (2, 5, 10, 20, 30, 30, 30)
 _LOOK_S = 0.5
