@@ -342,7 +342,7 @@ def logs(job: str, target: str | None, output: Path | None, follow: bool, lines:
     help="On sky: give the machines back at once; without a checkpoint first.",
 )  # fmt: skip
 def stop(job: str, target: str | None, output: Path | None, now: bool) -> None:
-    """Ask a job for a clean stop after the current step; one that waits in a queue is taken out.
+    """Ask a job for a clean stop; one that waits in a queue is taken out.
 
     JOB is a spec, a bundle or a checkpoint directory. The same launch goes on from where it stopped.
 

@@ -134,7 +134,7 @@ def _ask(stop_file: Path, words: str) -> bool:
         say(f"{words}; cannot create {stop_file} ({error.strerror}), trying again")
         return False
     if made:
-        say(f"{words}; asking for a clean stop after the current step")
+        say(f"{words}; asking for a clean stop")
     else:
         say(f"{words}; a stop was asked for already ({reason_in(stop_file)})")
     return True

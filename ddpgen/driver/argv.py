@@ -15,7 +15,7 @@ usage: bash hosts/run.sh [ARGS...]   start the job on every host, or go on from 
                                      ARGS are added to the training command: --steps=50
        bash hosts/run.sh --preflight     only look whether the hosts can start it, and say what is wrong
        bash hosts/run.sh --status        how every host stands
-       bash hosts/run.sh --stop          ask for a clean stop after the current step
+       bash hosts/run.sh --stop          ask for a clean stop
        bash hosts/run.sh --logs [HOST]   the newest output of the hosts, kept on this machine
        bash hosts/run.sh --fetch [DIR]   bring the newest checkpoints and the metrics to DIR; left out:
                                          checkpoints/NAME beside the bundle, NAME being the job's

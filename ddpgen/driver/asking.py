@@ -115,7 +115,7 @@ async def stop(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen) -> int:
         elif answer.get("runs") == "no":
             said[name] = "nothing runs there; the next start removes this request"
         else:
-            said[name] = "asked for a clean stop after the current step"
+            said[name] = "asked for a clean stop"
     for line in folded(said):
         screen.say(line)
     return told_troubles(answers, screen)

@@ -22,7 +22,7 @@ from .session import LAST_LINES, Home, Looked, Session, Trouble
 _NAMED = 8
 _ASKED = (
     "",
-    "asking all hosts for a clean stop after the current step; Ctrl-C again to kill",
+    "asking all hosts for a clean stop; Ctrl-C again to kill",
     "killing the job on all hosts; the next start goes on from its newest checkpoint",
     "leaving; what still runs on a host ends by itself, at the latest after the collective timeout",
 )

@@ -35,8 +35,14 @@ def stop(directory: Path) -> Iterator[str]:
         yield f"nothing to stop: nothing runs in {shown}: {word}"
     else:
         places.facts(Here(directory).ask(scripts.stop(str(directory))))
-        yield "asked for a clean stop after the current step"
+        yield "asked for a clean stop"
         yield from _elsewhere(found)
+
+
+def output(directory: Path) -> Path:
+    """What is kept of the newest start: all that a user's script has printed; of a workload, its metrics."""
+    logs = sorted((directory / "logs").glob("*.log"))
+    return logs[-1] if logs else directory / "metrics.jsonl"
 
 
 def look(directory: Path) -> JobState:

@@ -270,10 +270,7 @@ def _nothing_seen(asked: Asked, now: bool, closed: store.NoWayError) -> TargetUn
 
 def _asked_there(at: Address, there: There) -> Iterator[str]:
     if there.lives:
-        yield (
-            f"{at.url}: asked for a clean stop: within some 10 s, after the current step, with a "
-            "checkpoint; nothing is lost"
-        )
+        yield f"{at.url}: asked for a clean stop, which it sees within some 10 s"
     else:
         yield f"{at.url}: asked for a clean stop: should it come back, it ends at once"
 
@@ -305,10 +302,7 @@ def _ask_to_stop(asked: Asked, running: Sequence[Managed]) -> Iterator[str]:
             f"for a clean stop of job {numbers}, nothing lost: {bucket.stop_by_hand(at)}\n"
             f"at once, without a checkpoint: {_now(ids)}"
         ) from None
-    yield (
-        f"{numbers}: asked for a clean stop: within some 10 s, after the current step, with a "
-        "checkpoint; nothing is lost"
-    )
+    yield f"{numbers}: asked for a clean stop, which it sees within some 10 s"
 
 
 def _now(ids: Sequence[str]) -> str:

@@ -160,4 +160,4 @@ def _ask_to_stop(asked: Asked, directory: str, job: Job) -> Iterator[str]:
             f"{error}; job {job.id} runs: create the file stop in its checkpoint directory where that "
             f"can be seen, or kill the job: scancel {job.id}"
         ) from None
-    yield f"{job.id}: asked for a clean stop after the current step; it will not be requeued"
+    yield f"{job.id}: asked for a clean stop; it will not be requeued"

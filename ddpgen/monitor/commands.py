@@ -216,7 +216,7 @@ def logs(following: Following | Path, lines: int, follow: bool) -> int:
     """
     if isinstance(following, Path) or following.tier == "local":
         where = following if isinstance(following, Path) else directory(following)
-        kept = where / "metrics.jsonl"
+        kept = at_local.output(where)
         if not kept.exists() and not follow:
             message = f"{places.short(str(kept))} is not there: no step is on record yet"
             raise DdpgenError(f"{message}; what local.sh says goes to the terminal it runs in")

@@ -15,7 +15,7 @@ _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 @dataclass(frozen=True)
 class JobState:
     """`attempt`: whose word it is. `step`: the newest on record, of the training itself. `newest`: of its
-    checkpoints; `saved`: what a user's script has saved last, and at which step. `restarts`: by torchrun."""
+    checkpoints; `saved`: what a user's script has saved last, and at which step. `begun`: how often its workers have begun."""
 
     there: str = "no"  # yes, no, closed
     word: str = ""
@@ -29,7 +29,7 @@ class JobState:
     loss: float | None = None
     evaluation: str = ""
     steps_per_s: float | None = None
-    restarts: int = 0
+    begun: int = 0
     age_s: float | None = None
     stop_asked: bool = False
     slurm_job: str = ""
@@ -75,7 +75,7 @@ def read(facts: Mapping[str, str]) -> JobState:
         loss=_number(row.get("loss")),
         evaluation=_evaluation(_mapping(facts.get("eval", "").strip()) or {}),
         steps_per_s=_speed(rows),
-        restarts=max(0, (_whole((lock or {}).get("generation")) or 0) - 1),
+        begun=_whole((lock or {}).get("generation")) or 0,
         age_s=_age(facts.get("now", ""), _number(row.get("time"))),
         stop_asked="stop" in facts,
         slurm_job=slurm_job if re.fullmatch("[0-9]+(_[0-9]+)?", slurm_job, re.ASCII) else "",
@@ -113,8 +113,8 @@ class Report(NamedTuple):
             "evaluation": found.evaluation or None,
             "speed": None if speed is None else round(speed, 4),
             "time_left_s": left,
-            "restarts": found.restarts or None,
-            "newest_checkpoint": _newest(found),
+            "starts": found.begun if found.begun > 1 else None,
+            "newest_checkpoint": found.newest if found.newest is not None else _saved_path(found),
             "weights": self._weights(),
             "slurm_starts": found.starts if found.of_slurm and found.starts else None,
             "stop_asked": True if found.stop_asked and self.runs is not False else None,
@@ -122,9 +122,8 @@ class Report(NamedTuple):
         return {name: value for name, value in known.items() if value is not None}
 
     def _weights(self) -> str | None:
-        if self.found.newest is not None:
-            return f"{self.place}/step-{self.found.newest:09}/model.pt"
-        return self.found.saved[0] if self.found.saved else None
+        newest = self.found.newest
+        return None if newest is None else f"{self.place}/step-{newest:09}/model.pt"
 
     def words(self) -> list[str]:
         """Lines for people."""
@@ -141,8 +140,8 @@ class Report(NamedTuple):
             "evaluation": known.get("evaluation"),
             "speed": f"{known['speed']:.3g} steps/s" if "speed" in known else None,
             "time left": clock(known["time_left_s"]) if "time_left_s" in known else None,
-            "restarts": known.get("restarts"),
-            "newest checkpoint": known["newest_checkpoint"],
+            "starts": known.get("starts"),
+            "newest checkpoint": _newest(self.found),
             "weights": known.get("weights"),
         }
         width = len("newest checkpoint:")
@@ -151,7 +150,7 @@ class Report(NamedTuple):
         if "slurm_starts" in known:
             lines.append(known["slurm_starts"])
         if "stop_asked" in known:
-            lines.append("a stop has been asked for: after the current step")
+            lines.append("a stop has been asked for")
         return lines
 
 
@@ -178,7 +177,13 @@ def _job(found: JobState, runs: bool | None) -> str:
     if not found.word:
         return "no job has begun there"
     if found.word == "running":
-        return "running" if runs is not False else "it was running when it was killed"
+        if runs is not False:
+            return "running"
+        return (
+            f"ended after this: {found.reason}"
+            if found.reason
+            else "it was running when it was killed"
+        )
     at = f" at step {found.at}" if found.at else ""
     return f"{found.word}{at}" + (f": {found.reason}" if found.reason else "")
 
@@ -188,6 +193,10 @@ def _newest(found: JobState) -> str:
         path, step = found.saved
         return f"{path}, of step {step}"
     return "none" if found.newest is None else f"step {found.newest}"
+
+
+def _saved_path(found: JobState) -> str | None:
+    return found.saved[0] if found.saved is not None else None
 
 
 def _evaluation(row: Mapping[str, Any]) -> str:

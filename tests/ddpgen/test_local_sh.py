@@ -105,7 +105,7 @@ def test_a_finished_job_ends_with_0_although_torchrun_says_1(stage: Callable[...
     assert "-m torch.distributed.run --standalone " in said
     assert (training, end) == (
         "training\n",
-        f"ddpgen: done at step 7; results are in {ours.checkpoints}\n",
+        f"ddpgen: done at step 7 (it was to be); results are in {ours.checkpoints}\n",
     )
     assert code == 0
 
@@ -458,7 +458,7 @@ def test_one_signal_asks_for_a_clean_stop(
     process.send_signal(signum)
     output = process.communicate(timeout=TIMEOUT_S)[0]
     name = signum.name.removeprefix("SIG")
-    assert output.startswith(f"ddpgen: {name}: asking for a clean stop after the current step")
+    assert output.startswith(f"ddpgen: {name}: asking for a clean stop")
     assert (process.returncode, ours.status()) == (75, "stopped")
 
 

@@ -395,11 +395,11 @@ def test_stop_asks_a_running_job_and_takes_a_waiting_one_out(
     run("launch", spec(SLURM), "--target", "slurm")
     kept = began(tmp_path / "build/checkpoints/gpt", "running slurm.4711.0 0", slurm_job="4711 0")
     cluster.runs("4711|RUNNING")
-    said = "4711: asked for a clean stop after the current step; it will not be requeued\n"
+    said = "4711: asked for a clean stop; it will not be requeued\n"
     assert run("stop", "job.yaml") == (0, said, "")
     assert (kept / "stop").read_text() == ""
     assert cluster.calls("scancel") == []
-    assert "  a stop has been asked for: after the current step\n" in run("status", "job.yaml").out
+    assert "  a stop has been asked for\n" in run("status", "job.yaml").out
     (kept / "stop").unlink()
     cluster.runs("4711|PENDING")
     (cluster.state / "scancel.then").write_text('printf "0\\n" >"$state/squeue"\n')

@@ -64,7 +64,7 @@ def test_a_job_on_this_machine_that_runs_is_asked_to_stop(
     assert told[:2] == ["build/checkpoints/gpt:", "  running"]
     assert told[2].startswith("  step:              7, ")
     assert told[3] == "  newest checkpoint: none"
-    done = "asked for a clean stop after the current step\n"
+    done = "asked for a clean stop\n"
     assert run("stop", "job.yaml") == (0, done, "")
     assert (KEPT / "stop").read_text() == ""
 
@@ -146,9 +146,8 @@ def test_what_a_script_has_saved_is_its_newest_checkpoint(
     (KEPT / "script").mkdir()
     (KEPT / "script" / "saves-0.jsonl").write_text(record)
     lines = run("status", "job.yaml").out.splitlines()
-    saved = ["  weights:           /w/a.pt"] if newest != "none" else []
     assert lines[1] == "  done at step 7"
-    assert lines[3:] == [f"  newest checkpoint: {newest}", *saved]
+    assert lines[3:] == [f"  newest checkpoint: {newest}"]
 
 
 def test_nothing_has_run_yet(run: Run, spec: Spec) -> None:
@@ -170,6 +169,24 @@ def test_logs_of_this_machine_are_its_metrics(run: Run, spec: Spec) -> None:
         "2\n3\n",
         "+ tail -n 2 build/checkpoints/gpt/metrics.jsonl\n",
     )
+
+
+def test_logs_of_a_script_are_all_that_its_newest_start_has_printed(run: Run, spec: Spec) -> None:
+    spec()
+    (KEPT / "logs").mkdir(parents=True)
+    (KEPT / "metrics.jsonl").write_text("a row\n")
+    for name, text in (("20260101-000000", "first"), ("20260102-000000", "second")):
+        (KEPT / "logs" / f"{name}.log").write_text(f"{text}\n")
+    for what in ("job.yaml", str(KEPT)):
+        assert later("logs", what).stdout == "second\n"
+
+
+def test_what_is_known_of_an_end_that_nobody_has_told_is_said(run: Run, spec: Spec) -> None:
+    spec()
+    said("running a 7 rank 1: ValueError: x (mine.py:3 in load)")
+    holds(2**22 + 1)
+    told = run("status", "job.yaml").out.splitlines()
+    assert told[1] == "  ended after this: rank 1: ValueError: x (mine.py:3 in load)"
 
 
 @pytest.mark.parametrize(
@@ -263,14 +280,14 @@ def test_what_runs_is_found_by_spec_bundle_and_directory(
         "  evaluation:        loss 2.2500 at step 20",
         "  speed:             2 steps/s",
         "  time left:         0:10",
-        "  restarts:          1",
+        "  starts:            2",
         "  newest checkpoint: step 20",
         "  weights:           build/checkpoints/gpt/step-000000020/model.pt",
     ]
     found = json.loads(run("status", where, "--json").out)
     (one,) = found["runs"]
     assert (one["step"], one["steps"], one["loss"], one["time_left_s"]) == (20, 40, 2.5, 10)
-    assert run("stop", where).out == "asked for a clean stop after the current step\n"
+    assert run("stop", where).out == "asked for a clean stop\n"
     assert (KEPT / "stop").exists()
 
 

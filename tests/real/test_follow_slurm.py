@@ -110,7 +110,7 @@ def test_a_job_is_launched_stopped_launched_again_and_done(desk: Desk, cluster: 
     assert re.search(rf"(?m)^{first} +RUNNING +node\[1-2\]", told), told
     assert "\n  running\n" in told
     stopped = desk.types("stop")
-    said = f"{first}: asked for a clean stop after the current step; it will not be requeued\n"
+    said = f"{first}: asked for a clean stop; it will not be requeued\n"
     assert stopped == Said(0, said, ""), stopped
     assert cluster.ended(first) == ("FAILED", "75:0"), cluster.log(first)
     ended = desk.until("status", r"exit code 75: it was stopped|does not know")

@@ -353,7 +353,7 @@ def test_a_notice_becomes_a_stop_file(server: Metadata, tmp_path: Path) -> None:
         assert not stop.exists()
         server.preempt()
         line = f"preempted: {WORDS[server.cloud]}"
-        said = f"ddpgen: {line}; asking for a clean stop after the current step\n"
+        said = f"ddpgen: {line}; asking for a clean stop\n"
         code, heard = end(process)
         assert (code, but_for_trouble(heard)) == (0, said)
     assert words(stop.read_text()) == f"{line}\n"

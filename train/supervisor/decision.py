@@ -58,7 +58,7 @@ def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request
     if not met:
         return Request("end", f"{name}: stopping before the training begins")
     kill = "" if driven else "; again to kill"
-    return Request("stop", f"{name}: asking for a clean stop after the current step{kill}")
+    return Request("stop", f"{name}: asking for a clean stop{kill}")
 
 
 def at_end(end: End, results: str, again: str) -> Outcome:

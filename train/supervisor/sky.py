@@ -254,7 +254,7 @@ def on_signal(me: str, name: str, stops: int, met: bool) -> Request:
         return Request(
             "kill", "" if stops else f"{me}: {name}: stopping before the training begins"
         )
-    asking = f"{me}: {name}: asking for a clean stop after the current step"
+    asking = f"{me}: {name}: asking for a clean stop"
     return Request("stop", "" if stops else asking, f"signal: {name}")
 
 

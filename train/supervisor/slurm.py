@@ -335,7 +335,7 @@ class Slurm:
         if self._only_preflight and name == "USR1":
             return  # it is over in a moment, and does not come back
         if not self._asked:
-            say(f"{name} from Slurm: asking for a clean stop after the current step")
+            say(f"{name} from Slurm: asking for a clean stop")
         self._asked = name
         if name == "TERM" and not self._term_at_hand:
             self._term_at_hand = True

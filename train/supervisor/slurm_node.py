@@ -90,7 +90,7 @@ class SlurmNode(Tier):
             return Request(
                 "kill", f"{self._me}: a later start of job {job} has begun; ending this one"
             )
-        message = f"{name}: asking for a clean stop after the current step"
+        message = f"{name}: asking for a clean stop"
         return Request("stop" if met else "end", message, f"{self.scheduler} {name}")
 
     def not_begun(self, name: str) -> Outcome:

@@ -269,7 +269,7 @@ def test_ctrl_c_stops_cleanly(stage: Make) -> None:
     process.send_signal(signal.SIGINT)
     output = rest(process)
     assert process.returncode == 75
-    assert "INT: asking all hosts for a clean stop after the current step; Ctrl-C again" in output
+    assert "INT: asking all hosts for a clean stop; Ctrl-C again" in output
     assert table(output)["lap"][:2] == ["stopped", "75"]
     for host in ("desk", "lap"):
         assert words(ours, host)[-1] == "stop"

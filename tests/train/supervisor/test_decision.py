@@ -37,8 +37,8 @@ def test_a_signal(name: str, stops: int, met: bool, action: str) -> None:
 
 
 def test_only_who_typed_it_is_told_how_to_kill() -> None:
-    assert on_signal("INT", 0, met=True).message.endswith("after the current step; again to kill")
-    assert on_signal("TERM", 0, True, driven=True).message.endswith("after the current step")
+    assert on_signal("INT", 0, met=True).message.endswith("a clean stop; again to kill")
+    assert on_signal("TERM", 0, True, driven=True).message.endswith("a clean stop")
 
 
 def test_what_a_driver_has_ended_leaves_it_to_the_driver_to_say_how_to_go_on() -> None:

@@ -163,7 +163,7 @@ def test_what_tells_two_starts_apart() -> None:
             0,
             True,
             "stop",
-            "n: TERM: asking for a clean stop after the current step",
+            "n: TERM: asking for a clean stop",
             "signal: TERM",
         ),
         (1, True, "stop", "", "signal: TERM"),  # SkyPilot may send it more than once
