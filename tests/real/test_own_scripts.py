@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from tests.real import jobs
+from tests.real import fleet, jobs
+from tests.real.rig import Host, Rig
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 FRAMEWORKS = jobs.ROOT / ".venv-frameworks" / "bin"
@@ -56,8 +58,11 @@ class Script:
             [sys.executable, "-m", "ddpgen", *words, "-o", str(self.bundle)],
             cwd=jobs.ROOT, check=True, capture_output=True, timeout=60,
         )  # fmt: skip
-        self.directory = place / "checkpoints" / name
-        self.work = self.directory / "work"
+        self.move(place / "checkpoints" / name)
+
+    def move(self, directory: Path) -> None:
+        """Its checkpoint directory is this."""
+        self.directory, self.work = directory, directory / "work"
 
     def start(self) -> jobs.Job:
         env = {"PATH": f"{FRAMEWORKS}:{os.environ['PATH']}"}
@@ -136,3 +141,36 @@ def test_ten_kills_at_random_lose_no_more_than_an_interval(name: str, tmp_path: 
     job = script.start()
     assert job.end() == 0, job.output
     jobs.assert_same_bits(script.weights(), whole.weights())
+
+
+@nightly
+@pytest.mark.usefixtures("rig_possible")
+@pytest.mark.parametrize("name", ["huggingface", "nanogpt"])
+def test_on_two_hosts_that_share_the_directory_it_is_stopped_killed_and_goes_on(
+    name: str, tmp_path: Path
+) -> None:
+    whole, script = Script(name, tmp_path / "whole"), Script(name, tmp_path / "hosts")
+    whole.argument = script.argument = LONG[name]
+    assert whole.start().end() == 0  # two processes, as on the hosts
+    spec = yaml.safe_load((jobs.ROOT / "examples" / f"{name}.yaml").read_text())
+    code = {"train.py": (jobs.ROOT / "examples" / "code" / name / "train.py").read_text()}
+    spec |= {
+        "python": str(FRAMEWORKS / "python"),
+        "procs_per_node": 1,
+        "targets": {"hosts": {"hosts": ["desk", "laptop"], "dir": "/shared/ddpgen"}},
+    }
+    bundle = jobs.render(tmp_path / "hosts", spec, code, target="hosts")
+    with Rig([Host(each, shared="/shared") for each in ("desk", "laptop")]) as rig:
+        script.move(rig.shared / "ddpgen" / "checkpoints" / name)
+        driver = fleet.Driver(rig, bundle, LONG[name])
+        script.wait_for_rows(driver, 3)
+        driver.process.send_signal(signal.SIGINT)
+        assert driver.end() == 75, driver.output
+        driver = fleet.Driver(rig, bundle, LONG[name])
+        script.wait_for_rows(driver, 3)
+        rig["laptop"].kill_all()
+        assert driver.end() != 0, driver.output
+        driver = fleet.Driver(rig, bundle, LONG[name])
+        assert driver.end() == 0, driver.output
+        assert rig.strays(within=10) == []
+        jobs.assert_same_bits(script.weights(), whole.weights())
