@@ -59,16 +59,19 @@ class Batch:
         *options: str,
         place: str | None = None,
         arguments: Sequence[str] = (),
+        code: dict[str, str] | None = None,
     ) -> None:
         self.cluster = cluster
         self.name = wanted["name"]
         self.inside = f"{cluster.shared}/{place or self.name}"
         self.place = cluster.rig.shared / (place or self.name)
         # Its checkpoint directory, as seen from here.
-        self.directory = self.place / wanted["checkpoint"].get("dir", f"checkpoints/{self.name}")
+        self.directory = self.place / wanted.get("checkpoint", {}).get(
+            "dir", f"checkpoints/{self.name}"
+        )
         # Not rendered there: seen from here it lies below /proc, where real paths end.
         with tempfile.TemporaryDirectory() as here:
-            jobs.render(Path(here), wanted, target="slurm")
+            jobs.render(Path(here), wanted, code, target="slurm")
             copy(Path(here), self.place)
         self.id = self.submit(*options, arguments=arguments)
 
@@ -89,10 +92,11 @@ class Batch:
 
     def step(self) -> int:
         """The last step that has been written down."""
-        if not (self.directory / "metrics.jsonl").exists():
-            return 0
-        steps = jobs.rows(self.directory)
+        steps = self._rows()
         return int(steps[-1]["step"]) if steps else 0
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return jobs.rows(self.directory) if (self.directory / "metrics.jsonl").exists() else []
 
     def until_step(self, step: int) -> None:
         self.until(lambda: self.step() >= step)
@@ -101,8 +105,8 @@ class Batch:
         """Until the start of this number (the first is 0) has taken a few steps."""
 
         self.until(lambda: self.launch() == f"slurm.{self.id}.{number}")
-        begun = len(jobs.rows(self.directory))
-        self.until(lambda: len(jobs.rows(self.directory)) > begun + 2)
+        begun = len(self._rows())
+        self.until(lambda: len(self._rows()) > begun + 2)
 
     def launch(self) -> str:
         """Which of its starts trains, or has trained last."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from tests.real import batch, jobs
@@ -271,6 +272,34 @@ def test_every_process_signalled_at_once_brings_it_back(cluster: Slurm, alone: P
     job.until(lambda: bool(jobs.checkpoints(job.directory)))
     cluster.run(["scancel", "--signal=TERM", "--full", job.id], check=True)
     assert_done_with_the_bits_of_one_machine(job, alone, starts=2)
+
+
+@pytest.mark.nightly
+def test_a_script_that_knows_nothing_of_slurm_is_requeued_and_goes_on(
+    cluster: Slurm, tmp_path: Path
+) -> None:
+    spec = yaml.safe_load((jobs.ROOT / "examples" / "nanogpt.yaml").read_text())
+    code = {"train.py": (jobs.ROOT / "examples" / "code" / "nanogpt" / "train.py").read_text()}
+    spec |= {"python": sys.executable, "procs_per_node": 2}
+    spec["train"]["args"]["max_iters"] = 6000
+    whole = jobs.run(jobs.render(tmp_path, spec, code))
+    assert whole.process.returncode == 0, whole.output
+    spec |= {"procs_per_node": 1, "nodes": 2, "targets": {"slurm": batch.TIER}}
+    job = Batch(cluster, spec, code=code)
+    job.until_start(0)
+    cluster.run(["scontrol", "requeue", job.id], check=True)  # a clean stop, at its next save
+    job.until_start(1)
+    cluster.run(
+        ["scancel", "--signal=TERM", "--full", job.id], check=True
+    )  # all processes are killed
+    assert job.ended() == ("COMPLETED", "0:0"), job.log
+    assert job.launch() == f"slurm.{job.id}.2"
+    ckpt = Path("work", "out", "ckpt.pt")
+    found = [
+        torch.load(place / ckpt, weights_only=True)["model"]
+        for place in (job.directory, tmp_path / "checkpoints" / "nanogpt")
+    ]
+    jobs.assert_same_bits(*found)
 
 
 def test_a_cancelled_job_stops_cleanly_and_stays_away(cluster: Slurm) -> None:

@@ -281,6 +281,8 @@ class Slurm:
     def _job(self, begun: Sequence[Begun]) -> Job:
         options = self._options
         newest = self.directory.newest_step if self._directory else 0
+        if not newest and self._command.program[0] == "script":
+            newest = len(begun) + 1  # what it saves is not seen: it may well be more each time
         return Job(
             self._requeue_count,
             options.requeues,

@@ -143,8 +143,13 @@ class Directory:
 
     @property
     def newest_step(self) -> int:
-        """Of the newest checkpoint that is complete; 0 without one."""
-        return max(steps_on_disk(self.path), default=0)
+        """Of the newest checkpoint that is complete, a user's script's among them; 0 without one."""
+        saved = [0]
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            for line in read_file(self.path / "script" / "saves-0.jsonl").splitlines():
+                row = json.loads(line)
+                saved += [int(row["step"])] if row["whole"] else []
+        return max([*steps_on_disk(self.path), *saved])
 
     def starts(self) -> list[Begun]:
         """Those of this job that are on file, the first one first."""

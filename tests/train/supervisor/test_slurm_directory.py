@@ -208,6 +208,16 @@ def test_checkpoints_that_were_set_aside_are_none(tmp_path: Path) -> None:
     assert mine(tmp_path).newest_step == 8
 
 
+def test_what_a_script_was_seen_to_save_counts_as_a_checkpoint(tmp_path: Path) -> None:
+    record = tmp_path / "script" / "saves-0.jsonl"
+    record.parent.mkdir()
+    row = '{"path": "/w/a.pt", "step": %d, "by": "", "whole": %s}\n'
+    record.write_text(row % (40, "true") + row % (60, "false"))
+    assert mine(tmp_path).newest_step == 40
+    record.write_text("torn")
+    assert mine(tmp_path).newest_step == 0
+
+
 def test_what_is_put_on_file_is_this_starts_own(tmp_path: Path) -> None:
     directory = mine(tmp_path)
     begun = [Begun(0, 0, CRASH), Begun(1, 20)]
