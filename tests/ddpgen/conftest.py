@@ -15,6 +15,8 @@ import pytest
 
 from ddpgen import cli
 
+# Examples that a warning is right about.
+TOLD_OF = ("classifier",)
 ROOT = Path(__file__).resolve().parents[2]
 
 GPT = """\

@@ -14,7 +14,7 @@ from ddpgen.plan.launch import checkpoint_dir, shares
 from ddpgen.plan.launch import command as supervised
 from ddpgen.shell import quote
 from ddpgen.spec.reader import read
-from tests.ddpgen.conftest import GPT, ROOT, Run
+from tests.ddpgen.conftest import GPT, ROOT, TOLD_OF, Run
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
 TIERS_OF = {
@@ -70,7 +70,8 @@ def test_the_plan_of_an_example(
     monkeypatch.chdir(ROOT)
     for tier, suffix in TIERS_OF[name]:
         outcome = run("plan", f"examples/{name}.yaml", "--target", tier)
-        assert (outcome.code, outcome.err) == (0, "")
+        assert outcome.code == 0
+        assert outcome.err == "" or name in TOLD_OF
         golden(f"{name}{suffix}.plan.txt", outcome.out)
 
 
@@ -80,7 +81,8 @@ def test_the_script_of_an_example(
 ) -> None:
     monkeypatch.chdir(ROOT)
     outcome = run("render", f"examples/{name}.yaml", "--target", "local", "--stdout")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0
+    assert outcome.err == "" or name in TOLD_OF
     golden(f"{name}.local.sh", outcome.out)
 
 

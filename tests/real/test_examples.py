@@ -53,7 +53,9 @@ def test_no_example_is_forgotten_here() -> None:
         "huggingface",
         "lightning",
         "accelerate",
-        "nanogpt",  # tests/real/test_own_scripts.py
+        "nanogpt",
+        "resnet",
+        "classifier",  # tests/real/test_own_scripts.py
     }
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} == elsewhere | {
         "gpt", "mnist", "own_loop", "own_model", "toy",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ SCRIPTS = {
     "lightning": ("--epochs=7", "final.pt"),
     "accelerate": ("--epochs=12", "final.pt"),
     "nanogpt": ("--max_iters=1500", "out/ckpt.pt"),
+    "resnet": ("--epochs=6", "checkpoint.pth.tar"),
 }
 
 
@@ -44,16 +46,22 @@ LONG = {
     "lightning": "--epochs=40",
     "accelerate": "--epochs=40",
     "nanogpt": "--max_iters=12000",
+    "resnet": "--epochs=20",
 }
 
 
 class Script:
     """An example's bundle, started again and again."""
 
-    def __init__(self, name: str, place: Path) -> None:
+    def __init__(self, name: str, place: Path, procs: int = 2) -> None:
         self.argument, self.result = SCRIPTS[name]
         self.bundle = place / name
-        words = ["render", str(jobs.ROOT / "examples" / f"{name}.yaml"), "--target", "local"]
+        spec = jobs.ROOT / "examples" / f"{name}.yaml"
+        if procs != 2:
+            spec, text = place / spec.name, spec.read_text()
+            shutil.copytree(jobs.ROOT / "examples" / "code" / name, place / "code" / name)
+            spec.write_text(text.replace("procs_per_node: 2", f"procs_per_node: {procs}"))
+        words = ["render", str(spec), "--target", "local"]
         subprocess.run(
             [sys.executable, "-m", "ddpgen", *words, "-o", str(self.bundle)],
             cwd=jobs.ROOT, check=True, capture_output=True, timeout=60,
@@ -83,7 +91,7 @@ class Script:
             data = bytearray((self.work / self.result).read_bytes())
             return {"file": torch.frombuffer(data, dtype=torch.uint8)}
         loaded = torch.load(self.work / self.result, weights_only=True)
-        return loaded.get("model", loaded)
+        return loaded.get("model", loaded.get("state_dict", loaded))
 
 
 @pytest.mark.parametrize("name", some("huggingface"))
@@ -123,6 +131,33 @@ def test_a_stop_keeps_what_was_trained(name: str, tmp_path: Path) -> None:
     assert job.end() == 0, job.output
     first = next(row for row in script.rows()[2:] if row["attempt"] != script.rows()[0]["attempt"])
     assert first["step"] > stopped["step"]
+
+
+@nightly
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_starts_unchanged_on_three_processes(name: str, tmp_path: Path) -> None:
+    script = Script(name, tmp_path, procs=3)
+    job = script.start()
+    assert job.end() == 0, job.output
+    assert script.weights()
+
+
+@nightly
+def test_one_that_saves_nothing_begins_anew_and_may(tmp_path: Path) -> None:
+    bundle = tmp_path / "classifier"
+    words = ["render", str(jobs.ROOT / "examples" / "classifier.yaml"), "--target", "local"]
+    subprocess.run(
+        [sys.executable, "-m", "ddpgen", *words, "-o", str(bundle)],
+        cwd=jobs.ROOT, check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    env = {"PATH": f"{FRAMEWORKS}:{os.environ['PATH']}"}
+    job = jobs.Job(bundle, env=env)
+    job.until("epoch 0: loss")
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.end()
+    job = jobs.Job(bundle, env=env)
+    job.until("epoch 0: loss")
+    assert job.end() == 0, job.output
 
 
 @nightly
