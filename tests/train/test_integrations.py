@@ -31,7 +31,7 @@ model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 step = 0
 if given.get("init_from") == "resume":
-    kept = torch.load("ckpt.pt")
+    kept = torch.load("ckpt.pt", weights_only=True)
     model.load_state_dict(kept["model"])
     step = kept["step"]
 print("begins at", step, flush=True)
@@ -130,17 +130,15 @@ def test_a_save_that_fails_or_is_killed_leaves_the_one_before(job: Job) -> None:
     assert job.run(LOOP, (), "--steps=5")[0] == 0
     with open(job.directory / "work" / "ckpt.pt", "rb") as file:
         kept = file.read()
-        again = "import torch\ntorch.load('ckpt.pt')\ntorch.save(1, 'ckpt.pt')\n"
+        again = "import torch\ntorch.load('ckpt.pt', weights_only=True)\ntorch.save(1, 'ckpt.pt')\n"
         assert job.run(again)[0] == 0
         file.seek(0)
         assert file.read() == kept  # the new one has another inode
     kept = (job.directory / "work" / "ckpt.pt").read_bytes()
-    unpicklable = (
-        "import torch\ntorch.load('ckpt.pt')\ntorch.save([torch.ones(9), lambda: 0], 'ckpt.pt')\n"
-    )
+    unpicklable = "import torch\ntorch.load('ckpt.pt', weights_only=True)\ntorch.save([torch.ones(9), lambda: 0], 'ckpt.pt')\n"
     assert job.run(unpicklable)[0] == 1
     assert sorted(os.listdir(job.directory / "work")) == ["ckpt.pt", "loop.py"]
-    killed = "import os, torch\ntorch.load('ckpt.pt')\nclass Kill:\n    def __reduce__(self): os.kill(os.getpid(), 9)\n"
+    killed = "import os, torch\ntorch.load('ckpt.pt', weights_only=True)\nclass Kill:\n    def __reduce__(self): os.kill(os.getpid(), 9)\n"
     assert job.run(killed + "torch.save([torch.ones(9), Kill()], 'ckpt.pt')\n")[0] == -9
     assert (job.directory / "work" / "ckpt.pt").read_bytes() == kept
     assert len(os.listdir(job.directory / "work")) == 3  # what the kill has left
@@ -541,7 +539,7 @@ torch.manual_seed(1 if how == "other order" else 0)
 data = DataLoader(torch.arange(64.0), batch_size=4, shuffle=True, num_workers=int(sys.argv[2]))
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-done = torch.load("ckpt.pt")["done"] if os.path.exists("ckpt.pt") else 0
+done = torch.load("ckpt.pt", weights_only=True)["done"] if os.path.exists("ckpt.pt") else 0
 for i, batch in enumerate(data):
     if i < done and how == "skips":
         continue
