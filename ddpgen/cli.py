@@ -457,6 +457,40 @@ def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> Non
     click.echo(f"next: ddpgen validate {shlex.quote(_as_argument(output))}", err=True)
 
 
+@cli.command()
+@click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=_Place(path_type=Path), metavar="FILE",
+    help="The file to write; never one that exists.  [default: stdout]",
+)  # fmt: skip
+def adopt(script: Path, output: Path | None) -> None:
+    """Turn a launch script of yours into a spec: for sbatch, a SkyPilot YAML, or bash with torchrun.
+
+    What the spec does not say, and the traps found in the script, are listed by line. Nothing is run.
+
+    \b
+    Example:
+      ddpgen adopt train.sbatch -o job.yaml
+    """
+    import shlex
+
+    from ddpgen import scaffold
+    from ddpgen.adopt import file
+
+    if output is not None:
+        scaffold.refuse_existing(output)
+    text, draft = file.adopt(script, output.parent if output else Path())
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        scaffold.write_new(output, text)
+        click.echo(output)
+    for line in draft.report():
+        click.echo(line, err=True)
+    if output is not None:
+        click.echo(f"next: ddpgen validate {shlex.quote(_as_argument(output))}", err=True)
+
+
 def _answer(says: str, default: Any) -> Any:
     return click.prompt(says, default, err=True) if sys.stdin.isatty() else default
 

@@ -107,6 +107,11 @@ def _write(path: Path, text: str) -> None:
         reader.read(text.encode("utf-8", "surrogatepass"), str(path))
     except SpecInvalidError as error:
         raise AnswerRefusedError("\n".join(map(_as_answer, error.findings))) from None
+    write_new(path, text)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that is not there yet. Raises FileTroubleError."""
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)

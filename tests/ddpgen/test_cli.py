@@ -45,6 +45,7 @@ def test_the_example_in_the_help_runs(name: str, tmp_path: Path) -> None:
     ended(tmp_path / "checkpoints" / "gpt", "done")
     ended(tmp_path / "build" / "checkpoints" / "gpt", "done")
     (tmp_path / "build" / "checkpoints" / "gpt" / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "train.sbatch").write_text("#SBATCH -N 2\nsrun torchrun train.py\n")
     line = example(cli.commands[name]).replace("ddpgen ", f"{sys.executable} -m ddpgen ", 1)
     subprocess.run(
         ["bash", "-c", line],

@@ -45,7 +45,7 @@ def build(context):
 
     def loss(model, batch):
         calls.append(1)
-        settle(len(calls), context.rank)
+        settle(len(calls) - 2, context.rank)  # two came before the first step
         inputs, targets = batch
         return torch.nn.functional.mse_loss(model(inputs), targets)
 

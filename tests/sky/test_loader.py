@@ -93,11 +93,12 @@ def test_every_example_is_taken_without_a_warning(
     skypilot: SkyPilot, tmp_path: Path, example: Path
 ) -> None:
     wanted = yaml.safe_load(example.read_text())
+    nodes = wanted["targets"]["sky"].get("nodes", wanted.get("nodes"))
     secrets = wanted["targets"]["sky"].get("secrets", [])
     path = files.laid_out(tmp_path, wanted)
     task = skypilot.load(path, secrets=dict.fromkeys(secrets, "x"))
     assert task["warnings"] == []
-    assert (task["name"], task["num_nodes"]) == (wanted["name"], wanted["nodes"])
+    assert (task["name"], task["num_nodes"]) == (wanted["name"], nodes)
     assert task["workdir"] == str(tmp_path)
     # Nothing of ours outside of the subshell: behind it SkyPilot puts lines of its own.
     assert re.fullmatch(r"\( #[^\n]*\n[^)].*\n  \$DDPGEN_ARGS\n\)\n", task["run"], re.DOTALL)

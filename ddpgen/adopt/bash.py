@@ -1,0 +1,154 @@
+"""Bash as launch scripts have it: commands with their lines, and words in which known variables are filled in.
+
+Reads simple commands. What stands under a condition, in a loop or in a function is marked, and never evaluated.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+_OPEN = ("if", "for", "while", "until", "case", "{", "function")
+_CLOSE = ("fi", "done", "esac", "}")
+_JOINS = ("&&", "||", ";", "|", "&")
+# $X, ${X}, ${X:-default}, ${X[@]}
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}$]*))?\}|(\w+))")
+_PRODUCT = re.compile(r"\$\(\(\s*\$?\{?(\w+)\}?\s*\*\s*\$?\{?(\w+)\}?\s*\)\)")
+_REDIRECTION = re.compile(r"\d*(>>?|<<?<?-?)")
+_ARRAY = re.compile(r"\s*\w+=\([^)]*", re.DOTALL)
+_HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+# A command in a word, which shlex would tear apart.
+_MASK = "\ue000{}\ue001"
+
+
+class UnreadableError(Exception):
+    """No bash that this can read, from `line` on."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__()
+        self.line = line
+
+
+class Command(NamedTuple):
+    """`words` as they are written but for their quotes; `after`: what joins it to the next one; `inside`: whether it
+    stands in a condition, a loop or a function; `text`: the whole line."""
+
+    line: int
+    words: tuple[str, ...]
+    after: str
+    inside: bool
+    text: str
+
+
+def commands(text: str, first: int = 1) -> Iterator[Command]:
+    """The commands of `text`, whose first line is number `first`. Raises UnreadableError."""
+    depth, until = 0, ""
+    for line, source in _logical_lines(text, first):
+        if until:
+            until = "" if source.strip() == until else until
+            continue
+        if here := _HERE.search(source):
+            until = here[1]
+        for words, after in _simple(line, source):
+            depth -= words[0] in _CLOSE
+            opens = words[0] in _OPEN or words[-1] == "{" or words[0].endswith("()")
+            yield Command(
+                line, words, after, depth > 0 or opens or words[0] in _CLOSE, source.strip()
+            )
+            depth += opens
+
+
+def _logical_lines(text: str, first: int) -> Iterator[tuple[int, str]]:
+    """Lines that a backslash or an open quote goes on with are one."""
+    held, begin = "", first
+    lines = text.splitlines()
+    for number, line in enumerate(lines, first):
+        begin = begin if held else number
+        held += line
+        if held.endswith("\\"):
+            held = held[:-1] + " "
+            continue
+        if not _is_whole(held):
+            held += "\n"
+            continue
+        if held.strip() and not held.lstrip().startswith("#"):
+            yield begin, held
+        held = ""
+    if held.strip():
+        raise UnreadableError(begin)
+
+
+def _is_whole(text: str) -> bool:
+    if text.lstrip().startswith("#"):
+        return True
+    if _ARRAY.fullmatch(text):
+        return False
+    try:
+        shlex.split(_masked(text)[0], comments=True)
+    except ValueError:
+        return False
+    return True
+
+
+def _simple(line: int, source: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The words of each simple command, and what comes after it. Redirections are left out."""
+    masked, inner = _masked(source)
+    masked = re.sub(r"\d?>&\d", "", masked).replace("&>", ">")
+    lexer = shlex.shlex(masked, posix=True, punctuation_chars="&|;")
+    lexer.whitespace_split = True
+    try:
+        tokens = list(lexer)
+    except ValueError:
+        raise UnreadableError(line) from None
+    words: list[str] = []
+    skips = False
+    for token in [*tokens, ";"]:
+        if token in _JOINS:
+            if words:
+                yield tuple(words), token
+            words = []
+        elif not skips and not _REDIRECTION.match(token):
+            words.append(re.sub(_MASK.format(r"(\d+)"), lambda found: inner[int(found[1])], token))
+        skips = bool(_REDIRECTION.fullmatch(token))  # its file is the next word
+
+
+def _masked(text: str) -> tuple[str, list[str]]:
+    """`text` with a mark for each $(…) and `…`, and those."""
+    inner: list[str] = []
+    out, at = "", 0
+    while at < len(text):
+        end = at
+        if text.startswith("$(", at):
+            depth, end = 1, at + 2
+            while end < len(text) and depth:
+                depth += {"(": 1, ")": -1}.get(text[end], 0)
+                end += 1
+        elif text[at] == "`" and "`" in text[at + 1 :]:
+            end = text.index("`", at + 1) + 1
+        if end > at:
+            inner.append(text[at:end])
+            out, at = out + _MASK.format(len(inner) - 1), end
+        else:
+            out, at = out + text[at], at + 1
+    return out, inner
+
+
+def filled(word: str, known: Mapping[str, str]) -> str:
+    """`word` with the variables, and the products of two, that are known."""
+
+    def value(found: re.Match[str]) -> str:
+        default = found[0] if found[2] is None else found[2]
+        return known.get(found[1] or found[3], default)
+
+    def product(found: re.Match[str]) -> str:
+        factors = [known.get(name, name) for name in found.groups()]
+        return str(int(factors[0]) * int(factors[1])) if "".join(factors).isdigit() else found[0]
+
+    return _VARIABLE.sub(value, _PRODUCT.sub(product, word))
+
+
+def is_known(word: str) -> bool:
+    """Whether nothing in it waits for a machine."""
+    return "$" not in word and "`" not in word

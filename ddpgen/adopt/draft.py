@@ -1,0 +1,155 @@
+"""The spec that a launch script becomes, and what is said of the rest of the script, by line.
+
+Owns the spec's text. What the spec's own rules refuse is taken out again and reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ddpgen.errors import Finding, SpecInvalidError
+from ddpgen.spec import reader
+from ddpgen.targets import TARGETS
+from ddpgen.yamltext import scalar
+
+_ORDER = (
+    "name", "nodes", "procs_per_node", "gpus_per_node", "restarts", "code", "env", "python", "train",
+    "targets",
+)  # fmt: skip
+_SECRET_NAME = re.compile(
+    r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(_|$)", re.IGNORECASE
+)
+# Tokens of Hugging Face, OpenAI, GitHub and AWS.
+_SECRET = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{16,}|\bgh[pousr]_\w{8,}|\bAKIA\w{12,}")
+
+
+class Field(NamedTuple):
+    """A value of the spec, and the line that it comes from; 0 for none."""
+
+    value: Any
+    line: int
+
+
+class Draft:
+    """`fields`: by their paths in the spec."""
+
+    def __init__(self, filename: str) -> None:
+        self.filename = filename
+        self.fields: dict[tuple[str, ...], Field] = {}
+        self._said: set[tuple[int, str, str]] = set()
+        self._secrets: set[str] = set()
+
+    def put(self, path: str, value: Any, line: int = 0) -> None:
+        """`path`: with dots."""
+        self.fields[tuple(path.split("."))] = Field(value, line)
+
+    def add(self, path: str, value: str, line: int) -> None:
+        """One more of a list."""
+        key = tuple(path.split("."))
+        before = self.fields.get(key, Field([], line))
+        self.fields[key] = Field([*before.value, value], before.line)
+
+    def get(self, path: str) -> Any:
+        found = self.fields.get(tuple(path.split(".")))
+        return None if found is None else found.value
+
+    def lost(self, line: int, what: str, remedy: str = "") -> None:
+        """What the spec does not say."""
+        self._say(line, "not carried over", what, remedy)
+
+    def trap(self, line: int, what: str, remedy: str) -> None:
+        """What goes wrong with the script as it is."""
+        self._say(line, "trap", what, remedy)
+
+    def needless(self, line: int, what: str) -> None:
+        """What ddpgen does by itself."""
+        self._say(line, "no longer needed", what, "")
+
+    def variable(self, name: str, value: str, line: int, secrets: str = "") -> None:
+        """A variable of the job. Of a secret only the name is kept, in the field `secrets` where the tier has one."""
+        if not (_SECRET_NAME.search(name) or _SECRET.search(value)):
+            self.fields["env", name] = Field(value, line)
+            return
+        if value:
+            self._secrets.add(value)
+        if secrets:
+            self.add(secrets, name, line)
+        remedy = f"it stays out of every file: export {name} before the launch"
+        if value:
+            self.trap(line, f"{name} is a secret, and its value stands in the script", remedy)
+        else:
+            self.lost(line, name, remedy)
+
+    def _say(self, line: int, kind: str, what: str, remedy: str) -> None:
+        self._said.add((line, kind, f"{what}; {remedy}" if remedy else what))
+
+    def report(self) -> Iterator[str]:
+        """All that was said, by line, without the secrets."""
+        for line, kind, what in sorted(self._said):
+            where = f"{self.filename}:{line}" if line else self.filename
+            yield self.hide(f"{where}: {kind}: {what}")
+
+    def hide(self, text: str) -> str:
+        """`text` without what is, or looks like, a secret."""
+        for value in sorted(self._secrets, key=len, reverse=True):
+            text = text.replace(value, "***")
+        return _SECRET.sub("***", text)
+
+    def text(self) -> str:
+        """The spec. What its rules refuse is taken out and reported, as is what it lacks."""
+        while True:
+            text = self._text()
+            refused = self._refused(text)
+            wrong = [(each, path) for each in refused if (path := self._field_of(each.path))]
+            if not wrong:
+                for each in refused:
+                    self.lost(0, f"{each.path}: {each.what}", each.remedy)
+                return text
+            for each, path in wrong:
+                if field := self.fields.pop(path, None):
+                    self.lost(field.line, f"{each.path}: {field.value}: {each.what}", each.remedy)
+
+    def _refused(self, text: str) -> list[Finding]:
+        """What validate would say of it, but for the files that it names."""
+        try:
+            readings = reader.read(text.encode(), "spec")
+        except SpecInvalidError as error:
+            return [each for each in error.findings if each.fatal]
+        told = [
+            (each, check)
+            for tier, each in readings.items()
+            for check in TARGETS[tier].check(each.job)
+        ]
+        return [found for reading, check in told if (found := reading.locate(check)).fatal]
+
+    def _field_of(self, path: str) -> tuple[str, ...] | None:
+        names = tuple(re.sub(r"\[.*", "", path).split("."))
+        return names if names in self.fields else None
+
+    def _text(self) -> str:
+        tree: dict[str, Any] = dict.fromkeys(_ORDER)
+        for path, field in self.fields.items():
+            at = tree
+            for name in path[:-1]:
+                at[name] = at.get(name) or {}
+                at = at[name]
+            at[path[-1]] = field
+        head = f"# Adopted from {self.filename.rpartition('/')[2]}; `# 7` is the line there that a field comes from."
+        return "\n".join([head, *_lines(tree, "")]) + "\n"
+
+
+def _lines(tree: dict[str, Any], space: str) -> Iterator[str]:
+    for name, node in tree.items():
+        if isinstance(node, dict):
+            yield f"{space}{scalar(name)}:"
+            yield from _lines(node, f"{space}  ")
+        elif node is not None:
+            value, line = node
+            origin = f"  # {line}" if line else ""
+            if isinstance(value, list):
+                yield f"{space}{scalar(name)}:{origin}"
+                yield from (f"{space}  - {scalar(each)}" for each in value)
+            else:
+                yield f"{space}{scalar(name)}: {scalar(value)}{origin}"

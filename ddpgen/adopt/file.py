@@ -1,0 +1,67 @@
+"""A file → what kind of launch script it is, and the spec for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ddpgen.adopt import sky
+from ddpgen.adopt.bash import UnreadableError
+from ddpgen.adopt.draft import Draft
+from ddpgen.adopt.script import Script
+from ddpgen.errors import Finding, Place, SpecInvalidError, SpecUnreadableError
+from ddpgen.spec import yamltree
+from ddpgen.spec.yamltree import NotYamlError, Scalar
+
+_MOST_BYTES = 1 << 20
+
+
+def adopt(file: Path, home: Path) -> tuple[str, Draft]:
+    """The spec for a launch script, to lie in `home`, and what is said of the script. Raises DdpgenError."""
+    try:
+        raw = file.read_bytes()[:_MOST_BYTES]
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        raise SpecUnreadableError(
+            f"{file}: {error.strerror}; give the path of a launch script"
+        ) from None
+    except UnicodeDecodeError:
+        raise SpecUnreadableError(f"{file}: is no text; give a launch script") from None
+    draft = Draft(str(file))
+    draft.put("name", file.stem)
+    try:
+        script = _task(raw, draft) if file.suffix in (".yaml", ".yml") else _script(text, draft)
+    except UnreadableError as error:
+        what = "a quote or bracket that opens here does not end"
+        raise SpecInvalidError(
+            str(file), [Finding(Place(error.line), "", what, "correct the script")]
+        ) from None
+    except NotYamlError as error:
+        raise SpecInvalidError(str(file), error.findings) from None
+    script.place(file, home)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", str(draft.get("name"))).strip("-")[:63] or "my-job"
+    draft.put("name", name, draft.fields["name",].line)
+    return draft.text(), draft
+
+
+def _script(text: str, draft: Draft) -> Script:
+    slurm = re.search(r"^(#SBATCH|[^#\n]*\bsrun )", text, re.MULTILINE)
+    script = Script(draft, "slurm" if slurm else "local")
+    script.read(text)
+    return script
+
+
+def _task(raw: bytes, draft: Draft) -> Script:
+    root, _ = yamltree.parse(raw)
+    run = root.entries.get("run")
+    if not isinstance(run, Scalar):
+        raise SpecUnreadableError(
+            f"{draft.filename}: has no run: with commands; give a SkyPilot task"
+        )
+    known = sky.fields(root, draft)
+    script = Script(draft, "sky", known)
+    script.nodes, script.gpus = draft.get("nodes") or 1, draft.get("gpus_per_node") or 0
+    workdir = root.entries.get("workdir")
+    script.starts_in(workdir.text if isinstance(workdir, Scalar) else "")
+    script.read(run.text, run.place.line + (run.quoted and "\n" in run.text))
+    return script

@@ -1,0 +1,538 @@
+"""A launch script in bash, for sbatch or run by hand → fields of a spec, and the traps in it.
+
+Sources: sbatch(1), torchrun's and accelerate's options.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddpgen.adopt.bash import Command, commands, filled, is_known
+from ddpgen.adopt.draft import Draft
+from ddpgen.errors import Finding, Place, SpecInvalidError
+
+_SHORT = {
+    "J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "p": "partition",
+    "A": "account", "q": "qos", "o": "output", "e": "error", "C": "constraint", "x": "exclude",
+    "w": "nodelist", "G": "gpus", "d": "dependency", "a": "array", "D": "chdir",
+}  # fmt: skip
+_FLAGS = frozenset(["exclusive", "requeue", "no-requeue", "parsable"])
+# Options of sbatch that are fields of the spec, as they are.
+_SAME = frozenset([
+    "partition", "account", "qos", "constraint", "nodelist", "exclude", "reservation", "licenses", "dependency",
+    "comment", "array",
+])  # fmt: skip
+_SIZES = frozenset([
+    "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "job-name",
+])  # fmt: skip
+_NEEDLESS = frozenset(
+    ["requeue", "no-requeue", "open-mode", "output", "error", "export", "parsable"]
+)
+# Stands for {array_index}, which is no text of the user's.
+_INDEX = "\x01"
+_GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+def _duration(value: str) -> str | None:
+    """A --time (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS) as a duration."""
+    found = _TIME.fullmatch(value)
+    if found is None:
+        return None
+    days, a, b, c = (int(each or 0) for each in found.groups())
+    if found[1]:
+        seconds = days * 86400 + a * 3600 + b * 60 + c
+    else:
+        seconds = a * 3600 + b * 60 + c if found[4] else a * 60 + b
+    return f"{seconds}s" if seconds % 60 else f"{seconds // 60}min"
+
+
+# Others: their fields, and how a value is written there; None where it is none.
+_CHANGED: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "time": ("time", _duration),
+    "mem": ("mem", lambda value: value.removesuffix("B")),
+    "exclusive": ("exclusive", lambda value: None if value else True),
+    "mail-user": ("mail_to", str),
+    "mail-type": ("mail_on", lambda value: value.upper().split(",")),
+    "signal": ("warning", lambda value: f"{value.partition('@')[2]}s" if "@" in value else None),
+}
+# Lines that change nothing.
+_IDLE = frozenset([
+    "echo", "printf", "date", "hostname", "pwd", "nvidia-smi", "set", "wait", "which", "printenv", ":", "true",
+    "sleep", "exit", "ulimit",
+])  # fmt: skip
+_ACTIVATES = frozenset(["module", "ml", "source", ".", "conda", "mamba", "eval"])
+# Variables by which processes meet: the supervisor sets them.
+_MEETING = frozenset(
+    ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK"]
+)
+_BEFORE = frozenset(["exec", "time", "nohup", "env", "command", "stdbuf"])
+_LAUNCHERS = {
+    ("torchrun",): "torchrun",
+    ("python", "-m", "torch.distributed.run"): "torchrun",
+    ("python", "-m", "torch.distributed.launch"): "torchrun",
+    ("accelerate", "launch"): "accelerate",
+    ("python",): "python",
+}
+_SRUN_FLAGS = frozenset(["label", "l", "u", "unbuffered", "exclusive", "overlap"])
+_LAUNCHER_FLAGS = frozenset([
+    "standalone", "module", "m", "no-python", "run-path", "use-env", "multi-gpu", "cpu", "same-network",
+    "use-deepspeed", "use-fsdp",
+])  # fmt: skip
+_COUNTS = {
+    "torchrun": ("nnodes", "nproc-per-node"),
+    "accelerate": ("num-machines", "num-processes"),
+}
+# What ddpgen says by itself.
+_MEETS = re.compile(
+    r"rdzv-.*|master-.*|main-process-.*|node-rank|machine-rank|standalone|local-addr|monitor-interval|use-env|multi-gpu|same-network"
+)
+
+
+class Launch(NamedTuple):
+    """The command that trains: its launcher's kind and options, the script with its arguments, whether srun starts it,
+    and the variables that are set for it alone."""
+
+    kind: str
+    command: Command
+    options: Mapping[str, str]
+    rest: Sequence[str]
+    srun: bool
+    env: Sequence[str]
+
+
+class Script:
+    """One launch script. `known`: variables whose values are known; `tier`: slurm, sky or local."""
+
+    def __init__(self, draft: Draft, tier: str, known: Mapping[str, str] | None = None) -> None:
+        self.draft, self.tier = draft, tier
+        self.nodes, self.gpus = 1, 0
+        self._known = dict(known or {})
+        self._unused: dict[str, int] = {}
+        self._directives: dict[str, tuple[str, int]] = {}
+        self._launches: list[Launch] = []
+        self._directory = ""
+        self._tasks = 1
+
+    def read(self, text: str, first: int = 1) -> None:
+        """Raises UnreadableError; SpecInvalidError where it does not hold one training."""
+        if self.tier == "slurm":
+            self._read_directives(text)
+            self._size()
+        for command in commands(text, first):
+            self._take(command)
+        best = min(
+            (list(_LAUNCHERS.values()).index(each.kind) for each in self._launches), default=-1
+        )
+        chosen = [
+            each for each in self._launches if list(_LAUNCHERS.values()).index(each.kind) == best
+        ]
+        if len(chosen) != 1:
+            lines = ", ".join(str(each.command.line) for each in chosen)
+            what = (
+                f"lines {lines} each start a training"
+                if chosen
+                else "no line starts a training with torchrun, accelerate launch or python FILE.py"
+            )
+            raise self._refused(chosen[0].command.line if chosen else 1, what)
+        for each in self._launches:
+            if each is not chosen[0]:
+                self.draft.lost(each.command.line, each.command.text, "do it before the launch")
+        procs = self._launch(chosen[0])
+        if self.tier == "slurm":
+            self._fields(procs, chosen[0])
+        for name, line in self._unused.items():
+            self.draft.lost(line, f"the variable {name}, which the training command does not use")
+
+    def starts_in(self, directory: str) -> None:
+        """Where its commands are run, from the script's own place."""
+        self._directory = directory
+
+    def place(self, file: Path, home: Path) -> None:
+        """Where the code is: beside the spec in `home`, or where the old script is started."""
+        script = self.draft.get("train.script")
+        if script.startswith(("module:", "/", "~/")):
+            if script.startswith("module:"):
+                self.draft.put("code", ".")
+            return
+        if script.startswith("../"):
+            script = os.path.normpath(os.path.join(self._directory, script))
+            self._directory = ""
+            self.draft.put("train.script", script, self.draft.fields["train", "script"].line)
+        for root in (
+            Path(self._directory),
+            file.resolve().parent / self._directory,
+            file.resolve().parent.parent,
+        ):
+            code = root.resolve()
+            if (code / script).is_file() and code.is_relative_to(home.resolve()):
+                self.draft.put("code", os.path.relpath(code, home.resolve()))
+                return
+        self.draft.put("code", self._directory or ".")
+        self.draft.lost(
+            0,
+            f"{script}, which is not found from {home}",
+            "correct code, or write train.script: /PATH where setup fetches it",
+        )
+
+    # --- #SBATCH ----------------------------------------------------------------------------------
+
+    def _read_directives(self, text: str) -> None:
+        begun = 0
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.startswith("#SBATCH") and begun:
+                what = f"{line.strip()} stands below line {begun}, the first command: sbatch does not read it"
+                self.draft.trap(number, what, "say it in the spec if it is meant")
+            elif line.startswith("#SBATCH"):
+                words = shlex.split(line[7:], comments=True)
+                while words:
+                    name, value = _option(words, _SHORT, _FLAGS)
+                    self._directives[name] = (value, number)
+            elif line.strip() and not line.startswith("#"):
+                begun = begun or number
+
+    def _size(self) -> None:
+        value, line = self._directives.get("nodes", ("1", 0))
+        least, _, most = value.partition("-")
+        if least.isdigit() and (most or least).isdigit():
+            self.nodes = int(most or least)
+            self.draft.put(
+                "nodes", f"{least}..{most}" if most and most != least else int(least), line
+            )
+        else:
+            self.draft.lost(line, f"--nodes={value}", "write nodes: 2, or 2..4")
+        self._tasks = _number(self._directives.get("ntasks-per-node", ("", 0))[0]) or (
+            (_number(self._directives.get("ntasks", ("", 0))[0]) or self.nodes) // self.nodes
+        )
+        for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
+            value, line = self._directives.get(name, ("", 0))
+            found = _GPUS.fullmatch(value)
+            if found is None:
+                if value:
+                    self.draft.lost(line, f"--{name}={value}", "write gpus_per_node")
+                continue
+            self.gpus = int(found[2]) // (self.nodes if name == "gpus" else 1)
+            self.gpus *= self._tasks if name == "gpus-per-task" else 1
+            self.draft.put("gpus_per_node", self.gpus, line)
+            if found[1] and found[1] != "gpu":
+                self.draft.put("targets.slurm.gpu_type", found[1], line)
+            if name == "gres":
+                self.draft.put("targets.slurm.gpu_request", "gres", line)
+        told = {"ARRAY_TASK_ID": _INDEX, "NNODES": self.nodes, "JOB_NUM_NODES": self.nodes, "NTASKS": self.nodes * self._tasks,
+                "NTASKS_PER_NODE": self._tasks, "GPUS_ON_NODE": self.gpus, "GPUS_PER_NODE": self.gpus}  # fmt: skip
+        self._known |= {f"SLURM_{name}": str(value) for name, value in told.items() if value}
+        if "job-name" in self._directives:
+            self.draft.put("name", *self._directives["job-name"])
+
+    def _fields(self, procs: int, launch: Launch) -> None:
+        draft = self.draft
+        for name, (value, line) in self._directives.items():
+            shown = f"--{name}={value}" if value else f"--{name}"
+            if name in _SAME:
+                draft.put(f"targets.slurm.{name}", value, line)
+            elif name in _CHANGED:
+                field, change = _CHANGED[name]
+                changed = change(value)
+                if changed is None:
+                    draft.lost(line, shown, f"write targets.slurm.{field}")
+                else:
+                    draft.put(f"targets.slurm.{field}", changed, line)
+            elif name in _NEEDLESS:
+                draft.needless(line, shown)
+            elif name not in _SIZES:
+                draft.lost(
+                    line, shown, "look for it in docs/spec.md; targets.slurm.extra takes any option"
+                )
+        cpus, line = self._directives.get("cpus-per-task", ("", 0))
+        if cpus.isdigit():
+            each = max(1, int(cpus) * self._tasks // procs)
+            draft.put("targets.slurm.cpus_per_proc", each, line)
+        if not any(path[:2] == ("targets", "slurm") for path in draft.fields):
+            draft.put("targets.slurm.requeues", 20)
+        self._traps(procs)
+        if launch.kind != "python":
+            self._traps_of_launch(procs, launch)
+
+    def _traps(self, procs: int) -> None:
+        draft, said = self.draft, self._directives
+        if "requeue" not in said:
+            what = "no --requeue: after a preemption or a lost node the job is gone"
+            draft.trap(0, what, "the spec's job goes back into the queue")
+        if "signal" not in said:
+            what = (
+                "no --signal: what is trained since the last checkpoint is lost at the time limit"
+            )
+            draft.trap(0, what, "the spec's job is warned, stops cleanly and goes on")
+        limit, at = said.get("time", ("", 0))
+        if re.fullmatch(r"\d+:\d+", limit):
+            what = f"--time={limit} is minutes and seconds to Slurm"
+            draft.trap(at, what, "correct targets.slurm.time if hours were meant")
+        output, at = said.get("output", ("%j", 0))
+        if not re.search("%[0-9]*[jA]|/dev/null", output):
+            draft.trap(
+                at,
+                f"--output={output} has no %j: each job writes over the log before",
+                "the spec's has",
+            )
+        if "cpus-per-task" not in said and procs > self._tasks:
+            what = f"no --cpus-per-task: {procs} processes may share one CPU"
+            draft.trap(0, what, "set targets.slurm.cpus_per_proc")
+
+    def _traps_of_launch(self, procs: int, launch: Launch) -> None:
+        draft, line = self.draft, launch.command.line
+        if launch.srun and self._tasks > 1:
+            what = f"{self._tasks} tasks on a node, and each starts {procs} processes"
+            draft.trap(line, what, "the spec has one task on a node")
+        if not launch.srun and self.nodes > 1:
+            what = f"no srun before it: of {self.nodes} nodes only the first starts it"
+            draft.trap(line, what, "the spec starts it on each")
+        rank = r"(node|machine).rank[= ]\"?\$\{?SLURM_(NODEID|PROCID)"
+        if (
+            launch.srun
+            and re.search(rank, launch.command.text)
+            and "sh -c" not in launch.command.text
+        ):
+            what = "the node's rank is filled in once, on the first node, and is 0 on all"
+            draft.trap(line, what, "the spec's launch numbers the nodes")
+
+    # --- the body ---------------------------------------------------------------------------------
+
+    def _take(self, command: Command) -> None:
+        words = list(command.words)
+        launch = self._recognise(command)
+        if launch is not None and not command.inside:
+            self._launches.append(launch)
+            if command.after in ("||", "|", "&"):
+                what = f"{command.after} after the training hides its exit code"
+                self.draft.trap(command.line, what, "the spec's job ends with it")
+        elif command.inside:
+            self.draft.lost(
+                command.line, command.text, "it stands in a condition, a loop or a function"
+            )
+        elif words[0] in ("export", "declare", "readonly") or re.match(r"\w+=", words[0]):
+            self._assign_all(words, command)
+        elif words[0] == "cd" and len(words) == 2 and is_known(place := self._fill(words[1])):
+            self._directory = place
+        elif words[0] in _ACTIVATES:
+            shown = self._fill(command.text)
+            if re.search(r"\$\{?(?!HOME|USER)\w", shown):
+                self.draft.lost(command.line, shown, "write it in python.activate")
+            else:
+                self.draft.add("python.activate", shown, command.line)
+        elif words[0] not in _IDLE:
+            self.draft.lost(command.line, " ".join(words))
+
+    def _assign_all(self, words: list[str], command: Command) -> None:
+        exports = words[0] == "export"
+        if re.match(r"\w+=\(", words[0]):  # an array
+            words = [" ".join(words).replace("(", "", 1).removesuffix(")")]
+        for word in words[1:] if exports else words:
+            self._assign(word, exports, command)
+
+    def _assign(self, word: str, exported: bool, command: Command) -> None:
+        name, equals, value = word.partition("=")
+        line = command.line
+        value = self._fill(value)
+        if not equals or not re.fullmatch(r"\w+", name):
+            self.draft.lost(line, command.text)
+            return
+        if is_known(value):
+            self._known[name] = value
+        else:
+            self._known.pop(name, None)
+        self._trap_of(name, value, line)
+        if name in _MEETING:
+            self.draft.needless(line, f"{name}={value}")
+        elif not exported:
+            self._unused[name] = line
+        elif is_known(value):
+            self.draft.variable(
+                name, value, line, "targets.sky.secrets" if self.tier == "sky" else ""
+            )
+        else:
+            self.draft.lost(
+                line, command.text, f"only a machine knows its value: write it in env, as {name}"
+            )
+
+    def _trap_of(self, name: str, value: str, line: int) -> None:
+        if name == "MASTER_PORT" and value.isdigit():
+            what = f"port {value} is fixed: two jobs on one node meet"
+            self.draft.trap(line, what, "the spec's job takes a free one")
+        elif (name, value) in (
+            ("NCCL_SOCKET_IFNAME", "lo"),
+            ("NCCL_IB_DISABLE", "1"),
+            ("NCCL_P2P_DISABLE", "1"),
+        ):
+            what = f"{name}={value} keeps NCCL from the fast network"
+            self.draft.trap(line, what, "leave it out, unless you know why it is there")
+
+    def _fill(self, word: str) -> str:
+        for name in re.findall(r"\$\{?(\w+)", word):
+            self._unused.pop(name, None)
+        return filled(word, self._known)
+
+    # --- the command that trains ------------------------------------------------------------------
+
+    def _recognise(self, command: Command) -> Launch | None:
+        """The training that a command starts, or None."""
+        words = [part for word in command.words for part in self._expanded(word)]
+        srun, env = False, []
+        while words and (words[0] in _BEFORE or words[0] == "srun" or re.match(r"\w+=", words[0])):
+            word = words.pop(0)
+            env += [word] if "=" in word else []
+            while word == "srun" and words and words[0].startswith("-"):
+                _option(words, {}, _SRUN_FLAGS)
+            srun = srun or word == "srun"
+        if len(words) > 2 and words[0] in ("bash", "sh") and words[1] in ("-c", "-lc"):
+            inner = next(iter(commands(words[2], command.line)), None)
+            found = self._recognise(inner) if inner else None
+        else:
+            found = _launched(words, command)
+        return found and found._replace(command=command, srun=srun, env=(*env, *found.env))
+
+    def _expanded(self, word: str) -> list[str]:
+        """A variable that is a whole word may hold several."""
+        full = self._fill(word)
+        return (
+            full.split()
+            if re.fullmatch(r"\$\{?\w+(\[[@*]\])?\}?", word) and is_known(full)
+            else [full]
+        )
+
+    def _launch(self, launch: Launch) -> int:
+        """Nodes, processes and the script. Returns the processes on a node."""
+        draft, line, options = self.draft, launch.command.line, dict(launch.options)
+        for word in launch.env:
+            self._assign(word, True, launch.command)
+        count, each = _COUNTS.get(launch.kind, ("", ""))
+        self._nodes(options.pop(count, ""), line)
+        procs = self._tasks if self.tier == "slurm" and launch.kind == "python" else 1
+        said = options.pop(each, "")
+        if said.isdigit():
+            procs = int(said) // (self.nodes if launch.kind == "accelerate" else 1)
+        elif said in ("gpu", "auto") or (not said and launch.kind == "accelerate"):
+            procs = self.gpus or 1
+        elif said:
+            draft.lost(line, f"--{each}={said}", "write procs_per_node")
+        draft.put("procs_per_node", procs, line)
+        module = "m" in options or "module" in options
+        name = options.get("m") or (launch.rest[0] if launch.rest else "")
+        arguments = list(launch.rest if options.get("m") else launch.rest[1:])
+        if not name or not is_known(name):
+            raise self._refused(line, f"the script's name is not known: {name}")
+        draft.put("train.script", f"module:{name}" if module else os.path.normpath(name), line)
+        if arguments:
+            self._arguments(arguments, line)
+        self._options(options, line)
+        if self.tier == "local":
+            draft.lost(line, "whether it trains on GPUs", f"if so, write gpus_per_node: {procs}")
+        return procs
+
+    def _refused(self, line: int, what: str) -> SpecInvalidError:
+        finding = Finding(
+            Place(line), "", self.draft.hide(what), "adopt a script with one such line"
+        )
+        return SpecInvalidError(self.draft.filename, [finding])
+
+    def _nodes(self, said: str, line: int) -> None:
+        least, _, most = said.partition(":")
+        if not least.isdigit():
+            return
+        if self.tier != "local" and int(most or least) != self.nodes:
+            what = f"the launcher waits for {said} nodes, and the job has {self.nodes}"
+            self.draft.trap(line, what, "the spec's nodes are the job's")
+        elif self.tier == "local" and int(most or least) > 1:
+            self.nodes = int(most or least)
+            self.draft.lost(
+                line,
+                f"{said} machines, whose names are not known",
+                "write targets: {hosts: {hosts: [NAME, NAME]}}",
+            )
+
+    def _arguments(self, arguments: Sequence[str], line: int) -> None:
+        kept = [
+            word.replace("{", "{{").replace("}", "}}") if re.search(r"\{\w+\}", word) else word
+            for word in arguments
+        ]
+        for word in arguments:
+            if not is_known(word):
+                self.draft.lost(
+                    line,
+                    f"the argument {word}, which only a machine knows",
+                    "correct it in train.args",
+                )
+            elif re.match(r"(/tmp/|/dev/shm/)", word.rpartition("=")[2]) and self.nodes > 1:
+                self.draft.trap(line, f"{word} is on each node's own disk", "name a shared place")
+        self.draft.put("train.args", [word.replace(_INDEX, "{array_index}") for word in kept], line)
+
+    def _options(self, options: Mapping[str, str], line: int) -> None:
+        for name, value in options.items():
+            if name == "max-restarts" and value.isdigit():
+                self.draft.put("restarts", int(value), line)
+                if value == "0":
+                    self.draft.trap(
+                        line, "--max-restarts=0: the first crash ends the job", "set restarts: 3"
+                    )
+            elif name == "mixed-precision":
+                self.draft.variable("ACCELERATE_MIXED_PRECISION", value, line)
+            elif name not in ("m", "module") and not _MEETS.fullmatch(name):
+                self.draft.lost(line, f"--{name}={value}" if value else f"--{name}")
+            place, _, port = value.rpartition(":") if "endpoint" in name else ("", "", value)
+            local = (
+                place in ("localhost", "127.0.0.1") or "$(hostname" in value or "$HOSTNAME" in value
+            )
+            if local and self.nodes > 1:
+                what = f"--{name}={value} is another place on each of {self.nodes} nodes"
+                self.draft.trap(line, what, "the spec's job meets at its first node")
+            if (
+                ("port" in name or "endpoint" in name)
+                and port.isdigit()
+                and port != "0"
+                and self.tier == "slurm"
+            ):
+                what = f"port {port} is fixed: two jobs on one node meet"
+                self.draft.trap(line, what, "the spec's job takes a free one")
+
+
+def _launched(words: list[str], command: Command) -> Launch | None:
+    """What a launcher and its options, or Python, start."""
+    words[:1] = [re.sub(r"^(\S*/)?python[0-9.]*$", "python", word) for word in words[:1]]
+    if words[:2] == ["python", "-u"]:
+        del words[1]
+    starts = (start for start in _LAUNCHERS if tuple(words[: len(start)]) == start)
+    start = max(starts, key=len, default=())
+    kind, rest = _LAUNCHERS.get(start, ""), words[len(start) :]
+    options: dict[str, str] = {}
+    while rest and rest[0].startswith("-") and "m" not in options:
+        name, value = _option(rest, {}, frozenset() if kind == "python" else _LAUNCHER_FLAGS)
+        options[name.replace("_", "-")] = value
+    script = rest[0] if rest else ""
+    if not kind or (kind == "python" and [*options] != ["m"] and not script.endswith(".py")):
+        return None
+    return Launch(kind, command, options, rest, False, ())
+
+
+def _option(words: list[str], short: Mapping[str, str], flags: frozenset[str]) -> tuple[str, str]:
+    """Take an option off the front: --name=value, --name value, -n2, or -n 2."""
+    word = words.pop(0)
+    name, equals, value = word.lstrip("-").partition("=")
+    if not word.startswith("--") and len(word) > 2 and short:
+        name, value, equals = word[1], word[2:].removeprefix("="), "="
+    name = short.get(name, name)
+    if (
+        not equals
+        and name.replace("_", "-") not in flags
+        and words
+        and not words[0].startswith("-")
+    ):
+        value = words.pop(0)
+    return name, value
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,268 @@
+"""Launch scripts as people write them, and the specs that `ddpgen adopt` makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpgen.spec.reader import read
+from tests.ddpgen.conftest import Run
+
+HEADER = (
+    "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n#SBATCH --requeue\n#SBATCH --signal=B:USR1@120\n"
+)
+HEAD = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
+TORCHRUN = f"""\
+head={HEAD}
+srun torchrun \\
+  --nnodes $SLURM_NNODES --nproc_per_node 4 --rdzv_backend c10d \\
+  --rdzv_endpoint $head:$RANDOM train.py 50 --lr 1e-3
+"""
+ACCELERATE = """\
+GPUS=4
+export LAUNCHER="accelerate launch --num_processes $((SLURM_NNODES * GPUS)) --mixed_precision bf16 "
+export ARGS="--lr 1e-3"
+srun $LAUNCHER train.py 50 $ARGS
+"""
+INSIDE = """\
+ARGS=(
+  50            # steps
+  --lr 1e-3
+)
+LAUNCHER="python -u -m torch.distributed.run --nproc_per_node ${GPUS:-4}"
+srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID train.py ${ARGS[*]}"
+"""
+LIGHTNING = "#SBATCH --ntasks-per-node=4\nsrun python3 train.py 50 --lr 1e-3\n"
+
+
+PYTORCH = """\
+#!/bin/bash
+#SBATCH --job-name=multinode
+#SBATCH -N 4
+#SBATCH --ntasks=4
+#SBATCH --gpus-per-task=1
+#SBATCH --cpus-per-task=4
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
+export LOGLEVEL=INFO
+srun torchrun \\
+--nnodes 4 --nproc_per_node 1 \\
+--rdzv_id $RANDOM --rdzv_backend c10d --rdzv_endpoint $head_node_ip:29500 \\
+train.py 50 10
+"""
+HUGGINGFACE = """\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gres=gpu:4
+#SBATCH --cpus-per-task=160
+#SBATCH --time=01:59:00
+#SBATCH -D .
+source activateEnvironment.sh
+export GPUS_PER_NODE=4
+export SCRIPT_ARGS=" \\
+    --mixed_precision fp16 \\
+    "
+accelerate launch --num_processes $GPUS_PER_NODE train.py $SCRIPT_ARGS
+"""
+PL = """\
+#!/bin/bash -l
+#SBATCH --nodes=4             # This needs to match Trainer(num_nodes=...)
+#SBATCH --gres=gpu:8
+#SBATCH --ntasks-per-node=8
+#SBATCH --mem=0
+#SBATCH --signal=SIGUSR1@90
+source activate $1
+srun python3 train.py --accelerator 'gpu' --devices 8
+"""
+NANOGPT = """\
+set -euo pipefail
+python data/prepare.py
+OMP_NUM_THREADS=1 torchrun --standalone --nproc_per_node=8 train.py config/gpt2.py --compile=False 2>&1 | tee log.txt
+"""
+TUTORIAL = """\
+python -m torch.distributed.launch --nproc_per_node=2 --nnodes=2 --node_rank=$1 \\
+  --master_addr="192.168.1.1" --master_port=1234 train.py --lr "0.1" --data $DATA > out.log
+"""
+SPOT = """\
+name: minGPT-ddp
+resources: {cpus: 4+, accelerators: L4:4, cloud: aws, region: us-east-1, use_spot: true}
+num_nodes: 2
+workdir: .
+envs:
+  WANDB_API_KEY:
+  EPOCHS: 3
+file_mounts:
+  /checkpoint: {name: my-bkt, store: s3, mode: MOUNT}
+setup: |
+  uv pip install -r requirements.txt
+run: |
+  MASTER_ADDR=`echo "$SKYPILOT_NODE_IPS" | head -n1`
+  torchrun --nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE \\
+    --master_addr=$MASTER_ADDR --node_rank=${SKYPILOT_NODE_RANK} --master_port=8008 train.py --epochs $EPOCHS
+"""
+ARRAY = """\
+#!/bin/bash
+#SBATCH --array=0-7%2 --gpus=2
+#SBATCH -p gpu
+#SBATCH --mail-type=END,FAIL --mail-user=me@there.org
+module load cuda/12.4
+conda activate torch
+cd experiments
+torchrun --nproc-per-node=gpu ../train.py --seed=$SLURM_ARRAY_TASK_ID >log 2>&1
+"""
+IDIOMS = {
+    "pytorch.sbatch": (PYTORCH, "slurm", (4, 1, 1), ["50", "10"], ["port 29500 is fixed", "no --signal"]),
+    "huggingface.slurm": (
+        HUGGINGFACE, "slurm", (1, 4, 4), ["--mixed_precision", "fp16"], ["not carried over: --chdir=."],
+    ),
+    "lightning.sh": (
+        PL, "slurm", (4, 8, 8), ["--accelerator", "gpu", "--devices", "8"], ["source activate $1; write it in python"],
+    ),
+    "nanogpt.sh": (
+        NANOGPT, "local", (1, 8, None), ["config/gpt2.py", "--compile=False"],
+        ["python data/prepare.py; do it before", "| after the training hides"],
+    ),
+    "tutorial.sh": (
+        TUTORIAL, "local", (1, 2, None), ["--lr", "0.1", "--data", "$DATA"],
+        ["2 machines, whose names are not known", "the argument $DATA, which only"],
+    ),
+    "spot.yaml": (
+        SPOT, "sky", (2, 4, 4), ["--epochs", "3"], ["WANDB_API_KEY; it stays out of every file"],
+    ),
+    "array.sbatch": (
+        ARRAY, "slurm", (1, 2, 2), ["--seed={array_index}"], ["no --requeue"],
+    ),
+}  # fmt: skip
+
+
+def spec_of(run: Run, tmp_path: Path, text: str, name: str = "old.sbatch") -> tuple[str, str]:
+    (tmp_path / "train.py").touch()
+    (tmp_path / name).write_text(text)
+    outcome = run("adopt", name)
+    assert outcome.code == 0, outcome.err
+    return outcome.out, outcome.err
+
+
+@pytest.mark.parametrize("body", [TORCHRUN, ACCELERATE, INSIDE, LIGHTNING])
+def test_slurm_idioms_become_the_same_job(body: str, run: Run, tmp_path: Path) -> None:
+    out, _ = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{body}")
+    job = read(out.encode(), "a")["slurm"].job
+    assert (int(job.nodes), job.procs_per_node, job.gpus_per_node) == (2, 4, 4)
+    assert (job.train.script, job.train.args) == ("train.py", ("50", "--lr", "1e-3"))
+
+
+def test_bash_and_skypilot(run: Run, tmp_path: Path) -> None:
+    out, err = spec_of(
+        run, tmp_path, "OMP_NUM_THREADS=8 torchrun --nproc-per-node=2 -m pkg.train x=1\n", "a.sh"
+    )
+    job = read(out.encode(), "a")["local"].job
+    assert (job.train.script, job.train.args, job.procs_per_node) == (
+        "module:pkg.train",
+        ("x=1",),
+        2,
+    )
+    assert job.env == {"OMP_NUM_THREADS": "8"}
+    assert "a.sh:1: not carried over: whether it trains on GPUs" in err
+    task = """\
+num_nodes: 2
+resources: {accelerators: 'A100:8', use_spot: true}
+envs: {MODEL: gpt2, HF_TOKEN: hf_abcdefghijkl}
+run: |
+  torchrun --nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE \\
+    --node_rank=$SKYPILOT_NODE_RANK train.py --model $MODEL
+"""
+    out, err = spec_of(run, tmp_path, task, "b.yaml")
+    assert read(out.encode(), "b")["sky"].job.train.args == ("--model", "gpt2")
+    assert "secrets:  # 3\n      - HF_TOKEN\n" in out
+    assert "hf_abc" not in out + err
+    assert "b.yaml:2: trap: no bucket is mounted for checkpoints" in err
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("export MASTER_PORT=29500", ":6: trap: port 29500 is fixed: two jobs"),
+        ("export NCCL_IB_DISABLE=1", ":6: trap: NCCL_IB_DISABLE=1 keeps NCCL"),
+        ("export NCCL_SOCKET_IFNAME=lo", ":6: trap: NCCL_SOCKET_IFNAME=lo keeps NCCL"),
+        ("export WANDB_API_KEY=abcdef123456", ":6: trap: WANDB_API_KEY is a secret"),
+        ("#SBATCH --ntasks-per-node=4", ":7: trap: 4 tasks on a node, and each starts 4 processes"),
+        ("#SBATCH --output=a.log", ":6: trap: --output=a.log has no %j"),
+        ("#SBATCH --time=10:00", ":6: trap: --time=10:00 is minutes and seconds"),
+        ("echo a\n#SBATCH --mem=4G", ":7: trap: #SBATCH --mem=4G stands below line 6"),
+        ("if true; then\nexport A=1\nfi", ":7: not carried over: export A=1; it stands in a condition"),
+        ("cp -r data /scratch", ":6: not carried over: cp -r data /scratch"),
+    ],
+)  # fmt: skip
+def test_what_is_told_of_a_line(lines: str, expected: str, run: Run, tmp_path: Path) -> None:
+    text = f"#!/bin/bash\n{HEADER}{lines}\nsrun torchrun --nnodes=2 --nproc-per-node=4 train.py\n"
+    out, err = spec_of(run, tmp_path, text)
+    assert f"old.sbatch{expected}" in err
+    assert "abcdef123456" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (
+            "torchrun --nnodes=2 --nproc-per-node=4 train.py",
+            "no srun before it: of 2 nodes only the first",
+        ),
+        (
+            "srun torchrun --nnodes=3 --nproc-per-node=4 train.py",
+            "the launcher waits for 3 nodes, and the job has 2",
+        ),
+        (
+            "srun torchrun --rdzv-endpoint=localhost:0 train.py",
+            "--rdzv-endpoint=localhost:0 is another place on each of 2 nodes",
+        ),
+        ("srun torchrun --node-rank=$SLURM_NODEID train.py", "the node's rank is filled in once"),
+        ("srun torchrun --max-restarts=0 train.py", "--max-restarts=0: the first crash"),
+        ("srun torchrun train.py --out /tmp/x", "/tmp/x is on each node's own disk"),
+        ("srun torchrun train.py || true", "|| after the training hides"),
+        ("srun torchrun train.py | tee log", "| after the training hides its exit code"),
+    ],
+)
+def test_traps_of_a_command(command: str, expected: str, run: Run, tmp_path: Path) -> None:
+    _, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{command}\n")
+    assert any(": trap: " in line and expected in line for line in err.splitlines()), err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("echo hello\n", "old.sh:1:1: no line starts a training"),
+        ("torchrun a.py\ntorchrun b.py\n", "old.sh:1:1: lines 1, 2 each start a training"),
+        ("echo 'a\ntorchrun b.py\n", "old.sh:1:1: a quote or bracket"),
+    ],
+)
+def test_what_cannot_be_adopted(text: str, expected: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "old.sh").write_text(text)
+    outcome = run("adopt", "old.sh", "-o", "job.yaml")
+    assert (outcome.code, outcome.out) == (65, "")
+    assert outcome.err.startswith(expected)
+    assert not (tmp_path / "job.yaml").exists()
+
+
+def test_it_validates_and_is_never_written_over(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "old.sbatch").write_text(f"#!/bin/bash\n{HEADER}{TORCHRUN}")
+    assert run("adopt", "old.sbatch", "-o", "job.yaml").code == 0
+    assert run("validate", "job.yaml").code == 0
+    assert run("adopt", "old.sbatch", "-o", "job.yaml").code == 73
+
+
+@pytest.mark.parametrize("name", IDIOMS)
+def test_what_people_write_becomes_a_valid_spec(name: str, run: Run, tmp_path: Path) -> None:
+    text, tier, size, arguments, told = IDIOMS[name]
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "train.py").write_text("torch.save(x, 'y')\n")
+    (tmp_path / name).write_text(text)
+    done = run("adopt", name, "-o", "job.yaml")
+    assert done.code == 0, done
+    for line in told:
+        assert line in done.err
+    assert run("validate", "job.yaml").code == 0, (tmp_path / "job.yaml").read_text()
+    job = read((tmp_path / "job.yaml").read_bytes(), "a")[tier].job
+    assert (int(job.nodes), job.procs_per_node, job.gpus_per_node) == size
+    assert list(job.train.args) == arguments
