@@ -28,8 +28,9 @@ def make(code: Path, workdir: Path) -> None:
 
 
 def _link(place: Path, target: Path) -> None:
-    if place.is_symlink() and os.readlink(place) == str(target):
-        return
+    with contextlib.suppress(OSError):  # no link, or another process has just removed it
+        if os.readlink(place) == str(target):
+            return
     if os.path.lexists(place) and not place.is_symlink():
         return
     draft = place.with_name(f".{secrets.token_hex(8)}")  # hosts may share the directory
@@ -42,6 +43,7 @@ def _remove_dangling(directory: Path, inside: str) -> None:
     for entry in os.scandir(directory):
         if not entry.is_symlink() or os.path.exists(entry.path):
             continue
-        if os.readlink(entry.path).endswith(os.path.normpath(f"/{inside}/{entry.name}")):
-            with contextlib.suppress(FileNotFoundError):
+        # Another process may have removed it, or it was its draft.
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(entry.path).endswith(os.path.normpath(f"/{inside}/{entry.name}")):
                 os.unlink(entry.path)

@@ -328,6 +328,28 @@ def test_the_working_directory_follows_the_code(tmp_path: Path) -> None:
     assert (work / "two.py").read_text() == "the script's own"
 
 
+def test_the_draft_of_another_process_may_go_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.py").touch()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / ".draft").symlink_to(tmp_path / "code" / "a.py")
+    look = os.scandir
+
+    def looked(place: Path) -> list[os.DirEntry[str]]:
+        entries = list(look(place))
+        for entry in entries:
+            if entry.name == ".draft":
+                os.unlink(entry.path)
+        return entries
+
+    monkeypatch.setattr(os, "scandir", looked)
+    monkeypatch.setattr(os, "walk", lambda place: [(str(place), [], ["a.py"])])
+    workdir.make(tmp_path / "code", tmp_path / "work")
+    assert os.listdir(tmp_path / "work") == ["a.py"]
+
+
 def test_a_directory_whose_saving_was_cut_off_is_known(tmp_path: Path) -> None:
     record = tmp_path / "saves-0.jsonl"
     first, second = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
