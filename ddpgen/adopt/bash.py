@@ -33,7 +33,7 @@ class UnreadableError(Exception):
 
 class Command(NamedTuple):
     """`words` as they are written but for their quotes; `after`: what joins it to the next one; `inside`: whether it
-    stands in a condition, a loop or a function; `text`: the whole line."""
+    stands in a condition, a loop or a function; `text`: it as it is written, where it has the line for itself."""
 
     line: int
     words: tuple[str, ...]
@@ -42,21 +42,22 @@ class Command(NamedTuple):
     text: str
 
 
-def commands(text: str, first: int = 1) -> Iterator[Command]:
-    """The commands of `text`, whose first line is number `first`. Raises UnreadableError."""
+def commands(whole: str, first: int = 1) -> Iterator[Command]:
+    """The commands of `whole`, whose first line is number `first`. Raises UnreadableError."""
     depth, until = 0, ""
-    for line, source in _logical_lines(text, first):
+    for line, source in _logical_lines(whole, first):
         if until:
             until = "" if source.strip() == until else until
             continue
         if here := _HERE.search(source):
             until = here[1]
-        for words, after in _simple(line, source):
+        found = list(_simple(line, source))
+        for words, after in found:
+            text = source.strip() if len(found) == 1 else " ".join(words)
             depth -= words[0] in _CLOSE
             opens = words[0] in _OPEN or words[-1] == "{" or words[0].endswith("()")
-            yield Command(
-                line, words, after, depth > 0 or opens or words[0] in _CLOSE, source.strip()
-            )
+            inside = depth > 0 or opens or words[0] in _CLOSE
+            yield Command(line, words, after, inside, text)
             depth += opens
 
 

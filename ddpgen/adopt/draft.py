@@ -21,6 +21,10 @@ _ORDER = (
 _SECRET_NAME = re.compile(
     r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(_|$)", re.IGNORECASE
 )
+_SECRET_OPTION = re.compile(
+    r"(api|access|secret|auth|hf|hub)[_-]?(key|token)|password|passwd|secret", re.IGNORECASE
+)
+_SHORTEST_SECRET = 6  # a shorter one stands in other words as well
 # Tokens of Hugging Face, OpenAI, GitHub and AWS.
 _SECRET = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{16,}|\bgh[pousr]_\w{8,}|\bAKIA\w{12,}")
 
@@ -33,10 +37,10 @@ class Field(NamedTuple):
 
 
 class Draft:
-    """`fields`: by their paths in the spec."""
+    """`fields`: by their paths in the spec; `tier`: the one that the spec is for."""
 
     def __init__(self, filename: str) -> None:
-        self.filename = filename
+        self.filename, self.tier = filename, "local"
         self.fields: dict[tuple[str, ...], Field] = {}
         self._said: set[tuple[int, str, str]] = set()
         self._secrets: set[str] = set()
@@ -67,15 +71,27 @@ class Draft:
         """What ddpgen does by itself."""
         self._say(line, "no longer needed", what, "")
 
-    def variable(self, name: str, value: str, line: int, secrets: str = "") -> None:
-        """A variable of the job. Of a secret only the name is kept, in the field `secrets` where the tier has one."""
-        if not (_SECRET_NAME.search(name) or _SECRET.search(value)):
+    def is_secret(self, name: str, value: str) -> bool:
+        """Whether the variable of this name is one, or its value looks like one: it is then shown nowhere."""
+        found = bool(_SECRET_NAME.search(name) or _SECRET.search(value))
+        if found and len(value) >= _SHORTEST_SECRET:
+            self._secrets.add(value)
+        return found
+
+    def is_secret_option(self, name: str, value: str) -> bool:
+        """The same of an option of the training command."""
+        found = bool(_SECRET_OPTION.search(name) and value)
+        if found:
+            self._secrets.add(value)
+        return found
+
+    def variable(self, name: str, value: str, line: int) -> None:
+        """A variable of the job. Of a secret only the name is kept, where the tier has a place for it."""
+        if not self.is_secret(name, value):
             self.fields["env", name] = Field(value, line)
             return
-        if value:
-            self._secrets.add(value)
-        if secrets:
-            self.add(secrets, name, line)
+        if self.tier == "sky":
+            self.add("targets.sky.secrets", name, line)
         remedy = f"it stays out of every file: export {name} before the launch"
         if value:
             self.trap(line, f"{name} is a secret, and its value stands in the script", remedy)
@@ -100,6 +116,8 @@ class Draft:
     def text(self) -> str:
         """The spec. What its rules refuse is taken out and reported, as is what it lacks."""
         while True:
+            if self.tier == "slurm" and not any(p[:2] == ("targets", "slurm") for p in self.fields):
+                self.put("targets.slurm.requeues", 20)
             text = self._text()
             refused = self._refused(text)
             wrong = [(each, path) for each in refused if (path := self._field_of(each.path))]
@@ -128,6 +146,11 @@ class Draft:
         names = tuple(re.sub(r"\[.*", "", path).split("."))
         return names if names in self.fields else None
 
+    def _shown(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._shown(each) for each in value]
+        return self.hide(value) if isinstance(value, str) else value
+
     def _text(self) -> str:
         tree: dict[str, Any] = dict.fromkeys(_ORDER)
         for path, field in self.fields.items():
@@ -135,7 +158,7 @@ class Draft:
             for name in path[:-1]:
                 at[name] = at.get(name) or {}
                 at = at[name]
-            at[path[-1]] = field
+            at[path[-1]] = Field(self._shown(field.value), field.line)
         head = f"# Adopted from {self.filename.rpartition('/')[2]}; `# 7` is the line there that a field comes from."
         return "\n".join([head, *_lines(tree, "")]) + "\n"
 

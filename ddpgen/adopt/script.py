@@ -79,6 +79,7 @@ _LAUNCHERS = {
     ("accelerate", "launch"): "accelerate",
     ("python",): "python",
 }
+_KINDS = ("torchrun", "accelerate", "python")
 _SRUN_FLAGS = frozenset(["label", "l", "u", "unbuffered", "exclusive", "overlap"])
 _LAUNCHER_FLAGS = frozenset([
     "standalone", "module", "m", "no-python", "run-path", "use-env", "multi-gpu", "cpu", "same-network",
@@ -111,6 +112,7 @@ class Script:
 
     def __init__(self, draft: Draft, tier: str, known: Mapping[str, str] | None = None) -> None:
         self.draft, self.tier = draft, tier
+        draft.tier = tier
         self.nodes, self.gpus = 1, 0
         self._known = dict(known or {})
         self._unused: dict[str, int] = {}
@@ -126,12 +128,9 @@ class Script:
             self._size()
         for command in commands(text, first):
             self._take(command)
-        best = min(
-            (list(_LAUNCHERS.values()).index(each.kind) for each in self._launches), default=-1
-        )
-        chosen = [
-            each for each in self._launches if list(_LAUNCHERS.values()).index(each.kind) == best
-        ]
+        # Python may as well prepare the data of what a launcher trains.
+        best = min((_KINDS.index(each.kind) for each in self._launches), default=0)
+        chosen = [each for each in self._launches if each.kind == _KINDS[best]]
         if len(chosen) != 1:
             lines = ", ".join(str(each.command.line) for each in chosen)
             what = (
@@ -189,26 +188,33 @@ class Script:
                 what = f"{line.strip()} stands below line {begun}, the first command: sbatch does not read it"
                 self.draft.trap(number, what, "say it in the spec if it is meant")
             elif line.startswith("#SBATCH"):
-                words = shlex.split(line[7:], comments=True)
-                while words:
-                    name, value = _option(words, _SHORT, _FLAGS)
-                    self._directives[name] = (value, number)
+                self._read_directive(line, number)
             elif line.strip() and not line.startswith("#"):
                 begun = begun or number
+
+    def _read_directive(self, line: str, number: int) -> None:
+        try:
+            words = shlex.split(line[7:], comments=True)
+        except ValueError:
+            self.draft.lost(number, line.strip(), "its quotes do not end")
+            return
+        while words:
+            name, value = _option(words, _SHORT, _FLAGS)
+            self._directives[name] = (value, number)
 
     def _size(self) -> None:
         value, line = self._directives.get("nodes", ("1", 0))
         least, _, most = value.partition("-")
-        if least.isdigit() and (most or least).isdigit():
+        if _number(least) and _number(most or least):
             self.nodes = int(most or least)
             self.draft.put(
                 "nodes", f"{least}..{most}" if most and most != least else int(least), line
             )
         else:
             self.draft.lost(line, f"--nodes={value}", "write nodes: 2, or 2..4")
-        self._tasks = _number(self._directives.get("ntasks-per-node", ("", 0))[0]) or (
-            (_number(self._directives.get("ntasks", ("", 0))[0]) or self.nodes) // self.nodes
-        )
+        tasks = _number(self._directives.get("ntasks", ("", 0))[0])
+        each = _number(self._directives.get("ntasks-per-node", ("", 0))[0])
+        self._tasks = each or max(1, tasks // self.nodes)
         for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
             value, line = self._directives.get(name, ("", 0))
             found = _GPUS.fullmatch(value)
@@ -252,8 +258,6 @@ class Script:
         if cpus.isdigit():
             each = max(1, int(cpus) * self._tasks // procs)
             draft.put("targets.slurm.cpus_per_proc", each, line)
-        if not any(path[:2] == ("targets", "slurm") for path in draft.fields):
-            draft.put("targets.slurm.requeues", 20)
         self._traps(procs)
         if launch.kind != "python":
             self._traps_of_launch(procs, launch)
@@ -291,7 +295,7 @@ class Script:
         if not launch.srun and self.nodes > 1:
             what = f"no srun before it: of {self.nodes} nodes only the first starts it"
             draft.trap(line, what, "the spec starts it on each")
-        rank = r"(node|machine).rank[= ]\"?\$\{?SLURM_(NODEID|PROCID)"
+        rank = r"(node|machine).rank[= ][\"']?\$\{?SLURM_(NODEID|PROCID)"
         if (
             launch.srun
             and re.search(rank, launch.command.text)
@@ -341,19 +345,16 @@ class Script:
         if not equals or not re.fullmatch(r"\w+", name):
             self.draft.lost(line, command.text)
             return
-        if is_known(value):
+        self._known.pop(name, None)
+        if is_known(value) and not self.draft.is_secret(name, value):
             self._known[name] = value
-        else:
-            self._known.pop(name, None)
         self._trap_of(name, value, line)
         if name in _MEETING:
             self.draft.needless(line, f"{name}={value}")
         elif not exported:
             self._unused[name] = line
         elif is_known(value):
-            self.draft.variable(
-                name, value, line, "targets.sky.secrets" if self.tier == "sky" else ""
-            )
+            self.draft.variable(name, value, line)
         else:
             self.draft.lost(
                 line, command.text, f"only a machine knows its value: write it in env, as {name}"
@@ -414,7 +415,7 @@ class Script:
         procs = self._tasks if self.tier == "slurm" and launch.kind == "python" else 1
         said = options.pop(each, "")
         if said.isdigit():
-            procs = int(said) // (self.nodes if launch.kind == "accelerate" else 1)
+            procs = max(1, int(said) // (self.nodes if launch.kind == "accelerate" else 1))
         elif said in ("gpu", "auto") or (not said and launch.kind == "accelerate"):
             procs = self.gpus or 1
         elif said:
@@ -459,8 +460,17 @@ class Script:
             word.replace("{", "{{").replace("}", "}}") if re.search(r"\{\w+\}", word) else word
             for word in arguments
         ]
+        before = ""
         for word in arguments:
-            if not is_known(word):
+            option, _, value = word.partition("=") if word.startswith("-") else (before, "", word)
+            before = word if word.startswith("-") and not value else ""
+            if is_known(value) and self.draft.is_secret_option(option, value):
+                what, remedy = (
+                    f"the value of {option}, a secret",
+                    "have the script read it from its environment",
+                )
+                self.draft.lost(line, what, remedy)
+            elif not is_known(word):
                 self.draft.lost(
                     line,
                     f"the argument {word}, which only a machine knows",

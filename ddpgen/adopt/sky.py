@@ -29,6 +29,7 @@ def fields(root: Table, draft: Draft) -> dict[str, str]:
     """All but the command. Returns the variables that are known to it."""
     line = {name: place.line for name, place in root.keys.items()}
     entries = root.entries
+    draft.tier = "sky"
     known = {"SKYPILOT_NUM_NODES": _text(entries.get("num_nodes")) or "1"}
     if known["SKYPILOT_NUM_NODES"].isdigit():
         draft.put("nodes", int(known["SKYPILOT_NUM_NODES"]), line.get("num_nodes", 0))
@@ -64,9 +65,10 @@ def _variables(root: Table, draft: Draft) -> dict[str, str]:
             if group == "secrets":
                 draft.add("targets.sky.secrets", name, node.place.line)
                 continue
-            known[name] = value
-            draft.variable(name, value, node.place.line, "targets.sky.secrets")
-    return {name: value for name, value in known.items() if value}
+            draft.variable(name, value, node.place.line)
+            if value and not draft.is_secret(name, value):
+                known[name] = value
+    return known
 
 
 def _resources(table: Table, draft: Draft) -> int:

@@ -266,3 +266,46 @@ def test_what_people_write_becomes_a_valid_spec(name: str, run: Run, tmp_path: P
     job = read((tmp_path / "job.yaml").read_bytes(), "a")[tier].job
     assert (int(job.nodes), job.procs_per_node, job.gpus_per_node) == size
     assert list(job.train.args) == arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('#SBATCH --comment="a\nsrun torchrun train.py\n', ":1: not carried over: #SBATCH --comment="),
+        ("#SBATCH --nodes=0\nsrun torchrun train.py\n", ":1: not carried over: --nodes=0; write"),
+        ("#SBATCH -N 4 -n 2\nsrun python train.py\n", "no --requeue"),
+        ("#SBATCH -N 4 -c 4\naccelerate launch --num_processes 2 train.py\n", "no --requeue"),
+        ('#SBATCH --partition="a b"\nsrun torchrun train.py\n', ":1: not carried over: targets.slurm.partition"),
+    ],
+)  # fmt: skip
+def test_odd_directives_are_told_and_the_rest_is_valid(
+    text: str, told: str, run: Run, tmp_path: Path
+) -> None:
+    out, err = spec_of(run, tmp_path, text)
+    assert told in err
+    assert "slurm" in read(out.encode(), "a")
+    assert read(out.encode(), "a")["slurm"].job.procs_per_node >= 1
+
+
+def test_of_a_line_with_several_commands_each_is_taken_once(run: Run, tmp_path: Path) -> None:
+    out, _ = spec_of(run, tmp_path, "module load a && source b && torchrun train.py\n", "a.sh")
+    job = read(out.encode(), "a")["local"].job
+    assert job.python.activate == ("module load a", "source b")
+
+
+def test_no_secret_gets_into_the_spec_or_what_is_said(run: Run, tmp_path: Path) -> None:
+    text = """\
+export HF_TOKEN=hf_abcdefghijk
+API_KEY=very-secret-1
+wandb login very-secret-1
+torchrun train.py --hub_token $HF_TOKEN --k $API_KEY --api-key=very-secret-2 --password very-secret-3 --x hf_12345678
+"""
+    out, err = spec_of(run, tmp_path, text, "a.sh")
+    assert "secret-" not in out + err
+    assert "hf_" not in out + err
+    job = read(out.encode(), "a")["local"].job
+    assert job.train.args == (
+        "--hub_token", "$HF_TOKEN", "--k", "$API_KEY", "--api-key=***", "--password", "***", "--x", "***",
+    )  # fmt: skip
+    for name in ("$HF_TOKEN", "$API_KEY", "--api-key, a secret", "--password, a secret"):
+        assert name in err
