@@ -164,6 +164,10 @@ def test_a_script_that_is_on_the_hosts_needs_no_code(script: str) -> None:
             "5:9: train.args: is for a script; a command has its arguments in it; move them to train.command",
         ),
         (
+            "  command: [python, a.py]\n  resume: {begin: by-itself, exists: x}\n",
+            "5:38: train.resume.exists: says when to go on, and so does begin: by-itself; keep one of them",
+        ),
+        (
             "  command: [./a.sh]\n",
             ("4:12: train.command: what a command saves cannot be seen, and resume does not say how it goes on; "
             "write resume: {exists: ckpt.pt, args: --resume=ckpt.pt}, by-itself or scratch"),

@@ -635,6 +635,7 @@ def test_who_waits_in_vain_names_the_rank_and_the_line_that_it_waited_for(job: J
     stands = re.compile(r"rank 1 on \S+ stands at step 4, the script, loop.py:6 in load for \d+ s")
     assert stands.search(said), said
     assert stands.search(job.status.reason), job.status
+    assert "rank 0 waited in step 4, backward" in said
     assert "train/integrations" not in said
     assert 'loop.py", line 12, in <module>' in said
 

@@ -23,12 +23,11 @@ class KeptOutput:
         self._own = {fd: os.dup(fd) for fds in outputs for fd in fds}
         for fds in outputs:
             reading, writing = os.pipe()
-            # Its own process group: a Ctrl-C in the terminal is not for it.
             tee = subprocess.Popen(
-                ["tee", "-ia", str(file)],
+                ["tee", "-a", str(file)],
                 stdin=reading,
                 stdout=fds[0],
-                preexec_fn=_in_background,  # noqa: PLW1509 - only the main thread forks, and no other has begun
+                preexec_fn=_outlive_signals,  # noqa: PLW1509 - only the main thread forks, and no other has begun
             )
             self._tees.append(tee)
             for fd in fds:
@@ -48,6 +47,7 @@ class KeptOutput:
                 tee.wait(_LAST_WORDS_S)
 
 
-def _in_background() -> None:
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def _outlive_signals() -> None:
+    """What is for the job's processes is not for it: it ends with what it reads from."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)

@@ -275,14 +275,13 @@ class Slurm:
         job = self._job(self._begun)
         if job.stands_still:
             raise Refusal(1, f"{standstill()}; {AGAIN}")
-        self._begun.append(Begun(self._requeue_count, job.newest))
+        self._begun.append(Begun(self._requeue_count, job.newest or 0))
         self.directory.keep_starts(self._begun, self._options.requeues, self._options.restarts)
 
     def _job(self, begun: Sequence[Begun]) -> Job:
         options = self._options
-        newest = self.directory.newest_step if self._directory else 0
-        if not newest and self._command.program[0] == "script":
-            newest = len(begun) + 1  # what it saves is not seen: it may well be more each time
+        of_script = self._command.program[0] == "script"
+        newest = self.directory.progress(of_script) if self._directory else 0
         return Job(
             self._requeue_count,
             options.requeues,

@@ -41,12 +41,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class Job:
-    """The job, as far as it concerns its end. `begun`: its starts, this one last."""
+    """The job, as far as it concerns its end. `newest`: its newest checkpoint, None where that is not known; `begun`:
+    its starts, this one last."""
 
     requeue_count: int
     requeues: int
     restarts: int
-    newest: int = 0
+    newest: int | None = 0
     begun: Sequence[Begun] = ()
     only_preflight: bool = False
 
@@ -58,9 +59,9 @@ class Job:
 
     @property
     def stands_still(self) -> bool:
-        """Whether the last two starts have made no newer checkpoint."""
-        last = self.begun[-2:]
-        return len(last) == 2 and all(start.step >= self.newest for start in last)
+        """Whether the last two starts have made no newer checkpoint, as far as that is known."""
+        last, newest = self.begun[-2:], self.newest
+        return newest is not None and len(last) == 2 and all(start.step >= newest for start in last)
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,10 @@ class Directory:
                 saved += [int(row["step"])] if row["whole"] else []
         return max([*steps_on_disk(self.path), *saved])
 
+    def progress(self, of_script: bool) -> int | None:
+        """How far the job has come: None of a user's program that has not been seen to save anything."""
+        return self.newest_step or (None if of_script else 0)
+
     def starts(self) -> list[Begun]:
         """Those of this job that are on file, the first one first."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
