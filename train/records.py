@@ -233,6 +233,7 @@ def _say_restart(start_step: int) -> None:
 
 def _describe_run(trainer: Trainer, fence: Fence) -> dict[str, Any]:
     config, world = trainer.config, trainer.world
+    trained = [p for p in trainer.workload.model.parameters() if p.requires_grad]
     return {
         "settings": trainer.settings,
         "facts": manifest.facts(config, world.device),
@@ -241,4 +242,6 @@ def _describe_run(trainer: Trainer, fence: Fence) -> dict[str, Any]:
         "generation": fence.generation,
         "code": manifest.code(),
         "exact_on_any_world_size": config.reduction == "tree" and trainer.repeats,
+        "parameters": sum(p.numel() for p in trained),
+        "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
     }

@@ -294,6 +294,21 @@ def test_settings_that_change_the_bits_are_told_from_those_that_do_not() -> None
     ]
 
 
+def test_the_manifest_counts_what_is_trained_and_sent() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 5).bfloat16())
+    model[0].bias.requires_grad_(False)
+    trainer: Any = SimpleNamespace(
+        config=config(),
+        world=SimpleNamespace(device=torch.device("cpu"), size=2),
+        workload=SimpleNamespace(model=model),
+        settings={},
+        repeats=True,
+    )
+    fence: Any = SimpleNamespace(attempt="a", generation=1)
+    found = records._describe_run(trainer, fence)
+    assert (found["parameters"], found["gradient_bytes"]) == (12 + 25, 4 * 12 + 2 * 25)
+
+
 def user_file(tmp_path: Path, text: str) -> str:
     (tmp_path / "my_model.py").write_text(text)
     return "my_model.py:build"
