@@ -36,6 +36,22 @@ class _Place(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """A number with its unit, as the function of this name in plan/quantities.py reads it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        from ddpgen.plan import quantities
+        from ddpgen.spec.fields import Refused
+
+        try:
+            return getattr(quantities, self.name)(value) if isinstance(value, str) else value
+        except Refused as refused:
+            self.fail(f"{refused.what}; {refused.remedy}.", param, ctx)
+
+
 _SPEC = click.argument("spec", metavar="SPEC")
 _OUTPUT = click.option(
     "-o", "--output", type=_Place(path_type=Path), metavar="DIR",
@@ -386,6 +402,105 @@ def plan(spec: str, target: str, as_json: bool) -> None:
     readings, tiers = _checked(spec, target)
     show = tables.as_json if as_json else tables.as_text
     click.echo("\n".join(show(readings[tier].job, tier) for tier in tiers))
+
+
+@cli.command()
+@_SPEC
+@click.option(
+    "--target", metavar="TIER", help="The tier.  [default: the first with several machines]"
+)
+@click.option(
+    "--params",
+    "parameters",
+    type=_Quantity("many"),
+    metavar="NUMBER",
+    help="Parameters that are trained, like 760M.  [default: counted, or of the newest run]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "bf16", "fp16"]),
+    help="How gradients are sent.  [default: as the spec has them sent]",
+)
+@click.option(
+    "--link",
+    type=_Quantity("link"),
+    metavar="LINK",
+    help='1GbE, 2.5GbE, 10GbE, 100G, 400G, NVLink or a rate like "300 Mbit/s".  [default: 1GbE; with GPUs 100G]',
+)
+@click.option(
+    "--efficiency",
+    type=_Quantity("fraction"),
+    default="0.85",
+    show_default=True,
+    metavar="PART",
+    help="What gradients get of a link's rate.",
+)
+@click.option(
+    "--step-time",
+    "step_times",
+    type=_Quantity("step_time"),
+    multiple=True,
+    metavar="[HOST=]TIME",
+    help="What the slowest process computes for in a step, or each host.  [default: the newest run's]",
+)
+@click.option(
+    "--preempted-every",
+    type=_Quantity("seconds"),
+    metavar="TIME",
+    help="How often a machine is lost.  [default: the spec's]",
+)
+@click.option(
+    "--checkpoint-time",
+    type=_Quantity("seconds"),
+    metavar="TIME",
+    help="How long a checkpoint takes until it is safe.",
+)
+@click.option(
+    "--restart-time",
+    type=_Quantity("seconds"),
+    default="5min",
+    show_default=True,
+    metavar="TIME",
+    help="How long a start takes after a loss.",
+)
+@click.option("--price", type=_Quantity("price"), help="Of an hour of all machines, on demand.")
+@click.option("--spot-price", type=_Quantity("price"), help="The same, as spot machines.")
+@click.option("--json", "as_json", is_flag=True, help="For programs instead of people.")
+@click.option(
+    "--plot", type=_Place(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Draw it, too: FILE.svg or FILE.png (needs matplotlib).",
+)  # fmt: skip
+def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **asked: Any) -> None:
+    """Say what a step will cost: communication on each link, scaling over nodes, what would help.
+
+    Nothing is run. What the newest run of the job on this machine has measured is used, and named.
+
+    \b
+    Example:
+      ddpgen predict examples/gpt.yaml --link 1GbE --step-time 100ms
+    """
+    from ddpgen import job, measured, predict, predict_page
+    from ddpgen.spec.fields import Refused
+
+    if target == "all":
+        raise click.UsageError("predict is for one tier: name it.")
+    if plot is not None and plot.suffix not in (".svg", ".png"):
+        raise click.UsageError(f"--plot: {plot} ends neither in .svg nor in .png; name it so.")
+    readings, tiers = _checked(spec, target or "all")
+    jobs = {tier: reading.job for tier, reading in readings.items()}
+    run = measured.newest(jobs.values(), job.output_directory(readings, job.Render()))
+    asked["step_times"] = dict(asked["step_times"])
+    tier = target or predict.choose_tier({tier: jobs[tier] for tier in tiers})
+    try:
+        found = predict.predict(jobs, tier, predict.Asked(**asked), run)
+    except Refused as refused:
+        raise click.UsageError(f"{refused.what}; {refused.remedy}.") from None
+    if plot is not None:
+        from ddpgen import predict_plot
+
+        predict_plot.write(found, plot)
+        click.echo(f"wrote {plot}", err=True)
+    click.echo(predict_page.as_json(found) if as_json else predict_page.as_text(found))
 
 
 @cli.command()

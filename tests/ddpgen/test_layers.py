@@ -15,6 +15,9 @@ from tests.ddpgen.conftest import GPT, ROOT
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"predict_page", "predict_plot"},
+    {"predict"},
+    {"measured"},
     {"monitor.commands", "monitor.submit", "monitor.submit_sky"},
     {"monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
     {"monitor.queue", "monitor.skypilot", "monitor.store"},
@@ -41,7 +44,8 @@ LAYERS = [
     {"render"},
     {"resources"},
     {"bundle.code", "bundle.script", "plan.launch"},
-    {"plan.sky", "plan.slurm", "plan.supervise"},
+    {"plan.sky", "plan.slurm", "plan.supervise", "plan.quantities"},
+    {"plan.cost", "plan.parameters"},
     {"spec.reader"},
     {"explain", "spec.rules"},
     {"spec.sky", "spec.slurm"},
@@ -65,7 +69,9 @@ PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "lines", "pace", "p
 PURE_MONITOR = {
     f"monitor.{name}" for name in ("bucket", "jobs", "managed", "pace", "scripts", "state")
 }
-PURE_MODULES = {"errors", "explain", "shell", "yamltext"} | PURE_DRIVER | PURE_MONITOR
+PURE_MODULES = (
+    {"errors", "explain", "predict_page", "shell", "yamltext"} | PURE_DRIVER | PURE_MONITOR
+)
 IMPURE = {
     "jinja2",
     "click",
@@ -85,7 +91,12 @@ IMPURE = {
     "tempfile",
     "platform",
 }
-ONLY_IN = {"jinja2": "render", "click": "cli", "yaml": "spec.yamltree"}
+ONLY_IN = {
+    "jinja2": "render",
+    "click": "cli",
+    "matplotlib": "predict_plot",
+    "yaml": "spec.yamltree",
+}
 
 
 def modules() -> dict[str, Path]:

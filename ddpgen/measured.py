@@ -1,0 +1,138 @@
+"""What the newest run of a job has measured: parameters, and how long a step took on which processes.
+
+Owns reading manifest.json and metrics.jsonl of checkpoint directories on this machine. What cannot be read
+is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddpgen.monitor import places
+from ddpgen.monitor.places import Here
+from ddpgen.monitor.state import JobState
+from ddpgen.spec.job import JobSpec
+
+_TAIL = 4 << 20  # bytes of metrics: some 20,000 steps
+# Which of a run's settings decide how long a step takes.
+_SETTINGS = ("workload", "args", "global_batch_size", "micro_batch_size", "precision", "threads")
+
+
+@dataclass(frozen=True)
+class Run:
+    """`steps`: how many the median `step_s` is of; 0 where it is not known. `tier`: "" where that is not."""
+
+    directory: str
+    parameters: int | None = None
+    gradient_bytes: int | None = None
+    settings: Mapping[str, Any] | None = None
+    on_gpus: bool = False
+    step_s: float = 0.0
+    steps: int = 0
+    processes: int = 0
+    tier: str = ""
+
+    def differs(self, job: JobSpec) -> str:
+        """The first setting by which its steps are not those of `job`; "" without one."""
+        if self.settings is None:
+            return ""
+        for name in _SETTINGS:
+            was, now = self.settings.get(name), getattr(job.train, name)
+            if was != (dict(now) if isinstance(now, Mapping) else now):
+                return f"train.{name} {json.dumps(was)}"
+        if self.on_gpus != job.on_gpus:
+            return "GPUs" if self.on_gpus else "no GPUs"
+        return ""
+
+    def same_model(self, job: JobSpec) -> bool:
+        """Whether it had the workload and the arguments of `job`."""
+        args = job.train.args
+        wanted = {
+            "workload": job.train.workload,
+            "args": dict(args) if isinstance(args, Mapping) else args,
+        }
+        return self.settings is not None and all(
+            self.settings.get(name) == value for name, value in wanted.items()
+        )
+
+
+def newest(jobs: Iterable[JobSpec], bundle: Path) -> Run | None:
+    """The newest run that these jobs, one for each tier, have left on this machine."""
+    place = Here(bundle.absolute().parent)
+    runs = {Path(places.checkpoints(place, job)) / "metrics.jsonl" for job in jobs}
+    written = {path: time for path in runs if (time := _modified(path)) is not None}
+    return read(max(written, key=lambda path: written[path]).parent) if written else None
+
+
+def read(directory: Path) -> Run:
+    """What a checkpoint directory tells."""
+    about = _mapping(_text(directory / "manifest.json"))
+    rows = [_mapping(line) for line in _text(directory / "metrics.jsonl").splitlines()]
+    found, attempt = _newest_start(rows)
+    starts = [row for row in (about, *rows) if "world_size" in row and _start(row) == attempt]
+    settings, facts = about.get("settings"), about.get("facts")
+    return Run(
+        places.short(str(directory)),
+        _whole(about.get("parameters")),
+        _whole(about.get("gradient_bytes")),
+        settings if isinstance(settings, dict) else None,
+        isinstance(facts, dict) and facts.get("device") != "cpu",
+        statistics.median(found) if found else 0.0,
+        len(found),
+        (_whole(starts[-1]["world_size"]) or 0) if starts else 0,
+        JobState(attempt=str(attempt[0])).started_by,
+    )
+
+
+def _newest_start(rows: Iterable[dict[str, Any]]) -> tuple[list[float], tuple[Any, Any]]:
+    """Seconds a step of the newest start that has two of them, and which start that is."""
+    found: dict[tuple[Any, Any], list[float]] = {}
+    before: dict[str, Any] = {}
+    for row in rows:
+        if row.get("kind") == before.get("kind") == "step" and _start(row) == _start(before):
+            try:
+                steps, took = row["step"] - before["step"], row["time"] - before["time"]
+                found.setdefault(_start(row), []).append(max(0.0, took) / steps)
+            except (KeyError, TypeError, ZeroDivisionError):
+                pass
+        before = row
+    start = next(reversed(found), ("", 0))
+    return found.get(start, []), start
+
+
+def _start(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    return str(row.get("attempt", "")), _whole(row.get("generation")) or 0
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,56 @@
+"""How many parameters the built-in workloads have, from their arguments.
+
+A test builds the models of train/workloads/ and compares. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_VOCABULARY = 256  # of gpt: bytes
+_SIDE = 28  # of mnist's pictures, in pixels
+
+
+def counted(workload: str | None, args: Mapping[str, Any]) -> int | None:
+    """The parameters of a built-in workload; None where the arguments do not tell."""
+    if workload is None or workload not in _COUNTS:
+        return None
+    if workload == "mnist" and "data_dir" in args:
+        return None  # other pictures than MNIST's may have another size
+    count, defaults = _COUNTS[workload]
+    given = {name: args.get(name, value) for name, value in defaults.items()}
+    if any(
+        type(given[name]) is not type(value) or given[name] < 0 for name, value in defaults.items()
+    ):
+        return None  # the workload refuses it
+    return count(**given)
+
+
+def _gpt(depth: int, width: int, seq_len: int, tie_weights: bool) -> int:
+    norm = 2 * width
+    block = 2 * norm + 4 * width**2 + 8 * width**2  # attention, and up and down through four widths
+    embeddings = (_VOCABULARY + seq_len) * width
+    head = 0 if tie_weights else _VOCABULARY * width
+    return embeddings + depth * block + norm + head
+
+
+def _mnist(channels: int, hidden: int, classes: int, batch_norm: bool) -> int:
+    side = -(-_SIDE // 4)
+    norms = 2 * channels + 4 * channels if batch_norm else 0
+    convolutions = (9 + 1) * channels + (9 * channels + 1) * 2 * channels
+    layers = (2 * channels * side**2 + 1) * hidden + (hidden + 1) * classes
+    return convolutions + norms + layers
+
+
+def _toy(features: int, classes: int, hidden: int, batch_norm: bool) -> int:
+    norm = 2 * hidden if batch_norm else 0
+    return (features + 1) * hidden + norm + (hidden + 1) * classes
+
+
+# With what the workloads take for an argument that is left out, of those that decide a shape.
+_COUNTS: Mapping[str, tuple[Callable[..., int], Mapping[str, Any]]] = {
+    "gpt": (_gpt, {"depth": 4, "width": 128, "seq_len": 128, "tie_weights": True}),
+    "mnist": (_mnist, {"channels": 16, "hidden": 64, "classes": 10, "batch_norm": False}),
+    "toy": (_toy, {"features": 16, "classes": 4, "hidden": 64, "batch_norm": False}),
+}

@@ -1,0 +1,102 @@
+"""Numbers with units, as people write them on a command line and read them in a table. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ddpgen.errors import Place
+from ddpgen.plan.cost import Link
+from ddpgen.spec.fields import Duration, Refused, decimal, show
+from ddpgen.spec.yamltree import Scalar
+
+# Line rates. NVLink: of an H100, 450 GB/s each way (NVIDIA H100 Tensor Core GPU data sheet).
+LINKS = (
+    Link("1GbE", 1e9),
+    Link("2.5GbE", 2.5e9),
+    Link("10GbE", 10e9),
+    Link("100G", 100e9),
+    Link("400G", 400e9),
+    Link("NVLink", 3600e9),
+)
+_RATE = re.compile(r"(.+?)\s*(GbE|G|Gbit/s|Gbps|Gb/s|Mbit/s|Mbps|Mb/s)", re.IGNORECASE)
+_MANY = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_LINKS_WANTED = 'write 1GbE, 2.5GbE, 10GbE, 100G, 400G, NVLink or a rate like "300 Mbit/s"'
+
+
+def link(text: str) -> Link:
+    """A link by its name or its rate in bits. Raises Refused."""
+    for known in LINKS:
+        if text.lower() == known.name.lower():
+            return known
+    if re.search(r"[MG]i?B(/s|ps)?$", text):
+        raise Refused(f"{show(text)} counts bytes, and links are rated in bits", _LINKS_WANTED)
+    found = _RATE.fullmatch(text)
+    rate = decimal(found[1]) if found else None
+    if found is None or rate is None or not 0 < rate < math.inf:
+        raise Refused(f"{show(text)} is no link", _LINKS_WANTED)
+    return Link(text, rate * (1e6 if found[2][0] in "mM" else 1e9))
+
+
+def many(text: str) -> int:
+    """A count like 760M, 1.3B or 124000000. Raises Refused."""
+    found = re.fullmatch(r"(.+?)\s*([kMBGT]?)", text)
+    value = decimal(found[1]) if found else None
+    if found is None or value is None or not 1 <= value * _MANY[found[2]] <= 1e15:
+        wants = "write a number with k, M, B or T behind it, like 760M"
+        raise Refused(f"{show(text)} is no number of parameters", wants)
+    return round(value * _MANY[found[2]])
+
+
+def seconds(text: str) -> float:
+    """A length of time, with its unit, as a spec has it. Raises Refused."""
+    return Duration().read(Scalar(Place(), (), text, "str", True))
+
+
+def step_time(text: str) -> tuple[str, float]:
+    """A time, or HOST=TIME; without a host it is everybody's, "". Raises Refused."""
+    host, _, took = text.rpartition("=")
+    return host, seconds(took)
+
+
+def fraction(text: str) -> float:
+    """A number above 0, up to 1. Raises Refused."""
+    value = decimal(text)
+    if value is None or not 0 < value <= 1:
+        raise Refused(f"{show(text)} is no part of a whole", "write a number like 0.85, at most 1")
+    return value
+
+
+def price(text: str) -> float:
+    """Money, in whatever currency. Raises Refused."""
+    value = decimal(text)
+    if value is None or not 0 < value < math.inf:
+        raise Refused(f"{show(text)} is no price", "write a number above 0, like 18.50")
+    return value
+
+
+def time(value_s: float) -> str:
+    """For people: 36 ms, 14.3 s, 12.6 min, 2 h, 3.1 d; none for 0."""
+    if not value_s:
+        return "none"
+    for limit, unit, size in ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0)):
+        if value_s < limit:
+            return f"{_short(value_s / size)} {unit}"
+    for limit, unit, size in ((7200.0, "min", 60.0), (172800.0, "h", 3600.0)):
+        if value_s < limit:
+            return f"{_short(value_s / size)} {unit}"
+    return f"{_short(value_s / 86400)} d"
+
+
+def count(value: float, unit: str = "") -> str:
+    """For people: 760M, 1.52 GB."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            letter = "B" if letter == "G" and not unit else letter
+            return f"{_short(value / size)}{' ' if unit else ''}{letter}{unit}"
+    return f"{value:.0f}{' ' if unit else ''}{unit}"
+
+
+def _short(value: float) -> str:
+    """Three digits, none of them lost before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,471 @@
+"""`ddpgen predict`: what a step of a job costs on a link, over node counts, and what would make it shorter.
+
+Owns which numbers of the job, the command line and the newest run go into the formulas of plan/cost.py.
+The page for people is predict_page.py's. Reads and measures nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from ddpgen.measured import Run
+from ddpgen.plan import cost, launch, parameters, quantities
+from ddpgen.plan.cost import Interruptions, Link, Overlap, Shape, StepCost
+from ddpgen.spec.fields import Refused
+from ddpgen.spec.job import HostsJob, JobSpec
+from ddpgen.spec.sky import SkyJob
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+_MORE = 4  # times the micro-batches, or the rate of the link, for what is worth a change
+_BUCKETS = 8  # so many hide all but an eighth of the communication
+_MOST_NODES = 64
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says; None for what is left out. `step_times`: by host, or of all under ""."""
+
+    parameters: int | None = None
+    dtype: str | None = None
+    link: Link | None = None
+    efficiency: float = 0.85
+    step_times: Mapping[str, float] = field(default_factory=dict)
+    preempted_every: float | None = None
+    checkpoint_time: float | None = None
+    restart_time: float = 300.0
+    price: float | None = None
+    spot_price: float | None = None
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a step has to sum up. `source`: where the number of parameters comes from."""
+
+    parameters: int
+    dtype: str
+    sent_bytes: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What a micro-batch (of a script: a step) takes on each host, and where that comes from.
+
+    Empty where it is not known; then `source` says how to change that.
+    """
+
+    micro_batch_s: tuple[float, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class OnLink:
+    """A step on one link. `sharded_s`: the communication of FSDP or ZeRO-3 instead of the all-reduce."""
+
+    link: Link
+    communication_s: float
+    sharded_s: float
+    step: StepCost | None
+
+
+@dataclass(frozen=True)
+class OnNodes:
+    """A step on so many equal nodes. `efficiency`: of one node's speed, in each of them."""
+
+    nodes: int
+    micro_batches: int
+    communication_s: float
+    step: StepCost | None
+    efficiency: float | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something to do, and what comes of it. `speed`: samples in a second, relative to now."""
+
+    what: str
+    step_s: float
+    speed: float
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Unequal hosts: what each computes in a step, and the shares that have none wait for another."""
+
+    compute_s: Mapping[str, float]
+    shares: Mapping[str, float]
+    step_s: float
+    shared_step_s: float
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """`goodput`: at least and at most. `run_s`: all steps without any interruption."""
+
+    interruptions: Interruptions
+    interval_s: float
+    daly_interval_s: float
+    lost_s: float
+    goodput: tuple[float, float]
+    spec_interval_s: float | None
+    spec_goodput: tuple[float, float] | None
+    run_s: float | None
+    price: float | None
+    spot_price: float | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """All that is predicted. `unequal`: the hosts differ, so equal nodes tell nothing of them."""
+
+    name: str
+    tier: str
+    shape: Shape
+    reduction: str
+    gradients: Gradients
+    traffic_bytes: float
+    compute: Compute
+    efficiency: float
+    link: Link
+    links: Sequence[OnLink]
+    nodes: Sequence[OnNodes]
+    changes: Sequence[Change]
+    unequal: bool
+    balance: Balance | None
+    checkpoints: Checkpoints | None
+
+
+def choose_tier(jobs: Mapping[str, JobSpec]) -> str:
+    """The tier to predict for where none is named: the first with several machines, else the first."""
+    return next(
+        (tier for tier, job in jobs.items() if len(_shape(job).procs) > 1), next(iter(jobs))
+    )
+
+
+def predict(jobs: Mapping[str, JobSpec], tier: str, asked: Asked, run: Run | None) -> Prediction:
+    """What the job of `tier` costs. Raises Refused for what is missing or does not fit."""
+    return _Job(jobs, tier, asked, run).predict()
+
+
+class _Job:
+    """A job on one tier, with what was asked and what was measured."""
+
+    def __init__(
+        self, jobs: Mapping[str, JobSpec], tier: str, asked: Asked, run: Run | None
+    ) -> None:
+        self.jobs, self.tier, self.job = jobs, tier, jobs[tier]
+        self.asked, self.run = asked, run
+        self.shape = _shape(self.job)
+        self.gradients = self._gradients()
+        names = "100G" if self.job.on_gpus else "1GbE"
+        self.link = asked.link or quantities.link(names)
+        # The processes of one machine share memory; its GPUs have a link, which may be asked for.
+        self.inside = self.shape.hosts == 1 and self.job.on_gpus and asked.link is not None
+        self.compute = self._compute()
+
+    def predict(self) -> Prediction:
+        job, asked = self.job, self.asked
+        differ = len(set(self.shape.procs)) > 1 or len(set(self.compute.micro_batch_s)) > 1
+        unequal = differ or _weighted(job)
+        return Prediction(
+            job.name, self.tier, self.shape, self._reduction(), self.gradients,
+            self._bytes(self.shape, self.gradients.sent_bytes),
+            self.compute, asked.efficiency, self.link, tuple(self._links()),
+            () if unequal or self.inside else tuple(self._nodes()),
+            tuple(sorted(self._changes(), key=lambda change: -change.speed)),
+            unequal, self._balance(), self._checkpoints(),
+        )  # fmt: skip
+
+    # --- what goes in --------------------------------------------------------------------------
+
+    def _gradients(self) -> Gradients:
+        train, asked, run = self.job.train, self.asked, self.run
+        hook = train.comm_hook if train.comm_hook in DTYPE_BYTES else "fp32"
+        dtype = asked.dtype or hook
+        args = train.args if isinstance(train.args, Mapping) else {}
+        if asked.parameters is not None:
+            number, source = asked.parameters, "as given"
+        elif (known := parameters.counted(train.workload, args)) is not None:
+            number, source = known, "counted from train.args"
+        elif run is not None and run.parameters and run.same_model(self.job):
+            number, source = run.parameters, f"told by the newest run, {run.directory}"
+            if run.gradient_bytes and not asked.dtype and hook == "fp32":
+                kinds = {4: "fp32", 2: "16 bits"}
+                dtype = kinds.get(run.gradient_bytes // number, "mixed types")
+                return Gradients(number, dtype, run.gradient_bytes, source)
+        else:
+            what = train.workload or train.script or train.command[0]
+            raise Refused(
+                f"how many parameters {what} has is not known",
+                "give it, like --params 760M"
+                + (", or run it once: the run records it" if train.runs == "workload" else ""),
+            )
+        return Gradients(number, dtype, number * DTYPE_BYTES[dtype], source)
+
+    def _compute(self) -> Compute:
+        given = self.asked.step_times
+        if given:
+            return self._given(given)
+        run, job = self.run, self.job
+        how = f"ddpgen launch SPEC --target {'local' if 'local' in self.jobs else self.tier}"
+        unknown = f"not known: give --step-time 1.5s, or run it once ({how})"
+        if run is None or not run.step_s:
+            return Compute((), unknown)
+        differs = run.differs(job)
+        if not differs and run.parameters not in (None, self.gradients.parameters):
+            differs = f"{quantities.count(run.parameters or 0)} parameters"
+        if differs:
+            return Compute(
+                (),
+                f"not known: the newest run ({run.directory}) had {differs}; give --step-time 1.5s",
+            )
+        ran = self._shape_of(run)
+        if ran is None:
+            return Compute(
+                (), f"not known: which hosts {run.directory} ran on; give --step-time 1.5s"
+            )
+        where = f"median of {run.steps} steps of {run.directory} on {counted(ran)}"
+        taken = run.step_s
+        if ran.hosts > 1:
+            communication_s = self._communication_s(ran)
+            taken = self._overlap(ran.most).compute_s(run.step_s, communication_s)
+            if taken <= 0:
+                told = (
+                    f"{quantities.time(communication_s)} at {self.link.name}; --link names theirs"
+                )
+                return Compute((), f"not known: {where} is less than the communication, {told}")
+            where += f", less the communication at {self.link.name}"
+        return Compute((taken / ran.most,) * self.shape.hosts, f"measured: {where}")
+
+    def _given(self, given: Mapping[str, float]) -> Compute:
+        if list(given) == [""]:
+            each = given[""] / self.shape.most
+            return Compute((each,) * self.shape.hosts, "as given")
+        if not isinstance(self.job, HostsJob) or not self.job.hosts:
+            raise Refused(
+                f"{self.tier} has no hosts with names", "give one time, like --step-time 1.5s"
+            )
+        names = [host.name for host in self.job.order]
+        wrong = [name for name in (*names, *given) if name not in given or name not in names]
+        if wrong:
+            remedy = (
+                f"give --step-time HOST=TIME for each of {', '.join(names)}, or one time for all"
+            )
+            raise Refused(f"the step times do not fit: {wrong[0] or 'one without a host'}", remedy)
+        most = _most_of_each(self.shape)
+        times = (given[name] / count for name, count in zip(names, most, strict=True))
+        return Compute(tuple(times), "as given for each host")
+
+    def _shape_of(self, run: Run) -> Shape | None:
+        if run.tier == "local":
+            return _even(self.job, 1, run.processes)
+        shapes = {tier: _shape(job) for tier, job in self.jobs.items()}
+        shape = shapes.get(run.tier)
+        return shape if shape is not None and shape.processes == run.processes else None
+
+    # --- what comes out ------------------------------------------------------------------------
+
+    def _reduction(self) -> str:
+        return self.job.train.reduction if self.job.train.runs == "workload" else "allreduce"
+
+    def _bytes(self, shape: Shape, sent_bytes: float) -> float:
+        tree = self._reduction() == "tree"
+        return (cost.tree_bytes if tree else cost.ring_bytes)(shape, sent_bytes)
+
+    def _communication_s(self, shape: Shape, link: Link | None = None) -> float:
+        if shape.hosts == 1 and not self.inside:
+            return 0.0
+        crossing = self._bytes(shape, self.gradients.sent_bytes)
+        return (link or self.link).seconds(crossing, self.asked.efficiency)
+
+    def _overlap(self, micro_batches: int) -> Overlap:
+        held = self.gradients.parameters * DTYPE_BYTES["fp32"]
+        last = cost.last_bucket(held, self.job.train.bucket_cap_mb)
+        return Overlap(micro_batches, last)
+
+    def _compute_s(self) -> float:
+        """What the slowest rank computes for in a step; 0 where it is not known."""
+        if not self.compute.micro_batch_s:
+            return 0.0
+        most = _most_of_each(self.shape)
+        each = zip(most, self.compute.micro_batch_s, strict=True)
+        return max(count * took for count, took in each)
+
+    def _step(self, shape: Shape, link: Link) -> StepCost | None:
+        if not self.compute.micro_batch_s:
+            return None
+        compute_s = (
+            self._compute_s() if shape is self.shape else shape.most * self.compute.micro_batch_s[0]
+        )
+        return self._overlap(shape.most).step(compute_s, self._communication_s(shape, link))
+
+    def _links(self) -> Iterator[OnLink]:
+        if self.shape.processes == 1 or (self.shape.hosts == 1 and not self.inside):
+            return
+        sharded = cost.sharded_bytes(self.shape, self.gradients.sent_bytes)
+        known = [link for link in quantities.LINKS if self.inside or link.name != "NVLink"]
+        links = {link.bits_per_s: link for link in (*known, self.link)}
+        for _, link in sorted(links.items()):
+            sharded_s = link.seconds(sharded, self.asked.efficiency)
+            communication_s = self._communication_s(self.shape, link)
+            yield OnLink(link, communication_s, sharded_s, self._step(self.shape, link))
+
+    def _nodes(self) -> Iterator[OnNodes]:
+        each = self.shape.procs[0]
+        counts = {1, 2, 4, 8, 16, self.shape.hosts, 2 * self.shape.hosts}
+        single = self._step(_even(self.job, 1, each), self.link)
+        for nodes in sorted(count for count in counts if count <= _MOST_NODES)[:6]:
+            if self.job.micro_batches and nodes * each > self.job.micro_batches:
+                return  # a process without a micro-batch
+            shape = _even(self.job, nodes, each)
+            step, gained = self._step(shape, self.link), None
+            if step is not None and single is not None:
+                share = (
+                    nodes if self.job.micro_batches else 1
+                )  # a script's step is another's work, too
+                gained = single.step_s / (share * step.step_s)
+            yield OnNodes(nodes, shape.most, self._communication_s(shape), step, gained)
+
+    def _changes(self) -> Iterator[Change]:
+        """What there is to do about the communication, with its effect. Without a known compute time: on
+        the communication alone."""
+        communication_s = self._communication_s(self.shape)
+        if not communication_s:
+            return
+        compute_s, most = self._compute_s(), self.shape.most
+        overlap = self._overlap(most)
+        now_s = overlap.step(compute_s, communication_s).step_s
+
+        def change(what: str, step_s: float, work: float = 1.0) -> Change:
+            return Change(what, step_s, work * now_s / step_s)
+
+        train = self.job.train
+        batch = (
+            f"global_batch_size: {_MORE * train.global_batch_size}"
+            if train.global_batch_size
+            else (f"{_MORE} times the steps of gradient accumulation")
+        )
+        more = replace(overlap, micro_batches=_MORE * most)
+        yield change(
+            f"more micro-batches a step: {batch}",
+            more.step(_MORE * compute_s, communication_s).step_s, _MORE,
+        )  # fmt: skip
+        better = [
+            link for link in quantities.LINKS if link.bits_per_s >= _MORE * self.link.bits_per_s
+        ]
+        if better:
+            faster_s = self._communication_s(self.shape, better[0])
+            yield change(
+                f"a better link: {better[0].name}", overlap.step(compute_s, faster_s).step_s
+            )
+        if self.gradients.sent_bytes >= DTYPE_BYTES["fp32"] * self.gradients.parameters:
+            sent = cost.ring_bytes(self.shape, self.gradients.sent_bytes / 2)
+            half_s = self.link.seconds(sent, self.asked.efficiency)
+            hook = (
+                "reduction: allreduce, comm_hook: fp16" if train.runs == "workload" else "fp16 hook"
+            )
+            yield change(f"compression: {hook}", overlap.step(compute_s, half_s).step_s)
+        hidden = Overlap(1, min(overlap.last_bucket, 1 / _BUCKETS))
+        if compute_s and hidden != overlap:
+            hidden_s = hidden.step(compute_s, communication_s).step_s
+            yield change(f"overlap: {', '.join(self._for_overlap(overlap))}", hidden_s)
+        sharded = cost.sharded_bytes(self.shape, self.gradients.sent_bytes)
+        sharded_s = self.link.seconds(sharded, self.asked.efficiency)
+        yield change(
+            "sharding (FSDP, ZeRO-3): for memory", overlap.step(compute_s, sharded_s).step_s
+        )
+
+    def _for_overlap(self, now: Overlap) -> Iterator[str]:
+        train = self.job.train
+        if now.micro_batches > 1 and train.micro_batch_size:
+            yield f"micro_batch_size: {now.micro_batches * train.micro_batch_size}"
+        if now.last_bucket > 1 / _BUCKETS:
+            held = self.gradients.parameters * DTYPE_BYTES["fp32"]
+            yield f"bucket_cap_mb: {held / cost.MIB / _BUCKETS:.1g}"
+
+    def _balance(self) -> Balance | None:
+        job, seconds = self.job, self.compute.micro_batch_s
+        if not isinstance(job, HostsJob) or len(set(seconds)) < 2 or not job.micro_batches:
+            return None
+        names, procs = [host.name for host in job.order], self.shape.procs
+        most = _most_of_each(self.shape)
+        compute_s = [count * each for count, each in zip(most, seconds, strict=True)]
+        weights = [1 / Fraction(each) for each in seconds]
+        ranks = [weight for weight, count in zip(weights, procs, strict=True) for _ in range(count)]
+        shared = replace(self.shape, micro_batches=_counts(job.micro_batches, ranks))
+        best = _most_of_each(shared)
+        best_s = max(count * each for count, each in zip(best, seconds, strict=True))
+        communication_s = self._communication_s(shared)
+        parts = [float(weight * count) for weight, count in zip(weights, procs, strict=True)]
+        now, then = self._step(self.shape, self.link), self._overlap(shared.most)
+        assert now is not None
+        return Balance(
+            dict(zip(names, compute_s, strict=True)),
+            {name: round(part / min(parts), 2) for name, part in zip(names, parts, strict=True)},
+            now.step_s,
+            then.step(best_s, communication_s).step_s,
+        )
+
+    def _checkpoints(self) -> Checkpoints | None:
+        asked, job = self.asked, self.job
+        automatic = job.preempted_every if isinstance(job, SkyJob) else None
+        mean_s = asked.preempted_every or automatic
+        if mean_s is None or asked.checkpoint_time is None:
+            return None
+        gone = Interruptions(mean_s, asked.checkpoint_time, asked.restart_time)
+        step = self._step(self.shape, self.link)
+        every, steps = job.checkpoint.every, job.train.steps
+        written_s = every.seconds
+        if every.steps is not None:
+            written_s = every.steps * step.step_s if step else None
+        if automatic or job.train.runs != "workload":
+            written_s = None  # the interval is found by itself, or is the script's
+        return Checkpoints(
+            gone, gone.young_s, gone.daly_s, gone.lost_s(gone.young_s), gone.goodput(gone.young_s),
+            written_s, gone.goodput(written_s) if written_s else None,
+            steps * step.step_s if steps and step else None,
+            asked.price, asked.spot_price,
+        )  # fmt: skip
+
+
+def _shape(job: JobSpec) -> Shape:
+    ranks = launch.ranks(job)
+    procs: dict[int, int] = {}
+    for rank in ranks:
+        procs[rank.node_rank] = procs.get(rank.node_rank, 0) + 1
+    counts = tuple(rank.end - rank.first for rank in ranks) if job.micro_batches else ()
+    return Shape(tuple(procs.values()), counts)
+
+
+def _even(job: JobSpec, nodes: int, procs: int) -> Shape:
+    """So many equal nodes."""
+    count = job.micro_batches
+    return Shape((procs,) * nodes, _counts(count, [1] * (nodes * procs)) if count else ())
+
+
+def _counts(micro_batches: int, weights: Sequence[int | Fraction]) -> tuple[int, ...]:
+    return tuple(end - first for first, end in launch.shares(micro_batches, weights))
+
+
+def _weighted(job: JobSpec) -> bool:
+    return isinstance(job, HostsJob) and len({job.weight(host) for host in job.hosts}) > 1
+
+
+def _most_of_each(shape: Shape) -> list[int]:
+    """The micro-batches of each host's rank that has most."""
+    counts = shape.micro_batches or (1,) * shape.processes
+    found, first = [], 0
+    for procs in shape.procs:
+        found.append(max(counts[first : first + procs]))
+        first += procs
+    return found
+
+
+def counted(shape: Shape) -> str:
+    """2 hosts × 4 processes."""
+    hosts = "1 host" if shape.hosts == 1 else f"{shape.hosts} hosts"
+    if len(set(shape.procs)) > 1:
+        return f"{hosts} with {shape.processes} processes"
+    return f"{hosts} × {shape.procs[0]} process{'es' if shape.procs[0] > 1 else ''}"

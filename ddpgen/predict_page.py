@@ -1,0 +1,193 @@
+"""A prediction as one page for people, or as JSON for programs. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from ddpgen.plan.cost import StepCost
+from ddpgen.plan.quantities import count, time
+from ddpgen.predict import Checkpoints, Prediction, counted
+
+
+def as_json(found: Prediction) -> str:
+    """Every number with its unit in its name."""
+    return json.dumps(_plain(found), indent=1, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        known = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {**known, "step_s": value.step_s} if isinstance(value, StepCost) else known
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def as_text(found: Prediction) -> str:
+    """The page."""
+    parts = [_head(found), _links(found), _nodes(found), _changes(found), _hosts(found)]
+    parts.append(_checkpoints(found.checkpoints))
+    return "\n\n".join("\n".join(part) for part in map(list, parts) if part)
+
+
+def _head(found: Prediction) -> Iterator[str]:
+    gradients, shape = found.gradients, found.shape
+    each = ""
+    if shape.micro_batches:
+        fewest, most = min(shape.micro_batches), shape.most
+        each = f", {sum(shape.micro_batches)} micro-batches a step"
+        each += f" ({most} each)" if fewest == most else f" ({fewest} to {most} each)"
+    yield f"{found.name} on {found.tier}: {counted(shape)}{each}"
+    yield (
+        f"gradients  {count(gradients.parameters)} parameters ({gradients.source}), sent as "
+        f"{gradients.dtype}: {count(gradients.sent_bytes, 'B')}"
+    )
+    yield f"traffic    {_traffic(found)}"
+    if found.compute.micro_batch_s:
+        slowest = max(_each(found))
+        yield f"compute    {time(slowest)} a step ({found.compute.source})"
+    else:
+        yield f"compute    {found.compute.source}"
+
+
+def _each(found: Prediction) -> list[float]:
+    """What the hosts compute for in a step."""
+    if found.balance is not None:
+        return list(found.balance.compute_s.values())
+    return [found.shape.most * each for each in found.compute.micro_batch_s]
+
+
+def _traffic(found: Prediction) -> str:
+    how = "the tree reduction" if found.reduction == "tree" else "DDP's all-reduce"
+    sent = count(found.traffic_bytes, "B")
+    if found.shape.processes == 1:
+        return "none: there is one process"
+    if found.shape.hosts == 1:
+        return f"none between machines; {sent} a step out of each process and into it, in {how}"
+    return f"{sent} a step out of the busiest host or into it, in {how}"
+
+
+def _links(found: Prediction) -> list[str]:
+    if not found.links:
+        return []
+    known = found.links[0].step is not None
+    rows = [["  link", "all-reduce", "FSDP/ZeRO", *(_STEP if known else ())]]
+    for row in found.links:
+        mark = "> " if row.link == found.link else "  "
+        cells = [f"{mark}{row.link.name}", time(row.communication_s), time(row.sharded_s)]
+        rows.append([*cells, *_step(row.step)])
+    return _table(rows)
+
+
+_STEP = ("comm/compute", "not hidden", "step", "computing")
+
+
+def _step(step: StepCost | None) -> Iterator[str]:
+    if step is not None:
+        yield f"{step.communication_s / step.compute_s:.2f}"
+        yield time(step.exposed_s)
+        yield time(step.step_s)
+        yield f"{step.compute_s / step.step_s:.0%}"
+
+
+def _nodes(found: Prediction) -> list[str]:
+    if len(found.nodes) < 2:
+        return []
+    known = found.nodes[0].step is not None
+    counts = bool(found.shape.micro_batches)
+    head = [f"  nodes, at {found.link.name}", *(["micro-batches each"] if counts else [])]
+    rows = [
+        [*head, "all-reduce", *(("compute", "not hidden", "step", "efficiency") if known else ())]
+    ]
+    for row in found.nodes:
+        mark = "> " if row.nodes == found.shape.hosts else "  "
+        cells = [f"{mark}{row.nodes}", *([str(row.micro_batches)] if counts else [])]
+        cells.append(time(row.communication_s))
+        if row.step is not None and row.efficiency is not None:
+            cells += [time(row.step.compute_s), time(row.step.exposed_s), time(row.step.step_s)]
+            cells.append(f"{row.efficiency:.0%}")
+        rows.append(cells)
+    return _table(rows)
+
+
+def _changes(found: Prediction) -> list[str]:
+    if not found.changes:
+        return []
+    what = "step" if found.compute.micro_batch_s else "all-reduce"
+    rows = [[f"  what helps, at {found.link.name}", what, "speed"]]
+    rows += [[f"  {each.what}", time(each.step_s), f"{each.speed:.2f} ×"] for each in found.changes]
+    return _table(rows)
+
+
+def _hosts(found: Prediction) -> Iterator[str]:
+    balance = found.balance
+    if balance is not None:
+        each = ", ".join(f"{name} {time(took)}" for name, took in balance.compute_s.items())
+        slow = max(balance.compute_s.values()) - min(balance.compute_s.values())
+        shares = ", ".join(f"{name} {share:g}" for name, share in balance.shares.items())
+        yield f"unequal hosts: in a step they compute for {each}, so the fastest waits {time(slow)}"
+        then, now = balance.shared_step_s, balance.step_s
+        if then < 0.99 * now:
+            yield f"  share: {shares} makes the step {time(then)} instead of {time(now)}"
+        else:
+            yield f"  share: {shares} would fit them, and needs a smaller micro_batch_size to be of effect"
+    elif found.unequal:
+        yield (
+            "unequal hosts: what a slow one costs, and the shares that end it, follow from --step-time "
+            "HOST=TIME of each"
+        )
+
+
+def _checkpoints(found: Checkpoints | None) -> Iterator[str]:
+    if found is None:
+        yield "checkpoints: interval, lost work and price follow from --preempted-every and --checkpoint-time"
+        return
+    gone = found.interruptions
+    yield (
+        f"checkpoints, each taking {time(gone.checkpoint_s)}, with a machine lost every {time(gone.mean_s)}"
+    )
+    best = f"every {time(found.interval_s)} is best (Young 1974; Daly 2006: {time(found.daly_interval_s)})"
+    lost = f"{time(found.lost_s)} lost each time, {time(gone.restart_s)} of it to start again"
+    yield f"  {best}, goodput {_percent(found.goodput)}"
+    yield f"  {lost}"
+    if found.spec_interval_s is not None and found.spec_goodput is not None:
+        yield f"  every {time(found.spec_interval_s)}, as the spec says: goodput {_percent(found.spec_goodput)}"
+    yield from _prices(found)
+
+
+def _prices(found: Checkpoints) -> Iterator[str]:
+    kinds = ((found.price, "on demand", (1.0, 1.0)), (found.spot_price, "spot", found.goodput))
+    for price, name, (least, most) in kinds:
+        if price is None or not least:
+            continue
+        spoken = [_range(price / most, price / least) + " for an hour that counts"]
+        if found.run_s is not None:
+            hours = found.run_s / 3600
+            spoken.append(_range(hours * price / most, hours * price / least) + " for all steps")
+        yield f"  {name}: {', '.join(spoken)}"
+    if found.price is not None and found.spot_price is not None:
+        yield f"  spot pays above a goodput of {found.spot_price / found.price:.0%}"
+
+
+def _range(least: float, most: float) -> str:
+    low, high = f"{least:.2f}", f"{most:.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _percent(goodput: tuple[float, float]) -> str:
+    return f"{goodput[0]:.0%} to {goodput[1]:.0%}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The first column to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
