@@ -180,7 +180,7 @@ class Interruptions:
 
     @property
     def daly_s(self) -> float:
-        """The higher order estimate (J. T. Daly, FGCS 22(3), 2006, equation 37)."""
+        """The higher order estimate (J. T. Daly, FGCS 22(3), 2006)."""
         if self.checkpoint_s >= 2 * self.mean_s:
             return self.mean_s
         part = self.checkpoint_s / (2 * self.mean_s)

@@ -127,7 +127,7 @@ def test_dalys_interval_and_youngs_are_close_to_the_best_by_his_whole_model(
     cost_s: float, mean_s: float
 ) -> None:
     def wall(interval_s: float) -> float:
-        """Daly's total time for one second of work, equation 20, but for constant factors."""
+        """Daly's total time for one second of work, but for constant factors."""
         return (math.exp((interval_s + cost_s) / mean_s) - 1) / interval_s
 
     gone = Interruptions(mean_s, cost_s, 0.0)
