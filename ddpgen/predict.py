@@ -20,7 +20,6 @@ from ddpgen.spec.sky import SkyJob
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _MORE = 4  # times the micro-batches, or the rate of the link, for what is worth a change
 _BUCKETS = 8  # so many hide all but an eighth of the communication
-_MOST_NODES = 64
 
 
 @dataclass(frozen=True)
@@ -159,8 +158,8 @@ class _Job:
         self.asked, self.run = asked, run
         self.shape = _shape(self.job)
         self.gradients = self._gradients()
-        names = "100G" if self.job.on_gpus else "1GbE"
-        self.link = asked.link or quantities.link(names)
+        usual = "100G" if self.job.on_gpus else "1GbE"
+        self.link = asked.link or quantities.link(usual)
         # The processes of one machine share memory; its GPUs have a link, which may be asked for.
         self.inside = self.shape.hosts == 1 and self.job.on_gpus and asked.link is not None
         self.compute = self._compute()
@@ -205,37 +204,27 @@ class _Job:
         return Gradients(number, dtype, number * DTYPE_BYTES[dtype], source)
 
     def _compute(self) -> Compute:
-        given = self.asked.step_times
-        if given:
-            return self._given(given)
-        run, job = self.run, self.job
-        how = f"ddpgen launch SPEC --target {'local' if 'local' in self.jobs else self.tier}"
-        unknown = f"not known: give --step-time 1.5s, or run it once ({how})"
+        if self.asked.step_times:
+            return self._given(self.asked.step_times)
+        run, give = self.run, "give --step-time 1.5s"
         if run is None or not run.step_s:
-            return Compute((), unknown)
-        differs = run.differs(job)
+            how = f"ddpgen launch SPEC --target {'local' if 'local' in self.jobs else self.tier}"
+            return Compute((), f"not known: {give}, or run it once ({how})")
+        differs = run.differs(self.job)
         if not differs and run.parameters not in (None, self.gradients.parameters):
             differs = f"{quantities.count(run.parameters or 0)} parameters"
         if differs:
-            return Compute(
-                (),
-                f"not known: the newest run ({run.directory}) had {differs}; give --step-time 1.5s",
-            )
+            return Compute((), f"not known: the newest run ({run.directory}) had {differs}; {give}")
         ran = self._shape_of(run)
         if ran is None:
-            return Compute(
-                (), f"not known: which hosts {run.directory} ran on; give --step-time 1.5s"
-            )
+            return Compute((), f"not known: which hosts {run.directory} ran on; {give}")
         where = f"median of {run.steps} steps of {run.directory} on {counted(ran)}"
-        taken = run.step_s
-        if ran.hosts > 1:
-            communication_s = self._communication_s(ran)
-            taken = self._overlap(ran.most).compute_s(run.step_s, communication_s)
-            if taken <= 0:
-                told = (
-                    f"{quantities.time(communication_s)} at {self.link.name}; --link names theirs"
-                )
-                return Compute((), f"not known: {where} is less than the communication, {told}")
+        communication_s = self._communication_s(ran) if ran.hosts > 1 else 0.0
+        taken = self._overlap(ran.most).compute_s(run.step_s, communication_s)
+        if taken <= 0:
+            told = f"{quantities.time(communication_s)} at {self.link.name}; --link names theirs"
+            return Compute((), f"not known: {where} is less than the communication, {told}")
+        if communication_s:
             where += f", less the communication at {self.link.name}"
         return Compute((taken / ran.most,) * self.shape.hosts, f"measured: {where}")
 
@@ -285,21 +274,18 @@ class _Job:
         last = cost.last_bucket(held, self.job.train.bucket_cap_mb)
         return Overlap(micro_batches, last)
 
-    def _compute_s(self) -> float:
+    def _compute_s(self, shape: Shape) -> float:
         """What the slowest rank computes for in a step; 0 where it is not known."""
-        if not self.compute.micro_batch_s:
-            return 0.0
-        most = _most_of_each(self.shape)
-        each = zip(most, self.compute.micro_batch_s, strict=True)
-        return max(count * took for count, took in each)
+        known = self.compute.micro_batch_s or (0.0,)
+        if shape.hosts != len(known):
+            return shape.most * known[0]  # of equal hosts
+        return max(count * each for count, each in zip(_most_of_each(shape), known, strict=True))
 
     def _step(self, shape: Shape, link: Link) -> StepCost | None:
         if not self.compute.micro_batch_s:
             return None
-        compute_s = (
-            self._compute_s() if shape is self.shape else shape.most * self.compute.micro_batch_s[0]
-        )
-        return self._overlap(shape.most).step(compute_s, self._communication_s(shape, link))
+        communication_s = self._communication_s(shape, link)
+        return self._overlap(shape.most).step(self._compute_s(shape), communication_s)
 
     def _links(self) -> Iterator[OnLink]:
         if self.shape.processes == 1 or (self.shape.hosts == 1 and not self.inside):
@@ -316,15 +302,14 @@ class _Job:
         each = self.shape.procs[0]
         counts = {1, 2, 4, 8, 16, self.shape.hosts, 2 * self.shape.hosts}
         single = self._step(_even(self.job, 1, each), self.link)
-        for nodes in sorted(count for count in counts if count <= _MOST_NODES)[:6]:
+        for nodes in sorted(counts)[:6]:
             if self.job.micro_batches and nodes * each > self.job.micro_batches:
                 return  # a process without a micro-batch
             shape = _even(self.job, nodes, each)
             step, gained = self._step(shape, self.link), None
             if step is not None and single is not None:
-                share = (
-                    nodes if self.job.micro_batches else 1
-                )  # a script's step is another's work, too
+                # On more nodes a script's step does more work.
+                share = nodes if self.job.micro_batches else 1
                 gained = single.step_s / (share * step.step_s)
             yield OnNodes(nodes, shape.most, self._communication_s(shape), step, gained)
 
@@ -334,7 +319,7 @@ class _Job:
         communication_s = self._communication_s(self.shape)
         if not communication_s:
             return
-        compute_s, most = self._compute_s(), self.shape.most
+        compute_s, most = self._compute_s(self.shape), self.shape.most
         overlap = self._overlap(most)
         now_s = overlap.step(compute_s, communication_s).step_s
 
@@ -342,40 +327,29 @@ class _Job:
             return Change(what, step_s, work * now_s / step_s)
 
         train = self.job.train
-        batch = (
-            f"global_batch_size: {_MORE * train.global_batch_size}"
-            if train.global_batch_size
-            else (f"{_MORE} times the steps of gradient accumulation")
-        )
-        more = replace(overlap, micro_batches=_MORE * most)
-        yield change(
-            f"more micro-batches a step: {batch}",
-            more.step(_MORE * compute_s, communication_s).step_s, _MORE,
-        )  # fmt: skip
-        better = [
-            link for link in quantities.LINKS if link.bits_per_s >= _MORE * self.link.bits_per_s
-        ]
-        if better:
-            faster_s = self._communication_s(self.shape, better[0])
-            yield change(
-                f"a better link: {better[0].name}", overlap.step(compute_s, faster_s).step_s
-            )
+        batch = f"{_MORE} times the steps of gradient accumulation"
+        if train.global_batch_size:
+            batch = f"global_batch_size: {_MORE * train.global_batch_size}"
+        longer = replace(overlap, micro_batches=_MORE * most)
+        longer_s = longer.step(_MORE * compute_s, communication_s).step_s
+        yield change(f"more micro-batches a step: {batch}", longer_s, _MORE)
+        rate = _MORE * self.link.bits_per_s
+        better = next((link for link in quantities.LINKS if link.bits_per_s >= rate), None)
+        if better is not None:
+            faster = overlap.step(compute_s, self._communication_s(self.shape, better))
+            yield change(f"a better link: {better.name}", faster.step_s)
         if self.gradients.sent_bytes >= DTYPE_BYTES["fp32"] * self.gradients.parameters:
             sent = cost.ring_bytes(self.shape, self.gradients.sent_bytes / 2)
-            half_s = self.link.seconds(sent, self.asked.efficiency)
-            hook = (
-                "reduction: allreduce, comm_hook: fp16" if train.runs == "workload" else "fp16 hook"
-            )
-            yield change(f"compression: {hook}", overlap.step(compute_s, half_s).step_s)
+            half = overlap.step(compute_s, self.link.seconds(sent, self.asked.efficiency))
+            hook = "reduction: allreduce, comm_hook: fp16" if train.runs == "workload" else "fp16"
+            yield change(f"compression: {hook}", half.step_s)
         hidden = Overlap(1, min(overlap.last_bucket, 1 / _BUCKETS))
         if compute_s and hidden != overlap:
             hidden_s = hidden.step(compute_s, communication_s).step_s
             yield change(f"overlap: {', '.join(self._for_overlap(overlap))}", hidden_s)
         sharded = cost.sharded_bytes(self.shape, self.gradients.sent_bytes)
-        sharded_s = self.link.seconds(sharded, self.asked.efficiency)
-        yield change(
-            "sharding (FSDP, ZeRO-3): for memory", overlap.step(compute_s, sharded_s).step_s
-        )
+        apart = overlap.step(compute_s, self.link.seconds(sharded, self.asked.efficiency))
+        yield change("sharding (FSDP, ZeRO-3): for memory", apart.step_s)
 
     def _for_overlap(self, now: Overlap) -> Iterator[str]:
         train = self.job.train
@@ -395,17 +369,15 @@ class _Job:
         weights = [1 / Fraction(each) for each in seconds]
         ranks = [weight for weight, count in zip(weights, procs, strict=True) for _ in range(count)]
         shared = replace(self.shape, micro_batches=_counts(job.micro_batches, ranks))
-        best = _most_of_each(shared)
-        best_s = max(count * each for count, each in zip(best, seconds, strict=True))
-        communication_s = self._communication_s(shared)
         parts = [float(weight * count) for weight, count in zip(weights, procs, strict=True)]
-        now, then = self._step(self.shape, self.link), self._overlap(shared.most)
+        now, then = self._step(self.shape, self.link), self._step(shared, self.link)
         assert now is not None
+        assert then is not None
         return Balance(
             dict(zip(names, compute_s, strict=True)),
             {name: round(part / min(parts), 2) for name, part in zip(names, parts, strict=True)},
             now.step_s,
-            then.step(best_s, communication_s).step_s,
+            then.step_s,
         )
 
     def _checkpoints(self) -> Checkpoints | None:
