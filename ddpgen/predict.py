@@ -208,7 +208,8 @@ class _Job:
             return self._given(self.asked.step_times)
         run, give = self.run, "give --step-time 1.5s"
         if run is None or not run.step_s:
-            how = f"ddpgen launch SPEC --target {'local' if 'local' in self.jobs else self.tier}"
+            alike = "local" in self.jobs and self.jobs["local"].on_gpus == self.job.on_gpus
+            how = f"ddpgen launch SPEC --target {'local' if alike else self.tier}"
             return Compute((), f"not known: {give}, or run it once ({how})")
         differs = run.differs(self.job)
         if not differs and run.parameters not in (None, self.gradients.parameters):
