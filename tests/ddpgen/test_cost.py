@@ -239,8 +239,8 @@ def test_quantities_that_are_none(read: object, text: str, says: str) -> None:
 
 def test_numbers_for_people() -> None:
     times = [0.0, 2.5e-7, 3.58e-2, 0.9999, 14.3, 119.9, 755.0, 7200.0, 300000.0]
-    spoken = "none, 0.25 µs, 35.8 ms, 1e+03 ms, 14.3 s, 120 s, 12.6 min, 2 h, 3.47 d"
-    assert ", ".join(map(quantities.time, times)) == spoken.replace("1e+03 ms", "1000 ms")
+    spoken = "none, 0.25 µs, 35.8 ms, 1000 ms, 14.3 s, 120 s, 12.6 min, 2 h, 3.47 d"
+    assert ", ".join(map(quantities.time, times)) == spoken
     assert [quantities.many(text) for text in ("760M", "1.3B", "124k", "12")] == [
         760_000_000, 1_300_000_000, 124_000, 12,
     ]  # fmt: skip
