@@ -31,7 +31,6 @@ from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
 from train.lock import FencedOffError
 from train.node import MOST_REASON, Node, is_over, record_crash, record_end
-from train.parallel import master_port
 from train.replaced import Replacement
 from train.status import read_status
 
@@ -45,7 +44,6 @@ def main(argv: Sequence[str]) -> int:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         # torchrun is to ignore it under Slurm, and has passed that on: it could not end this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    master_port.hold(os.environ)
     return Worker(parse(argv), os.environ).run()
 
 
