@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from train import manifest
 from train.checkpoint import disk
-from train.checkpoint.saver import NotInStoreError, SaveFailedError, Saver
+from train.checkpoint.checkpointer import Checkpointer, NotInStoreError, SaveFailedError
 from train.console import Progress, clock, say
 from train.errors import TrainError
 from train.files import replace_file
@@ -66,7 +66,7 @@ class Records:
         with _named_for_good():
             self._log = MetricsLog(directory / "metrics.jsonl", workload.log)
         every, keep = config.checkpoint_every, config.checkpoint_keep
-        self.saver = Saver(directory, fence, every, keep, meta, remote)
+        self.checkpointer = Checkpointer(directory, fence, every, keep, meta, remote)
         units = config.global_batch_size * workload.units_per_sample
         self._progress = Progress(
             start_step, trainer.last_step, workload.unit, units, config.log_every
@@ -76,11 +76,11 @@ class Records:
             _say_restart(start_step)
         if start_step:
             if not source:
-                self.saver.resumed(start_step)
+                self.checkpointer.resumed(start_step)
             whose = f", from the checkpoint of {source}" if source else ""
             say(f"resuming at step {start_step} of {trainer.last_step}{whose}")
         self._write_status("running", start_step)
-        self.saver.begin(start_step)
+        self.checkpointer.begin(start_step)
 
     def stepped(self, state: State, loss: float, lr: float) -> None:
         """One more step is complete: its row, and the progress line."""
@@ -96,9 +96,9 @@ class Records:
 
         After the rows of its step: what is committed is on record. Raises FencedOffError.
         """
-        if is_best or (state.step < self._last_step and self.saver.due(state.step)):
-            self.saver.save(state, is_best)
-        lost = self.saver.fenced_off
+        if is_best or (state.step < self._last_step and self.checkpointer.due(state.step)):
+            self.checkpointer.save(state, is_best)
+        lost = self.checkpointer.fenced_off
         if lost is None and self._remote is not None:
             lost = self._remote.lost
         if lost is not None:
@@ -113,7 +113,7 @@ class Records:
     def mark_best(self, state: State) -> None:
         """The evaluation after the last checkpoint was the best. Raises FencedOffError."""
         try:
-            self.saver.mark_best(state)
+            self.checkpointer.mark_best(state)
         except OSError as error:
             self.say(f"{BEST} cannot be written ({error.strerror}), which names step {state.step}")
 
@@ -125,7 +125,7 @@ class Records:
         """
         self._progress.end_line()
         try:
-            self.saver.finish(state, leaving)
+            self.checkpointer.finish(state, leaving)
         except SaveFailedError as error:
             self._has_last = False
             if goes_on:

@@ -136,9 +136,9 @@ def run(
             trainer.connect()
         if fence is not None:
             trainer.records = Records(directory, fence, trainer, source, remote)
-            replaced.before_end = trainer.records.saver.abandon
+            replaced.before_end = trainer.records.checkpointer.abandon
             if failures is not None:
-                failures.before_end = trainer.records.saver.settle
+                failures.before_end = trainer.records.checkpointer.settle
         if host is not None:
             host.write("running", trainer.state.step)
         # Nobody trains before the status says `running`: a rank that fails at once says so after it.
@@ -151,7 +151,7 @@ def run(
             reporter.hold()
             if trainer.records is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
-                trainer.records.saver.settle()
+                trainer.records.checkpointer.settle()
     if failures is not None:
         world.barrier()
         failures.close()
@@ -364,7 +364,7 @@ class Trainer:
         self._check_complete()
         NOW.name = SNAPSHOT
         if self.records is not None:
-            self.records.saver.wait_copied()
+            self.records.checkpointer.wait_copied()
         NOW.name = UPDATE
         self._update()
         NOW.name = EXCHANGE

@@ -54,6 +54,7 @@ def test_periods() -> None:
     assert period("200 steps") == Period(steps=200)
     assert period("1 step") == Period(steps=1)
     assert period("10min") == Period(seconds=600)
+    assert period("auto:1h30min") == Period(mean_s=5400.0)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,7 @@ def test_periods() -> None:
         (["--shares=4,0"], "every rank needs at least one"),
         (["--checkpoint-every=0 steps"], "would never pass"),
         (["--checkpoint-every=soon"], "is not a duration such as"),
+        (["--checkpoint-every=auto:0s"], "is no time at all"),
         (["--arg=depth"], "'depth' is not NAME=JSON"),
         (["--arg=depth={"], "depth: '{' is not JSON"),
         (["--weight=0"], "'0' is not a positive number such as 3, 0.5 or 1/2"),

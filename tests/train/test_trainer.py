@@ -86,7 +86,7 @@ def test_a_step_says_what_it_does_and_when_it_waits(
     )
     trainer.buffers = SimpleNamespace(begin=list, take=bool, changed=list, combine=says)
     trainer.exchange = SimpleNamespace(take=bool, send=says, receive=says)
-    trainer.records = SimpleNamespace(saver=SimpleNamespace(wait_copied=says))
+    trainer.records = SimpleNamespace(checkpointer=SimpleNamespace(wait_copied=says))
     trainer._forward = trainer._backward = trainer._update = says
     Trainer.train_step(trainer, (says() for _ in range(1)))
     # A GPU is given its backward pass before anything waits for it.

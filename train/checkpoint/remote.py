@@ -218,11 +218,6 @@ class RemoteCheckpoints:
             self.owner.release()
         self.owner.close()
 
-    def hurry(self, seconds: float) -> None:
-        """The machine is about to go: wait that long for a store that does not answer."""
-        self._store.hurry(seconds)
-        self.owner.hurry(seconds)
-
     def part(self) -> None:
         """Another process of this job will have the store."""
         self.owner.close()
@@ -246,10 +241,6 @@ class RemoteCheckpoints:
         if isinstance(error, HangsError):
             return f"{self.name} does not answer: {why(error)}"
         return f"{self.name}: {why(error)}"
-
-    def hangs(self, error: OSError) -> bool:
-        """Whether a call has not come back."""
-        return isinstance(error, HangsError)
 
     def _was_mine(self, before: Owner | None) -> bool:
         if before is not None and self._is_me(before.job, before.attempt):

@@ -21,8 +21,8 @@ from tests.real.jobs import assert_same_bits
 from tests.train.store.faults import KILLED, Hook, remote, through, whole_steps
 from tests.train.workers import Run, run
 from train import status
-from train.checkpoint import disk, saver
-from train.checkpoint.saver import Saver
+from train.checkpoint import checkpointer, disk
+from train.checkpoint.checkpointer import Checkpointer
 from train.files import replace_file
 from train.layout import MARKER
 from train.store import owner as owner_module
@@ -41,8 +41,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner_module, "SILENCE_S", 1.0)
     monkeypatch.setattr(owner_module, "_WATCH_S", 0.05)
     monkeypatch.setattr(retries, "PAUSES_S", (0.0, 0.01))
-    monkeypatch.setattr(saver, "_LAST_PAUSES_S", (0.0, 0.05))
-    monkeypatch.setattr(saver, "_URGENT_PAUSES_S", (0.0, 0.05))
+    monkeypatch.setattr(checkpointer, "_LAST_PAUSES_S", (0.05,))
+    monkeypatch.setattr(checkpointer, "_URGENT_PAUSES_S", (0.05,))
     monkeypatch.setenv("DDPGEN_SCHEDULER", "sky task-1 1")
 
 
@@ -51,13 +51,13 @@ def in_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """These steps take less than an upload: wait for it, so that every checkpoint that is due is taken."""
     if "free_running" in request.fixturenames:
         return
-    due = Saver.due
+    due = Checkpointer.due
 
-    def waits(self: Saver, step: int) -> bool:
-        self._writer.wait_written(60.0)
+    def waits(self: Checkpointer, step: int) -> bool:
+        self.settle(60.0)
         return due(self, step)
 
-    monkeypatch.setattr(Saver, "due", waits)
+    monkeypatch.setattr(Checkpointer, "due", waits)
 
 
 @pytest.fixture
@@ -361,7 +361,7 @@ def test_a_later_start_of_the_same_job_ends_the_earlier_one(
 def test_the_interval_follows_what_an_upload_takes(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, free_running: None
 ) -> None:
-    monkeypatch.setattr("train.checkpoint.interval.FIRST_S", 0.1)
+    monkeypatch.setattr("train.checkpoint.checkpointer.FIRST_S", 0.1)
     done = trained(tmp_path / "one", bucket, "--checkpoint-every=auto:2s", steps=500)
     assert done.codes == [0, 0], done.output
     assert "and an interruption is expected every 2 s: the next ones are " in done.output
@@ -459,8 +459,8 @@ def test_a_user_who_stops_waits_for_the_store(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is on this machine alone dies with it."""
-    monkeypatch.setattr(saver, "_LAST_PAUSES_S", (0.0, 0.05, 0.1, 0.1, 0.1))
-    monkeypatch.setattr(saver, "_URGENT_PAUSES_S", (0.0,))
+    monkeypatch.setattr(checkpointer, "_LAST_PAUSES_S", (0.05, 0.1, 0.1, 0.1))
+    monkeypatch.setattr(checkpointer, "_URGENT_PAUSES_S", ())
     stop, tried = tmp_path / "one" / "stop", list[str]()
 
     def hook(_: int, kind: str, name: str) -> None:
@@ -479,22 +479,11 @@ def test_a_user_who_stops_waits_for_the_store(
     assert whole_steps(bucket)[-1] == int(step)
 
 
-def test_the_same_fault_is_not_told_for_every_checkpoint(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    through(monkeypatch, full_for("step-00000000"))
-    done = trained(tmp_path / "one", bucket, steps=10)
-    assert done.codes == [0, 0], done.output
-    assert done.output.count("is only on this machine") == 1
-    assert "checkpoints are in the store again, newest step 10\n" in done.output
-    assert whole_steps(bucket) == [10]
-
-
 def test_a_store_that_hangs_costs_no_checkpoint_here_and_is_used_again(
     tmp_path: Path, bucket: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "LIMIT_S", 0.3)
-    monkeypatch.setattr(saver, "_LAST_PAUSES_S", (0.0, *[0.2] * 50))
+    monkeypatch.setattr(checkpointer, "_LAST_PAUSES_S", (0.2,) * 50)
     directory = tmp_path / "one"
 
     def hook(_: int, kind: str, name: str) -> None:
@@ -513,27 +502,3 @@ def test_a_store_that_hangs_costs_no_checkpoint_here_and_is_used_again(
     assert "checkpoints are in the store again, newest step 8\n" in done.output
     assert whole_steps(bucket)[-1] == 8
     assert_same_bits(done.tensors(), undisturbed.tensors())
-
-
-def test_a_store_that_hangs_keeps_no_machine_that_is_taken_back(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saver, "SETTLE_S", 0.5)
-    monkeypatch.setattr(retries, "_LAST_CALL_S", 0.2)
-    stop = tmp_path / "one" / "stop"
-
-    def hook(_: int, kind: str, name: str) -> None:
-        if kind == "put" and "step-000000004/" not in name:
-            stop.write_text("preempted: x\n")
-            threading.Event().wait()
-
-    # Not waited for before the next one is due.
-    monkeypatch.setattr(Saver, "due", lambda self, step: not self._writer.busy and step % 4 == 0)
-    through(monkeypatch, hook)
-    began = time.monotonic()
-    stopped = trained(tmp_path / "one", bucket, "--checkpoint-every=4 steps", steps=1_000_000)
-    assert stopped.codes == [0, 0], stopped.output
-    assert stopped.status.endswith(" preempted: x\n")
-    assert time.monotonic() - began < 45
-    assert remote(stopped.directory, int(stopped.status.split()[2])).is_dir()
-    assert "does not answer" in stopped.output
