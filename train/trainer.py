@@ -24,8 +24,7 @@ from train.data import (
     BatchPlan,
     MicroBatchFetcher,
     SampleOrder,
-    fetched,
-    micro_batches,
+    fetch_batches,
     ranges,
     to_device,
 )
@@ -256,7 +255,7 @@ class Trainer:
         # By a worker process where there are any: what a dataset opens for itself must not be opened here.
         # By one for both, as two would begin with the same generator of the dataset's own.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
-        batches = fetched(fetcher, [key] * 2, workers, config.threads, timeout_s, False)
+        batches = fetch_batches(fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
         mine = repeats.repeat(
             model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches
@@ -284,10 +283,9 @@ class Trainer:
         fetcher = MicroBatchFetcher(self.workload.dataset, self.plan, self.workload.collate)
         if config.reduction == "allreduce" and self.world.size > 2:
             self._settle_buckets(fetcher)
-        batches = micro_batches(
+        batches = fetch_batches(
             fetcher,
-            self.mine,
-            range(self.state.step, self.last_step),
+            fetcher.keys(self.mine, range(self.state.step, self.last_step)),
             config.data_workers,
             config.threads,
             config.collective_timeout,

@@ -15,7 +15,7 @@ from train.data import (
     BatchPlan,
     MicroBatchFetcher,
     SampleOrder,
-    micro_batches,
+    fetch_batches,
     ranges,
     shares_by_weight,
     to_device,
@@ -142,9 +142,9 @@ def test_worker_processes_deliver_the_same_augmented_batches_in_the_same_order(
 ) -> None:
     plan = BatchPlan(SampleOrder(20, 5), 5, global_batch_size=8, micro_batch_size=2)
     fetcher = MicroBatchFetcher(Augmented(), plan, None)
-    alone = list(micro_batches(fetcher, range(1, 3), range(2, 5), 0, 1, 30, pin_memory=False))
-    fetched = list(
-        micro_batches(fetcher, range(1, 3), range(2, 5), workers, 1, 30, pin_memory=False)
+    alone, fetched = (
+        list(fetch_batches(fetcher, fetcher.keys(range(1, 3), range(2, 5)), n, 1, 30, False))
+        for n in (0, workers)
     )
     assert len(alone) == len(fetched) == 6
     for a, b in zip(alone, fetched, strict=True):

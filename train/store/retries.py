@@ -136,10 +136,6 @@ class Answering(Line):
         found: dict[str, int] = self.run("a listing", 0, lambda: self._store.list(prefix))
         return found
 
-    def size(self, name: str) -> int:
-        size: int = self.run(name, 0, lambda: self._store.size(name))
-        return size
-
     def read(self, name: str) -> bytes:
         content: bytes = self.run(name, 0, lambda: self._store.read(name))
         return content

@@ -85,7 +85,7 @@ def test_a_large_object_may_take_longer(
     hanging.name = "model.pt"
     threading.Timer(0.25, hanging.free.set).start()
     store.put("model.pt", large)
-    assert hanging.store.size("model.pt") == 400_000
+    assert hanging.store.list("") == {"model.pt": 400_000}
 
 
 def test_a_start_waits_and_says_what_for(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
