@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,7 +30,6 @@ from train.data import (
 )
 from train.errors import EXIT_CHANGED, TrainError
 from train.evaluate import evaluate, names
-from train.fatal_error import FatalErrorBroadcast
 from train.health.phase import (
     BACKWARD,
     BUFFERS,
@@ -45,7 +44,6 @@ from train.health.phase import (
     WAITING,
     doing,
 )
-from train.health.reporter import Reporter
 from train.lock import Fence
 from train.node import Node
 from train.optim import LearningRate, build_optimizer
@@ -56,12 +54,14 @@ from train.parallel.local_sockets import SocketReducer, connect
 from train.parallel.process_group import Place, World, join, leave
 from train.parallel.step_exchange import StepExchange, StepResult
 from train.records import Records
-from train.replaced import Replacement
 from train.scheduler import VARIABLE
 from train.selection import Selection
 from train.state import State
 from train.stop import BY_SIGNAL, PREEMPTED, StopRequest, foremost
 from train.workload import Context, load_workload
+
+if TYPE_CHECKING:
+    from train.worker import Worker
 
 # How long the peers wait for the last checkpoint: slow disks are common, endless ones are not.
 LAST_SAVE_S = 3600.0
@@ -76,27 +76,17 @@ class Outcome(Enum):
     """The processes part to meet again as another world; the job goes on."""
 
 
-def run(
-    config: RunConfig,
-    directory: Path,
-    attempt: str,
-    reporter: Reporter,
-    replaced: Replacement,
-    node: Node | None = None,
-    failures: FatalErrorBroadcast | None = None,
-) -> int:
-    """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises.
-
-    `reporter` sends heartbeats, and is stopped at a good end; `replaced` may end this process at any
-    time. `node` and `failures` are there when the job was started on several hosts, each by its script.
-    """
+def run(worker: Worker) -> int:
+    """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises."""
+    config, directory = worker.config, worker.directory
+    node, failures = worker.node, worker.failures
     NOW.name = "starting"
     place = Place.from_environment(os.environ)
     startup.check_world_size(config, place, node is not None)
     fence = None
     if place.rank == 0 and node is None:
         # Started without a launch script, rank 0 claims the directory for itself.
-        fence = Fence(directory, attempt or startup.claim_by_hand(directory))
+        fence = Fence(directory, worker.attempt or startup.claim_by_hand(directory))
     manifest.pin(config.threads)
     timeouts = config.rendezvous_timeout, config.collective_timeout
     world = join(place, config.backend, *timeouts, failures)
@@ -105,7 +95,7 @@ def run(
     stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
     facts = manifest.facts(config, world.device)
     assembly = agreement.assemble(world, config.weight, facts, directory, node)
-    startup.connect_reporters(reporter, world)
+    startup.connect_reporters(worker.reporter, world)
     host = None
     if node is not None:
         if place.local_rank == 0:
@@ -123,7 +113,7 @@ def run(
     ):
         with doing("loading the checkpoint"):
             source = trainer.resume(directory, fence, assembly)
-        reporter.follow(trainer.state)
+        worker.reporter.follow(trainer.state)
         # Before DDP, which would quietly give every rank the parameters of rank 0.
         with doing("comparing the parameters"):
             startup.check_equal(trainer.state.model, trainer.last_step, world)
@@ -135,7 +125,7 @@ def run(
             trainer.connect()
         if fence is not None:
             trainer.records = Records(directory, fence, trainer, source, remote)
-            replaced.before_end = trainer.records.checkpointer.abandon
+            worker.replaced.before_end = trainer.records.checkpointer.abandon
             if failures is not None:
                 failures.before_end = trainer.records.checkpointer.settle
         if host is not None:
@@ -147,14 +137,14 @@ def run(
             with doing("last checkpoint"):
                 trainer.finish(outcome)
         finally:
-            reporter.hold()
+            worker.reporter.hold()
             if trainer.records is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
                 trainer.records.checkpointer.settle()
     if failures is not None:
         world.barrier()
         failures.close()
-    reporter.stop()
+    worker.reporter.stop()
     leave(world)
     return EXIT_CHANGED if outcome is Outcome.LEFT else 0
 

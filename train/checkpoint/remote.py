@@ -9,7 +9,6 @@ of how a store is reached.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -91,7 +90,6 @@ class RemoteCheckpoints:
         """`remembers`: where nobody counts the starts of a job, which owner each home was."""
         self._store, self._directory, self._keep, self._me = Answering(store), directory, keep, me
         self._turn = directory / TURN if remembers else None
-        self._untold = False
         self.owner = Ownership(store, me, self._stop_here)
         self._contents: Contents = {}
         self._bad: set[int] = set()
@@ -278,22 +276,10 @@ class RemoteCheckpoints:
     def _stop_here(self, words: str) -> None:
         """Pass the request on as the stop file that every rank of this machine looks for. Raises
         OSError."""
-        if not self._untold:
-            say(f"a stop was asked for in {self.name}" + (f": {words}" if words else ""))
-        reason = f"{BY_USER}: {words}" if words else BY_USER
+        say(f"a stop was asked for in {self.name}" + (f": {words}" if words else ""))
         stop = self._directory / "stop"
-        try:
-            if not stop.exists():
-                replace_file(stop, f"{reason}\n".encode())
-        except OSError as error:
-            if not self._untold:
-                said = "no space left" if error.errno == errno.ENOSPC else error.strerror or error
-                say(
-                    f"{stop} cannot be written ({said}); trying again until it can: make room on the "
-                    "disk of this machine"
-                )
-            self._untold = True
-            raise
+        if not stop.exists():
+            replace_file(stop, (f"{BY_USER}: {words}" if words else BY_USER).encode() + b"\n")
 
     def _segments_to(self, step: int) -> Segments:
         return Segments(self._store, self._directory / "metrics.jsonl", self._rows, step)

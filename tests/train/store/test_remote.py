@@ -26,7 +26,6 @@ from tests.train.store.faults import (
     whole_steps,
 )
 from train.checkpoint import download as download_module
-from train.checkpoint import remote as remote_module
 from train.errors import TrainError
 from train.layout import MARKER
 from train.lock import FencedOffError
@@ -714,44 +713,6 @@ def test_a_start_that_cannot_have_the_store_says_so_there_if_nobody_else_has_it(
         now == before if held else now.startswith(f"failed {second.fence.attempt} 0 the checkpoint")
     )
     second.fence.close()
-
-
-def test_a_full_disk_here_delays_a_stop_and_is_named(
-    tmp_path: Path,
-    bucket: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(owner_module, "LOOK_S", 0.02)
-    machine = Machine(tmp_path / "one", bucket)
-    machine.begin()
-    tries: list[Path] = []
-    replace_file = remote_module.replace_file
-
-    def full(path: Path, content: bytes) -> None:
-        tries.append(path)
-        if len(tries) < 4:
-            raise FULL
-        replace_file(path, content)
-
-    monkeypatch.setattr(remote_module, "replace_file", full)
-    (bucket / "stop").write_text("by hand\n")
-    stop = machine.directory / "stop"
-    deadline = time.monotonic() + 10
-    while not stop.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert stop.read_text() == "user: by hand\n"
-    said = capsys.readouterr().err
-    assert said.count(f"a stop was asked for in {bucket}: by hand\n") == 1
-    assert (
-        said.count(
-            f"{stop} cannot be written (no space left); trying again until it can: make room on the disk "
-            "of this machine\n"
-        )
-        == 1
-    )
-    assert "does not answer" not in said
-    machine.end()
 
 
 def test_a_place_that_was_swapped_under_the_job_is_not_written_to(
