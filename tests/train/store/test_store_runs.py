@@ -290,22 +290,6 @@ def test_the_others_wait_for_a_slow_store_longer_than_for_a_peer(
     assert_same_bits(done.tensors(), undisturbed.tensors())
 
 
-def test_a_store_that_loses_its_newest_object_costs_one_checkpoint(
-    tmp_path: Path, bucket: Path, undisturbed: Run
-) -> None:
-    done = trained(tmp_path / "one", bucket)
-    (remote(bucket, 8) / "model.pt").unlink()
-    again = trained(tmp_path / "two", bucket)
-    assert again.codes == [0, 0], again.output
-    assert f"the checkpoint of step 8 in {bucket} is not whole: model.pt is missing" in again.output
-    assert "using the checkpoint of step 6\n" in again.output
-    assert "resuming at step 6 of 8" in again.output
-    assert_same_bits(again.tensors(), undisturbed.tensors())
-    assert whole_steps(bucket)[-1] == 8
-    assert (remote(bucket, 8) / "model.pt").exists()
-    assert done.codes == [0, 0]
-
-
 def test_a_store_that_is_missing_ends_every_process_with_the_reason(tmp_path: Path) -> None:
     # Below a mount point it would be made; the tests' own directory may lie below one.
     failed = trained(tmp_path / "one", Path("/no-bucket/mounted/here"))
@@ -316,24 +300,6 @@ def test_a_store_that_is_missing_ends_every_process_with_the_reason(tmp_path: Pa
         "/no-bucket/mounted; is the bucket mounted there?\n"
     )
     assert (word, reason) == ("failed", why)
-
-
-def test_another_live_job_keeps_its_store(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Its next sign of life ends the watch, however late that comes.
-    monkeypatch.setattr(owner_module, "SILENCE_S", 60.0)
-    other = Ownership(DirectoryStore(bucket), Owner("task-2", "x", "elsewhere"), print)
-    other.take()
-    try:
-        refused = trained(tmp_path / "one", bucket)
-        assert refused.codes == [1, 1], refused.output
-        assert refused.status.startswith("failed ")
-        assert "belongs to job task-2 on elsewhere (attempt x), which is running" in refused.status
-        other.check()
-    finally:
-        other.release()
-    assert trained(tmp_path / "two", bucket).status.startswith("done ")
 
 
 def test_a_later_start_of_the_same_job_ends_the_earlier_one(
@@ -355,17 +321,6 @@ def test_a_later_start_of_the_same_job_ends_the_earlier_one(
     assert earlier.codes == [0], earlier.output
     assert "is written to by job task-1 on elsewhere (attempt later) since" in earlier.output
     assert whole_steps(bucket) == [], "its marker came too late"
-
-
-@pytest.mark.nightly
-def test_the_interval_follows_what_an_upload_takes(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, free_running: None
-) -> None:
-    monkeypatch.setattr("train.checkpoint.checkpointer.FIRST_S", 0.1)
-    done = trained(tmp_path / "one", bucket, "--checkpoint-every=auto:2s", steps=500)
-    assert done.codes == [0, 0], done.output
-    assert "and an interruption is expected every 2 s: the next ones are " in done.output
-    assert len(list((bucket / "metrics").iterdir())) >= 2
 
 
 @pytest.fixture
@@ -393,14 +348,6 @@ def test_a_store_that_is_really_full(tmp_path: Path, mounted: Path) -> None:
     (mounted / "taken").unlink()
     again = trained(tmp_path / "one", mounted / "run", processes=1)
     assert again.status.startswith("done "), again.output
-
-
-@pytest.mark.real
-def test_a_store_that_is_really_read_only(tmp_path: Path, mounted: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True, timeout=10)
-    failed = trained(tmp_path / "one", mounted / "run", processes=1)
-    assert failed.codes == [1], failed.output
-    assert "cannot be used: it is read-only; mount it for writing" in failed.status
 
 
 @pytest.mark.parametrize("reason", ["preempted: the cloud says so", "signal"])
