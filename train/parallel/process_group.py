@@ -122,20 +122,15 @@ class World:
     def once_per_node(self, key: str, action: Callable[[], None], timeout_s: float) -> None:
         """See train.workload.Context.once_per_node."""
         leader = next(host[0] for host in self.layout if self.rank in host)
+        name = f"once/{leader}/{key}"
         if self.rank == leader:
-            self._lead(f"once/{leader}/{key}", action)
-        else:
-            self._follow(f"once/{leader}/{key}", key, timeout_s)
-
-    def _lead(self, name: str, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except BaseException as error:
-            self.store.set(name, f"failed: {error}")
-            raise
-        self.store.set(name, "done")
-
-    def _follow(self, name: str, key: str, timeout_s: float) -> None:
+            try:
+                action()
+            except BaseException as error:
+                self.store.set(name, f"failed: {error}")
+                raise
+            self.store.set(name, "done")
+            return
         try:
             with WAITING:
                 self.store.wait([name], timedelta(seconds=timeout_s))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from tests.train.store.faults import (
     through,
     whole_steps,
 )
-from train.checkpoint import download as download_module
 from train.errors import TrainError
 from train.layout import MARKER
 from train.lock import FencedOffError
@@ -363,7 +363,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_downloaded(
     train_on(first)
     first.end()
     full = type("Usage", (), {"free": 100})()
-    monkeypatch.setattr(download_module.shutil, "disk_usage", lambda path: full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     second = Machine(tmp_path / "two", bucket)
     with pytest.raises(TrainError, match="has 0 MiB left; make room, or ask for a larger disk"):
         second.begin()
