@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from train.checkpoint.segments import Segments
 from train.store.places import DirectoryStore
 
@@ -65,25 +63,6 @@ def test_what_is_here_already_is_not_brought_again(tmp_path: Path) -> None:
     before = short.read_bytes()
     Segments(store, short, store.list("metrics/"), 6).restore()
     assert short.read_bytes() == before
-
-
-def test_rows_that_could_not_be_uploaded_come_with_the_next(tmp_path: Path) -> None:
-    class Once(DirectoryStore):
-        fails = True
-
-        def write(self, name: str, content: bytes) -> None:
-            if self.fails:
-                raise OSError("not now")
-            super().write(name, content)
-
-    store, file = Once(tmp_path / "store"), tmp_path / "metrics.jsonl"
-    segments = Segments(store, file, [], 0)
-    write(file, *steps(1, 4))
-    with pytest.raises(OSError, match="not now"):
-        segments.upload(2)
-    store.fails = False
-    segments.upload(4)
-    assert list(store.list("")) == ["metrics/000000001-000000004.jsonl"]
 
 
 def test_of_steps_that_were_done_again_both_are_there_and_the_last_counts(tmp_path: Path) -> None:
