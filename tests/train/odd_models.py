@@ -136,18 +136,6 @@ def not_saved(context: Any) -> Workload:
     return workload(Functional(forward, buffers={"n": torch.zeros(())}, persistent=False))
 
 
-def written_in_secret(context: Any) -> Workload:
-    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
-        m.calls += 1
-        if m.calls > 20:
-            m.n.data.add_(1)
-        return _count(m, x)
-
-    model = Functional(forward, buffers={"n": torch.zeros(())})
-    model.calls = 0  # type: ignore[assignment]
-    return workload(model)
-
-
 class Mixed(nn.Module):
     """A batch norm, a counter, a running maximum that only some micro-batches raise, and a mask."""
 

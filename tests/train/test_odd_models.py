@@ -157,15 +157,6 @@ def test_a_parameter_left_out_now_and_then_trains_when_the_spec_says_so(tmp_path
     assert alone.codes == [0], alone.output
 
 
-def test_a_buffer_written_in_secret_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("train.parallel.buffers.CHECK_EVERY", 4)
-    done = trained(tmp_path, "written_in_secret", 1)
-    assert done.codes == [1]
-    assert "buffer 'n' of Functional has been written to" in done.output
-
-
 def test_a_fault_in_the_last_evaluation_does_not_cost_the_training(tmp_path: Path) -> None:
     done = trained(tmp_path, "metric", 2, '--arg=kind="vector"')
     assert done.codes != [0, 0]
