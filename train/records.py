@@ -126,27 +126,21 @@ class Records:
         self._progress.end_line()
         try:
             self.checkpointer.finish(state, leaving)
-        except SaveFailedError as error:
-            self._has_last = False
+        except (SaveFailedError, NotInStoreError) as error:
+            is_here = isinstance(error, NotInStoreError)
+            self._has_last = is_here
+            committed = self._remote.committed if self._remote is not None else None
+            newest = "none yet" if committed is None else f"step {committed}"
             if goes_on:
-                return self._lost(error)
-            return f"{error}; make room and start the job again: it resumes from the one before"
-        except NotInStoreError as error:
-            if goes_on:
-                return self._lost(error)
+                say(f"{error}; the job goes on from the newest one in the store ({newest})")
+                return ""
+            if not is_here:
+                return f"{error}; make room and start the job again: it resumes from the one before"
             return (
                 f"{error}. Started again, the job goes on from the newest checkpoint in the store "
-                f"({self._newest_there()}), and from this one where this machine's disk is there still"
+                f"({newest}), and from this one where this machine's disk is there still"
             )
         return ""
-
-    def _lost(self, error: Exception) -> str:
-        say(f"{error}; the job goes on from the newest one in the store ({self._newest_there()})")
-        return ""
-
-    def _newest_there(self) -> str:
-        step = self._remote.committed if self._remote is not None else None
-        return "none yet" if step is None else f"step {step}"
 
     def close(self, word: str, step: int, reason: str = "") -> None:
         """The job's last word, "done" or "stopped". Raises FencedOffError, TrainError when it cannot be

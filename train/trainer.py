@@ -215,7 +215,7 @@ class Trainer:
         found = find(directory, self.world, fence.check if fence else lambda: None)
         if found is None:
             return ""
-        startup.check_settings(self.config, self.settings, self.world, found.source)
+        startup.check_settings(self.config, self.settings, self.world, found)
         restore(self.state, found.source)
         if self.state.step > self.last_step:
             raise TrainError(

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,6 @@ from train.store.owner import MANIFEST, Owner, Ownership
 from train.store.places import Store, StoreError, is_on_disk_of, open_store, why
 from train.store.retries import Answering, HangsError, Line, with_retries
 
-# How long a process that fails for good stays to say so in the store.
-_LAST_WORD_S = 10.0
 _LARGE = 256 << 20  # bytes; what takes long enough for a line that says so
 # Some mounts upload behind one's back: the newest may not be there yet when they have said so.
 _LEAST = 2
@@ -225,18 +222,12 @@ class RemoteCheckpoints:
         self.owner.close()
 
     def give_up(self, reason: str) -> None:
-        """The job has failed for good: say so in the store, if that can be done soon."""
-
-        def tell() -> None:
-            with contextlib.suppress(OSError, FencedOffError):
-                if not self.owner.may_speak():
-                    return
+        """The job has failed for good: say so in the store, if that can be done. Raises nothing."""
+        self._store.limit()
+        with contextlib.suppress(OSError, FencedOffError):
+            if self.owner.may_speak():
                 self._write_status("failed", self.committed or 0, reason)
                 self.owner.release()
-
-        teller = threading.Thread(target=tell, daemon=True)
-        teller.start()
-        teller.join(_LAST_WORD_S)
 
     def explain(self, error: OSError) -> str:
         """Why an upload failed, and where to, in one line."""

@@ -268,15 +268,6 @@ class ThroughHostMemory:
         return _completed(out)
 
 
-def build_reducer(
-    levels: Sequence[Level], shortcut: bool, device: torch.device, backend: str
-) -> TreeReducer | ThroughHostMemory:
-    """The reducer for tensors on `device`."""
-    if levels and device.type == "cuda" and backend == "gloo":
-        return ThroughHostMemory(levels, shortcut)
-    return TreeReducer(levels, shortcut, device)
-
-
 def tree_hook(
     reducer: TreeReducer | ThroughHostMemory,
     sums: LocalSums,
