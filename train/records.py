@@ -26,9 +26,11 @@ from train.lock import Fence
 from train.metrics import MetricsLog
 from train.state import State
 from train.status import Status, read_status, record_status
+from train.timing import SlowRanks
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
+    from train.parallel.step_exchange import StepResult
     from train.trainer import Trainer
 
 
@@ -51,6 +53,7 @@ class Records:
         self._remote, self._selection = remote, trainer.state.selection
         self._began = time.monotonic()
         self._warned = False
+        self._names, self._slow_ranks = trainer.rank_names, SlowRanks()
         self._has_last = True
         config, world, workload = trainer.config, trainer.world, trainer.workload
         start_step = trainer.state.step
@@ -82,14 +85,28 @@ class Records:
         self._write_status("running", start_step)
         self.checkpointer.begin(start_step)
 
-    def stepped(self, state: State, loss: float, lr: float) -> None:
-        """One more step is complete: its row, and the progress line."""
+    def stepped(self, state: State, result: StepResult, lr: float) -> None:
+        """One more step is complete: its row, the ranks' times where they are due, the progress line."""
         first, end = self._plan.span(state.step - 1)
+        loss = result.loss
         self._row("step", state.step, loss=loss, lr=lr, samples=[first, end])
+        if result.times and any(step_s for step_s, _, _ in result.times):
+            self._ranks(state.step, result.times)
         self._progress.update(state.step, loss, lr)
         if not math.isfinite(loss) and not self._warned:
             self._warned = True
             self.say(f"the loss is {loss} at step {state.step}; the rows before it may tell why")
+
+    def _ranks(self, step: int, times: list[list[float]]) -> None:
+        step_s = max(each[0] for each in times)
+        waiting, batches = ([round(each[n], 6) for each in times] for n in (1, 2))
+        self._row("ranks", step, seconds=round(step_s, 6), waiting=waiting, batches=batches)
+        slow = self._slow_ranks.observe(step_s, waiting)
+        if slow is not None:
+            self.say(
+                f"{self._names[slow.rank]} computes longer than the others, which wait {slow.cost:.0%} of each "
+                "step for it; give it a smaller share, or see what else runs there"
+            )
 
     def commit(self, state: State, is_best: bool) -> None:
         """A checkpoint if one is due, or if its evaluation was the best so far.

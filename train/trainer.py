@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import partial
@@ -58,6 +58,7 @@ from train.scheduler import VARIABLE
 from train.selection import Selection
 from train.state import State
 from train.stop import BY_SIGNAL, PREEMPTED, StopRequest, foremost
+from train.timing import StepClock
 from train.workload import Context, load_workload
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def run(worker: Worker) -> int:
             trainer.check_repeats()
         with doing("connecting the ranks"):
             trainer.connect()
+        trainer.rank_names = assembly.rank_names()
         if fence is not None:
             trainer.records = Records(directory, fence, trainer, source, remote)
             worker.replaced.before_end = trainer.records.checkpointer.abandon
@@ -163,6 +165,7 @@ class Trainer:
     buffers: Buffers | None = None
     exchange: StepExchange
     repeats = True
+    rank_names: Sequence[str] = ()
 
     def __init__(
         self,
@@ -204,6 +207,7 @@ class Trainer:
         own = self.workload.schedule
         self.learning_rate = LearningRate(optimizer, config, self.last_step, own)
         self.settings = manifest.settings(config, self.last_step, own is not None)
+        self.clock = StepClock()
         self.autocast = partial(_autocast, config.precision, world.device.type)
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
@@ -257,14 +261,14 @@ class Trainer:
         config, world, model = self.config, self.world, self.workload.model
         sockets = connect(world)
         if config.reduction == "tree":
-            self.gradients = tree = TreeGradients(model, world, config, self.parts)
+            self.gradients = tree = TreeGradients(model, world, config, self.parts, self.clock)
             if any(module._buffers for module in model.modules()):
                 among = (
                     SocketReducer(sockets, self.parts, tree.reducer) if sockets else tree.reducer
                 )
                 self.buffers = Buffers(model, among, self.mine, config.micro_batches)
         else:
-            self.gradients = AllReduceGradients(model, world, config)
+            self.gradients = AllReduceGradients(model, world, config, self.clock)
         self.exchange = StepExchange(world, self.mine, config.micro_batches, sockets)
 
     def train(self) -> Outcome:
@@ -298,7 +302,7 @@ class Trainer:
             self.state.step += 1
             NOW.name = RECORDS
             if self.records is not None:
-                self.records.stepped(self.state, result.loss, lr)
+                self.records.stepped(self.state, result, lr)
             self._commit(self._evaluation_is_due() and self.evaluate())
             if self.state.step == self.last_step or selection.verdict:
                 break
@@ -320,6 +324,7 @@ class Trainer:
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
         """One optimizer step: this rank's micro-batches, the reduction, the update."""
+        self.clock.begin()
         self.gradients.begin()
         buffers = self.buffers
         if buffers is not None:
@@ -329,7 +334,8 @@ class Trainer:
             last = v == self.mine[-1]
             with nullcontext() if last else self.gradients.ddp.no_sync():
                 NOW.name = DATA
-                batch = next(batches)
+                with self.clock.batch():
+                    batch = next(batches)
                 NOW.name = FORWARD
                 loss = self._forward(v, batch)
                 losses.append(loss.detach())
@@ -341,14 +347,15 @@ class Trainer:
                     NOW.name = EXCHANGE
                     self.exchange.take(losses)
                     if not loss.is_cuda:
-                        self.exchange.send(*self._asked_to_end(), changed)
+                        self.exchange.send(*self._asked_to_end(), changed, self._times())
                 NOW.name = BACKWARD
                 self._backward(loss)
                 if last and loss.is_cuda:
                     NOW.name = EXCHANGE
-                    self.exchange.send(*self._asked_to_end(), changed)
+                    self.exchange.send(*self._asked_to_end(), changed, self._times())
             if not last:
                 self.gradients.keep()
+        self.clock.reduced()
         self._check_complete()
         NOW.name = SNAPSHOT
         if self.records is not None:
@@ -356,13 +363,19 @@ class Trainer:
         NOW.name = UPDATE
         self._update()
         NOW.name = EXCHANGE
-        with WAITING:
+        with WAITING, self.clock.waiting():
             result = self.exchange.receive()
         if buffers is not None:
             NOW.name = BUFFERS
-            with WAITING:
+            with WAITING, self.clock.waiting():
                 buffers.combine(result.changed_buffers)
+        self.clock.end()
         return result
+
+    def _times(self) -> list[float]:
+        """This rank's times, in every `log_every`th step. Not on a GPU, which computes while its host goes on."""
+        due = (self.state.step + 1) % self.config.log_every == 0
+        return self.clock.report() if due and self.world.device.type == "cpu" else []
 
     def evaluate(self) -> bool:
         """Evaluate on the held-out split, where there is one, and record the metrics. Whether they are the

@@ -26,6 +26,7 @@ from train.parallel.process_group import Place
 from train.startup import check_world_size
 from train.status import Status, read_status, write_status
 from train.stop import StopRequest
+from train.timing import StepClock
 from train.workload import Context, Workload, load_workload
 
 REQUIRED = [
@@ -394,6 +395,6 @@ def test_powersgd_says_at_the_start_that_a_restart_changes_its_bits(
     monkeypatch.setattr(gradients, "_register_hook", lambda *rest: None)
     config = SimpleNamespace(comm_hook=hook, micro_batches=4, find_unused_parameters=False)
     world = SimpleNamespace(size=2, rank=rank, backend="nccl")
-    gradients.AllReduceGradients(torch.nn.Linear(2, 2), world, config)  # type: ignore[arg-type]
+    gradients.AllReduceGradients(torch.nn.Linear(2, 2), world, config, StepClock())  # type: ignore[arg-type]
     said = capsys.readouterr()
     assert (said.out + said.err).count("after a restart the weights are not those") == told

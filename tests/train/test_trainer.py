@@ -20,6 +20,7 @@ from train.health.phase import (
     UPDATE,
 )  # fmt: skip
 from train.parallel.step_exchange import StepResult
+from train.timing import StepClock
 from train.trainer import Outcome, Trainer
 
 
@@ -35,14 +36,14 @@ class Scripted(Trainer):
         self.gradients: Any = SimpleNamespace(ddp=SimpleNamespace(train=list))
         self.seen: list[tuple[int, float]] = []
         self.records: Any = SimpleNamespace(
-            stepped=lambda state, loss, lr: self.seen.append((state.step, loss)),
+            stepped=lambda state, result, lr: self.seen.append((state.step, result.loss)),
             commit=lambda state, is_best: None,
         )
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
         now = self.state.step + 1
         stop, leave = self.ends
-        return StepResult(float(now), now == stop, now == leave, [])
+        return StepResult(float(now), now == stop, now == leave, [], [])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,8 @@ def test_a_step_says_what_it_does_and_when_it_waits(
     monkeypatch.setattr(NOW, "name", "before")
     trainer: Any = Scripted()
     trainer.mine = range(1)
-    trainer.config.elastic = False
+    trainer.config.elastic, trainer.config.log_every = False, 10
+    trainer.clock = StepClock()
     trainer.stop = SimpleNamespace(by_file=False, by_signal=False)
     trainer.gradients = SimpleNamespace(
         begin=list, keep=list, missing=list, ddp=SimpleNamespace(no_sync=nullcontext)

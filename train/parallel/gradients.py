@@ -27,6 +27,7 @@ from train.parallel.reduction import (
     plan_stages,
     tree_hook,
 )
+from train.timing import StepClock
 
 
 def wrap(
@@ -66,6 +67,7 @@ class TreeGradients:
         world: World,
         config: RunConfig,
         ranges: Sequence[range],
+        clock: StepClock,
     ) -> None:
         self.weight = 1.0 / config.micro_batches
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -80,7 +82,7 @@ class TreeGradients:
         else:
             self.reducer = TreeReducer(levels, shortcut, world.device)
         self.ddp = wrap(model, world, config, broadcast_buffers=False)
-        hook = tree_hook(self.reducer, self._sums, self._parameters)
+        hook = tree_hook(self.reducer, self._sums, self._parameters, clock.ready)
         self.ddp.register_comm_hook(None, hook)
 
     def begin(self) -> None:
@@ -154,7 +156,9 @@ class AllReduceGradients:
     not at all, as what it has yet to send stays on each rank and is in no checkpoint.
     """
 
-    def __init__(self, model: torch.nn.Module, world: World, config: RunConfig) -> None:
+    def __init__(
+        self, model: torch.nn.Module, world: World, config: RunConfig, clock: StepClock
+    ) -> None:
         # DDP divides by the world size.
         self.weight = world.size / config.micro_batches
         self.ddp = wrap(model, world, config, broadcast_buffers=True)
@@ -164,8 +168,13 @@ class AllReduceGradients:
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._tolerant = config.find_unused_parameters
         self._arrived: set[int] = set()
+
+        def arrived(p: torch.Tensor) -> None:
+            self._arrived.add(id(p))
+            clock.ready()  # the last one's call stays
+
         for _, p in self._named:
-            p.register_post_accumulate_grad_hook(lambda p: self._arrived.add(id(p)))
+            p.register_post_accumulate_grad_hook(arrived)
 
     def begin(self) -> None:
         self.ddp.zero_grad(set_to_none=True)

@@ -272,10 +272,12 @@ def tree_hook(
     reducer: TreeReducer | ThroughHostMemory,
     sums: LocalSums,
     parameters: Sequence[torch.nn.Parameter],
+    ready: Callable[[], None],
 ) -> Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]:
     """DDP's communication hook for one bucket: this rank's partial sums, then the tree across ranks.
 
-    The micro-batches before the last are in `sums`; the last one's gradients are in the bucket.
+    The micro-batches before the last are in `sums`; the last one's gradients are in the bucket. `ready` is called
+    when all of this rank's gradients are computed.
     """
     number = {id(p): i for i, p in enumerate(parameters)}
 
@@ -285,6 +287,8 @@ def tree_hook(
         pick = [number[id(p)] for p in members]
         *earlier, _last = sums.finish(pick, views(buffer, members))
         rows = [_as_in_bucket(row, members, buffer) for row in earlier]
+        if bucket.is_last():
+            ready()
         return reducer.reduce([*rows, buffer], buffer, last=bucket.is_last())
 
     # DDP checks the annotations as objects; here they are strings until somebody evaluates them.
