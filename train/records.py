@@ -74,7 +74,10 @@ class Records:
         self._progress = Progress(
             start_step, trainer.last_step, workload.unit, units, config.log_every
         )
-        self._row("start", start_step, world_size=world.size, last_step=trainer.last_step)
+        sizes = {"world_size": world.size, "last_step": trainer.last_step}
+        was = read_status(directory)
+        after = was.reason if was is not None and was.word in ("running", "failed") else ""
+        self._row("start", start_step, **sizes, after=after)
         if not config.elastic:  # there a change of hosts is a restart to torchrun, too
             _say_restart(start_step)
         if start_step:
@@ -87,6 +90,7 @@ class Records:
 
     def stepped(self, state: State, result: StepResult, lr: float) -> None:
         """One more step is complete: its row, the ranks' times where they are due, the progress line."""
+        self._checkpoints()
         first, end = self._plan.span(state.step - 1)
         loss = result.loss
         self._row("step", state.step, loss=loss, lr=lr, samples=[first, end])
@@ -96,6 +100,12 @@ class Records:
         if not math.isfinite(loss) and not self._warned:
             self._warned = True
             self.say(f"the loss is {loss} at step {state.step}; the rows before it may tell why")
+
+    def _checkpoints(self) -> None:
+        """The rows of the checkpoints that were written meanwhile."""
+        while self.checkpointer.written:
+            step, seconds, stall = self.checkpointer.written.popleft()
+            self._row("checkpoint", step, seconds=round(seconds, 3), stall=round(stall, 3))
 
     def _ranks(self, step: int, times: list[list[float]]) -> None:
         step_s = max(each[0] for each in times)
@@ -163,7 +173,8 @@ class Records:
         """The job's last word, "done" or "stopped". Raises FencedOffError, TrainError when it cannot be
         written. `reason`: why it was stopped.
         """
-        self._row(word, step)
+        self._checkpoints()
+        self._row(word, step, reason=reason)
         self._log.close()
         self._write_status(word, step, reason)
         if self._remote is not None:
@@ -193,6 +204,7 @@ class Records:
         checkpoint of this step, if there is none."""
         if why:
             self.say(f"{why}; going on from the one before")
+        self._checkpoints()
         self._row("left", step)
         self._log.close()
         if self._remote is not None:
@@ -243,8 +255,10 @@ def _say_restart(start_step: int) -> None:
 
 
 def _describe_run(trainer: Trainer, fence: Fence) -> dict[str, Any]:
-    config, world = trainer.config, trainer.world
+    config, world, workload = trainer.config, trainer.world, trainer.workload
     return {
+        "unit": workload.unit,
+        "units_per_step": config.global_batch_size * workload.units_per_sample,
         "settings": trainer.settings,
         "facts": manifest.facts(config, world.device),
         "world_size": world.size,

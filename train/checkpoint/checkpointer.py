@@ -11,6 +11,7 @@ import json
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,10 @@ class Checkpointer:
         self._failed: Exception | None = None
         self._not_in_store = self._ending = False
         self.fenced_off: FencedOffError | None = None
+        self.written: deque[tuple[int, float, float]] = deque()
+        """Each checkpoint since somebody took them from here: its step, the seconds until it was durable, and for
+        how many of them the training stood still."""
+        self._stall_s = 0.0
 
     def resumed(self, step: int) -> None:
         """A checkpoint of this step lies there already."""
@@ -126,6 +131,7 @@ class Checkpointer:
         """Take a checkpoint of the state as it is now; returns at once, or when the one before it is
         written. `is_best`: its evaluation was the best so far, so it is kept."""
         self._last_time = time.monotonic()
+        self._stall_s = 0.0
         step = state.step
         self._last_step = step
         # The forward pass writes to buffers while the copy is under way; they are small.
@@ -158,7 +164,10 @@ class Checkpointer:
 
     def wait_copied(self) -> None:
         """Return when the state may be changed again."""
-        self._copied.wait()
+        if not self._copied.is_set():
+            began = time.monotonic()
+            self._copied.wait()
+            self._stall_s += time.monotonic() - began
 
     def settle(self, seconds: float = SETTLE_S) -> None:
         """Wait, within reason, for the checkpoint that is being written. Raises nothing."""
@@ -234,8 +243,10 @@ class Checkpointer:
         disk.prune(self._directory, self._keep)
         if self._remote is not None:
             self._upload(step)
+        cost_s = time.monotonic() - self._last_time
+        self.written.append((step, cost_s, self._stall_s))
         if self._every.mean_s is not None:
-            self._measured(time.monotonic() - self._last_time, self._every.mean_s)
+            self._measured(cost_s, self._every.mean_s)
 
     def _measured(self, cost_s: float, mean_s: float) -> None:
         """A checkpoint took so long, from the copy until it was committed."""
