@@ -31,6 +31,8 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
                                               one host's launch, from its checks to its exit code
        python -m train doctor CHECKPOINT_DIR [--json]
                                               say which rank holds a training up, and where each stands
+       python -m train report CHECKPOINT_DIR [-o FILE]
+                                              write what happened in a run as one page
        python -m train spawn --procs=N --first-rank=N --world-size=N -- COMMAND …
                                               run COMMAND once for each of these ranks
        python -m train notice --stop-file=FILE
@@ -43,6 +45,7 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
 _SMALL = {
     "supervise": ("train.supervisor.command", "main"),
     "doctor": ("train.health.doctor", "main"),
+    "report": ("train.report.command", "main"),
     "spawn": ("train.commands", "main_spawn"),
     "notice": ("train.commands", "main_notice"),
     "install": ("train.supervisor.install", "main"),

@@ -140,11 +140,6 @@ class BatchPlan:
     global_batch_size: int
     micro_batch_size: int
 
-    @property
-    def micro_batches(self) -> int:
-        """V, the number of micro-batches that make up one step."""
-        return self.global_batch_size // self.micro_batch_size
-
     def span(self, step: int) -> tuple[int, int]:
         """First and one-past-last position of the sample stream that `step` consumes."""
         return step * self.global_batch_size, (step + 1) * self.global_batch_size
@@ -209,25 +204,7 @@ def batch_reader(
     return lambda indices: join([dataset[i] for i in indices])
 
 
-def micro_batches(
-    fetcher: MicroBatchFetcher,
-    mine: range,
-    steps: range,
-    workers: int,
-    threads: int,
-    timeout_s: float,
-    pin_memory: bool,
-) -> Iterator[Any]:
-    """This rank's batches of `steps`, in order.
-
-    With `workers` > 0 they are fetched ahead by that many processes. A worker that does not
-    deliver within `timeout_s` seconds raises RuntimeError instead of hanging the job.
-    """
-    keys = fetcher.keys(mine, steps)
-    return fetched(fetcher, keys, workers, threads, timeout_s, pin_memory)
-
-
-def fetched(
+def fetch_batches(
     fetcher: MicroBatchFetcher,
     keys: Iterable[MicroBatchKey],
     workers: int,
@@ -235,7 +212,11 @@ def fetched(
     timeout_s: float,
     pin_memory: bool,
 ) -> Iterator[Any]:
-    """The batches of these keys, in order, as micro_batches says."""
+    """The batches of these keys, in order.
+
+    With `workers` > 0 they are fetched ahead by that many processes. A worker that does not
+    deliver within `timeout_s` seconds raises RuntimeError instead of hanging the job.
+    """
     if workers == 0:
         return (fetcher[key] for key in keys)
     loader: DataLoader[Any] = DataLoader(

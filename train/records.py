@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from train import manifest
 from train.checkpoint import disk
-from train.checkpoint.saver import NotInStoreError, SaveFailedError, Saver
+from train.checkpoint.checkpointer import Checkpointer, NotInStoreError, SaveFailedError
 from train.console import Progress, clock, say
 from train.errors import TrainError
 from train.files import replace_file
@@ -26,9 +26,11 @@ from train.lock import Fence
 from train.metrics import MetricsLog
 from train.state import State
 from train.status import Status, read_status, record_status
+from train.timing import SlowRanks
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
+    from train.parallel.step_exchange import StepResult
     from train.trainer import Trainer
 
 
@@ -51,6 +53,7 @@ class Records:
         self._remote, self._selection = remote, trainer.state.selection
         self._began = time.monotonic()
         self._warned = False
+        self._names, self._slow_ranks = trainer.rank_names, SlowRanks()
         self._has_last = True
         config, world, workload = trainer.config, trainer.world, trainer.workload
         start_step = trainer.state.step
@@ -66,39 +69,63 @@ class Records:
         with _named_for_good():
             self._log = MetricsLog(directory / "metrics.jsonl", workload.log)
         every, keep = config.checkpoint_every, config.checkpoint_keep
-        self.saver = Saver(directory, fence, every, keep, meta, remote)
+        self.checkpointer = Checkpointer(directory, fence, every, keep, meta, remote)
         units = config.global_batch_size * workload.units_per_sample
         self._progress = Progress(
             start_step, trainer.last_step, workload.unit, units, config.log_every
         )
-        self._row("start", start_step, world_size=world.size, last_step=trainer.last_step)
+        sizes = {"world_size": world.size, "last_step": trainer.last_step}
+        was = read_status(directory)
+        after = was.reason if was is not None and was.word in ("running", "failed") else ""
+        self._row("start", start_step, **sizes, after=after)
         if not config.elastic:  # there a change of hosts is a restart to torchrun, too
             _say_restart(start_step)
         if start_step:
             if not source:
-                self.saver.resumed(start_step)
+                self.checkpointer.resumed(start_step)
             whose = f", from the checkpoint of {source}" if source else ""
             say(f"resuming at step {start_step} of {trainer.last_step}{whose}")
         self._write_status("running", start_step)
-        self.saver.begin(start_step)
+        self.checkpointer.begin(start_step)
 
-    def stepped(self, state: State, loss: float, lr: float) -> None:
-        """One more step is complete: its row, and the progress line."""
+    def stepped(self, state: State, result: StepResult, lr: float) -> None:
+        """One more step is complete: its row, the ranks' times where they are due, the progress line."""
+        self._checkpoints()
         first, end = self._plan.span(state.step - 1)
+        loss = result.loss
         self._row("step", state.step, loss=loss, lr=lr, samples=[first, end])
+        if result.times and any(step_s for step_s, _, _ in result.times):
+            self._ranks(state.step, result.times)
         self._progress.update(state.step, loss, lr)
         if not math.isfinite(loss) and not self._warned:
             self._warned = True
             self.say(f"the loss is {loss} at step {state.step}; the rows before it may tell why")
+
+    def _checkpoints(self) -> None:
+        """The rows of the checkpoints that were written meanwhile."""
+        while self.checkpointer.written:
+            step, seconds, stall = self.checkpointer.written.popleft()
+            self._row("checkpoint", step, seconds=round(seconds, 3), stall=round(stall, 3))
+
+    def _ranks(self, step: int, times: list[list[float]]) -> None:
+        step_s = max(each[0] for each in times)
+        waiting, batches = ([round(each[n], 6) for each in times] for n in (1, 2))
+        self._row("ranks", step, seconds=round(step_s, 6), waiting=waiting, batches=batches)
+        slow = self._slow_ranks.observe(step_s, waiting)
+        if slow is not None:
+            self.say(
+                f"{self._names[slow.rank]} computes longer than the others, which wait {slow.cost:.0%} of each "
+                "step for it; give it a smaller share, or see what else runs there"
+            )
 
     def commit(self, state: State, is_best: bool) -> None:
         """A checkpoint if one is due, or if its evaluation was the best so far.
 
         After the rows of its step: what is committed is on record. Raises FencedOffError.
         """
-        if is_best or (state.step < self._last_step and self.saver.due(state.step)):
-            self.saver.save(state, is_best)
-        lost = self.saver.fenced_off
+        if is_best or (state.step < self._last_step and self.checkpointer.due(state.step)):
+            self.checkpointer.save(state, is_best)
+        lost = self.checkpointer.fenced_off
         if lost is None and self._remote is not None:
             lost = self._remote.lost
         if lost is not None:
@@ -113,7 +140,7 @@ class Records:
     def mark_best(self, state: State) -> None:
         """The evaluation after the last checkpoint was the best. Raises FencedOffError."""
         try:
-            self.saver.mark_best(state)
+            self.checkpointer.mark_best(state)
         except OSError as error:
             self.say(f"{BEST} cannot be written ({error.strerror}), which names step {state.step}")
 
@@ -125,34 +152,29 @@ class Records:
         """
         self._progress.end_line()
         try:
-            self.saver.finish(state, leaving)
-        except SaveFailedError as error:
-            self._has_last = False
+            self.checkpointer.finish(state, leaving)
+        except (SaveFailedError, NotInStoreError) as error:
+            is_here = isinstance(error, NotInStoreError)
+            self._has_last = is_here
+            committed = self._remote.committed if self._remote is not None else None
+            newest = "none yet" if committed is None else f"step {committed}"
             if goes_on:
-                return self._lost(error)
-            return f"{error}; make room and start the job again: it resumes from the one before"
-        except NotInStoreError as error:
-            if goes_on:
-                return self._lost(error)
+                say(f"{error}; the job goes on from the newest one in the store ({newest})")
+                return ""
+            if not is_here:
+                return f"{error}; make room and start the job again: it resumes from the one before"
             return (
                 f"{error}. Started again, the job goes on from the newest checkpoint in the store "
-                f"({self._newest_there()}), and from this one where this machine's disk is there still"
+                f"({newest}), and from this one where this machine's disk is there still"
             )
         return ""
-
-    def _lost(self, error: Exception) -> str:
-        say(f"{error}; the job goes on from the newest one in the store ({self._newest_there()})")
-        return ""
-
-    def _newest_there(self) -> str:
-        step = self._remote.committed if self._remote is not None else None
-        return "none yet" if step is None else f"step {step}"
 
     def close(self, word: str, step: int, reason: str = "") -> None:
         """The job's last word, "done" or "stopped". Raises FencedOffError, TrainError when it cannot be
         written. `reason`: why it was stopped.
         """
-        self._row(word, step)
+        self._checkpoints()
+        self._row(word, step, reason=reason)
         self._log.close()
         self._write_status(word, step, reason)
         if self._remote is not None:
@@ -182,6 +204,7 @@ class Records:
         checkpoint of this step, if there is none."""
         if why:
             self.say(f"{why}; going on from the one before")
+        self._checkpoints()
         self._row("left", step)
         self._log.close()
         if self._remote is not None:
@@ -232,9 +255,11 @@ def _say_restart(start_step: int) -> None:
 
 
 def _describe_run(trainer: Trainer, fence: Fence) -> dict[str, Any]:
-    config, world = trainer.config, trainer.world
-    trained = [p for p in trainer.workload.model.parameters() if p.requires_grad]
+    config, world, workload = trainer.config, trainer.world, trainer.workload
+    trained = [p for p in workload.model.parameters() if p.requires_grad]
     return {
+        "unit": workload.unit,
+        "units_per_step": config.global_batch_size * workload.units_per_sample,
         "settings": trainer.settings,
         "facts": manifest.facts(config, world.device),
         "world_size": world.size,

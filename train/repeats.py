@@ -45,14 +45,12 @@ def _repeat(
         return Repetition(f"the batch{place} was another one when it was read again", None)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     results = []
-    with _state_kept(model):
-        model.train()
-        for batch in batches:
+    model.train()
+    for batch in batches:
+        with _state_kept(model):  # as every micro-batch of a step starts from the same buffers
             loss = compute(batch)
             loss.backward()
             results.append((loss.detach(), [p.grad for _, p in named]))
-            for _, p in named:
-                p.grad = None
     (first, gradients), (second, others) = results
     found = []
     if not _same(first, second):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from train import manifest
-from train.checkpoint.resume import Source
+from train.checkpoint.resume import Found
 from train.config import RunConfig
 from train.console import say
 from train.data import shares_by_weight
@@ -123,26 +123,24 @@ def open_store(
         raise
 
 
-def check_settings(
-    config: RunConfig, settings: dict[str, Any], world: World, found: Source
-) -> None:
+def check_settings(config: RunConfig, settings: dict[str, Any], world: World, found: Found) -> None:
     """Refuse to continue a run as a different one; say so where only the bits may differ."""
     now = _as_json(settings)
-    changed = manifest.differences(found.meta.get("settings", {}), now)
+    changed = manifest.differences(found.source.meta.get("settings", {}), now)
     if changed and not config.accept_changes:
         raise TrainError(
-            f"the checkpoint of step {found.step} was written with other settings: "
+            f"the checkpoint of step {found.source.step} was written with other settings: "
             f"{'; '.join(changed)}. Use another checkpoint.dir to start anew, or add "
             "--accept-changes to the training command to go on from it with the new settings "
             f"({start_command(len(world.layout) > 1)} --accept-changes)"
         )
-    if world.rank == 0 and found.meta.get("code") != manifest.code():
+    if world.rank == 0 and found.source.meta.get("code") != manifest.code():
         say(
-            f"your code has changed since the checkpoint of step {found.step} was written; going on "
+            f"your code has changed since the checkpoint of step {found.source.step} was written; going on "
             "from it all the same. To start anew, give the job another name or checkpoint.dir"
         )
     now = _as_json(manifest.facts(config, world.device))
-    changed = manifest.differences(found.meta.get("facts", {}), now)
+    changed = manifest.differences(found.source.meta.get("facts", {}), now)
     if changed and world.rank == 0:
         say(f"bits may differ from the run that wrote the checkpoint: {'; '.join(changed)}")
 

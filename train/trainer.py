@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,14 +24,12 @@ from train.data import (
     BatchPlan,
     MicroBatchFetcher,
     SampleOrder,
-    fetched,
-    micro_batches,
+    fetch_batches,
     ranges,
     to_device,
 )
 from train.errors import EXIT_CHANGED, TrainError
 from train.evaluate import evaluate, names
-from train.fatal_error import FatalErrorBroadcast
 from train.health.phase import (
     BACKWARD,
     BUFFERS,
@@ -46,7 +44,6 @@ from train.health.phase import (
     WAITING,
     doing,
 )
-from train.health.reporter import Reporter
 from train.lock import Fence
 from train.node import Node
 from train.optim import LearningRate, build_optimizer
@@ -57,12 +54,15 @@ from train.parallel.local_sockets import SocketReducer, connect
 from train.parallel.process_group import Place, World, join, leave
 from train.parallel.step_exchange import StepExchange, StepResult
 from train.records import Records
-from train.replaced import Replacement
 from train.scheduler import VARIABLE
 from train.selection import Selection
 from train.state import State
 from train.stop import BY_SIGNAL, PREEMPTED, StopRequest, foremost
+from train.timing import StepClock
 from train.workload import Context, load_workload
+
+if TYPE_CHECKING:
+    from train.worker import Worker
 
 # How long the peers wait for the last checkpoint: slow disks are common, endless ones are not.
 LAST_SAVE_S = 3600.0
@@ -77,27 +77,17 @@ class Outcome(Enum):
     """The processes part to meet again as another world; the job goes on."""
 
 
-def run(
-    config: RunConfig,
-    directory: Path,
-    attempt: str,
-    reporter: Reporter,
-    replaced: Replacement,
-    node: Node | None = None,
-    failures: FatalErrorBroadcast | None = None,
-) -> int:
-    """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises.
-
-    `reporter` sends heartbeats, and is stopped at a good end; `replaced` may end this process at any
-    time. `node` and `failures` are there when the job was started on several hosts, each by its script.
-    """
+def run(worker: Worker) -> int:
+    """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises."""
+    config, directory = worker.config, worker.directory
+    node, failures = worker.node, worker.failures
     NOW.name = "starting"
     place = Place.from_environment(os.environ)
     startup.check_world_size(config, place, node is not None)
     fence = None
     if place.rank == 0 and node is None:
         # Started without a launch script, rank 0 claims the directory for itself.
-        fence = Fence(directory, attempt or startup.claim_by_hand(directory))
+        fence = Fence(directory, worker.attempt or startup.claim_by_hand(directory))
     manifest.pin(config.threads)
     timeouts = config.rendezvous_timeout, config.collective_timeout
     world = join(place, config.backend, *timeouts, failures)
@@ -106,7 +96,7 @@ def run(
     stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
     facts = manifest.facts(config, world.device)
     assembly = agreement.assemble(world, config.weight, facts, directory, node)
-    startup.connect_reporters(reporter, world)
+    startup.connect_reporters(worker.reporter, world)
     host = None
     if node is not None:
         if place.local_rank == 0:
@@ -124,7 +114,7 @@ def run(
     ):
         with doing("loading the checkpoint"):
             source = trainer.resume(directory, fence, assembly)
-        reporter.follow(trainer.state)
+        worker.reporter.follow(trainer.state)
         # Before DDP, which would quietly give every rank the parameters of rank 0.
         with doing("comparing the parameters"):
             startup.check_equal(trainer.state.model, trainer.last_step, world)
@@ -134,11 +124,12 @@ def run(
             trainer.check_repeats()
         with doing("connecting the ranks"):
             trainer.connect()
+        trainer.rank_names = assembly.rank_names()
         if fence is not None:
             trainer.records = Records(directory, fence, trainer, source, remote)
-            replaced.before_end = trainer.records.saver.abandon
+            worker.replaced.before_end = trainer.records.checkpointer.abandon
             if failures is not None:
-                failures.before_end = trainer.records.saver.settle
+                failures.before_end = trainer.records.checkpointer.settle
         if host is not None:
             host.write("running", trainer.state.step)
         # Nobody trains before the status says `running`: a rank that fails at once says so after it.
@@ -148,14 +139,14 @@ def run(
             with doing("last checkpoint"):
                 trainer.finish(outcome)
         finally:
-            reporter.hold()
+            worker.reporter.hold()
             if trainer.records is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
-                trainer.records.saver.settle()
+                trainer.records.checkpointer.settle()
     if failures is not None:
         world.barrier()
         failures.close()
-    reporter.stop()
+    worker.reporter.stop()
     leave(world)
     return EXIT_CHANGED if outcome is Outcome.LEFT else 0
 
@@ -174,6 +165,7 @@ class Trainer:
     buffers: Buffers | None = None
     exchange: StepExchange
     repeats = True
+    rank_names: Sequence[str] = ()
 
     def __init__(
         self,
@@ -215,6 +207,7 @@ class Trainer:
         own = self.workload.schedule
         self.learning_rate = LearningRate(optimizer, config, self.last_step, own)
         self.settings = manifest.settings(config, self.last_step, own is not None)
+        self.clock = StepClock()
         self.autocast = partial(_autocast, config.precision, world.device.type)
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
@@ -226,7 +219,7 @@ class Trainer:
         found = find(directory, self.world, fence.check if fence else lambda: None)
         if found is None:
             return ""
-        startup.check_settings(self.config, self.settings, self.world, found.source)
+        startup.check_settings(self.config, self.settings, self.world, found)
         restore(self.state, found.source)
         if self.state.step > self.last_step:
             raise TrainError(
@@ -256,7 +249,7 @@ class Trainer:
         # By a worker process where there are any: what a dataset opens for itself must not be opened here.
         # By one for both, as two would begin with the same generator of the dataset's own.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
-        batches = fetched(fetcher, [key] * 2, workers, config.threads, timeout_s, False)
+        batches = fetch_batches(fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
         mine = repeats.repeat(
             model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches
@@ -268,14 +261,14 @@ class Trainer:
         config, world, model = self.config, self.world, self.workload.model
         sockets = connect(world)
         if config.reduction == "tree":
-            self.gradients = tree = TreeGradients(model, world, config, self.parts)
+            self.gradients = tree = TreeGradients(model, world, config, self.parts, self.clock)
             if any(module._buffers for module in model.modules()):
                 among = (
                     SocketReducer(sockets, self.parts, tree.reducer) if sockets else tree.reducer
                 )
                 self.buffers = Buffers(model, among, self.mine, config.micro_batches)
         else:
-            self.gradients = AllReduceGradients(model, world, config)
+            self.gradients = AllReduceGradients(model, world, config, self.clock)
         self.exchange = StepExchange(world, self.mine, config.micro_batches, sockets)
 
     def train(self) -> Outcome:
@@ -284,10 +277,9 @@ class Trainer:
         fetcher = MicroBatchFetcher(self.workload.dataset, self.plan, self.workload.collate)
         if config.reduction == "allreduce" and self.world.size > 2:
             self._settle_buckets(fetcher)
-        batches = micro_batches(
+        batches = fetch_batches(
             fetcher,
-            self.mine,
-            range(self.state.step, self.last_step),
+            fetcher.keys(self.mine, range(self.state.step, self.last_step)),
             config.data_workers,
             config.threads,
             config.collective_timeout,
@@ -310,7 +302,7 @@ class Trainer:
             self.state.step += 1
             NOW.name = RECORDS
             if self.records is not None:
-                self.records.stepped(self.state, result.loss, lr)
+                self.records.stepped(self.state, result, lr)
             self._commit(self._evaluation_is_due() and self.evaluate())
             if self.state.step == self.last_step or selection.verdict:
                 break
@@ -332,6 +324,7 @@ class Trainer:
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
         """One optimizer step: this rank's micro-batches, the reduction, the update."""
+        self.clock.begin()
         self.gradients.begin()
         buffers = self.buffers
         if buffers is not None:
@@ -341,7 +334,8 @@ class Trainer:
             last = v == self.mine[-1]
             with nullcontext() if last else self.gradients.ddp.no_sync():
                 NOW.name = DATA
-                batch = next(batches)
+                with self.clock.batch():
+                    batch = next(batches)
                 NOW.name = FORWARD
                 loss = self._forward(v, batch)
                 losses.append(loss.detach())
@@ -353,28 +347,35 @@ class Trainer:
                     NOW.name = EXCHANGE
                     self.exchange.take(losses)
                     if not loss.is_cuda:
-                        self.exchange.send(*self._asked_to_end(), changed)
+                        self.exchange.send(*self._asked_to_end(), changed, self._times())
                 NOW.name = BACKWARD
                 self._backward(loss)
                 if last and loss.is_cuda:
                     NOW.name = EXCHANGE
-                    self.exchange.send(*self._asked_to_end(), changed)
+                    self.exchange.send(*self._asked_to_end(), changed, self._times())
             if not last:
                 self.gradients.keep()
+        self.clock.reduced()
         self._check_complete()
         NOW.name = SNAPSHOT
         if self.records is not None:
-            self.records.saver.wait_copied()
+            self.records.checkpointer.wait_copied()
         NOW.name = UPDATE
         self._update()
         NOW.name = EXCHANGE
-        with WAITING:
+        with WAITING, self.clock.waiting():
             result = self.exchange.receive()
         if buffers is not None:
             NOW.name = BUFFERS
-            with WAITING:
+            with WAITING, self.clock.waiting():
                 buffers.combine(result.changed_buffers)
+        self.clock.end()
         return result
+
+    def _times(self) -> list[float]:
+        """This rank's times, in every `log_every`th step. Not on a GPU, which computes while its host goes on."""
+        due = (self.state.step + 1) % self.config.log_every == 0
+        return self.clock.report() if due and self.world.device.type == "cpu" else []
 
     def evaluate(self) -> bool:
         """Evaluate on the held-out split, where there is one, and record the metrics. Whether they are the

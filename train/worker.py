@@ -31,7 +31,6 @@ from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
 from train.lock import FencedOffError
 from train.node import MOST_REASON, Node, is_over, record_crash, record_end
-from train.parallel import master_port
 from train.replaced import Replacement
 from train.status import read_status
 
@@ -45,54 +44,57 @@ def main(argv: Sequence[str]) -> int:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         # torchrun is to ignore it under Slurm, and has passed that on: it could not end this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    master_port.hold(os.environ)
     return Worker(parse(argv), os.environ).run()
 
 
 class Worker:
-    """One process of an attempt: what it was told, and how its end is told."""
+    """One process of an attempt: what it was started with, and how its end is reported.
+
+    `reporter` sends heartbeats; `replaced` ends this process when a later start has taken over. `node` and
+    `failures` are there when the job was started on several hosts, each by its script.
+    """
 
     def __init__(self, config: RunConfig, env: Mapping[str, str]) -> None:
         """`env`: torchrun's variables, and what the supervisor says of the launch."""
-        self._config = config
+        self.config = config
         self._rank = int(env.get("RANK", "0"))
-        self._directory = Path(config.checkpoint_dir).absolute()
-        self._attempt = env.get("DDPGEN_ATTEMPT", "")
-        self._node = node = Node.from_environment(env)
-        self._replaced = Replacement(self._directory, env, node)
-        self._reporter = Reporter(
-            self._directory,
+        self.directory = Path(config.checkpoint_dir).absolute()
+        self.attempt = env.get("DDPGEN_ATTEMPT", "")
+        self.node = node = Node.from_environment(env)
+        self.replaced = Replacement(self.directory, env, node)
+        self.reporter = Reporter(
+            self.directory,
             env,
             node.name if node else "",
-            may_write=lambda: not self._replaced.has_come(),
+            may_write=lambda: not self.replaced.has_come(),
         )
-        self._failures: FatalErrorBroadcast | None = None
+        self.failures: FatalErrorBroadcast | None = None
 
     def run(self) -> int:
         """Its exit code."""
-        held = self._node.directory if self._node else self._directory
-        if self._attempt and is_over(held, self._attempt, self._rank):
+        held = self.node.directory if self.node else self.directory
+        if self.attempt and is_over(held, self.attempt, self._rank):
             return 0
-        self._replaced.end_if_come()
-        self._replaced.watch()
-        self._reporter.start()
-        if self._node is not None:
-            self._failures = FatalErrorBroadcast(self._node.name, self._rank, self._end_as_told)
+        self.replaced.end_if_come()
+        self.replaced.watch()
+        self.reporter.start()
+        if self.node is not None:
+            self.failures = FatalErrorBroadcast(self.node.name, self._rank, self._end_as_told)
             # Who listens when the process with the store dies has torch print a page of C++ frames, in front
             # of the one line that matters. Read by torch when it is imported.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         try:
             return self._train()
         except FencedOffError as error:
-            self._reporter.fail(error, waited=False)
+            self.reporter.fail(error, waited=False)
             self._say(str(error))
             return 0
         except TrainError as error:
-            self._reporter.fail(error, waited=isinstance(error, ToldError))
+            self.reporter.fail(error, waited=isinstance(error, ToldError))
             return self._fail(error)
         except Exception as error:  # noqa: BLE001 - the worker's last resort
-            if self._failures is not None:
-                self._failures.wait_for_word()
+            if self.failures is not None:
+                self.failures.wait_for_word()
             self._crash(error)
             return EXIT_FAILED
 
@@ -107,18 +109,10 @@ class Worker:
             gc.enable()
 
         try:
-            return trainer.run(
-                self._config,
-                self._directory,
-                self._attempt,
-                self._reporter,
-                self._replaced,
-                self._node,
-                self._failures,
-            )
+            return trainer.run(self)
         except Exception:
             # Whatever it is, it then comes of that: of others that have ended, or of the fence.
-            self._replaced.end_if_come()
+            self.replaced.end_if_come()
             raise
 
     # --- how an end is told -----------------------------------------------------------------------
@@ -129,10 +123,10 @@ class Worker:
         On several hosts every worker exits 0, as torchrun's agents would otherwise start some of them
         again, to wait for others that do not come.
         """
-        why, failures = " ".join(str(error).split()), self._failures
+        why, failures = " ".join(str(error).split()), self.failures
         if failures is None:
-            was = read_status(self._directory)
-            if was is None or (was.word, was.attempt, was.reason) != ("failed", self._attempt, why):
+            was = read_status(self.directory)
+            if was is None or (was.word, was.attempt, was.reason) != ("failed", self.attempt, why):
                 self._say(why)  # else another rank has met it, and said so
                 self._put_down(why)
             return EXIT_FAILED
@@ -148,17 +142,17 @@ class Worker:
 
     def _end_as_told(self, reason: str) -> None:
         """Another process has told why the job ends: called by the thread that listens for it."""
-        assert self._failures is not None
-        self._replaced.end_if_come()
-        self._failures.before_end()
+        assert self.failures is not None
+        self.replaced.end_if_come()
+        self.failures.before_end()
         code = self._put_down(reason)
-        self._failures.wait_until_read()
+        self.failures.wait_until_read()
         exit_at_once(code)
 
     def _put_down(self, reason: str) -> int:
         """Write `failed` for this host, and for the job where this host holds it. 0 unless that fails."""
         try:
-            record_end(self._directory, self._attempt, self._node, "failed", reason)
+            record_end(self.directory, self.attempt, self.node, "failed", reason)
         except OSError as error:
             self._say(f"the status file cannot be written: {error.strerror}")
             return EXIT_FAILED
@@ -168,12 +162,12 @@ class Worker:
         """Say what has happened; of what happened to others, who and where it was."""
         text, became = str(error), what_became_of_a_peer(error)
         lines: list[str] = []
-        self._reporter.fail(error, waited=bool(became))
+        self.reporter.fail(error, waited=bool(became))
         if became:
             # A traceback through DDP would only hide the cause.
-            what = "lost a peer" if became == GONE else "waited in vain for a peer"
+            what = "lost a peer" if became == GONE else "timed out waiting for a peer"
             self._say(f"{what}: {text.splitlines()[0][:200]}")
-            explain = self._reporter.explain
+            explain = self.reporter.explain
             lines = explain() if became == LATE else explain(timeout_s=0.0)
             for line in lines:
                 self._say(line)
@@ -183,11 +177,11 @@ class Worker:
             self._say(f"{type(error).__name__}: {text}")
             where = innermost_user_line(error.__traceback__)
             reason = f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
-        step = self._reporter.step
+        step = self.reporter.step
         when = f" in step {step + 1}" if step >= 0 else ""
         noted = f"rank {self._rank}{when}: {reason[:MOST_REASON]}"
         only_follows = bool(became) and not lines
-        record_crash(self._directory, self._attempt, self._node, noted, only_follows)
+        record_crash(self.directory, self.attempt, self.node, noted, only_follows)
 
     def _say(self, message: str) -> None:
         say(message, self._rank)

@@ -136,16 +136,46 @@ def not_saved(context: Any) -> Workload:
     return workload(Functional(forward, buffers={"n": torch.zeros(())}, persistent=False))
 
 
-def written_in_secret(context: Any) -> Workload:
-    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
-        m.calls += 1
-        if m.calls > 20:
-            m.n.data.add_(1)
-        return _count(m, x)
+class Mixed(nn.Module):
+    """A batch norm, a counter, a running maximum that only some micro-batches raise, and a mask."""
 
-    model = Functional(forward, buffers={"n": torch.zeros(())})
-    model.calls = 0  # type: ignore[assignment]
-    return workload(model)
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("highest", torch.zeros(8, dtype=torch.float64))
+        self.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += len(x)
+            top = x.max(0).values.double()
+            if (top > 2).any():
+                self.highest.copy_(torch.maximum(self.highest, top))
+        result: torch.Tensor = self.layer(self.norm(x)) + self.mask.diagonal()
+        return result
+
+
+def mixed_buffers(context: Any) -> Workload:
+    return workload(Mixed())
+
+
+def replaced(context: Any) -> Workload:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        m.mean = x.mean(0).detach()
+        result: torch.Tensor = m.layer(x - m.mean)
+        return result
+
+    return workload(Functional(forward, buffers={"mean": torch.zeros(8)}))
+
+
+def flag(context: Any) -> Workload:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        m.on.fill_(True)
+        result: torch.Tensor = m.layer(x)
+        return result
+
+    return workload(Functional(forward, buffers={"on": torch.zeros((), dtype=torch.bool)}))
 
 
 def created_late(context: Any) -> Workload:

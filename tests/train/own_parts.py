@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,3 +215,14 @@ def impure(context: Any, kind: str) -> Workload:
         return workload(Remembering())
     losses = {"generator": noise, "rank": by_rank, "gradient": gradient}
     return workload(model(), loss=losses[kind])
+
+
+def slow_on_rank_1(context: Any) -> Workload:
+    """Rank 1's processor is slower: each of its losses takes 10 ms longer."""
+    made = workload(model())
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(0.01 * context.rank)
+        return made.loss(model, batch)
+
+    return dataclasses.replace(made, loss=loss)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from train.checkpoint import disk
-from train.checkpoint.disk import BackgroundWriter, BadCheckpointError, copy_tensors, newest_valid
+from train.checkpoint.checkpointer import Checkpointer, SaveFailedError, best_interval
+from train.checkpoint.disk import BadCheckpointError, copy_tensors, newest_valid
+from train.config import Period
 from train.layout import MARKER, step_directory, steps_on_disk
 
 STATE = {"model.pt": {"w": torch.arange(6.0).view(2, 3)}, "optimizer.pt": {"lr": 0.1}}
@@ -266,37 +270,81 @@ def test_named_tuples_and_the_versions_of_modules_come_back(tmp_path: Path) -> N
     assert type(copy_tensors((1, [torch.zeros(1)]))) is tuple
 
 
-def test_the_state_may_change_as_soon_as_it_is_copied() -> None:
-    state = {"w": torch.zeros(3)}
-    copied, go_on = [], threading.Event()
-    writer = BackgroundWriter(lambda step, error: pytest.fail(str(error)))
+@pytest.fixture
+def checkpointer(tmp_path: Path) -> Checkpointer:
+    fence: Any = SimpleNamespace(check=lambda: None, attempt="a", generation=1)
+    return Checkpointer(tmp_path, fence, Period(mean_s=7200.0), 3, {})
 
-    def save(copy: Any) -> None:
+
+def state(step: int) -> Any:
+    parts = {name: SimpleNamespace(state_dict=dict) for name in ("optimizer", "scaler")}
+    model = torch.nn.Linear(2, 2)
+    return SimpleNamespace(model=model, step=step, selection=SimpleNamespace(metric=""), **parts)
+
+
+def test_the_state_may_change_as_soon_as_it_is_copied(
+    checkpointer: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, write, at = threading.Event(), disk.write, state(1)
+
+    def slow(*arguments: Any) -> None:
         assert go_on.wait(10)
-        copied.append(copy)
+        write(*arguments)
 
-    writer.start(1, lambda: copy_tensors(state), save)
-    writer.wait_copied()
-    state["w"].fill_(7)
-    assert writer.busy
+    monkeypatch.setattr(disk, "write", slow)
+    before = at.model.weight.detach().clone()
+    checkpointer.save(at)
+    checkpointer.wait_copied()
+    at.model.weight.data.fill_(7)
+    assert not checkpointer.due(10**6), "one at a time"
     go_on.set()
-    assert writer.finish() is None
-    assert copied[0]["w"].tolist() == [0, 0, 0]
+    checkpointer.finish(at)
+    assert torch.equal(disk.read(step_directory(tmp_path, 1), 1).load("model.pt")["weight"], before)
 
 
-def test_a_failed_write_is_told_and_does_not_block_the_next() -> None:
-    told: list[tuple[int, str]] = []
-    writer = BackgroundWriter(lambda step, error: told.append((step, str(error))))
+def test_a_failed_write_is_told_and_does_not_block_the_next(
+    checkpointer: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "x")
 
-    def fail() -> Any:
-        raise OSError("no")
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write", full)
+        checkpointer.save(state(1))
+        checkpointer.settle()
+        with pytest.raises(SaveFailedError, match=r"of step 2 could not be .*: no space left on"):
+            checkpointer.finish(state(2))
+    said = capsys.readouterr().err
+    assert "the checkpoint of step 1 could not be written (no space left on the device); " in said
+    checkpointer.finish(state(3))
+    assert steps_on_disk(tmp_path) == [3]
 
-    writer.start(1, fail, lambda copy: None)
-    writer.wait_copied()
-    assert isinstance(writer.finish(), OSError)
-    assert told == [(1, "no")]
-    writer.start(2, lambda: 0, lambda copy: None)
-    assert writer.finish() is None
+
+@pytest.mark.parametrize(
+    ("cost", "mean", "interval"),
+    [
+        (10.0, 7200.0, math.sqrt(2 * 10 * 7200)),  # Young
+        (100.0, 120.0, 200.0),  # slower than it is interrupted: half of the time is for checkpoints
+        (0.5, 100.0, 10.0),
+        (40.0, 100.0, 89.44271909999159),
+        (0.0, 7200.0, 0.0),
+    ],
+)
+def test_youngs_interval_and_its_bounds(cost: float, mean: float, interval: float) -> None:
+    assert best_interval(cost, mean) == pytest.approx(interval)
+
+
+def test_the_interval_follows_what_a_checkpoint_takes_and_is_said_when_it_matters(
+    checkpointer: Checkpointer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for cost in (10.0, 12.0, 40.0):
+        checkpointer._measured(cost, 7200.0)
+    assert capsys.readouterr().err.splitlines() == [
+        f"ddpgen: a checkpoint takes {cost} s and an interruption is expected every 7200 s: the next ones "
+        f"are {interval} s apart"
+        for cost, interval in (("10.0", 379), ("40.0", 759))
+    ]
 
 
 def test_bad_checkpoint_errors_name_what_cannot_be_read(tmp_path: Path) -> None:

@@ -90,9 +90,10 @@ def answers(
     mine = ranges(shares)[world.rank]
     exchange = StepExchange(world, mine, sum(shares), sockets)
     given = []
-    for stop, leave in wishes:
+    for number, (stop, leave) in enumerate(wishes):
+        times = [10.0 * world.rank, float(number)] if number % 2 else []
         exchange.take([torch.tensor(float(v)) for v in mine])
-        exchange.send(stop, leave, [float(world.rank), 0.0])
+        exchange.send(stop, leave, [float(world.rank), 0.0], times)
         given.append(exchange.receive())
     return given
 
@@ -107,9 +108,11 @@ def test_decisions_are_the_same_with_and_without_sockets(shares: list[int]) -> N
         return plain
 
     mean, ranks = (sum(shares) - 1) / 2, sum(range(len(shares)))
+    decided = [(False, False), (True, False), (False, True), (True, True)]
+    times = [[[10.0 * rank, n] for rank in range(len(shares))] if n % 2 else [] for n in range(4)]
     expected = [
-        StepResult(mean, stop, leave, [float(ranks), 0.0])
-        for stop, leave in [(False, False), (True, False), (False, True), (True, True)]
+        StepResult(mean, *both, [float(ranks), 0.0], told)
+        for both, told in zip(decided, times, strict=True)
     ]
     assert in_world(len(shares), body) == [expected] * len(shares)
 

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from tests.real.jobs import assert_same_bits, checkpoints
+from tests.train import odd_models
 from tests.train.workers import Run, run
+from train import rng
+from train.data import BatchPlan, SampleOrder
 
 MODELS = Path(__file__).with_name("odd_models.py")
 
@@ -17,18 +20,19 @@ def trained(place: Path, name: str, processes: int, *arguments: str) -> Run:
     return run(place / f"{name}-{processes}", f"{MODELS}:{name}", processes, *arguments)
 
 
+def first_step(micro_batch_size: int) -> list[list[int]]:
+    """The samples of each of its micro-batches."""
+    plan = BatchPlan(SampleOrder(64, 0), 0, 12, micro_batch_size)
+    return list(plan.indices(range(12 // micro_batch_size), range(1)))
+
+
 def by_plain_torch(name: str) -> dict[str, torch.Tensor]:
     """One step of the same batch by nothing but torch: close, though not the same bits."""
-    from tests.train import odd_models
-    from train import rng
-    from train.data import BatchPlan, SampleOrder
-
     rng.set_global(rng.derive(0, rng.INIT), torch.device("cpu"))
     built = getattr(odd_models, name)(None)
-    plan = BatchPlan(SampleOrder(len(built.dataset), 0), 0, 12, 1)
     optimizer = torch.optim.SGD(built.model.parameters(), lr=0.05, momentum=0.9)
     # In one batch: accumulated in place, gradients that share memory go wrong in torch itself.
-    samples = [i for batch in plan.indices(range(12), range(1)) for i in batch]
+    samples = [i for batch in first_step(1) for i in batch]
     built.loss(built.model, (built.dataset.x[samples], built.dataset.y[samples])).backward()
     optimizer.step()
     state: dict[str, torch.Tensor] = built.model.state_dict()
@@ -61,8 +65,31 @@ def test_a_step_is_the_step_that_plain_torch_takes(name: str, tmp_path: Path) ->
 def test_any_number_of_processes_gives_the_same_bits(name: str, tmp_path: Path) -> None:
     alone = trained(tmp_path, name, 1, "--eval-every=2")
     assert alone.codes == [0], alone.output
-    for processes in (2, 3):
-        together = trained(tmp_path, name, processes, "--eval-every=2")
+    assert "gave two results" not in alone.output
+    for shares in ("6,6", "1,7,4"):
+        processes = 1 + shares.count(",")
+        together = trained(tmp_path, name, processes, "--eval-every=2", f"--shares={shares}")
+        assert set(together.codes) == {0}, together.output
+        assert_same_bits(together.tensors(), alone.tensors())
+
+
+def test_buffers_become_the_mean_over_the_micro_batches(tmp_path: Path) -> None:
+    done = trained(tmp_path, "mixed_buffers", 1, "--micro-batch-size=3", "--steps=1")
+    assert done.codes == [0], done.output
+    found = done.tensors()
+    points = odd_models.Points().x[[i for batch in first_step(3) for i in batch]]
+    assert torch.allclose(found["norm.running_mean"], 0.1 * points.mean(0), atol=1e-6)
+    assert (found["seen"], found["norm.num_batches_tracked"]) == (12, 4)
+    assert torch.equal(found["mask"], torch.full((3, 3), float("-inf")).triu(1))
+
+
+def test_buffers_of_all_kinds_have_the_same_bits_on_any_number_of_processes(tmp_path: Path) -> None:
+    alone = trained(tmp_path, "mixed_buffers", 1, "--micro-batch-size=2")
+    assert alone.codes == [0], alone.output
+    for shares in ("2,4", "1,2,3", "2,2,1,1"):
+        processes = 1 + shares.count(",")
+        size = ("--micro-batch-size=2", f"--shares={shares}")
+        together = trained(tmp_path, "mixed_buffers", processes, *size)
         assert set(together.codes) == {0}, together.output
         assert_same_bits(together.tensors(), alone.tensors())
 
@@ -94,6 +121,8 @@ def test_batch_norm_in_odd_places_gives_the_same_bits_and_resumes(
     ("name", "arguments", "why"),
     [
         ("not_saved", (), "'n' of Functional changes during training, but it is not saved"),
+        ("replaced", (), "buffer 'mean' of Functional was replaced by a new tensor"),
+        ("flag", (), "'on' of Functional changes during training, but it is of type torch.bool"),
         ("created_late", (), "'mean' of Functional was created by the forward pass"),
         ("from_infinity", (), "'high' of Functional changes during training, but it starts from"),
         ("sparse", (), "(EmbeddingBag) has sparse gradients"),
@@ -126,15 +155,6 @@ def test_a_parameter_left_out_now_and_then_trains_when_the_spec_says_so(tmp_path
     flags = ("--arg=after=38", "--find-unused-parameters")
     alone = trained(tmp_path, "unused", 1, *flags)
     assert alone.codes == [0], alone.output
-
-
-def test_a_buffer_written_in_secret_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("train.parallel.buffers.CHECK_EVERY", 4)
-    done = trained(tmp_path, "written_in_secret", 1)
-    assert done.codes == [1]
-    assert "buffer 'n' of Functional has been written to" in done.output
 
 
 def test_a_fault_in_the_last_evaluation_does_not_cost_the_training(tmp_path: Path) -> None:

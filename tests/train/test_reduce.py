@@ -15,6 +15,7 @@ from train.data import ranges
 from train.parallel.gradients import TreeGradients, join_levels
 from train.parallel.process_group import World
 from train.parallel.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
+from train.timing import StepClock
 
 
 def leaves(count: int, size: int) -> list[torch.Tensor]:
@@ -41,7 +42,9 @@ def reduced_by(
         values = leaves(sum(shares), size)
         mine = ranges(shares)[world.rank]
         reducer = TreeReducer(
-            join_levels(world, ranges(shares)), plain_sum_is_the_tree(ranges(shares)), world.device
+            join_levels(world, ranges(shares)),
+            plain_sum_is_the_tree(ranges(shares)),
+            world.device,
         )
         sums = LocalSums(mine, len(values))
         for v in mine[:-1]:
@@ -119,7 +122,7 @@ def gradients_of(shares: list[int]) -> list[dict[str, Any]]:
         inputs[:, 0, 0] = torch.tensor([1.0, -1.0] * len(inputs))[: len(inputs)]
         argv = f"--workload=x --steps=1 --global-batch-size={sum(shares)} --micro-batch-size=1"
         config = parse([*argv.split(), "--checkpoint-dir=.", "--find-unused-parameters"])
-        gradients = TreeGradients(model, world, config, ranges(shares))
+        gradients = TreeGradients(model, world, config, ranges(shares), StepClock())
         for _ in range(3):  # DDP lays out its buckets anew after the first pass
             gradients.begin()
             mine = ranges(shares)[world.rank]

@@ -37,14 +37,14 @@ def resumed(place: Path, layout: list[list[int]] = LAYOUT) -> list[Any]:
     def body(world: World) -> Any:
         host = next(n for n, ranks in enumerate(layout) if world.rank in ranks)
         pieces: list[int] = []
-        pass_on = resume._Sent._pass_on
+        pass_on = resume.SentCheckpoint._pass_on
 
         def counted(self: Any, piece: Any) -> None:
             if self._host:
                 pieces.append(len(piece))
             pass_on(self, piece)
 
-        resume._Sent._pass_on = counted  # type: ignore[method-assign]
+        resume.SentCheckpoint._pass_on = counted  # type: ignore[method-assign]
         found = resume.find(place / str(host), world, lambda: None)
         if found is None:
             return None
@@ -124,7 +124,9 @@ def test_what_changes_on_its_way_is_not_loaded(
 ) -> None:
     write(tmp_path, 5, 1)
     whole = disk.read(step_directory(tmp_path, 5), 5)
-    monkeypatch.setattr(resume._Sent, "_pass_on", lambda *pieces: None)  # all zeros, then
-    sent = resume._Sent(whole, SimpleNamespace(rank=1, new_group=lambda *words: None), 0, [(1,)])  # type: ignore[arg-type]
+    monkeypatch.setattr(resume.SentCheckpoint, "_pass_on", lambda *pieces: None)  # all zeros, then
+    sent = resume.SentCheckpoint(
+        whole, SimpleNamespace(rank=1, new_group=lambda *words: None), 0, [(1,)]
+    )  # type: ignore[arg-type]
     with pytest.raises(TrainError, match="of step 5 changed on its way"):
         sent.load("model.pt")

@@ -26,6 +26,7 @@ from train.parallel.process_group import Place
 from train.startup import check_world_size
 from train.status import Status, read_status, write_status
 from train.stop import StopRequest
+from train.timing import StepClock
 from train.workload import Context, Workload, load_workload
 
 REQUIRED = [
@@ -54,6 +55,7 @@ def test_periods() -> None:
     assert period("200 steps") == Period(steps=200)
     assert period("1 step") == Period(steps=1)
     assert period("10min") == Period(seconds=600)
+    assert period("auto:1h30min") == Period(mean_s=5400.0)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,7 @@ def test_periods() -> None:
         (["--shares=4,0"], "every rank needs at least one"),
         (["--checkpoint-every=0 steps"], "would never pass"),
         (["--checkpoint-every=soon"], "is not a duration such as"),
+        (["--checkpoint-every=auto:0s"], "is no time at all"),
         (["--arg=depth"], "'depth' is not NAME=JSON"),
         (["--arg=depth={"], "depth: '{' is not JSON"),
         (["--weight=0"], "'0' is not a positive number such as 3, 0.5 or 1/2"),
@@ -407,6 +410,6 @@ def test_powersgd_says_at_the_start_that_a_restart_changes_its_bits(
     monkeypatch.setattr(gradients, "_register_hook", lambda *rest: None)
     config = SimpleNamespace(comm_hook=hook, micro_batches=4, find_unused_parameters=False)
     world = SimpleNamespace(size=2, rank=rank, backend="nccl")
-    gradients.AllReduceGradients(torch.nn.Linear(2, 2), world, config)  # type: ignore[arg-type]
+    gradients.AllReduceGradients(torch.nn.Linear(2, 2), world, config, StepClock())  # type: ignore[arg-type]
     said = capsys.readouterr()
     assert (said.out + said.err).count("after a restart the weights are not those") == told

@@ -20,6 +20,7 @@ from train.health.phase import (
     UPDATE,
 )  # fmt: skip
 from train.parallel.step_exchange import StepResult
+from train.timing import StepClock
 from train.trainer import Outcome, Trainer
 
 
@@ -35,14 +36,14 @@ class Scripted(Trainer):
         self.gradients: Any = SimpleNamespace(ddp=SimpleNamespace(train=list))
         self.seen: list[tuple[int, float]] = []
         self.records: Any = SimpleNamespace(
-            stepped=lambda state, loss, lr: self.seen.append((state.step, loss)),
+            stepped=lambda state, result, lr: self.seen.append((state.step, result.loss)),
             commit=lambda state, is_best: None,
         )
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
         now = self.state.step + 1
         stop, leave = self.ends
-        return StepResult(float(now), now == stop, now == leave, [])
+        return StepResult(float(now), now == stop, now == leave, [], [])
 
 
 @pytest.mark.parametrize(
@@ -79,14 +80,15 @@ def test_a_step_says_what_it_does_and_when_it_waits(
     monkeypatch.setattr(NOW, "name", "before")
     trainer: Any = Scripted()
     trainer.mine = range(1)
-    trainer.config.elastic = False
+    trainer.config.elastic, trainer.config.log_every = False, 10
+    trainer.clock = StepClock()
     trainer.stop = SimpleNamespace(by_file=False, by_signal=False)
     trainer.gradients = SimpleNamespace(
         begin=list, keep=list, missing=list, ddp=SimpleNamespace(no_sync=nullcontext)
     )
     trainer.buffers = SimpleNamespace(begin=list, take=bool, changed=list, combine=says)
     trainer.exchange = SimpleNamespace(take=bool, send=says, receive=says)
-    trainer.records = SimpleNamespace(saver=SimpleNamespace(wait_copied=says))
+    trainer.records = SimpleNamespace(checkpointer=SimpleNamespace(wait_copied=says))
     trainer._forward = trainer._backward = trainer._update = says
     Trainer.train_step(trainer, (says() for _ in range(1)))
     # A GPU is given its backward pass before anything waits for it.

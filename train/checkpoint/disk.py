@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -296,60 +295,3 @@ def copy_tensors(tree: Any) -> Any:
         return node
 
     return copy(tree)
-
-
-class BackgroundWriter:
-    """Takes checkpoints beside the training: one at a time, copy first, then write.
-
-    The state does not change between two optimizer steps, so it is copied while the next forward
-    and backward run; `wait_copied` must be called before the state is changed. A failed write is
-    handed to `on_error`, and the run goes on with the checkpoint before it.
-    """
-
-    def __init__(self, on_error: Callable[[int, Exception], None]) -> None:
-        self._on_error = on_error
-        self._thread: threading.Thread | None = None
-        self._copied = threading.Event()
-        self._copied.set()
-        self._failed: Exception | None = None
-
-    def start(self, step: int, copy: Callable[[], Any], save: Callable[[Any], None]) -> None:
-        """Run `save(copy())` in the background, after the checkpoint before it is finished."""
-        self.finish()
-        self._copied.clear()
-        self._failed = None
-
-        def work() -> None:
-            try:
-                try:
-                    snapshot = copy()
-                finally:
-                    self._copied.set()
-                save(snapshot)
-            except Exception as error:  # noqa: BLE001 - handed on, not swallowed
-                self._failed = error
-                self._on_error(step, error)
-
-        self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a checkpoint is still being written."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def wait_copied(self) -> None:
-        """Return when the state may be changed again."""
-        self._copied.wait()
-
-    def wait_written(self, seconds: float) -> None:
-        """Wait for the checkpoint under way, at most this long."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-
-    def finish(self) -> Exception | None:
-        """Wait for the checkpoint under way. Returns what the last one failed with, if it did."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        return self._failed

@@ -9,17 +9,17 @@ of how a store is reached.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
+import shutil
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from train import processes
-from train.checkpoint.download import Contents, Download, contents, remote
+from train.checkpoint import disk
+from train.checkpoint.disk import BadCheckpointError, parse_marker
 from train.checkpoint.segments import Segments
 from train.console import say
 from train.errors import TrainError
@@ -33,8 +33,7 @@ from train.store.owner import MANIFEST, Owner, Ownership
 from train.store.places import Store, StoreError, is_on_disk_of, open_store, why
 from train.store.retries import Answering, HangsError, Line, with_retries
 
-# How long a process that fails for good stays to say so in the store.
-_LAST_WORD_S = 10.0
+_LARGE = 256 << 20  # bytes; what takes long enough for a line that says so
 # Some mounts upload behind one's back: the newest may not be there yet when they have said so.
 _LEAST = 2
 # Which owner of the store the last start here was. The first supervisor of a start removes it, so that it
@@ -42,6 +41,9 @@ _LEAST = 2
 TURN = "store-turn"
 # Its starts are counted in each checkpoint directory, and another machine has another one.
 _COUNTS_NOTHING = "sky"
+
+# The files of each step, with their sizes in bytes.
+Contents = dict[int, dict[str, int]]
 
 
 def open_remote(
@@ -91,10 +93,9 @@ class RemoteCheckpoints:
         """`remembers`: where nobody counts the starts of a job, which owner each home was."""
         self._store, self._directory, self._keep, self._me = Answering(store), directory, keep, me
         self._turn = directory / TURN if remembers else None
-        self._untold = False
         self.owner = Ownership(store, me, self._stop_here)
         self._contents: Contents = {}
-        self._bad: set[int] = set()
+        self._bad: set[int] = set()  # steps in the store that are not whole
         self._segments: Segments | None = None
         self._rows: list[str] = []
         self._said: set[str] = set()
@@ -136,15 +137,13 @@ class RemoteCheckpoints:
             self._contents = with_retries(self.name, lambda: contents(self._store))
         except OSError as error:
             raise TrainError(f"{self.name} cannot be listed: {why(error)}") from None
-        download = Download(self._store, self._contents, self._directory, self._me.attempt)
-        best = download.newest(may_tidy)
-        self._bad |= download.bad
+        newest = self._bring_newest(may_tidy)
         if self._bad:
-            say(f"using the checkpoint of step {best}" if best else "starting anew")
+            say(f"using the checkpoint of step {newest}" if newest else "starting anew")
         try:
             # Now, while the others wait without a limit.
             self._rows = list(self._store.list("metrics/"))
-            self._segments_to(best).restore()
+            self._segments_to(newest).restore()
             self._restore_best()
         except OSError as error:
             self._complain("metrics.jsonl and best.json cannot be brought back from", error)
@@ -218,28 +217,17 @@ class RemoteCheckpoints:
             self.owner.release()
         self.owner.close()
 
-    def hurry(self, seconds: float) -> None:
-        """The machine is about to go: wait that long for a store that does not answer."""
-        self._store.hurry(seconds)
-        self.owner.hurry(seconds)
-
     def part(self) -> None:
         """Another process of this job will have the store."""
         self.owner.close()
 
     def give_up(self, reason: str) -> None:
-        """The job has failed for good: say so in the store, if that can be done soon."""
-
-        def tell() -> None:
-            with contextlib.suppress(OSError, FencedOffError):
-                if not self.owner.may_speak():
-                    return
+        """The job has failed for good: say so in the store, if that can be done. Raises nothing."""
+        self._store.limit()
+        with contextlib.suppress(OSError, FencedOffError):
+            if self.owner.may_speak():
                 self._write_status("failed", self.committed or 0, reason)
                 self.owner.release()
-
-        teller = threading.Thread(target=tell, daemon=True)
-        teller.start()
-        teller.join(_LAST_WORD_S)
 
     def explain(self, error: OSError) -> str:
         """Why an upload failed, and where to, in one line."""
@@ -247,9 +235,80 @@ class RemoteCheckpoints:
             return f"{self.name} does not answer: {why(error)}"
         return f"{self.name}: {why(error)}"
 
-    def hangs(self, error: OSError) -> bool:
-        """Whether a call has not come back."""
-        return isinstance(error, HangsError)
+    def _bring_newest(self, may_tidy: Callable[[], None]) -> int:
+        """The step of the newest whole checkpoint, which is here then; 0 for none.
+
+        Raises TrainError when it cannot be brought, and what `may_tidy` raises.
+        """
+        here = disk.newest_valid(self._directory, lambda step, why: None)
+        newest_here = here.step if here is not None else 0
+        for step in sorted(self._contents, reverse=True):
+            if step <= newest_here:
+                break
+            if self._fetch(step, may_tidy):
+                say(f"the checkpoint of step {step} comes from {self.name}")
+                return step
+        return newest_here
+
+    def _fetch(self, step: int, may_tidy: Callable[[], None]) -> bool:
+        """Whether the checkpoint of `step` is whole, and here now."""
+        temporary = self._directory / f".tmp-step-{step:09d}-{self._me.attempt}-store"
+        try:
+            files, marker = self._marker(step)
+            self._check_space(step, sum(size for size, _ in files.values()))
+            may_tidy()
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            for name in files:
+                self._download(f"{remote(step)}/{name}", temporary / name)
+            (temporary / MARKER).write_bytes(marker)
+            disk.read(temporary, step)
+            may_tidy()
+            disk.publish(temporary, self._directory, step)
+        except BadCheckpointError as error:
+            self._bad.add(step)
+            say(f"the checkpoint of step {step} in {self.name} is not whole: {error}")
+            return False
+        except OSError as error:
+            raise TrainError(
+                f"the checkpoint of step {step} cannot be brought from {self.name} to "
+                f"{self._directory}: {why(error)}"
+            ) from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return True
+
+    def _marker(self, step: int) -> tuple[dict[str, tuple[int, str]], bytes]:
+        if MARKER not in self._contents[step]:
+            raise BadCheckpointError(f"{MARKER} is missing: it was never written to the end")
+        try:
+            marker = with_retries(self.name, lambda: self._store.read(f"{remote(step)}/{MARKER}"))
+        except FileNotFoundError:
+            raise BadCheckpointError(f"{MARKER} is listed and not there") from None
+        _, files = parse_marker(marker, step)
+        for name, (size, _) in files.items():
+            there = self._contents[step].get(name)
+            if there is None:
+                raise BadCheckpointError(f"{name} is missing")
+            if there != size:
+                raise BadCheckpointError(f"{name} has {there} bytes instead of {size}: truncated")
+        return files, marker
+
+    def _check_space(self, step: int, size: int) -> None:
+        free = shutil.disk_usage(self._directory).free
+        if size > free:
+            raise StoreError(
+                f"it has {size >> 20} MiB, and the disk of {self._directory} has {free >> 20} MiB left; "
+                "make room, or ask for a larger disk"
+            )
+        if size > _LARGE:
+            say(f"bringing the checkpoint of step {step} from {self.name}: {size >> 20} MiB")
+
+    def _download(self, name: str, target: Path) -> None:
+        try:
+            with_retries(self.name, lambda: self._store.get(name, target))
+        except FileNotFoundError:
+            raise BadCheckpointError(f"{target.name} is listed and not there") from None
 
     def _was_mine(self, before: Owner | None) -> bool:
         if before is not None and self._is_me(before.job, before.attempt):
@@ -287,22 +346,10 @@ class RemoteCheckpoints:
     def _stop_here(self, words: str) -> None:
         """Pass the request on as the stop file that every rank of this machine looks for. Raises
         OSError."""
-        if not self._untold:
-            say(f"a stop was asked for in {self.name}" + (f": {words}" if words else ""))
-        reason = f"{BY_USER}: {words}" if words else BY_USER
+        say(f"a stop was asked for in {self.name}" + (f": {words}" if words else ""))
         stop = self._directory / "stop"
-        try:
-            if not stop.exists():
-                replace_file(stop, f"{reason}\n".encode())
-        except OSError as error:
-            if not self._untold:
-                said = "no space left" if error.errno == errno.ENOSPC else error.strerror or error
-                say(
-                    f"{stop} cannot be written ({said}); trying again until it can: make room on the "
-                    "disk of this machine"
-                )
-            self._untold = True
-            raise
+        if not stop.exists():
+            replace_file(stop, (f"{BY_USER}: {words}" if words else BY_USER).encode() + b"\n")
 
     def _segments_to(self, step: int) -> Segments:
         return Segments(self._store, self._directory / "metrics.jsonl", self._rows, step)
@@ -382,3 +429,19 @@ class RemoteCheckpoints:
         if what not in self._said:
             self._said.add(what)
             say(f"{what} {self.name}: {why(error)}{then}")
+
+
+def remote(step: int) -> str:
+    """What the store calls the checkpoint of `step`."""
+    return step_directory(Path(), step).name
+
+
+def contents(store: Store) -> Contents:
+    """The files of every step in the store, with their sizes in bytes. Raises OSError."""
+    found: Contents = {}
+    for name, size in store.list("step-").items():
+        directory, _, file = name.partition("/")
+        number = directory.removeprefix("step-")
+        if file and number.isdecimal() and remote(int(number)) == directory:
+            found.setdefault(int(number), {})[file] = size
+    return found

@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,21 +32,6 @@ PIECE_BYTES = 1 << 24
 LOOK_S = 600.0
 
 
-class Source(Protocol):
-    """A checkpoint to load; every rank has to load the same files in the same order."""
-
-    @property
-    def step(self) -> int:
-        """How many steps are complete in it."""
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """What its marker says of the run."""
-
-    def load(self, name: str) -> Any:
-        """One file's content. Raises what unpickling it raises, OSError, or LostOnTheWayError."""
-
-
 class LostOnTheWayError(RuntimeError):
     """A peer ended or fell silent while it sent or received; the words are torch's."""
 
@@ -55,11 +40,11 @@ class LostOnTheWayError(RuntimeError):
 class Found:
     """The newest checkpoint, and the rank on whose host's disk it was found."""
 
-    source: Source
+    source: Checkpoint | SentCheckpoint
     rank: int
 
 
-def restore(state: State, found: Source) -> None:
+def restore(state: State, found: Checkpoint | SentCheckpoint) -> None:
     """Put a checkpoint's content into the state. Raises TrainError when it does not fit."""
     try:
         state.model.load_state_dict(found.load("model.pt"))
@@ -108,7 +93,7 @@ def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found |
         if (own := all_found[host[0]]) is None or (own[0], own[2]) != (step, files)
     ]  # fmt: skip
     here = Checkpoint(step, meta, step_directory(directory, step), files)
-    return Found(_Sent(here, world, holder, lacking) if lacking else here, holder)
+    return Found(SentCheckpoint(here, world, holder, lacking) if lacking else here, holder)
 
 
 def _step(found: tuple[int, Any, Any] | None) -> int:
@@ -135,7 +120,7 @@ def _look(directory: Path, rank: int, may_tidy: Callable[[], None]) -> Checkpoin
     return found
 
 
-class _Sent:
+class SentCheckpoint:
     """A checkpoint that some hosts do not have. `here`: where it lies on those that do."""
 
     def __init__(
@@ -149,6 +134,8 @@ class _Sent:
         self._host = next((host for host in lacking if world.rank in host), ())
 
     def load(self, name: str) -> Any:
+        """One file's content. Every rank has to load the same files in the same order. Raises what
+        unpickling it raises, OSError, TrainError or LostOnTheWayError."""
         size, sha256 = self._here.files[name]
         received = io.BytesIO(bytes(size if self._host else 0))
         with received.getbuffer() as whole:

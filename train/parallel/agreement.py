@@ -91,6 +91,14 @@ class Assembly:
         listed = "; ".join(parts) + (f"; and {more} more" if more else "")
         return f"{len(self.members)} processes on {len(self.layout)} hosts ({listed})"
 
+    def rank_names(self) -> list[str]:
+        """How people find each rank: `rank 1 on laptop`, where there are several hosts."""
+        several = len(self.layout) > 1
+        return [
+            f"rank {rank} on {member.host}" if several and member.host else f"rank {rank}"
+            for rank, member in enumerate(self.members)
+        ]
+
     def devices(self) -> str:
         """The kind of device, or the kinds where they differ."""
         return " and ".join(sorted({m.device for m in self.members}))

@@ -17,9 +17,6 @@ from train.errors import TrainError
 from train.parallel.local_sockets import Reducer, Waitable
 from train.parallel.reduction import LocalSums, flatten
 
-# Comparing values costs a pass over them (and on a GPU a wait), so it is not done in every step.
-CHECK_EVERY = 100
-
 
 class Buffers:
     """The buffers of one model.
@@ -104,24 +101,17 @@ class Buffers:
         return start.new_zeros(start.numel(), dtype=torch.float64) if change is None else change
 
     def _newly_changed(self) -> list[int]:
-        by_value = self._steps % CHECK_EVERY == 0
-        unknown = [i for i in range(len(self._live)) if i not in self._known]
-        counted = [
+        # By value in the first step only: that costs a pass over them (and on a GPU a wait).
+        return [
             i
-            for i in unknown
-            if i in self._uncounted or self._live[i]._version != self._versions[i]
-        ]
-        if not by_value:
-            return counted
-        differ = [i for i in unknown if not torch.equal(self._live[i], self._start[i])]
-        secret = [i for i in differ if i not in counted]
-        if secret and self._steps:
-            raise TrainError(
-                f"buffer {self._name(secret[0])} has been written to since the first step in a way "
-                "that torch does not count (through .data, or by a kernel), so the processes could "
-                "not share it; write to the buffer itself"
+            for i in range(len(self._live))
+            if i not in self._known
+            and (
+                i in self._uncounted
+                or self._live[i]._version != self._versions[i]
+                or (self._steps == 0 and not torch.equal(self._live[i], self._start[i]))
             )
-        return sorted({*counted, *differ})
+        ]
 
     def _check_replaced(self) -> None:
         for (module, name), live in zip(self._places, self._live, strict=True):

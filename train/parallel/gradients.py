@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -21,30 +21,13 @@ from train.parallel.process_group import World
 from train.parallel.reduction import (
     Level,
     LocalSums,
-    build_reducer,
+    ThroughHostMemory,
+    TreeReducer,
     plain_sum_is_the_tree,
     plan_stages,
     tree_hook,
 )
-
-
-class Gradients(Protocol):
-    """How the gradients of a step come about. `weight`: what each micro-batch's loss counts."""
-
-    ddp: DistributedDataParallel
-    weight: float
-
-    def begin(self) -> None:
-        """Before the first micro-batch of a step."""
-
-    def keep(self) -> None:
-        """After the backward pass of a micro-batch that is not the last."""
-
-    def missing(self) -> list[str]:
-        """After the last backward pass: parameters without a gradient, which DDP did not reduce."""
-
-    def close(self) -> None:
-        """After the last step."""
+from train.timing import StepClock
 
 
 def wrap(
@@ -75,7 +58,7 @@ class TreeGradients:
     """reduction: tree. Σ over v of grad(v) in one fixed binary tree, on any number of processes.
 
     Each loss is scaled by 1/V before its backward pass instead of dividing the sum afterwards: the
-    same for every process count, and it costs no pass over the gradients.
+    same for every process count, and it costs no pass over the gradients. `weight` is that scale.
     """
 
     def __init__(
@@ -84,6 +67,7 @@ class TreeGradients:
         world: World,
         config: RunConfig,
         ranges: Sequence[range],
+        clock: StepClock,
     ) -> None:
         self.weight = 1.0 / config.micro_batches
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -92,16 +76,22 @@ class TreeGradients:
         self._zeros = config.find_unused_parameters
         self._sums = LocalSums(ranges[world.rank], config.micro_batches)
         levels, shortcut = join_levels(world, ranges), plain_sum_is_the_tree(ranges)
-        self.reducer = build_reducer(levels, shortcut, world.device, world.backend)
+        self.reducer: TreeReducer | ThroughHostMemory
+        if levels and world.device.type == "cuda" and world.backend == "gloo":
+            self.reducer = ThroughHostMemory(levels, shortcut)
+        else:
+            self.reducer = TreeReducer(levels, shortcut, world.device)
         self.ddp = wrap(model, world, config, broadcast_buffers=False)
-        hook = tree_hook(self.reducer, self._sums, self._parameters)
+        hook = tree_hook(self.reducer, self._sums, self._parameters, clock.ready)
         self.ddp.register_comm_hook(None, hook)
 
     def begin(self) -> None:
+        """Before the first micro-batch of a step."""
         self._sums.reset()
         self._clear()
 
     def keep(self) -> None:
+        """After the backward pass of a micro-batch that is not the last."""
         gradients: list[torch.Tensor | None] = []
         memory: set[int] = set()
         for p in self._parameters:
@@ -116,6 +106,7 @@ class TreeGradients:
         self._clear()
 
     def missing(self) -> list[str]:
+        """After the last backward pass: parameters without a gradient, which DDP did not reduce."""
         return [name for name, p in self._named if p.grad is None]
 
     def _clear(self) -> None:
@@ -125,6 +116,7 @@ class TreeGradients:
             p.grad = torch.zeros_like(p) if self._zeros else None
 
     def close(self) -> None:
+        """After the last step."""
         self.reducer.close()
 
 
@@ -164,7 +156,9 @@ class AllReduceGradients:
     not at all, as what it has yet to send stays on each rank and is in no checkpoint.
     """
 
-    def __init__(self, model: torch.nn.Module, world: World, config: RunConfig) -> None:
+    def __init__(
+        self, model: torch.nn.Module, world: World, config: RunConfig, clock: StepClock
+    ) -> None:
         # DDP divides by the world size.
         self.weight = world.size / config.micro_batches
         self.ddp = wrap(model, world, config, broadcast_buffers=True)
@@ -174,8 +168,13 @@ class AllReduceGradients:
         self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         self._tolerant = config.find_unused_parameters
         self._arrived: set[int] = set()
+
+        def arrived(p: torch.Tensor) -> None:
+            self._arrived.add(id(p))
+            clock.ready()  # the last one's call stays
+
         for _, p in self._named:
-            p.register_post_accumulate_grad_hook(lambda p: self._arrived.add(id(p)))
+            p.register_post_accumulate_grad_hook(arrived)
 
     def begin(self) -> None:
         self.ddp.zero_grad(set_to_none=True)
@@ -192,6 +191,9 @@ class AllReduceGradients:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+Gradients = TreeGradients | AllReduceGradients
 
 
 def _register_hook(ddp: DistributedDataParallel, name: str, backend: str) -> None:

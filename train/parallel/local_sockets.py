@@ -13,8 +13,7 @@ import socket
 import struct
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -139,11 +138,15 @@ def connect(world: World) -> LocalSockets | None:
         return None
     directory = world.all_gather(_private_directory() if world.rank == 0 else "")[0]
     try:
-        peers = _connect_all(Path(directory), world) if directory else {}
+        with socket.socket(socket.AF_UNIX) as listener:
+            if not all(world.all_gather(_listens(listener, directory, world))):
+                return None
+            peers = _connect_and_accept(listener, directory, world)
+            world.barrier()  # all are connected before the names go
     finally:
         if world.rank == 0:
             shutil.rmtree(directory, ignore_errors=True)
-    return LocalSockets(world.rank, peers) if peers else None
+    return LocalSockets(world.rank, peers)
 
 
 def _private_directory() -> str:
@@ -154,42 +157,32 @@ def _private_directory() -> str:
         return ""
 
 
-def _connect_all(directory: Path, world: World) -> dict[int, socket.socket]:
-    """A socket to every peer, or none to anybody: the ranks go on together or not at all."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        # Refused where the directory's name is too long for a socket's, for one thing.
-        if not all(world.all_gather(_succeeds(lambda: _listen(listener, directory, world)))):
-            return {}
-        peers: dict[int, socket.socket] = {}
-        met = _succeeds(lambda: _connect_and_accept(listener, directory, world, peers))
-        return peers if all(world.all_gather(met)) else {}
-
-
-def _succeeds(action: Callable[[], None]) -> bool:
+def _listens(listener: socket.socket, directory: str, world: World) -> bool:
+    """Not without a directory, nor where its name is too long for a socket's."""
+    if not directory:
+        return False
     try:
-        action()
+        listener.settimeout(world.collective_timeout)
+        listener.bind(f"{directory}/{world.rank}")
+        listener.listen(world.size)
     except OSError:
         return False
     return True
 
 
-def _listen(listener: socket.socket, directory: Path, world: World) -> None:
-    listener.settimeout(world.collective_timeout)
-    listener.bind(str(directory / str(world.rank)))
-    listener.listen(world.size)
-
-
 def _connect_and_accept(
-    listener: socket.socket, directory: Path, world: World, peers: dict[int, socket.socket]
-) -> None:
-    """Fill `peers`: the lower ranks are connected to, the higher ones connect."""
+    listener: socket.socket, directory: str, world: World
+) -> dict[int, socket.socket]:
+    """A socket to every peer: the lower ranks are connected to, the higher ones connect."""
+    peers: dict[int, socket.socket] = {}
     for rank in range(world.rank):
         peer = peers[rank] = _prepared(socket.socket(socket.AF_UNIX), world)
-        peer.connect(str(directory / str(rank)))
+        peer.connect(f"{directory}/{rank}")
         peer.sendall(_RANK.pack(world.rank))
     for _ in range(world.rank + 1, world.size):
         peer = _prepared(listener.accept()[0], world)
         peers[_RANK.unpack(peer.recv(_RANK.size, socket.MSG_WAITALL))[0]] = peer
+    return peers
 
 
 def _prepared(peer: socket.socket, world: World) -> socket.socket:

@@ -28,7 +28,6 @@ from torch.distributed.rendezvous import rendezvous
 from train.errors import TrainError
 from train.fatal_error import FatalErrorBroadcast
 from train.health.phase import WAITING, doing
-from train.parallel import master_port
 
 _LOOK_S = 5.0
 
@@ -123,20 +122,15 @@ class World:
     def once_per_node(self, key: str, action: Callable[[], None], timeout_s: float) -> None:
         """See train.workload.Context.once_per_node."""
         leader = next(host[0] for host in self.layout if self.rank in host)
+        name = f"once/{leader}/{key}"
         if self.rank == leader:
-            self._lead(f"once/{leader}/{key}", action)
-        else:
-            self._follow(f"once/{leader}/{key}", key, timeout_s)
-
-    def _lead(self, name: str, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except BaseException as error:
-            self.store.set(name, f"failed: {error}")
-            raise
-        self.store.set(name, "done")
-
-    def _follow(self, name: str, key: str, timeout_s: float) -> None:
+            try:
+                action()
+            except BaseException as error:
+                self.store.set(name, f"failed: {error}")
+                raise
+            self.store.set(name, "done")
+            return
         try:
             with WAITING:
                 self.store.wait([name], timedelta(seconds=timeout_s))
@@ -227,20 +221,6 @@ def _join(
 def _store(place: Place, timeout: timedelta) -> Store:
     if not place.launched:
         return HashStore()
-    if (held := master_port.take()) is not None:
-        try:
-            return TCPStore(
-                os.environ["MASTER_ADDR"],
-                int(os.environ["MASTER_PORT"]),
-                place.world_size,
-                is_master=True,
-                timeout=timeout,
-                multi_tenant=True,
-                master_listen_fd=held,
-                use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
-            )
-        except NotImplementedError:  # torch before 2.8: this store of its takes no socket over
-            os.close(held)
     store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
     return store
 

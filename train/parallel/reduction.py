@@ -145,9 +145,10 @@ class TreeReducer:
     ) -> torch.futures.Future[torch.Tensor]:
         """Sum `rows` (this rank's partial sums, flat, in order) over all ranks, into `out`.
 
-        `out` may be one of the rows. `last`: the caller has nothing left to do but wait. Every rank must call it in the same order: the exchanges are
-        carried out one after the other, by one thread (gloo) or on one stream (NCCL). Issued from
-        a completion callback they could go out in different orders on different ranks.
+        `out` may be one of the rows. `last`: the caller has nothing left to do but wait. Every rank must
+        call it in the same order: the exchanges are carried out one after the other, by one thread (gloo)
+        or on one stream (NCCL). Issued from a completion callback they could go out in different orders on
+        different ranks.
         """
         if not self._levels:
             return _completed(out)
@@ -249,83 +250,34 @@ def _share(out: torch.Tensor, chunks: list[slice], level: Level) -> None:
 
 
 class ThroughHostMemory:
-    """A TreeReducer for CUDA tensors over gloo, which has no all-to-all for them.
+    """A TreeReducer for CUDA tensors over gloo, which has no all-to-all for them: each sum is formed in
+    the host's memory, and the backward pass waits. So hosts with and without a GPU can share a job."""
 
-    Each bucket is copied to the host's memory while the backward pass goes on, summed there as on a
-    host without a GPU, and copied back. So a host with a GPU and one without can share a job.
-    """
-
-    def __init__(self, levels: Sequence[Level], shortcut: bool, device: torch.device) -> None:
+    def __init__(self, levels: Sequence[Level], shortcut: bool) -> None:
         self._inner = TreeReducer(levels, shortcut, torch.device("cpu"))
-        self._stream = torch.cuda.Stream(device)
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="reduce copies", daemon=True).start()
+        self.close = self._inner.close
 
     def reduce(
         self, rows: Tensors, out: torch.Tensor, last: bool = False
     ) -> torch.futures.Future[torch.Tensor]:
         """As TreeReducer.reduce."""
-        on_gpu = out.is_cuda
-        devices: list[int | str | torch.device] = [out.device] if on_gpu else []
-        result: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
-        copies, copied = self._to_host(rows) if on_gpu else (rows, None)
-
-        def job() -> None:
-            try:
-                if copied is None:
-                    self._inner.reduce(copies, out).wait()
-                    result.set_result(out)
-                    return
-                copied.synchronize()
-                total = self._inner.reduce(copies, copies[-1]).wait()
-                with torch.cuda.stream(self._stream):
-                    out.copy_(total, non_blocking=True)
-                    result.set_result(out)  # the future remembers the stream it was set on
-            except Exception as error:  # noqa: BLE001 - DDP raises it where backward waits
-                result.set_exception(error)  # type: ignore[arg-type]
-
-        self._jobs.put(job)
-        return result
-
-    def close(self) -> None:
-        self._jobs.put(None)
-        self._inner.close()
-
-    def _to_host(self, rows: Tensors) -> tuple[Tensors, torch.cuda.Event]:
-        """Copies in page-locked memory, which the GPU fills by itself; the event says when it has."""
-        self._stream.wait_stream(torch.cuda.current_stream(rows[0].device))
-        with torch.cuda.stream(self._stream):
-            copies = []
-            for row in rows:
-                row.record_stream(self._stream)
-                copy = torch.empty(row.shape, dtype=row.dtype, device="cpu", pin_memory=True)
-                copies.append(copy.copy_(row, non_blocking=True))
-            copied = torch.cuda.Event()
-            copied.record(self._stream)
-        return copies, copied
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-
-def build_reducer(
-    levels: Sequence[Level], shortcut: bool, device: torch.device, backend: str
-) -> TreeReducer | ThroughHostMemory:
-    """The reducer for tensors on `device`."""
-    if levels and device.type == "cuda" and backend == "gloo":
-        return ThroughHostMemory(levels, shortcut, device)
-    return TreeReducer(levels, shortcut, device)
+        if not out.is_cuda:
+            return self._inner.reduce(rows, out, last)
+        copies = [row.cpu() for row in rows]
+        out.copy_(self._inner.reduce(copies, copies[-1]).wait())
+        return _completed(out)
 
 
 def tree_hook(
     reducer: TreeReducer | ThroughHostMemory,
     sums: LocalSums,
     parameters: Sequence[torch.nn.Parameter],
+    ready: Callable[[], None],
 ) -> Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]:
     """DDP's communication hook for one bucket: this rank's partial sums, then the tree across ranks.
 
-    The micro-batches before the last are in `sums`; the last one's gradients are in the bucket.
+    The micro-batches before the last are in `sums`; the last one's gradients are in the bucket. `ready` is called
+    when all of this rank's gradients are computed.
     """
     number = {id(p): i for i, p in enumerate(parameters)}
 
@@ -335,6 +287,8 @@ def tree_hook(
         pick = [number[id(p)] for p in members]
         *earlier, _last = sums.finish(pick, views(buffer, members))
         rows = [_as_in_bucket(row, members, buffer) for row in earlier]
+        if bucket.is_last():
+            ready()
         return reducer.reduce([*rows, buffer], buffer, last=bucket.is_last())
 
     # DDP checks the annotations as objects; here they are strings until somebody evaluates them.

@@ -25,6 +25,8 @@ class StepResult:
     stop: bool
     leave: bool
     changed_buffers: list[float]
+    times: list[list[float]]
+    """Each rank's report of train/timing.py, in the steps in which there is one."""
 
 
 class StepExchange:
@@ -38,6 +40,7 @@ class StepExchange:
         self._losses: torch.Tensor | None = None
         self._copied: torch.cuda.Event | None = None
         self._sent: torch.Tensor | None = None
+        self._per_rank = 0
         self._work: dist.Work | Message | None = None
 
     def take(self, losses: list[torch.Tensor]) -> None:
@@ -48,16 +51,20 @@ class StepExchange:
             self._copied = torch.cuda.Event()
             self._copied.record()
 
-    def send(self, stop: bool, leave: bool, changed: list[float]) -> None:
+    def send(self, stop: bool, leave: bool, changed: list[float], times: list[float]) -> None:
         """Send the losses and this rank's wishes on their way. On a GPU once the last backward pass is launched:
-        until its numbers are there the GPU has work."""
+        until its numbers are there the GPU has work. `times`: empty, on all ranks alike, when none are due."""
         assert self._losses is not None
         if self._copied is not None:
             with WAITING:  # for what may wait for other processes
                 self._copied.synchronize()
         slots = [0.0] * self._count
         slots[self._mine.start : self._mine.stop] = self._losses.tolist()
-        vector = torch.tensor([float(stop), float(leave), *slots, *changed], dtype=torch.float64)
+        everyone = [0.0] * (len(times) * self._world.size)
+        everyone[self._world.rank * len(times) : (self._world.rank + 1) * len(times)] = times
+        self._per_rank = len(times)
+        numbers = [float(stop), float(leave), *slots, *everyone, *changed]
+        vector = torch.tensor(numbers, dtype=torch.float64)
         self._sent = vector
         if self._sockets is not None and len(vector) <= MOST_NUMBERS:
             self._work = self._sockets.send(vector, [len(vector)] * self._world.size)
@@ -73,5 +80,8 @@ class StepExchange:
         elif self._work is not None:
             self._work.wait()
         stop, leave, *rest = total.tolist()
-        losses, changed = rest[: self._count], rest[self._count :]
-        return StepResult(sum(losses) / self._count, stop > 0, leave > 0, changed)
+        losses, rest = rest[: self._count], rest[self._count :]
+        count, size = self._per_rank, self._world.size
+        times = [rest[r * count : (r + 1) * count] for r in range(size if count else 0)]
+        changed = rest[count * size :]
+        return StepResult(sum(losses) / self._count, stop > 0, leave > 0, changed, times)

@@ -150,10 +150,6 @@ class Ownership:
         """What tells a store that is this start's still, where nobody is on record as its owner."""
         self._manifest = content
 
-    def hurry(self, seconds: float) -> None:
-        """The machine is about to go."""
-        self._store.hurry(seconds)
-
     def check(self) -> None:
         """Raise FencedOffError when the store is another's by now, OSError when it cannot be asked."""
         if self.lost is not None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
-_CHUNK = 8 << 20
 # fsspec's file systems that can list by a prefix without walking through everything else.
 _LISTS_BY_PREFIX = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
 _S3: dict[str, Any] = {
@@ -39,9 +39,6 @@ class Store(Protocol):
 
     def list(self, prefix: str) -> dict[str, int]:
         """The names that begin with `prefix`, at most two parts deep, each with its size in bytes."""
-
-    def size(self, name: str) -> int:
-        """In bytes."""
 
     def read(self, name: str) -> bytes:
         """A small object."""
@@ -94,26 +91,20 @@ class DirectoryStore:
             name: size for name, size in _walk(self._root, "", prefix) if name.startswith(prefix)
         }
 
-    def size(self, name: str) -> int:
-        self._check_mounted()
-        return (self._root / name).stat().st_size
-
     def read(self, name: str) -> bytes:
         self._check_mounted()
         return (self._root / name).read_bytes()
 
     def write(self, name: str, content: bytes) -> None:
-        self._write(name, len(content), lambda file: _write_all(file, content))
+        self._write(name, len(content), lambda path: path.write_bytes(content))
 
     def put(self, name: str, source: Path) -> None:
-        with open(source, "rb") as content:
-            size = os.fstat(content.fileno()).st_size
-            self._write(name, size, lambda file: _copy(content, file))
+        size = source.stat().st_size
+        self._write(name, size, lambda path: shutil.copyfile(source, path))
 
     def get(self, name: str, target: Path) -> None:
         self._check_mounted()
-        with open(self._root / name, "rb") as content, open(target, "wb") as file:
-            _copy(content, file)
+        shutil.copyfile(self._root / name, target)
 
     def delete(self, name: str) -> None:
         self._check_mounted()
@@ -128,16 +119,13 @@ class DirectoryStore:
             with contextlib.suppress(OSError):
                 place.rmdir()
 
-    def _write(self, name: str, size: int, fill: Callable[[BinaryIO], None]) -> None:
+    def _write(self, name: str, size: int, fill: Callable[[Path], object]) -> None:
         self._check_mounted()
         path = self._root / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: what the mount refuses is told by the write that it refuses.
-            with open(path, "wb", buffering=0) as file:
-                fill(file)
-                with contextlib.suppress(OSError):  # some mounts know no fsync; close() is theirs
-                    os.fsync(file.fileno())
+            fill(path)
+            _sync(path)
             there = path.stat().st_size
             if there != size:
                 raise StoreError(f"{path} has {there} bytes after {size} were written")
@@ -146,6 +134,15 @@ class DirectoryStore:
                 path.unlink()
             self._tidy(path.parent)
             raise
+
+
+def _sync(path: Path) -> None:
+    with contextlib.suppress(OSError):  # some mounts know no fsync; close() is theirs
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _mount_of(root: Path) -> Path | None:
@@ -166,20 +163,6 @@ def _walk(root: Path, above: str, prefix: str) -> Iterator[tuple[str, int]]:
                 yield name, entry.stat().st_size
             elif not above and (f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/")):
                 yield from _walk(root, f"{name}/", prefix)
-
-
-def _write_all(file: BinaryIO, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        written = file.write(view[:_CHUNK])
-        if not written:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        view = view[written:]
-
-
-def _copy(source: BinaryIO, target: BinaryIO) -> None:
-    while chunk := source.read(_CHUNK):
-        _write_all(target, chunk)
 
 
 class UrlStore:
@@ -225,11 +208,6 @@ class UrlStore:
         names = {self._relative(path): int(info["size"] or 0) for path, info in found.items()}
         return {name: size for name, size in names.items() if name and name.startswith(prefix)}
 
-    def size(self, name: str) -> int:
-        with _translated():
-            self._fs.invalidate_cache()
-            return int(self._fs.info(self._path(name))["size"] or 0)
-
     def read(self, name: str) -> bytes:
         with _translated():
             self._fs.invalidate_cache()
@@ -264,7 +242,9 @@ class UrlStore:
         return path[len(root) :] if path.startswith(root) else ""
 
     def _check(self, name: str, size: int) -> None:
-        there = self.size(name)
+        with _translated():
+            self._fs.invalidate_cache()
+            there = int(self._fs.info(self._path(name))["size"] or 0)
         if there != size:
             self.delete(name)
             raise StoreError(f"{self.name}/{name} has {there} bytes after {size} were written")

@@ -22,9 +22,6 @@ PAUSES_S = (0.0, 2.0, 10.0, 30.0)
 # What an operation may take, and what a byte of it adds: less is no store to train with.
 LIMIT_S = 120.0
 _SLOWEST = 1e6  # bytes/s
-# And where the machine is about to go.
-_LAST_CALL_S = 5.0
-_SLOWEST_LAST = 10e6  # bytes/s
 # How often a start says what it waits for.
 SAY_EVERY_S = 30.0
 _HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -80,17 +77,10 @@ class Line:
         self._changed = threading.Condition()
         self._late: list[_Call] = []
         self._limited = False
-        self._until: float | None = None
 
     def limit(self) -> None:
         with self._changed:
             self._limited = True
-
-    def hurry(self, seconds: float) -> None:
-        """The machine is about to go: what is under way has so long, and what comes after a little."""
-        with self._changed:
-            self._limited, self._until = True, time.monotonic() + seconds
-            self._changed.notify_all()
 
     def run(self, what: str, size: int, action: Callable[[], Any]) -> Any:
         """Do `action`, which moves `size` bytes, and return what it returns. Raises what it raises,
@@ -132,9 +122,6 @@ class Line:
     def _end_of(self, call: _Call) -> float | None:
         if not self._limited:
             return None
-        if self._until is not None:
-            least = call.began + _LAST_CALL_S + call.size / _SLOWEST_LAST
-            return max(self._until, least)
         return call.began + LIMIT_S + call.size / _SLOWEST
 
 
@@ -148,10 +135,6 @@ class Answering(Line):
     def list(self, prefix: str) -> dict[str, int]:
         found: dict[str, int] = self.run("a listing", 0, lambda: self._store.list(prefix))
         return found
-
-    def size(self, name: str) -> int:
-        size: int = self.run(name, 0, lambda: self._store.size(name))
-        return size
 
     def read(self, name: str) -> bytes:
         content: bytes = self.run(name, 0, lambda: self._store.read(name))

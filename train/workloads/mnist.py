@@ -1,14 +1,17 @@
 """A two-layer convolutional network on images in IDX form: MNIST, or any set of that shape.
 
-Owns the model and where the four files come from. How they are fetched and read is the business of
-`train.fetch` and `idx.py`. Knows nothing of processes, but that one of a node fetches for all.
+Owns the model and where the four files come from. How they are read is the business of `idx.py`.
+Knows nothing of processes, but that one of a node downloads for all.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import http.client
 import os
 import re
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +21,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from train.console import say
 from train.errors import TrainError
-from train.fetch import fetch, file_sha256
 from train.workload import Context, Workload
 from train.workloads import arguments
 from train.workloads.idx import read_labelled_images
@@ -123,8 +126,8 @@ class Source:
                 self._verify(path)
                 continue
             name = os.path.basename(path)
-            left_s = deadline - time.monotonic()
-            fetch(f"{self.url.rstrip('/')}/{name}", path, self.sha256.get(name), left_s)
+            url = f"{self.url.rstrip('/')}/{name}"
+            _download(url, path, self.sha256.get(name), deadline - time.monotonic())
 
     def path(self, stem: str) -> str:
         """The file for `stem`: the form asked for, or the other one if only that is there."""
@@ -137,7 +140,8 @@ class Source:
         if wanted is None:
             return
         try:
-            found = file_sha256(path)
+            with open(path, "rb") as file:
+                found = hashlib.sha256(file.read()).hexdigest()
         except OSError as error:
             raise TrainError(f"cannot read {path!r}: {error.strerror}; make it readable") from None
         if found != wanted.lower():
@@ -146,6 +150,33 @@ class Source:
                 f"{wanted.lower()}; remove it, so that it is downloaded anew, or, if it is your "
                 "own, give its hash in train.args.sha256"
             )
+
+
+def _download(url: str, path: str, sha256: str | None, timeout_s: float) -> None:
+    """Download `url` to `path`: whole and of this hash (None: not checked), or not there at all.
+
+    A server that is silent for `timeout_s` is given up. Raises TrainError.
+    """
+    say(f"downloading {url}")
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(max(timeout_s, 0.001))  # torch.hub takes no timeout
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        wanted = sha256 and sha256.lower()
+        torch.hub.download_url_to_file(url, path, hash_prefix=wanted, progress=False)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise TrainError(
+            f"cannot download {url} to {path!r}: {error}; check the URL, the network, the proxy "
+            "variables, SSL_CERT_FILE and the disk, or put the file in its place by hand"
+        ) from None
+    except RuntimeError as error:  # another hash
+        raise TrainError(
+            f"{url} is not the file it should be: {error}; a proxy or login page may have answered "
+            "instead, so look at what the URL returns; if the file was changed on purpose, give its "
+            "new hash in train.args.sha256"
+        ) from None
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 class Images:

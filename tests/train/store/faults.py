@@ -42,10 +42,6 @@ class Faulty:
         self._before("list", prefix)
         return self._store.list(prefix)
 
-    def size(self, name: str) -> int:
-        self._before("size", name)
-        return self._store.size(name)
-
     def read(self, name: str) -> bytes:
         self._before("read", name)
         return self._store.read(name)

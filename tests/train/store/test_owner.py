@@ -258,12 +258,12 @@ def test_a_store_that_is_away_for_a_while_ends_nothing(
 def test_its_record_is_always_of_one_size(store: DirectoryStore) -> None:
     mine = start(store)
     mine.take()
-    size = store.size("owner.json")
+    size = store.list("")["owner.json"]
     first = read_owner(store)
     until(lambda: read_owner(store) != first)
     mine.close()
     mine._thread.join(10)
-    assert store.size("owner.json") == size
+    assert store.list("")["owner.json"] == size
 
 
 def test_a_record_that_is_being_written_is_no_sign_of_an_end(store: DirectoryStore) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from train.checkpoint.segments import Segments, chain
+from train.checkpoint.segments import Segments
 from train.store.places import DirectoryStore
 
 
@@ -46,10 +44,9 @@ def test_a_new_machine_has_every_row_up_to_the_step_it_goes_on_from(tmp_path: Pa
     again.close()
     third = tmp_path / "third.jsonl"
     Segments(store, third, store.list("metrics/"), 8).restore()
-    # What was said between the checkpoint of step 4 and the machine's end is lost with it; an evaluation
-    # may be there twice.
-    told = [("start", 0), *steps(1, 4), ("eval", 4), ("eval", 4), ("start", 4), *steps(5, 8)]
-    assert rows(third) == [*told, ("done", 8)]
+    # The first machine's steps 5 and 6 are done again: the last row of a step counts.
+    told = [("start", 0), *steps(1, 4), ("eval", 4), *steps(5, 6)]
+    assert rows(third) == [*told, ("eval", 4), ("start", 4), *steps(5, 8), ("done", 8)]
 
 
 def test_what_is_here_already_is_not_brought_again(tmp_path: Path) -> None:
@@ -68,42 +65,20 @@ def test_what_is_here_already_is_not_brought_again(tmp_path: Path) -> None:
     assert short.read_bytes() == before
 
 
-def test_rows_that_could_not_be_uploaded_come_with_the_next(tmp_path: Path) -> None:
-    class Once(DirectoryStore):
-        fails = True
-
-        def write(self, name: str, content: bytes) -> None:
-            if self.fails:
-                raise OSError("not now")
-            super().write(name, content)
-
-    store, file = Once(tmp_path / "store"), tmp_path / "metrics.jsonl"
-    segments = Segments(store, file, [], 0)
-    write(file, *steps(1, 4))
-    with pytest.raises(OSError, match="not now"):
-        segments.upload(2)
-    store.fails = False
-    segments.upload(4)
-    assert list(store.list("")) == ["metrics/000000001-000000004.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("found", "upto", "taken"),
-    [
-        ([], 5, []),
-        ([(1, 5)], 5, [(1, 5)]),
-        ([(1, 2), (3, 4), (5, 6)], 4, [(1, 2), (3, 4)]),
-        # Done twice, since the checkpoint of step 4 was lost: the rows that 5 continues.
-        ([(1, 2), (3, 4), (3, 5)], 5, [(1, 2), (3, 5)]),
-        # One object is missing: what there is.
-        ([(1, 2), (5, 6)], 6, [(1, 2), (5, 6)]),
-        # What came after the last checkpoint, but not what came after an earlier one.
-        ([(1, 2), (3, 2), (3, 4), (5, 4)], 4, [(1, 2), (3, 4), (5, 4)]),
-        ([(1, 0)], 0, [(1, 0)]),
-    ],
-)
-def test_segments_that_continue_each_other_are_taken(
-    found: list[tuple[int, int]], upto: int, taken: list[tuple[int, int]]
-) -> None:
-    names = [f"metrics/{first:09d}-{last:09d}.jsonl" for first, last in found]
-    assert chain([*names, "metrics/notes.txt"], upto) == taken
+def test_of_steps_that_were_done_again_both_are_there_and_the_last_counts(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    for name, *said in (
+        ("000000001-000000002", *steps(1, 2)),
+        ("000000003-000000002", ("eval", 2)),
+        ("000000003-000000005", *steps(3, 5)),  # its checkpoint was lost
+        ("000000003-000000004", *steps(3, 4)),
+        ("notes",),
+    ):
+        content = "".join(json.dumps({"kind": kind, "step": step}) + "\n" for kind, step in said)
+        store.write(f"metrics/{name}.jsonl", content.encode())
+    file = tmp_path / "metrics.jsonl"
+    Segments(store, file, store.list("metrics/"), 4).restore()
+    assert rows(file) == [*steps(1, 2), ("eval", 2), *steps(3, 4)]
+    file.unlink()
+    Segments(store, file, store.list("metrics/"), 5).restore()
+    assert rows(file) == [*steps(1, 2), ("eval", 2), *steps(3, 4), *steps(3, 5)]

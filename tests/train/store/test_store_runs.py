@@ -21,8 +21,8 @@ from tests.real.jobs import assert_same_bits
 from tests.train.store.faults import KILLED, Hook, remote, through, whole_steps
 from tests.train.workers import Run, run
 from train import status
-from train.checkpoint import disk, saver
-from train.checkpoint.saver import Saver
+from train.checkpoint import checkpointer, disk
+from train.checkpoint.checkpointer import Checkpointer
 from train.files import replace_file
 from train.layout import MARKER
 from train.store import owner as owner_module
@@ -41,8 +41,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner_module, "SILENCE_S", 1.0)
     monkeypatch.setattr(owner_module, "_WATCH_S", 0.05)
     monkeypatch.setattr(retries, "PAUSES_S", (0.0, 0.01))
-    monkeypatch.setattr(saver, "_LAST_PAUSES_S", (0.0, 0.05))
-    monkeypatch.setattr(saver, "_URGENT_PAUSES_S", (0.0, 0.05))
+    monkeypatch.setattr(checkpointer, "_LAST_PAUSES_S", (0.05,))
+    monkeypatch.setattr(checkpointer, "_URGENT_PAUSES_S", (0.05,))
     monkeypatch.setenv("DDPGEN_SCHEDULER", "sky task-1 1")
 
 
@@ -51,13 +51,13 @@ def in_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """These steps take less than an upload: wait for it, so that every checkpoint that is due is taken."""
     if "free_running" in request.fixturenames:
         return
-    due = Saver.due
+    due = Checkpointer.due
 
-    def waits(self: Saver, step: int) -> bool:
-        self._writer.wait_written(60.0)
+    def waits(self: Checkpointer, step: int) -> bool:
+        self.settle(60.0)
         return due(self, step)
 
-    monkeypatch.setattr(Saver, "due", waits)
+    monkeypatch.setattr(Checkpointer, "due", waits)
 
 
 @pytest.fixture
@@ -290,22 +290,6 @@ def test_the_others_wait_for_a_slow_store_longer_than_for_a_peer(
     assert_same_bits(done.tensors(), undisturbed.tensors())
 
 
-def test_a_store_that_loses_its_newest_object_costs_one_checkpoint(
-    tmp_path: Path, bucket: Path, undisturbed: Run
-) -> None:
-    done = trained(tmp_path / "one", bucket)
-    (remote(bucket, 8) / "model.pt").unlink()
-    again = trained(tmp_path / "two", bucket)
-    assert again.codes == [0, 0], again.output
-    assert f"the checkpoint of step 8 in {bucket} is not whole: model.pt is missing" in again.output
-    assert "using the checkpoint of step 6\n" in again.output
-    assert "resuming at step 6 of 8" in again.output
-    assert_same_bits(again.tensors(), undisturbed.tensors())
-    assert whole_steps(bucket)[-1] == 8
-    assert (remote(bucket, 8) / "model.pt").exists()
-    assert done.codes == [0, 0]
-
-
 def test_a_store_that_is_missing_ends_every_process_with_the_reason(tmp_path: Path) -> None:
     # Below a mount point it would be made; the tests' own directory may lie below one.
     failed = trained(tmp_path / "one", Path("/no-bucket/mounted/here"))
@@ -316,24 +300,6 @@ def test_a_store_that_is_missing_ends_every_process_with_the_reason(tmp_path: Pa
         "/no-bucket/mounted; is the bucket mounted there?\n"
     )
     assert (word, reason) == ("failed", why)
-
-
-def test_another_live_job_keeps_its_store(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Its next sign of life ends the watch, however late that comes.
-    monkeypatch.setattr(owner_module, "SILENCE_S", 60.0)
-    other = Ownership(DirectoryStore(bucket), Owner("task-2", "x", "elsewhere"), print)
-    other.take()
-    try:
-        refused = trained(tmp_path / "one", bucket)
-        assert refused.codes == [1, 1], refused.output
-        assert refused.status.startswith("failed ")
-        assert "belongs to job task-2 on elsewhere (attempt x), which is running" in refused.status
-        other.check()
-    finally:
-        other.release()
-    assert trained(tmp_path / "two", bucket).status.startswith("done ")
 
 
 def test_a_later_start_of_the_same_job_ends_the_earlier_one(
@@ -355,17 +321,6 @@ def test_a_later_start_of_the_same_job_ends_the_earlier_one(
     assert earlier.codes == [0], earlier.output
     assert "is written to by job task-1 on elsewhere (attempt later) since" in earlier.output
     assert whole_steps(bucket) == [], "its marker came too late"
-
-
-@pytest.mark.nightly
-def test_the_interval_follows_what_an_upload_takes(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, free_running: None
-) -> None:
-    monkeypatch.setattr("train.checkpoint.interval.FIRST_S", 0.1)
-    done = trained(tmp_path / "one", bucket, "--checkpoint-every=auto:2s", steps=500)
-    assert done.codes == [0, 0], done.output
-    assert "and an interruption is expected every 2 s: the next ones are " in done.output
-    assert len(list((bucket / "metrics").iterdir())) >= 2
 
 
 @pytest.fixture
@@ -393,14 +348,6 @@ def test_a_store_that_is_really_full(tmp_path: Path, mounted: Path) -> None:
     (mounted / "taken").unlink()
     again = trained(tmp_path / "one", mounted / "run", processes=1)
     assert again.status.startswith("done "), again.output
-
-
-@pytest.mark.real
-def test_a_store_that_is_really_read_only(tmp_path: Path, mounted: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(mounted)], check=True, timeout=10)
-    failed = trained(tmp_path / "one", mounted / "run", processes=1)
-    assert failed.codes == [1], failed.output
-    assert "cannot be used: it is read-only; mount it for writing" in failed.status
 
 
 @pytest.mark.parametrize("reason", ["preempted: the cloud says so", "signal"])
@@ -459,8 +406,8 @@ def test_a_user_who_stops_waits_for_the_store(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is on this machine alone dies with it."""
-    monkeypatch.setattr(saver, "_LAST_PAUSES_S", (0.0, 0.05, 0.1, 0.1, 0.1))
-    monkeypatch.setattr(saver, "_URGENT_PAUSES_S", (0.0,))
+    monkeypatch.setattr(checkpointer, "_LAST_PAUSES_S", (0.05, 0.1, 0.1, 0.1))
+    monkeypatch.setattr(checkpointer, "_URGENT_PAUSES_S", ())
     stop, tried = tmp_path / "one" / "stop", list[str]()
 
     def hook(_: int, kind: str, name: str) -> None:
@@ -479,22 +426,11 @@ def test_a_user_who_stops_waits_for_the_store(
     assert whole_steps(bucket)[-1] == int(step)
 
 
-def test_the_same_fault_is_not_told_for_every_checkpoint(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    through(monkeypatch, full_for("step-00000000"))
-    done = trained(tmp_path / "one", bucket, steps=10)
-    assert done.codes == [0, 0], done.output
-    assert done.output.count("is only on this machine") == 1
-    assert "checkpoints are in the store again, newest step 10\n" in done.output
-    assert whole_steps(bucket) == [10]
-
-
 def test_a_store_that_hangs_costs_no_checkpoint_here_and_is_used_again(
     tmp_path: Path, bucket: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "LIMIT_S", 0.3)
-    monkeypatch.setattr(saver, "_LAST_PAUSES_S", (0.0, *[0.2] * 50))
+    monkeypatch.setattr(checkpointer, "_LAST_PAUSES_S", (0.2,) * 50)
     directory = tmp_path / "one"
 
     def hook(_: int, kind: str, name: str) -> None:
@@ -513,27 +449,3 @@ def test_a_store_that_hangs_costs_no_checkpoint_here_and_is_used_again(
     assert "checkpoints are in the store again, newest step 8\n" in done.output
     assert whole_steps(bucket)[-1] == 8
     assert_same_bits(done.tensors(), undisturbed.tensors())
-
-
-def test_a_store_that_hangs_keeps_no_machine_that_is_taken_back(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saver, "SETTLE_S", 0.5)
-    monkeypatch.setattr(retries, "_LAST_CALL_S", 0.2)
-    stop = tmp_path / "one" / "stop"
-
-    def hook(_: int, kind: str, name: str) -> None:
-        if kind == "put" and "step-000000004/" not in name:
-            stop.write_text("preempted: x\n")
-            threading.Event().wait()
-
-    # Not waited for before the next one is due.
-    monkeypatch.setattr(Saver, "due", lambda self, step: not self._writer.busy and step % 4 == 0)
-    through(monkeypatch, hook)
-    began = time.monotonic()
-    stopped = trained(tmp_path / "one", bucket, "--checkpoint-every=4 steps", steps=1_000_000)
-    assert stopped.codes == [0, 0], stopped.output
-    assert stopped.status.endswith(" preempted: x\n")
-    assert time.monotonic() - began < 45
-    assert remote(stopped.directory, int(stopped.status.split()[2])).is_dir()
-    assert "does not answer" in stopped.output

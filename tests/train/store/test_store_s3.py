@@ -21,7 +21,7 @@ from tests.ports import free_port
 from tests.real.jobs import assert_same_bits
 from tests.train.store.faults import KILLED, Machine, through, whole_steps
 from tests.train.workers import Run, run
-from train.checkpoint.saver import Saver
+from train.checkpoint.checkpointer import Checkpointer
 from train.errors import TrainError
 from train.layout import MARKER
 from train.store import retries
@@ -138,17 +138,17 @@ def trained(place: Path) -> Run:
 def test_killed_before_a_marker_the_job_goes_on_elsewhere_to_the_same_tensors(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    due = Saver.due
+    due = Checkpointer.due
 
-    def waits(self: Saver, step: int) -> bool:
-        self._writer.wait_written(60.0)
+    def waits(self: Checkpointer, step: int) -> bool:
+        self.settle(60.0)
         return due(self, step)
 
     def hook(_: int, kind: str, name: str) -> None:
         if (kind, name) == ("write", f"step-000000006/{MARKER}"):
             os._exit(KILLED)
 
-    monkeypatch.setattr(Saver, "due", waits)
+    monkeypatch.setattr(Checkpointer, "due", waits)
     with monkeypatch.context() as patch:
         through(patch, hook)
         died = trained(tmp_path / "one")

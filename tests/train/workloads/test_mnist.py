@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -13,8 +14,10 @@ import numpy
 import pytest
 import torch
 
+from tests.ports import free_port
+from tests.train.workers import run
 from tests.train.workloads import idx_files
-from tests.train.workloads.http_files import Site, stalls
+from tests.train.workloads.http_files import Site
 from tests.train.workloads.training import train
 from train.errors import TrainError
 from train.workload import Context
@@ -69,14 +72,6 @@ def test_pictures_are_those_of_the_source(context: Context, site: Site, tmp_path
     assert built.eval_dataset[0][1] == data.target[1500]
 
 
-def test_home_is_found_in_data_dir(
-    context: Context, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    mnist.build(context, **from_site(site, Path("~/pictures")))
-    assert len(os.listdir(tmp_path / "pictures")) == 4
-
-
 def test_plain_files_are_read_and_downloaded_too(
     context: Context, site: Site, digits: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -117,19 +112,55 @@ def test_present_file_of_the_wrong_hash_is_refused_and_kept(
 def test_downloads_are_held_to_the_hashes_of_mnist_by_default(
     context: Context, site: Site, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        TrainError, match="440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f2"
-    ):
+    with pytest.raises(TrainError) as error:
         mnist.build(context, data_dir=str(tmp_path), url=site.url)
+    assert str(error.value).startswith(f"{site.url}/{IMAGES}.gz is not the file it should be: ")
+    assert "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f2" in str(error.value)
     assert os.listdir(tmp_path) == []
 
 
-def test_server_that_stalls_is_given_up_within_download_timeout(
-    context: Context, site: Site, tmp_path: Path
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("missing", "HTTP Error 404"),
+        ("silent", "timed out"),
+        ("nobody", "Connection refused"),
+        ("no url", "unknown url type"),
+        ("no folder", "File exists"),
+    ],
+)
+def test_what_cannot_be_downloaded_is_named_with_cause_and_remedy_and_is_not_there(
+    context: Context, site: Site, tmp_path: Path, fault: str, why: str
 ) -> None:
-    site.faults[f"{IMAGES}.gz"] = [stalls(after=100)] * 9
-    with pytest.raises(TrainError, match=f"cannot download {site.url}/{IMAGES}.gz"):
-        mnist.build(context, **from_site(site, tmp_path, download_timeout=0.3))
+    arguments = from_site(site, tmp_path / "digits")
+    if fault == "missing":
+        del site.files[f"{IMAGES}.gz"]
+    elif fault == "silent":
+        site.stalls.add(f"{IMAGES}.gz")
+        arguments["download_timeout"] = 0.3
+    elif fault == "no folder":
+        (tmp_path / "digits").write_text("a file")
+    else:
+        arguments["url"] = f"http://127.0.0.1:{free_port()}" if fault == "nobody" else "digits"
+    with pytest.raises(TrainError) as error:
+        mnist.build(context, **arguments)
+    assert str(error.value).startswith(f"cannot download {arguments['url']}/{IMAGES}.gz to ")
+    assert why in str(error.value)
+    assert "; check the URL, the network, the proxy" in str(error.value)
+    assert not list(tmp_path.rglob("*.gz"))
+
+
+def test_a_download_that_fails_ends_every_process_with_its_message(
+    site: Site, tmp_path: Path
+) -> None:
+    arguments = from_site(site, tmp_path / "digits")
+    site.files[f"{EVAL_LABELS}.gz"] = b"<html>please log in</html>"
+    given = [f"--arg={name}={json.dumps(value)}" for name, value in arguments.items()]
+    done = run(tmp_path / "job", "mnist", 2, *given)
+    assert 1 in done.codes
+    assert f"{site.url}/{EVAL_LABELS}.gz is not the file it should be" in done.status
+    assert "Traceback" not in done.output
+    assert f"{EVAL_LABELS}.gz" not in os.listdir(tmp_path / "digits")
 
 
 def test_one_process_of_a_node_fetches_and_its_failure_is_everybodys(

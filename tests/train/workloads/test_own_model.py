@@ -37,10 +37,3 @@ def test_filling_up_changes_no_answer(built: Workload) -> None:
     letters, lengths, _ = batch_of(built, built.dataset, [7])
     filled = torch.nn.functional.pad(letters, (0, 5))
     torch.testing.assert_close(built.model(letters, lengths), built.model(filled, lengths))
-
-
-def test_only_matrices_decay(built: Workload) -> None:
-    matrices, others = built.optimizer(built.model, 0.1).param_groups
-    assert all(p.dim() > 1 for p in matrices["params"])
-    assert (matrices["weight_decay"], others["weight_decay"]) == (0.05, 0.0)
-    assert len(matrices["params"]) + len(others["params"]) == len(list(built.model.parameters()))

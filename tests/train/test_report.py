@@ -1,0 +1,209 @@
+"""The report of a run: what its files tell, and the page of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.report import plots
+from train.report.command import main
+from train.report.history import History, history, load, read
+from train.report.page import duration, page
+from train.status import Status, write_status
+
+HEAD = {"attempt": "a", "generation": 1}
+
+
+def row(kind: str, step: int, at: float, **values: Any) -> dict[str, Any]:
+    return {"kind": kind, "step": step, "time": at, **HEAD, **values}
+
+
+def killed_and_preempted() -> list[dict[str, Any]]:
+    """Ten steps: killed after the sixth, with a checkpoint of the fourth; stopped after the eighth."""
+    rows = [row("start", 0, 100.0, world_size=2, last_step=10)]
+    rows += [row("step", n, 102.0 + n, loss=1 / n) for n in range(1, 7)]
+    rows += [row("checkpoint", 4, 106.5, seconds=0.5, stall=0.1)]
+    second = {"generation": 2}
+    rows += [row("start", 4, 120.0, world_size=2, last_step=10, after="rank 1: gone", **second)]
+    rows += [row("step", n, 120.0 + n, loss=1 / n, **second) for n in range(5, 9)]
+    rows += [row("ranks", 8, 128.0, seconds=1.0, waiting=[0.3, 0.1], batches=[0.0, 0.1], **second)]
+    rows += [row("stopped", 8, 128.5, reason="preempted", **second)]
+    third = {"attempt": "b", "generation": 1}
+    rows += [row("start", 8, 200.0, world_size=3, last_step=10, **third)]
+    rows += [row("step", n, 200.0 + n, loss=1 / n, **third) for n in (9, 10)]
+    rows += [row("eval", 10, 210.5, loss=0.25, **third), row("done", 10, 211.0, **third)]
+    return rows
+
+
+def test_a_step_counts_once_and_every_start_has_its_end() -> None:
+    found = history(killed_and_preempted())
+    assert [step.number for step in found.steps] == list(range(1, 11))
+    assert [(s.end, s.reason, s.lost_steps) for s in found.starts] == [
+        ("lost", "rank 1: gone", 2), ("stopped", "preempted", 0), ("done", "", 0),
+    ]  # fmt: skip
+    assert [(s.first_step, s.last_step, s.world_size) for s in found.starts] == [
+        (0, 6, 2), (4, 8, 2), (8, 10, 3),
+    ]  # fmt: skip
+    assert found.lost_steps == 2
+    assert found.total_steps == 10
+    assert found.wall_s == 111.0
+    # Of the first start steps 2 to 4 count (the first has no step before it), then 6 to 8, and 10.
+    assert found.useful_s == pytest.approx(7.0)
+    assert found.goodput == pytest.approx(7 / 111)
+    assert found.step_s == pytest.approx(1.0)
+    assert [(c.step, c.seconds, c.stall) for c in found.checkpoints] == [(4, 0.5, 0.1)]
+    assert found.ranks[0].waiting == [0.3, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("status", "end", "reason"),
+    [
+        (Status("running", "a", 0), "running", ""),
+        (Status("running", "a", 0, "rank 0: boom"), "lost", "rank 0: boom"),
+        (Status("failed", "a", 0, "rank 0: boom"), "lost", "rank 0: boom"),
+        (Status("running", "later", 0), "lost", ""),
+        (None, "lost", ""),
+    ],
+)
+def test_the_last_start_ends_as_the_status_says(
+    status: Status | None, end: str, reason: str
+) -> None:
+    (start,) = history([row("start", 0, 1.0), row("step", 1, 2.0, loss=1.0)], status=status).starts
+    assert (start.end, start.reason) == (end, reason)
+
+
+def test_what_is_no_row_is_passed_over() -> None:
+    lines = ["", "{", "[1]", '{"kind": "step"}', '{"kind": 1, "step": 1, "time": 1}']
+    lines += [
+        '{"kind": "step", "step": 1, "time": 2, "loss": "nan"}',
+        '{"kind": "ranks", "step": 1, "time": 2}',
+    ]
+    rows = list(read(lines))
+    assert [each["kind"] for each in rows] == ["step", "ranks"]
+    found = history(rows)
+    assert found.ranks == []
+    assert found.steps[0].loss != found.steps[0].loss
+
+
+class Parsed(HTMLParser):
+    """The tags of a page, and whatever it would fetch."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href") and not (value or "").startswith("#"):
+                self.fetched.append(f"{tag} {name}={value}")
+
+
+def whole() -> History:
+    status = Status("done", "b", 10)
+    manifest = {
+        "settings": {"lr": 0.1},
+        "facts": {"torch": "2.13.0"},
+        "unit": "tokens",
+        "units_per_step": 64,
+    }
+    return history(
+        killed_and_preempted(), Path("job"), status, manifest, "step-10/model.pt", "ab" * 32
+    )
+
+
+def test_the_page_holds_everything_and_fetches_nothing() -> None:
+    text = page(whole(), "a <job>")
+    parsed = Parsed(text)
+    assert parsed.fetched == []
+    assert "script" not in parsed.tags
+    assert parsed.tags.count("svg") == 5
+    for said in (
+        "a &lt;job&gt;", "10 of 10", "0.1000", "64", "tokens per second", "crashed or killed: rank 1: gone",
+        "stopped: preempted", "2 steps", "ab" * 32, "2.13.0", "prefers-color-scheme: dark", "@media print",
+    ):  # fmt: skip
+        assert said in text, said
+    assert text.count("currentColor") > 20
+    assert "#010203" not in text
+    assert page(whole(), "a <job>") == text, "the same run gives the same page"
+
+
+def test_without_matplotlib_the_page_has_all_but_the_curves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plots, "available", lambda: False)
+    text = page(whole(), "job")
+    assert "matplotlib is not installed" in text
+    assert "<svg" not in text
+    assert "crashed or killed" in text
+
+
+def test_a_run_without_a_step_has_a_page() -> None:
+    text = page(history([row("start", 0, 1.0)]), "job")
+    assert "<svg" not in text
+    assert "0%" in text
+
+
+def test_the_command_writes_the_page_and_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in killed_and_preempted())
+    )
+    write_status(tmp_path, Status("done", "b", 10))
+    place = tmp_path / "step-000000010"
+    place.mkdir()
+    (place / "checkpoint.json").write_text(
+        json.dumps({"files": {"model.pt": {"sha256": "cd" * 32}}})
+    )
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/report.html\n"
+    assert "cd" * 32 in (tmp_path / "report.html").read_text()
+    assert load(tmp_path).weights == "step-000000010/model.pt"
+
+
+def test_a_directory_without_a_run_is_one_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"python -m train report: {tmp_path}/metrics.jsonl: No such file or directory\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3720, "1 h 02 min")],
+)
+def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+@pytest.mark.nightly
+@pytest.mark.real
+@pytest.mark.parametrize("width", [1200, 480])
+def test_a_browser_shows_it_without_a_horizontal_bar(tmp_path: Path, width: int) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium, "apt install chromium"
+    text = page(whole(), "job").replace(
+        "</body>", "<script>document.title = document.documentElement.scrollWidth</script></body>"
+    )
+    (tmp_path / "page.html").write_text(text)
+    done = subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},2000",
+         "--dump-dom", f"file://{tmp_path}/page.html"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = re.search(r"<title>(\d+)</title>", done.stdout)
+    assert found is not None, done.stderr
+    assert int(found[1]) <= max(width, 500)  # headless windows are 500 pixels wide at least

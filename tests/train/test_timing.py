@@ -1,0 +1,99 @@
+"""Where a rank's step goes, and which rank is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.train import workers
+from train import timing
+from train.timing import Slow, SlowRanks, StepClock, slowest
+
+PARTS = Path(__file__).with_name("own_parts.py")
+
+
+class Time:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_a_clock_tells_waiting_from_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time()
+    monkeypatch.setattr(timing, "time", time)
+    clock = StepClock()
+    assert clock.report() == [0, 0, 0]
+    for _ in range(2):
+        clock.begin()
+        with clock.batch():
+            time.now += 1
+        time.now += 3  # forward and backward
+        clock.ready()
+        time.now += 0.5  # the rest of the reduction
+        clock.reduced()
+        with clock.waiting():
+            time.now += 0.25  # the exchange
+        clock.end()
+        time.now += 60  # an evaluation: no part of a step
+    assert clock.report() == [4.75, 0.75, 1]
+    assert clock.report() == [0, 0, 0]
+
+
+def test_without_a_gradient_there_is_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time()
+    monkeypatch.setattr(timing, "time", time)
+    clock = StepClock()
+    clock.begin()
+    time.now += 1
+    clock.reduced()
+    clock.end()
+    assert clock.report() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "expected"),
+    [
+        ([0.1], None),  # one rank waits for nobody
+        ([0.1, 0.15], None),  # 5 % of a step may be chance
+        ([0.1, 0.4], Slow(0, pytest.approx(0.3))),
+        ([0.4, 0.05, 0.5, 0.4], Slow(1, pytest.approx(0.35))),
+        ([0.8, 0.8, 0.8], None),  # all wait for the network
+    ],
+)
+def test_the_rank_that_waits_least_is_slow(waiting: list[float], expected: Slow | None) -> None:
+    assert slowest(1.0, waiting) == expected
+
+
+def test_a_rank_is_named_after_three_reports_and_once() -> None:
+    ranks, slow, well = SlowRanks(), [0.5, 0.1], [0.3, 0.3]
+    assert [ranks.observe(1.0, row) for row in (slow, slow, well, slow, slow)] == [None] * 5
+    assert ranks.observe(1.0, slow) == Slow(1, pytest.approx(0.4))
+    assert ranks.observe(1.0, slow) is None
+    ranks.observe(1.0, well)
+    assert [ranks.observe(1.0, slow) for _ in range(3)][:2] == [None, None]
+    assert [ranks.observe(1.0, [0.1, 0.5]) for _ in range(3)][2] == Slow(0, pytest.approx(0.4))
+
+
+def test_a_slow_rank_is_in_the_log_and_the_metrics(tmp_path: Path) -> None:
+    run = workers.run(
+        tmp_path,
+        f"{PARTS}:slow_on_rank_1",
+        2,
+        "--steps=8",
+        "--log-every=2",
+        "--micro-batch-size=2",
+    )
+    assert run.codes == [0, 0], run.output
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    reports = [row for row in rows if row["kind"] == "ranks"]
+    assert [row["step"] for row in reports] == [2, 4, 6, 8]
+    for row in reports[1:]:
+        assert len(row["waiting"]) == len(row["batches"]) == 2
+        assert row["waiting"][0] - row["waiting"][1] > 0.1 * row["seconds"]
+    assert "rank 1 computes longer than the others, which wait " in run.output

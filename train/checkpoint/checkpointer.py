@@ -1,0 +1,336 @@
+"""When checkpoints are taken, and what goes into them.
+
+Owns the checkpoint period, the content of model.pt and optimizer.pt (resume.py reads them), and the
+thread that copies and writes beside the training. Knows nothing of the loop that calls it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from train.checkpoint import disk
+from train.config import Period
+from train.console import say
+from train.files import replace_file
+from train.layout import BEST, step_directory
+from train.lock import Fence, FencedOffError
+from train.state import State
+
+if TYPE_CHECKING:
+    from train.checkpoint.remote import RemoteCheckpoints
+
+# Less than the 30 s that torchrun leaves a worker between SIGTERM and SIGKILL.
+SETTLE_S = 20.0
+# Between the tries of the last upload: what is here alone may be gone with its machine at any time.
+_LAST_PAUSES_S = (2.0, 10.0, 30.0, 60.0, 90.0, 120.0)
+# And where the machine is about to go, and the job to go on elsewhere.
+_URGENT_PAUSES_S = (2.0, 6.0)
+# From here on a wait for the last upload is worth a line.
+_LONG_S = 15.0
+# The interval of `auto` before a checkpoint is measured, and the change of it that is worth a line.
+FIRST_S = 60.0
+_WORTH_SAYING = 1.5
+
+
+@dataclass(frozen=True)
+class SaveFailedError(Exception):
+    """The last checkpoint of a run could not be written."""
+
+    step: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"the checkpoint of step {self.step} could not be written: {self.why}"
+
+
+@dataclass(frozen=True)
+class NotInStoreError(Exception):
+    """A checkpoint is whole on this machine, and only there."""
+
+    step: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"the checkpoint of step {self.step} is only on this machine: {self.why}"
+
+
+class Checkpointer:
+    """Rank 0's checkpoints, one at a time: copied first, then written beside the training.
+
+    The state does not change between two optimizer steps, so it is copied while the next forward and
+    backward run; `wait_copied` must be called before it is changed. Where a write fails, the run goes
+    on with the checkpoint before it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        fence: Fence,
+        every: Period,
+        keep: int,
+        meta: dict[str, Any],
+        remote: RemoteCheckpoints | None = None,
+    ) -> None:
+        """`remote`: where there is a store; a checkpoint counts when it is in there."""
+        self._directory, self._fence, self._every, self._keep = directory, fence, every, keep
+        self._meta, self._remote = meta, remote
+        self._interval_s = every.seconds or min(FIRST_S, every.mean_s or FIRST_S)
+        self._said_s = 0.0
+        self._last_time = time.monotonic()
+        self._last_step: int | None = None
+        self._thread: threading.Thread | None = None
+        self._copied = threading.Event()
+        self._copied.set()
+        self._failed: Exception | None = None
+        self._not_in_store = self._ending = False
+        self.fenced_off: FencedOffError | None = None
+        self.written: deque[tuple[int, float, float]] = deque()
+        """Each checkpoint since somebody took them from here: its step, the seconds until it was durable, and for
+        how many of them the training stood still."""
+        self._stall_s = 0.0
+
+    def resumed(self, step: int) -> None:
+        """A checkpoint of this step lies there already."""
+        self._last_step = step
+
+    def begin(self, step: int) -> None:
+        """Have the store say what runs, and hold what is newer here; beside the training."""
+        if (remote := self._remote) is not None:
+            self._start(
+                step,
+                lambda: None,
+                lambda _: self._to_store(
+                    step, lambda: remote.begin(self._meta, step, self._fence.check)
+                ),
+            )
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is to be taken after `step` complete steps.
+
+        Not while one is being written: a disk that is slower than the period would stop the
+        training, and the peers waiting for this rank would give up. It is due right after.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        if self._every.steps is not None:
+            return step // self._every.steps > (self._last_step or 0) // self._every.steps
+        return time.monotonic() - self._last_time >= self._interval_s
+
+    def save(self, state: State, is_best: bool = False) -> None:
+        """Take a checkpoint of the state as it is now; returns at once, or when the one before it is
+        written. `is_best`: its evaluation was the best so far, so it is kept."""
+        self._last_time = time.monotonic()
+        self._stall_s = 0.0
+        step = state.step
+        self._last_step = step
+        # The forward pass writes to buffers while the copy is under way; they are small.
+        model = state.model.state_dict()
+        copies: dict[int, torch.Tensor] = {}
+        for name, buffer in state.model.named_buffers(remove_duplicate=False):
+            if name in model:
+                model[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+        parts = {
+            "model.pt": model,
+            "optimizer.pt": {
+                "optimizer": state.optimizer.state_dict(),
+                "scaler": state.scaler.state_dict(),
+            },
+        }
+        if state.selection.metric:
+            parts["optimizer.pt"]["selection"] = state.selection.state_dict()
+        best = _about_best(state) if is_best else b""
+        self._start(
+            step,
+            lambda: {name: disk.copy_tensors(part) for name, part in parts.items()},
+            lambda copies: self._write(step, copies, best),
+        )
+
+    def mark_best(self, state: State) -> None:
+        """The last checkpoint, which is written, turned out to be the best. Raises OSError, FencedOffError."""
+        self._fence.check()
+        replace_file(self._directory / BEST, _about_best(state))
+        disk.prune(self._directory, self._keep)
+
+    def wait_copied(self) -> None:
+        """Return when the state may be changed again."""
+        if not self._copied.is_set():
+            began = time.monotonic()
+            self._copied.wait()
+            self._stall_s += time.monotonic() - began
+
+    def settle(self, seconds: float = SETTLE_S) -> None:
+        """Wait, within reason, for the checkpoint that is being written. Raises nothing."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def finish(self, state: State, urgent: bool = False) -> None:
+        """Make the state as it is now durable.
+
+        `urgent`: the machine may be gone soon, and the job goes on elsewhere. Raises SaveFailedError,
+        NotInStoreError or FencedOffError.
+        """
+        self._ending = True
+        failed = self._wait_written()
+        is_here = failed is None or isinstance(failed, NotInStoreError)
+        if not is_here or self._last_step != state.step:
+            self.save(state)
+            failed = self._wait_written()
+        if isinstance(failed, NotInStoreError):
+            self._upload_again(failed, _URGENT_PAUSES_S if urgent else _LAST_PAUSES_S)
+        elif isinstance(failed, FencedOffError):
+            raise failed
+        elif failed is not None:
+            raise SaveFailedError(state.step, _why(failed))
+
+    def abandon(self) -> None:
+        """Remove what is half written: the directory is another's, and this process is about to end."""
+        disk.remove_leftovers(self._directory, self._name)
+
+    @property
+    def _name(self) -> str:
+        return f"{self._fence.attempt}-{self._fence.generation}"
+
+    # --- the thread that copies and writes --------------------------------------------------------
+
+    def _start(self, step: int, copy: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        """Run `write(copy())` in the background, after the checkpoint before it is finished."""
+        self._wait_written()
+        self._copied.clear()
+        self._failed = None
+
+        def work() -> None:
+            try:
+                try:
+                    snapshot = copy()
+                finally:
+                    self._copied.set()
+                write(snapshot)
+            except Exception as error:  # noqa: BLE001 - handed on, not swallowed
+                self._failed = error
+                self._on_error(step, error)
+
+        self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _wait_written(self) -> Exception | None:
+        """Wait for the checkpoint under way. Returns what the last one failed with, if it did."""
+        if self._thread is not None:
+            if self._remote is not None and self._ending:
+                self._thread.join(_LONG_S)
+                if self._thread.is_alive():
+                    say(f"waiting for the upload to {self._remote.name}")
+            self._thread.join()
+            self._thread = None
+        return self._failed
+
+    def _write(self, step: int, copies: dict[str, Any], best: bytes) -> None:
+        self._fence.check()
+        disk.write(self._directory, step, copies, self._meta, self._name, self._fence.check)
+        self._fence.check()
+        if best:
+            replace_file(self._directory / BEST, best)
+        disk.prune(self._directory, self._keep)
+        if self._remote is not None:
+            self._upload(step)
+        cost_s = time.monotonic() - self._last_time
+        self.written.append((step, cost_s, self._stall_s))
+        if self._every.mean_s is not None:
+            self._measured(cost_s, self._every.mean_s)
+
+    def _measured(self, cost_s: float, mean_s: float) -> None:
+        """A checkpoint took so long, from the copy until it was committed."""
+        self._interval_s = best_interval(cost_s, mean_s)
+        low, high = sorted((self._interval_s, self._said_s))
+        if high > _WORTH_SAYING * low:
+            self._said_s = self._interval_s
+            say(
+                f"a checkpoint takes {cost_s:.1f} s and an interruption is expected every "
+                f"{mean_s:.0f} s: the next ones are {self._interval_s:.0f} s apart"
+            )
+
+    def _on_error(self, step: int, error: Exception) -> None:
+        if isinstance(error, FencedOffError):
+            self.fenced_off = error
+        elif isinstance(error, NotInStoreError):
+            if not self._ending:  # else it is tried again, and told by whoever wants the last one
+                say(
+                    f"{error}; training goes on with checkpoints on this machine only, the next one "
+                    "is tried as planned"
+                )
+        else:
+            say(
+                f"the checkpoint of step {step} could not be written ({_why(error)}); training goes "
+                "on from memory, the checkpoint before it is kept, the next one is tried as planned"
+            )
+
+    # --- the store --------------------------------------------------------------------------------
+
+    def _upload(self, step: int) -> None:
+        """Raises NotInStoreError, FencedOffError."""
+        assert self._remote is not None
+        remote = self._remote
+        self._to_store(step, lambda: remote.push(step, self._fence.check))
+
+    def _to_store(self, step: int, action: Callable[[], None]) -> None:
+        assert self._remote is not None
+        try:
+            action()
+        except OSError as error:
+            self._not_in_store = True
+            raise NotInStoreError(step, self._remote.explain(error)) from None
+        if self._not_in_store and self._remote.committed is not None:
+            self._not_in_store = False
+            say(f"checkpoints are in the store again, newest step {self._remote.committed}")
+
+    def _upload_again(self, failed: NotInStoreError, pauses_s: tuple[float, ...]) -> None:
+        """The last checkpoint is in the store, if that can be had. Raises as _upload."""
+        say(f"{failed}; trying again for {sum(pauses_s):g} s before this ends")
+        for pause in pauses_s:
+            time.sleep(pause)
+            try:
+                return self._upload(failed.step)
+            except NotInStoreError as error:
+                failed = error
+        raise failed
+
+
+def best_interval(cost_s: float, mean_s: float) -> float:
+    """Seconds between checkpoints that cost `cost_s` each, where an interruption comes every `mean_s`
+    on average.
+
+    sqrt(2 C M): J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM
+    17(9), 1974. J. T. Daly's higher order estimate (FGCS 22(3), 2006) differs by less than C, which
+    is less than what M is known by. Bounded by M, and from below by 2 C, so that a checkpoint takes
+    half of the time at most: there the formula is far from where it holds.
+    """
+    return max(2 * cost_s, min(mean_s, math.sqrt(2 * cost_s * mean_s)))
+
+
+def _about_best(state: State) -> bytes:
+    """best.json, for programs."""
+    selection, step = state.selection, state.step
+    about = {
+        "metric": selection.metric,
+        "mode": selection.mode,
+        "value": selection.best,
+        "step": step,
+        "weights": f"{step_directory(Path(), step)}/model.pt",
+    }
+    return json.dumps(about, indent=1).encode() + b"\n"
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "no space left on the device"
+    return str(error)

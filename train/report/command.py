@@ -1,0 +1,43 @@
+"""`python -m train report`: write the page of a run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from train.errors import EXIT_FAILED
+from train.files import replace_file
+from train.report import plots
+from train.report.history import load
+from train.report.page import page
+
+FILE = "report.html"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the report of a checkpoint directory; the exit code."""
+    called = os.environ.get("DDPGEN_CALLED_AS", "python -m train report")
+    parser = argparse.ArgumentParser(prog=called, allow_abbrev=False)
+    parser.add_argument("directory", type=Path, help="the checkpoint directory")
+    parser.add_argument("-o", "--output", type=Path, help=f"the file  [default: DIRECTORY/{FILE}]")
+    options = parser.parse_args(argv)
+    directory = options.directory.absolute()
+    output = options.output or directory / FILE
+    try:
+        write(directory, output)
+    except OSError as error:
+        print(f"{called}: {error.filename or output}: {error.strerror}", file=sys.stderr)
+        return EXIT_FAILED
+    if not plots.available():
+        print(f"{called}: no curves, as matplotlib is not installed here", file=sys.stderr)
+    print(output)
+    return 0
+
+
+def write(directory: Path, output: Path) -> None:
+    """Write the page of the run in `directory`, whole or not at all. Raises OSError."""
+    found = load(directory)
+    replace_file(output, page(found, directory.name).encode(), sync=False)

@@ -1,0 +1,268 @@
+"""What happened in a run: its steps, starts, checkpoints and ranks, out of the files of its directory.
+
+Owns which row of a step counts (the last one: after a crash the steps since the checkpoint are done again) and
+what was lost. Pure, but for load().
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from train.files import read_file
+from train.layout import MARKER, step_directory, steps_on_disk
+from train.status import Status, read_status
+
+_ENDS = ("done", "stopped", "left")
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that counts. `time`: seconds since the epoch at its end; `seconds`: it took, None for the first
+    of a start, which has none before it."""
+
+    number: int
+    loss: float
+    time: float
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Start:
+    """From one start of the training to its end. `end`: done, stopped, left, running, or lost (a crash or a
+    kill); `lost_steps`: done again by the next start."""
+
+    number: int
+    attempt: str
+    generation: int
+    began: float
+    ended: float
+    first_step: int
+    last_step: int
+    world_size: int
+    end: str
+    reason: str = ""
+    lost_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Mean seconds of a step, over `log_every` steps: all of it, and what each rank waits for others and for
+    batches."""
+
+    step: int
+    seconds: float
+    waiting: Sequence[float]
+    batches: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint: seconds until it was durable, and for how long the training stood still for it."""
+
+    step: int
+    seconds: float
+    stall: float
+
+
+@dataclass(frozen=True)
+class History:
+    """All that is known of a run. `total_steps`: asked for, 0 where that is not on record."""
+
+    directory: Path
+    steps: Sequence[Step]
+    evaluations: Sequence[Row]
+    starts: Sequence[Start]
+    ranks: Sequence[Ranks]
+    checkpoints: Sequence[Written]
+    status: Status | None
+    total_steps: int = 0
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    weights: str = ""
+    sha256: str = ""
+
+    @property
+    def wall_s(self) -> float:
+        """From the first start to the last row."""
+        return self.starts[-1].ended - self.starts[0].began if self.starts else 0.0
+
+    @property
+    def useful_s(self) -> float:
+        """In steps that count."""
+        return sum(step.seconds for step in self.steps if step.seconds is not None)
+
+    @property
+    def goodput(self) -> float:
+        """The part of the time from the first start to the end that went into steps that count."""
+        return self.useful_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps that were computed and had to be done again."""
+        return sum(start.lost_steps for start in self.starts)
+
+    @property
+    def step_s(self) -> float:
+        """The median step; 0 where there is none."""
+        times = [step.seconds for step in self.steps if step.seconds is not None]
+        return statistics.median(times) if times else 0.0
+
+
+def load(directory: Path) -> History:
+    """Raises OSError where there are no metrics to read."""
+    with open(directory / "metrics.jsonl", encoding="utf-8", errors="replace") as lines:
+        rows = list(read(lines))
+    manifest = _json(directory / "manifest.json")
+    newest = max(steps_on_disk(directory), default=None)
+    weights, sha256 = "", ""
+    if newest is not None:
+        place = step_directory(directory, newest)
+        files = _json(place / MARKER).get("files")
+        weights = f"{place.name}/model.pt"
+        if isinstance(files, dict) and isinstance(files.get("model.pt"), dict):
+            sha256 = str(files["model.pt"].get("sha256", ""))
+    return history(rows, directory, read_status(directory), manifest, weights, sha256)
+
+
+def read(lines: Iterable[str]) -> Iterator[Row]:
+    """The rows that are whole: a crash may have cut off the last one."""
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if (
+            isinstance(row, dict)
+            and isinstance(row.get("kind"), str)
+            and type(row.get("step")) is int
+            and type(row.get("time")) in (int, float)
+        ):
+            yield row
+
+
+def history(
+    rows: Sequence[Row],
+    directory: Path = Path(),
+    status: Status | None = None,
+    manifest: Mapping[str, Any] | None = None,
+    weights: str = "",
+    sha256: str = "",
+) -> History:
+    """What these rows tell."""
+    by_kind: dict[str, list[Row]] = {}
+    for row in rows:
+        by_kind.setdefault(row["kind"], []).append(row)
+    starts = list(_starts(rows, status))
+    return History(
+        directory,
+        _steps(rows),
+        list({row["step"]: row for row in by_kind.get("eval", ())}.values()),
+        starts,
+        _reports(by_kind.get("ranks", ())),
+        [Written(r["step"], _number(r, "seconds"), _number(r, "stall")) for r in by_kind.get("checkpoint", ())],
+        status,
+        max((_whole(row, "last_step") for row in by_kind.get("start", ())), default=0),
+        manifest or {},
+        weights,
+        sha256,
+    )  # fmt: skip
+
+
+def _steps(rows: Sequence[Row]) -> list[Step]:
+    """Of each step the last row; its time is since the row before it, of the same start."""
+    found: dict[int, Step] = {}
+    before: Row | None = None
+    for row in rows:
+        if row["kind"] == "step":
+            alike = before is not None and _start_of(before) == _start_of(row)
+            fresh = before is None or before["kind"] == "start"
+            took = (
+                row["time"] - before["time"] if before is not None and alike and not fresh else None
+            )
+            found.pop(row["step"], None)
+            loss = row.get("loss")
+            value = (
+                float(loss)
+                if isinstance(loss, (int, float, str)) and _is_float(loss)
+                else float("nan")
+            )
+            found[row["step"]] = Step(row["step"], value, row["time"], took)
+        before = row
+    return [found[number] for number in sorted(found)]
+
+
+def _starts(rows: Sequence[Row], status: Status | None) -> Iterator[Start]:
+    groups: list[list[Row]] = []
+    for row in rows:
+        if row["kind"] == "start" or not groups:
+            groups.append([])
+        groups[-1].append(row)
+    for number, group in enumerate(groups):
+        first, last = group[0], group[-1]
+        reached = max((row["step"] for row in group), default=first["step"])
+        following = groups[number + 1][0]["step"] if number + 1 < len(groups) else None
+        end, reason = last["kind"], str(last.get("reason", ""))
+        if end not in _ENDS:
+            newest = (
+                following is None and status is not None and status.attempt == last.get("attempt")
+            )
+            alive = newest and status is not None and status.word == "running" and not status.reason
+            end = "running" if alive else "lost"
+            reason = status.reason if newest and status is not None else ""
+            if following is not None:
+                reason = str(groups[number + 1][0].get("after", ""))
+        lost = max(0, reached - following) if following is not None else 0
+        yield Start(
+            number + 1, str(first.get("attempt", "")), _whole(first, "generation"), first["time"],
+            last["time"], first["step"], reached, _whole(first, "world_size"), end, reason, lost,
+        )  # fmt: skip
+
+
+def _reports(rows: Sequence[Row]) -> list[Ranks]:
+    """Of each step the last report."""
+    found = {row["step"]: made for row in rows if (made := _ranks(row)) is not None}
+    return [found[step] for step in sorted(found)]
+
+
+def _ranks(row: Row) -> Ranks | None:
+    waiting, batches = row.get("waiting"), row.get("batches")
+    if not isinstance(waiting, list) or not isinstance(batches, list):
+        return None
+    if not all(type(each) in (int, float) for each in (*waiting, *batches)):
+        return None
+    return Ranks(row["step"], _number(row, "seconds"), waiting, batches)
+
+
+def _start_of(row: Row) -> tuple[Any, Any]:
+    return row.get("attempt"), row.get("generation")
+
+
+def _number(row: Row, name: str) -> float:
+    value = row.get(name)
+    return float(value) if type(value) in (int, float) else 0.0  # type: ignore[arg-type]
+
+
+def _whole(row: Row, name: str) -> int:
+    value = row.get(name)
+    return value if type(value) is int else 0
+
+
+def _is_float(value: Any) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,173 @@
+"""A run as one self-contained HTML page: no script, nothing from elsewhere, light and dark, printable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from train.report import plots
+from train.report.history import History, Start
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --paper: #fff; --card: #f6f8fa; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --paper: #0d1117; --card: #161b22; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 72rem; padding: 1.5rem; color: var(--ink); background: var(--paper);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+p { margin: .3rem 0; color: var(--soft); } code { font-size: .9em; overflow-wrap: anywhere; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; margin: 1.2rem 0; }
+.cards div { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
+.cards b { display: block; font-size: 1.3rem; font-variant-numeric: tabular-nums; } .cards span { color: var(--soft); }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1.2rem; }
+figure { margin: 0; break-inside: avoid; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { font-weight: 600; white-space: nowrap; } td.n { text-align: right; }
+.lost, .failed { color: #d1242f; font-weight: 600; } .done { color: #1a7f37; font-weight: 600; }
+@media print { body { max-width: none; padding: 0; } }
+"""
+
+
+def page(history: History, name: str) -> str:
+    """The whole page. `name`: the job's."""
+    parts = [*_head(history, name), *_cards(history), *_curves(history), *_starts(history)]
+    parts += [*_settings("Settings", history.manifest.get("settings")), *_facts(history)]
+    body = "\n".join(parts)
+    title = f"<title>{escape(name)}: ddpgen report</title>"
+    meta = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{meta}{title}<style>{_STYLE}</style></head>\n'
+        f"<body>\n{body}\n</body></html>\n"
+    )
+
+
+def _head(history: History, name: str) -> Iterator[str]:
+    yield f"<h1>{escape(name)}</h1>"
+    status = history.status
+    word = status.word if status is not None else "unknown"
+    reason = f": {escape(status.reason)}" if status is not None and status.reason else ""
+    yield f'<p><span class="{escape(word)}">{escape(word)}</span>{reason}</p>'
+    if history.weights:
+        sha = f"<br>sha256 <code>{escape(history.sha256)}</code>" if history.sha256 else ""
+        yield f"<p>weights: <code>{escape(history.weights)}</code>{sha}</p>"
+
+
+def _cards(history: History) -> Iterator[str]:
+    of = f" of {history.total_steps}" if history.total_steps else ""
+    last = history.steps[-1] if history.steps else None
+    units, unit = _units(history)
+    cards = [
+        (f"{last.number if last else 0}{of}", "steps"),
+        (f"{last.loss:.4f}" if last else "none", "loss"),
+        (_count(units / history.step_s) if history.step_s else "none", f"{unit} per second"),
+        (f"{history.step_s * 1e3:.4g} ms" if history.step_s else "none", "median step"),
+        (duration(history.wall_s), "from the first start"),
+        (f"{history.goodput:.0%}", "goodput: time in steps that count"),
+        (str(len(history.starts)), "starts"),
+        (str(history.lost_steps), "steps done twice"),
+    ]
+    yield '<div class="cards">'
+    yield from (
+        f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in cards
+    )
+    yield "</div>"
+
+
+def _curves(history: History) -> Iterator[str]:
+    if not plots.available():
+        yield "<p>No curves: matplotlib is not installed here (pip install matplotlib).</p>"
+        return
+    yield '<div class="plots">'
+    if history.steps:
+        yield _figure("Loss", plots.loss(history))
+        yield _figure("Throughput", plots.speed(history, *_units(history)))
+    if history.ranks:
+        yield _figure("Where a step's time went", plots.where(history))
+        if len(history.ranks[-1].waiting) > 1:
+            yield _figure("The ranks compared", plots.ranks(history))
+    if history.checkpoints:
+        yield _figure("Checkpoints", plots.checkpoints(history))
+    yield "</div>"
+
+
+def _figure(caption: str, svg: str) -> str:
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{svg}</figure>"
+
+
+def _starts(history: History) -> Iterator[str]:
+    yield "<h2>Starts, restarts and stops</h2>"
+    names = ("#", "when", "for", "steps", "processes", "end", "done again", "attempt")
+    yield '<div class="scroll"><table><tr>'
+    yield "".join(f"<th>{name}</th>" for name in names) + "</tr>"
+    for start in history.starts:
+        yield f"<tr>{''.join(_cell(value) for value in _row(start))}</tr>"
+    yield "</table></div>"
+
+
+def _row(start: Start) -> Iterator[tuple[str, str]]:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.began))
+    said = "crashed or killed" if start.end == "lost" else start.end
+    yield str(start.number), ""
+    yield when, ""
+    yield duration(start.ended - start.began), ""
+    yield f"{start.first_step} to {start.last_step}", ""
+    yield str(start.world_size or ""), ""
+    yield f"{said}{': ' if start.reason else ''}{start.reason}", start.end
+    yield f"{start.lost_steps} steps" if start.lost_steps else "", ""
+    yield f"{start.attempt} {start.generation}", ""
+
+
+def _cell(value: tuple[str, str]) -> str:
+    text, kind = value
+    return f'<td class="{escape(kind)}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
+
+
+def _facts(history: History) -> Iterator[str]:
+    facts = history.manifest.get("facts")
+    known = dict(facts) if isinstance(facts, Mapping) else {}
+    for name in ("parameters", "code", "exact_on_any_world_size"):
+        if name in history.manifest:
+            known[name] = history.manifest[name]
+    yield from _settings("What the bits depend on", known)
+
+
+def _settings(title: str, values: Any) -> Iterator[str]:
+    if not isinstance(values, Mapping) or not values:
+        return
+    yield f'<h2>{escape(title)}</h2><div class="scroll"><table>'
+    for name, value in sorted(values.items()):
+        shown = (
+            ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else value
+        )
+        yield f"<tr><th>{escape(str(name))}</th><td><code>{escape(str(shown))}</code></td></tr>"
+    yield "</table></div>"
+
+
+def _units(history: History) -> tuple[float, str]:
+    """What a step has, in the workload's own unit, else in samples."""
+    unit, units = history.manifest.get("unit"), history.manifest.get("units_per_step")
+    if isinstance(unit, str) and isinstance(units, (int, float)):
+        return float(units), unit
+    settings = history.manifest.get("settings")
+    size = settings.get("global_batch_size") if isinstance(settings, Mapping) else None
+    return (float(size), "samples") if isinstance(size, int) else (1.0, "steps")
+
+
+def duration(seconds: float) -> str:
+    """`1 h 02 min`, `3 min 20 s`, `12 s`."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

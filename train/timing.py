@@ -1,0 +1,107 @@
+"""Where a rank's steps spend their time, and which rank the others wait for. No torch.
+
+Owns the clock of a rank and the judgement of all ranks' times. A step is computing, waiting for a batch, or
+waiting for other ranks: from a rank's last gradient to the end of the reduction, and in the step's exchange.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+# A rank that computes longer than the others by this part of a step, in so many reports in a row, is named.
+SLOW = 0.10
+REPORTS = 3
+
+
+class StepClock:
+    """This rank's times in its steps since its last report."""
+
+    def __init__(self) -> None:
+        self._began = self._ready_at = 0.0
+        self._steps = 0
+        self._total = self._waiting = self._batches = 0.0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        """The step is over."""
+        self._total += time.perf_counter() - self._began
+        self._steps += 1
+
+    def ready(self) -> None:
+        """The last gradient of this rank is there: what follows in the backward pass is waiting."""
+        self._ready_at = time.perf_counter()
+
+    def reduced(self) -> None:
+        """The backward pass is over."""
+        if self._ready_at:
+            self._waiting += time.perf_counter() - self._ready_at
+            self._ready_at = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """In here it waits for other ranks."""
+        began = time.perf_counter()
+        yield
+        self._waiting += time.perf_counter() - began
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """In here it waits for a batch."""
+        began = time.perf_counter()
+        yield
+        self._batches += time.perf_counter() - began
+
+    def report(self) -> list[float]:
+        """Mean seconds of a step since the last report: all of it, waiting for ranks, for batches. Zeros
+        before the first step."""
+        times = [self._total, self._waiting, self._batches]
+        means = [seconds / max(1, self._steps) for seconds in times]
+        self._steps, self._total, self._waiting, self._batches = 0, 0.0, 0.0, 0.0
+        return means
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A rank that the others wait for. `cost`: the part of a step that it takes longer than they do."""
+
+    rank: int
+    cost: float
+
+
+def slowest(step_s: float, waiting: Sequence[float]) -> Slow | None:
+    """The rank that waits least, where it costs the others more than SLOW of a step."""
+    if len(waiting) < 2 or step_s <= 0:
+        return None
+    rank = min(range(len(waiting)), key=lambda r: waiting[r])
+    others = statistics.median(w for r, w in enumerate(waiting) if r != rank)
+    cost = (others - waiting[rank]) / step_s
+    return Slow(rank, cost) if cost > SLOW else None
+
+
+class SlowRanks:
+    """Which rank to name, from one report after another: one slow report may be chance."""
+
+    def __init__(self) -> None:
+        self._row: list[Slow] = []
+        self._named: int | None = None
+
+    def observe(self, step_s: float, waiting: Sequence[float]) -> Slow | None:
+        """The rank to name now, with its mean cost; None where nothing is new."""
+        slow = slowest(step_s, waiting)
+        if slow is None or (self._row and self._row[-1].rank != slow.rank):
+            self._row.clear()
+        if slow is None:
+            self._named = None
+            return None
+        self._row = [*self._row, slow][-REPORTS:]
+        if len(self._row) < REPORTS or self._named == slow.rank:
+            return None
+        self._named = slow.rank
+        return Slow(slow.rank, statistics.fmean(each.cost for each in self._row))
