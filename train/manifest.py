@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from train import bits
 from train.config import RunConfig
 
 # Settings that may change between two runs of one job without changing what is computed.
@@ -54,6 +55,7 @@ def facts(config: RunConfig, device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda if on_gpu else None,
         "threads": config.threads,
         "library_flags": {name: os.environ[name] for name in _LIBRARY_FLAGS if name in os.environ},
+        "bits": dict(bits.probe(device)),
     }
 
 
@@ -80,8 +82,8 @@ def settings(config: RunConfig, last_step: int, own_schedule: bool = False) -> d
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """`name: old -> new` for everything that is not the same."""
-    names = sorted({*was, *now})
+    """`name: old -> new` for everything that is not the same, but the results of the bit probe."""
+    names = sorted({*was, *now} - {"bits"})
     return [
         f"{name}: {was.get(name)!r} -> {now.get(name)!r}"
         for name in names

@@ -127,7 +127,8 @@ def run(
         reporter.follow(trainer.state)
         # Before DDP, which would quietly give every rank the parameters of rank 0.
         with doing("comparing the parameters"):
-            startup.check_equal(trainer.state.model, trainer.last_step, world)
+            other_bits = assembly.other_bits()
+            startup.check_equal(trainer.state.model, trainer.last_step, world, other_bits)
         with doing("looking at the metrics"):
             trainer.check_metrics()
         with doing("computing a micro-batch twice"):
