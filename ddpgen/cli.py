@@ -18,7 +18,7 @@ from ddpgen import __version__
 from ddpgen.errors import BugError, DdpgenError, FileTroubleError, report
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddpgen.job import Render
     from ddpgen.monitor.commands import Following
@@ -230,7 +230,7 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
         click.echo(f"next: ddpgen {following} {_named(spec, options['output'])}", err=True)
 
 
-def _submit(job: JobSpec, directory: Path, arguments: tuple[str, ...]) -> Launched:
+def _submit(job: JobSpec, directory: Path, arguments: Sequence[str]) -> Launched:
     from ddpgen.monitor import submit, submit_sky
     from ddpgen.spec.sky import SkyJob
     from ddpgen.spec.slurm import SlurmJob
@@ -386,6 +386,53 @@ def plan(spec: str, target: str, as_json: bool) -> None:
     readings, tiers = _checked(spec, target)
     show = tables.as_json if as_json else tables.as_text
     click.echo("\n".join(show(readings[tier].job, tier) for tier in tiers))
+
+
+@cli.command()
+@_SPEC
+@_target_option
+@click.option(
+    "--json", "to", type=_Place(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Also copy the figures there.",
+)  # fmt: skip
+def probe(spec: str, target: str, to: Path | None) -> None:
+    """Measure the network and the collectives of a job before it trains, in the same launch.
+
+    Says how much of the network an all-reduce and the job's own reduction take, which pair of hosts is slow, and
+    which host computes other bits. The job is untouched: the probe has a name and a directory of its own. On slurm
+    and sky it is submitted.
+
+    \b
+    Example:
+      ddpgen probe examples/gpt.yaml --target local
+    """
+    from ddpgen import job, measure
+    from ddpgen.launch import START
+    from ddpgen.monitor import record
+
+    if target == "all":
+        raise click.UsageError("a probe runs on one tier: name it.")
+    if to is not None and target not in START:
+        raise click.UsageError(
+            f"--json goes with {' and '.join(START)}; on {target} the figures stay there."
+        )
+    readings, tiers = _checked(spec, target)
+    probed = {target: measure.probed(readings[target])}
+    how = job.Render()
+    job.write_bundle(probed, tiers, Path(spec).parent, how)
+    bundle = job.output_directory(probed, how)
+    if target not in START:
+        launched = _submit(probed[target].job, bundle, ["--probe"])
+        click.echo(launched.job)
+        record.remember(bundle, launched)
+        click.echo(f"next: ddpgen logs {bundle} --follow", err=True)
+        return
+    code = measure.run(target, bundle, ["--probe"])
+    if target == "hosts" and code in (0, 75):
+        measure.run(target, bundle, ["--fetch"])
+    if to is not None:
+        measure.copy(measure.results(probed[target].job, bundle) / measure.PROBE, to)
+    sys.exit(code)
 
 
 @cli.command()

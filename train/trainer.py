@@ -116,6 +116,13 @@ def run(
     parts = ranges(startup.shares(config, assembly))
     if world.rank == 0:
         agreement.introduce(assembly, world.backend, parts)
+    if config.probe:
+        from train.probe import measure
+
+        with doing("probing"):
+            measure.probe(world, parts, assembly, directory, stop, fence, host)
+        _part(world, reporter, failures)
+        return 0
     with doing("building model and data"):
         trainer = Trainer(config, world, parts, stop, host)
     with (
@@ -153,12 +160,17 @@ def run(
             if trainer.records is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
                 trainer.records.saver.settle()
+    _part(world, reporter, failures)
+    return EXIT_CHANGED if outcome is Outcome.LEFT else 0
+
+
+def _part(world: World, reporter: Reporter, failures: FatalErrorBroadcast | None) -> None:
+    """A good end: nobody leaves before all are done."""
     if failures is not None:
         world.barrier()
         failures.close()
     reporter.stop()
     leave(world)
-    return EXIT_CHANGED if outcome is Outcome.LEFT else 0
 
 
 class Trainer:
