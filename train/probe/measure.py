@@ -35,7 +35,7 @@ FILE = "probe.json"
 SIZES = tuple(4096 * 4**n for n in range(9))  # 4 KB to 256 MB
 _BUDGET_S = 1.0  # for the repetitions of one size
 _MOST = 50
-_TOO_LONG_S = 5.0  # a size four times as large is left out
+_TOO_LONG_S = 5.0  # or an eighth of the collective timeout: a size four times as large is left out
 _ALL_PAIRS = 8  # of more hosts only neighbours are measured
 _MESSAGE = 16 << 20  # bytes
 
@@ -217,7 +217,8 @@ class Probe:
                 if self._must_stop():
                     return False
                 slowest = max(self._all_reduce(count), self._tree(count, reducer))
-                if slowest > _TOO_LONG_S and count < SIZES[-1]:
+                too_long_s = min(_TOO_LONG_S, self._world.collective_timeout / 8)
+                if slowest > too_long_s and count < SIZES[-1]:
                     self._say(f"larger sizes are left out: this one takes {slowest:.0f} s")
                     break
         finally:
