@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddpgen import __version__
-from ddpgen.errors import BugError, DdpgenError, FileTroubleError, report
+from ddpgen.errors import BugError, DdpgenError, FileTroubleError
+from ddpgen.errors import report as lines_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddpgen.job import Render
     from ddpgen.monitor.commands import Following
@@ -208,7 +209,7 @@ def _checked(spec: str, target: str) -> tuple[Mapping[str, Reading], list[str]]:
 
     readings = job.load(spec)
     tiers = job.resolve(target, readings)
-    for line in report(spec, job.check([readings[tier] for tier in tiers], Path(spec).parent)):
+    for line in lines_of(spec, job.check([readings[tier] for tier in tiers], Path(spec).parent)):
         click.echo(line, err=True)
     return readings, tiers
 
@@ -246,7 +247,7 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
         click.echo(f"next: ddpgen {following} {_named(spec, options['output'])}", err=True)
 
 
-def _submit(job: JobSpec, directory: Path, arguments: tuple[str, ...]) -> Launched:
+def _submit(job: JobSpec, directory: Path, arguments: Sequence[str]) -> Launched:
     from ddpgen.monitor import submit, submit_sky
     from ddpgen.spec.sky import SkyJob
     from ddpgen.spec.slurm import SlurmJob
@@ -504,6 +505,54 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
 
 
 @cli.command()
+@_SPEC
+@_target_option
+@click.option(
+    "--json", "to", type=_Place(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Also copy the figures there.",
+)  # fmt: skip
+def probe(spec: str, target: str, to: Path | None) -> None:
+    """Measure the network and the collectives of a job before it trains, in the same launch.
+
+    Says how much of the network an all-reduce and the job's own reduction take, which pair of hosts is slow, and
+    which host computes other bits. The job is untouched: the probe has a name and a directory of its own. On slurm
+    and sky it is submitted.
+
+    \b
+    Example:
+      ddpgen probe examples/gpt.yaml --target local
+    """
+    from ddpgen import job, measure
+    from ddpgen.launch import START, run
+    from ddpgen.monitor import record
+
+    if target == "all":
+        raise click.UsageError("a probe runs on one tier: name it.")
+    if to is not None and target not in START:
+        raise click.UsageError(
+            f"--json goes with {' and '.join(START)}; on {target} the figures stay there."
+        )
+    readings, tiers = _checked(spec, target)
+    probed = {target: measure.probed(readings[target])}
+    how = job.Render()
+    job.write_bundle(probed, tiers, Path(spec).parent, how)
+    bundle = job.output_directory(probed, how)
+    if target not in START:
+        launched = _submit(probed[target].job, bundle, ["--probe"])
+        click.echo(launched.job)
+        record.remember(bundle, launched)
+        click.echo(f"next: ddpgen logs {bundle} --follow", err=True)
+        return
+    start = ["bash", _as_argument(bundle / START[target])]
+    code = run([*start, "--probe"])
+    if target == "hosts" and code in (0, 75):
+        run([*start, "--fetch"])
+    if to is not None:
+        measure.copy(measure.results(probed[target].job, bundle) / measure.PROBE, to)
+    sys.exit(code)
+
+
+@cli.command()
 def schema() -> None:
     """Print the JSON Schema of a spec, for editors.
 
@@ -647,15 +696,43 @@ def doctor(job: str, target: str | None, output: Path | None, as_json: bool) -> 
     Example:
       ddpgen doctor checkpoints/gpt
     """
-    from ddpgen.launch import become_doctor
+    from ddpgen.launch import become_module
+
+    become_module("doctor", _visible(job, target, output), ["--json"] if as_json else [])
+
+
+def _visible(job: str, target: str | None, output: Path | None = None) -> Path:
+    """The checkpoint directory that is meant, on this machine."""
     from ddpgen.monitor import commands
 
-    directory = Path(job)
-    if os.path.isfile(job) or os.path.exists(os.path.join(job, "bundle.json")):
-        following = _following(job, target, output)
-        assert not isinstance(following, Path)
-        directory = commands.visible(following)
-    become_doctor(directory, ["--json"] if as_json else [])
+    if not os.path.isfile(job) and not os.path.exists(os.path.join(job, "bundle.json")):
+        return Path(job)
+    following = _following(job, target, output)
+    assert not isinstance(following, Path)
+    return commands.visible(following)
+
+
+@cli.command()
+@_JOB
+@click.option("--target", metavar="TIER", help="The tier.  [default: that of the newest run]")
+@click.option(
+    "-o", "--output", type=_Place(path_type=Path, dir_okay=False), metavar="FILE",
+    help="The page to write.  [default: report.html in the checkpoint directory]",
+)  # fmt: skip
+def report(job: str, target: str | None, output: Path | None) -> None:
+    """Write what happened in a run as one page: curves, ranks, checkpoints, every start and its end.
+
+    JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine. The curves need matplotlib
+    (pip install 'ddpgen[plot]').
+
+    \b
+    Example:
+      ddpgen report examples/gpt.yaml -o report.html
+    """
+    from ddpgen.launch import become_module
+
+    options = [f"--output={output.absolute()}"] if output else []
+    become_module("report", _visible(job, target), options)
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""Become a rendered artefact, its command echoed first, or the doctor."""
+"""Become a rendered artefact, its command echoed first, or a command of the training module."""
 
 from __future__ import annotations
 
@@ -25,6 +25,23 @@ def become(argv: Sequence[str]) -> NoReturn:
     _exec(argv)
 
 
+def run(argv: Sequence[str]) -> int:
+    """Run `argv` and wait for it, whose Ctrl-C is its own affair; the exit code.
+
+    Raises TargetUnavailableError when the program is not there.
+    """
+    print("+", shlex.join(argv), file=sys.stderr, flush=True)
+    try:
+        child = subprocess.Popen(argv)
+    except OSError as error:
+        raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            continue  # the terminal has signalled it as well
+
+
 def output(argv: Sequence[str]) -> tuple[int, str]:
     """Run `argv`: its exit code and what it says on standard output.
 
@@ -39,25 +56,15 @@ def output(argv: Sequence[str]) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def become_doctor(directory: Path, options: Sequence[str]) -> NoReturn:
-    """Replace this process by the training module's doctor, which needs no torch.
+def become_module(command: str, directory: Path, options: Sequence[str]) -> NoReturn:
+    """Replace this process by a command of the training module that needs no torch: doctor, report.
 
     It runs where that module lies: one of the user's that is called `train` must not come first. It
     only looks, so it is not echoed, and speaks under the name it was called by.
     """
-    home = resource("train").parent
-    argv = [
-        sys.executable,
-        "-B",
-        "-m",
-        "train",
-        "doctor",
-        *options,
-        "--",
-        str(directory.absolute()),
-    ]
-    os.environ["DDPGEN_CALLED_AS"] = "ddpgen doctor"
-    _exec(argv, home)
+    home, words = resource("train").parent, [*options, "--", str(directory.absolute())]
+    os.environ["DDPGEN_CALLED_AS"] = f"ddpgen {command}"
+    _exec([sys.executable, "-B", "-m", "train", command, *words], home)
 
 
 def _exec(argv: Sequence[str], where: Path | None = None) -> NoReturn:

@@ -73,7 +73,9 @@ def newest(jobs: Iterable[JobSpec], bundle: Path) -> Run | None:
 def read(directory: Path) -> Run:
     """What a checkpoint directory tells."""
     about = _mapping(_text(directory / "manifest.json"))
-    rows = [_mapping(line) for line in _text(directory / "metrics.jsonl").splitlines()]
+    lines = _text(directory / "metrics.jsonl").splitlines()
+    # These come between two steps and take no time.
+    rows = [row for row in map(_mapping, lines) if row.get("kind") not in ("ranks", "checkpoint")]
     found, attempt = _newest_start(rows)
     starts = [row for row in (about, *rows) if "world_size" in row and _start(row) == attempt]
     settings, facts = about.get("settings"), about.get("facts")

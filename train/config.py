@@ -71,6 +71,7 @@ class RunConfig:
     checkpoint_keep: int
     code_dir: str | None
     accept_changes: bool
+    probe: bool
     args: dict[str, Any]
 
     @property
@@ -173,6 +174,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="resume although the settings differ from those the checkpoint was written with",
     )
+    add("--probe", action="store_true", help="measure network and collectives instead of training")
     add(
         "--arg", type=_arg, action="append", default=[], metavar="NAME=JSON", help="of the workload"
     )

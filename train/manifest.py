@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
+from train import bits
 from train.config import RunConfig
 
 # Settings that may change between two runs of one job without changing what is computed.
 _FREE = {
     "world_size", "shares", "weight", "elastic", "backend", "data_workers", "rendezvous_timeout", "collective_timeout",
     "eval_every", "best_metric", "best_mode", "patience", "min_delta", "log_every", "checkpoint_dir", "checkpoint_store", "checkpoint_every", "checkpoint_keep",
-    "code_dir", "accept_changes", "steps", "epochs",
+    "code_dir", "accept_changes", "probe", "steps", "epochs",
 }  # fmt: skip
 _LIBRARY_FLAGS = (
     "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
@@ -54,6 +55,7 @@ def facts(config: RunConfig, device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda if on_gpu else None,
         "threads": config.threads,
         "library_flags": {name: os.environ[name] for name in _LIBRARY_FLAGS if name in os.environ},
+        "bits": dict(bits.probe(device)),
     }
 
 
@@ -80,8 +82,8 @@ def settings(config: RunConfig, last_step: int, own_schedule: bool = False) -> d
 
 
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """`name: old -> new` for everything that is not the same."""
-    names = sorted({*was, *now})
+    """`name: old -> new` for everything that is not the same, but the results of the bit probe."""
+    names = sorted({*was, *now} - {"bits"})
     return [
         f"{name}: {was.get(name)!r} -> {now.get(name)!r}"
         for name in names

@@ -10,14 +10,14 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train import manifest
+from train import bits, manifest
 from train.checkpoint.resume import Found
 from train.config import RunConfig
 from train.console import say
@@ -139,18 +139,32 @@ def check_settings(config: RunConfig, settings: dict[str, Any], world: World, fo
             f"your code has changed since the checkpoint of step {found.source.step} was written; going on "
             "from it all the same. To start anew, give the job another name or checkpoint.dir"
         )
-    now = _as_json(manifest.facts(config, world.device))
-    changed = manifest.differences(found.source.meta.get("facts", {}), now)
-    if changed and world.rank == 0:
-        say(f"bits may differ from the run that wrote the checkpoint: {'; '.join(changed)}")
+    if world.rank == 0:
+        was = found.source.meta.get("facts", {})
+        now = _as_json(manifest.facts(config, world.device))
+        changed = manifest.differences(was, now)
+        odd = bits.changed(was.get("bits", {}), now["bits"])
+        if odd:
+            differ = f"; what differs: {'; '.join(changed)}" if changed else ""
+            say(
+                "warning: this run computes other bits than the one that wrote the checkpoint, in "
+                f"{bits.described(odd)}{differ}"
+            )
+        elif changed:
+            say(f"bits may differ from the run that wrote the checkpoint: {'; '.join(changed)}")
 
 
 def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def check_equal(model: torch.nn.Module, last_step: int, world: World) -> None:
-    """Before the first step: every rank holds the same parameters and plans the same steps."""
+def check_equal(
+    model: torch.nn.Module, last_step: int, world: World, other_bits: Sequence[str]
+) -> None:
+    """Before the first step: every rank holds the same parameters and plans the same steps.
+
+    `other_bits`: what the bit probe found between the hosts, which explains a difference. Raises TrainError.
+    """
     digest = hashlib.sha256(str(last_step).encode())
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, torch.Tensor):
@@ -162,6 +176,12 @@ def check_equal(model: torch.nn.Module, last_step: int, world: World) -> None:
         digest.update((ctypes.c_char * size).from_address(flat.data_ptr()) if size else b"")
     answers = world.all_gather(digest.hexdigest())
     odd = [str(rank) for rank, answer in enumerate(answers) if answer != answers[0]]
+    if odd and other_bits:
+        raise TrainError(
+            f"rank(s) {', '.join(odd)} begin with other parameters than rank 0, as their hosts compute "
+            f"{'; '.join(other_bits)}; use hosts of one kind, or set that variable to the same value on "
+            "all hosts by env: in the spec"
+        )
     if odd:
         raise TrainError(
             f"rank(s) {', '.join(odd)} hold other parameters, or plan another number of steps, than "

@@ -106,6 +106,13 @@ def run(worker: Worker) -> int:
     parts = ranges(startup.shares(config, assembly))
     if world.rank == 0:
         agreement.introduce(assembly, world.backend, parts)
+    if config.probe:
+        from train.probe import measure
+
+        with doing("probing"):
+            measure.probe(world, parts, assembly, directory, stop, fence, host)
+        _part(world, worker)
+        return 0
     with doing("building model and data"):
         trainer = Trainer(config, world, parts, stop, host)
     with (
@@ -117,7 +124,8 @@ def run(worker: Worker) -> int:
         worker.reporter.follow(trainer.state)
         # Before DDP, which would quietly give every rank the parameters of rank 0.
         with doing("comparing the parameters"):
-            startup.check_equal(trainer.state.model, trainer.last_step, world)
+            other_bits = assembly.other_bits()
+            startup.check_equal(trainer.state.model, trainer.last_step, world, other_bits)
         with doing("looking at the metrics"):
             trainer.check_metrics()
         with doing("computing a micro-batch twice"):
@@ -143,12 +151,17 @@ def run(worker: Worker) -> int:
             if trainer.records is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
                 trainer.records.checkpointer.settle()
-    if failures is not None:
+    _part(world, worker)
+    return EXIT_CHANGED if outcome is Outcome.LEFT else 0
+
+
+def _part(world: World, worker: Worker) -> None:
+    """A good end: nobody leaves before all are done."""
+    if worker.failures is not None:
         world.barrier()
-        failures.close()
+        worker.failures.close()
     worker.reporter.stop()
     leave(world)
-    return EXIT_CHANGED if outcome is Outcome.LEFT else 0
 
 
 class Trainer:

@@ -31,6 +31,7 @@ from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
 from train.lock import FencedOffError
 from train.node import MOST_REASON, Node, is_over, record_crash, record_end
+from train.probe import nccl
 from train.replaced import Replacement
 from train.status import read_status
 
@@ -101,6 +102,8 @@ class Worker:
     def _train(self) -> int:
         # Imports torch, which takes seconds: not before it is known that there is something to run. It makes
         # 250,000 objects that stay; the garbage collector would look at them again and again.
+        if self.config.probe:
+            nccl.log_to_file(os.environ, self._rank, self.directory)
         with doing("importing torch"):
             gc.disable()
             from train import trainer

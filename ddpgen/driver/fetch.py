@@ -29,6 +29,7 @@ from .ssh import Ssh
 
 MARKER, METRICS = "checkpoint.json", "metrics.jsonl"
 MANIFEST, STATUS, BEST = "manifest.json", "status", "best.json"
+PROBE = "probe.json"
 _STEP = re.compile(r"step-\d{9,}")
 _STAGE = ".fetched"
 # A job that runs from a directory touches its lock every 5 s.
@@ -45,6 +46,9 @@ async def fetch(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen, target: Path) 
     answers = await ask_all(plan, ssh, pace, remote.status)
     told_troubles(answers, screen)
     newest, holder = _holder(plan, answers)
+    if holder is None and await _bring_probe(plan, ssh, pace, target):
+        screen.say(f"brought the figures of the probe to {target / PROBE}")
+        return DONE
     if holder is None:
         screen.say(_where_to_look(plan, ssh, answers))
         return FAILED
@@ -70,6 +74,15 @@ async def fetch(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen, target: Path) 
         screen.say(f"step {newest} did not arrive whole; fetch again")
         return FAILED
     return DONE
+
+
+async def _bring_probe(plan: Plan, ssh: Ssh, pace: Pace, target: Path) -> bool:
+    """A probe has no checkpoint: its figures are with rank 0, on whichever host that was."""
+    target.mkdir(parents=True, exist_ok=True)
+    for host in map(plan.host, plan.names):
+        with contextlib.suppress(RefusedError):
+            await _Wire(plan, ssh, pace, host).bring(target, [f"/{PROBE}"], [])
+    return (target / PROBE).is_file()
 
 
 _SMALL = (f"/{METRICS}", f"/{MANIFEST}", f"/{STATUS}", f"/{BEST}")

@@ -17,7 +17,7 @@ LAYERS = [
     {"cli"},
     {"predict_page", "predict_plot"},
     {"predict"},
-    {"measured"},
+    {"measure", "measured"},
     {"monitor.commands", "monitor.submit", "monitor.submit_sky"},
     {"monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
     {"monitor.queue", "monitor.skypilot", "monitor.store"},

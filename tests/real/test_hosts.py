@@ -194,6 +194,21 @@ def test_started_by_hand_in_two_terminals_in_any_order(rig: Rig, tmp_path: Path)
     assert rig.strays(within=5) == []
 
 
+def test_a_host_that_computes_other_bits_is_named_with_the_cause(rig: Rig, tmp_path: Path) -> None:
+    one = "case $(hostname) in laptop) export ATEN_CPU_CAPABILITY=default;; esac"
+    python = {"interpreter": sys.executable, "activate": one}
+    spec = fleet.spec(["desk", "laptop"], {"steps": 2}, name="bits", python=python)
+    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
+    assert driver.end() == 1, driver.output
+    warning = next(line for line in driver.lines if "depend on which host" in line)
+    assert "'DEFAULT' on laptop" in warning
+    # The initial parameters are random numbers, which come out differently there.
+    cause = "usual cause: ATen's instruction set (ATEN_CPU_CAPABILITY)"
+    assert cause in warning
+    assert cause in fleet.status(rig, "desk", "bits")
+    assert cause in fleet.status(rig, "laptop", "bits")
+
+
 HOSTILE = {
     "dir": 'it\'s $(touch pwned) "quoted" `x`\n-new; é',
     "env": {"HOSTILE": 'it\'s "quoted"\n$(touch pwned) `touch pwned` \\ é; -n', "EMPTY": ""},

@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from train import lock
+from train import bits, lock
 from train.console import say
 from train.errors import ToldError, TrainError, start_command
 from train.layout import steps_on_disk
@@ -107,7 +107,7 @@ class Assembly:
         """What the bits depend on and is not the same on all hosts, each with who has what."""
         found = []
         firsts = [self.members[ranks[0]] for ranks in self.layout]
-        for name in sorted({key for first in firsts for key in first.facts}):
+        for name in sorted({key for first in firsts for key in first.facts} - {"bits"}):
             holders: dict[str, list[str]] = {}
             for first in firsts:
                 holders.setdefault(repr(first.facts.get(name)), []).append(first.host)
@@ -115,6 +115,19 @@ class Assembly:
                 each = (f"{value} on {_some(names)}" for value, names in holders.items())
                 found.append(f"{name}: {', '.join(each)}")
         return found
+
+    def other_bits(self) -> list[str]:
+        """The hosts where the bit probe gave other results than on the first host, and in what."""
+        first, *others = (self.members[ranks[0]] for ranks in self.layout)
+        odd: dict[tuple[str, ...], list[str]] = {}
+        for other in others:
+            operations = bits.changed(first.facts.get("bits", {}), other.facts.get("bits", {}))
+            odd.setdefault(tuple(operations), []).append(other.host)
+        odd.pop((), None)
+        return [
+            f"other bits on {_some(hosts)} than on {first.host} in {bits.described(operations)}"
+            for operations, hosts in odd.items()
+        ]
 
 
 def _some(names: Sequence[str]) -> str:
@@ -183,6 +196,9 @@ def introduce(assembly: Assembly, backend: str, shares: Sequence[range]) -> None
     among = len(assembly.layout) > 1 and assembly.members[0].host
     who = assembly.describe(shares) if among else f"{len(assembly.members)} processes"
     say(f"{who}, backend {backend}, device {assembly.devices()}")
-    differ = assembly.differences()
-    if differ:
+    differ, proof = assembly.differences(), assembly.other_bits()
+    if proof:
+        what = f"; what differs: {'; '.join(differ)}" if differ else ""
+        say(f"warning: the weights depend on which host computes what: {'; '.join(proof)}{what}")
+    elif differ:
         say(f"bits may differ between the hosts: {'; '.join(differ)}")

@@ -75,12 +75,7 @@ class TreeGradients:
         _refuse_sparse(model)
         self._zeros = config.find_unused_parameters
         self._sums = LocalSums(ranges[world.rank], config.micro_batches)
-        levels, shortcut = join_levels(world, ranges), plain_sum_is_the_tree(ranges)
-        self.reducer: TreeReducer | ThroughHostMemory
-        if levels and world.device.type == "cuda" and world.backend == "gloo":
-            self.reducer = ThroughHostMemory(levels, shortcut)
-        else:
-            self.reducer = TreeReducer(levels, shortcut, world.device)
+        self.reducer = connect_reducer(world, ranges)
         self.ddp = wrap(model, world, config, broadcast_buffers=False)
         hook = tree_hook(self.reducer, self._sums, self._parameters, clock.ready)
         self.ddp.register_comm_hook(None, hook)
@@ -127,6 +122,14 @@ def _refuse_sparse(model: torch.nn.Module) -> None:
                 f"{name} ({type(module).__name__}) has sparse gradients, which cannot be summed in a "
                 "fixed tree; build it with sparse=False, or set reduction: allreduce"
             )
+
+
+def connect_reducer(world: World, ranges: Sequence[range]) -> TreeReducer | ThroughHostMemory:
+    """The reduction of a job whose ranks have these micro-batches. Every rank has to call it."""
+    levels, shortcut = join_levels(world, ranges), plain_sum_is_the_tree(ranges)
+    if levels and world.device.type == "cuda" and world.backend == "gloo":
+        return ThroughHostMemory(levels, shortcut)
+    return TreeReducer(levels, shortcut, world.device)
 
 
 def join_levels(world: World, ranges: Sequence[range]) -> list[Level]:

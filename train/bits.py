@@ -1,0 +1,77 @@
+"""The bit probe: what some operations give on this device, as hashes.
+
+Owns the operations, their inputs, and which of them shows which cause. Two hosts whose hashes differ will
+train different weights. Takes some 10 ms, after torch is imported and the threads are set.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.nn import functional
+
+# Seen with torch 2.13 on x86, one setting changed at a time.
+_CAUSES = {
+    "gemm": "MKL's kernels (MKL_CBWR, MKL_ENABLE_INSTRUCTIONS)",
+    "convolution": "oneDNN's instruction set (ONEDNN_MAX_CPU_ISA)",
+    "gelu": "oneDNN's instruction set (ONEDNN_MAX_CPU_ISA)",
+    "softmax": "ATen's instruction set (ATEN_CPU_CAPABILITY)",
+    "layer_norm": "ATen's instruction set (ATEN_CPU_CAPABILITY)",
+    "randn": "ATen's instruction set (ATEN_CPU_CAPABILITY)",
+    "sum": "the number of threads, train.threads",
+}
+
+
+@functools.cache
+def probe(device: torch.device) -> Mapping[str, str]:
+    """The hash of each operation's result, by the operation's name; computed once for each device."""
+    with torch.no_grad():
+        results = _compute(device)
+    return {name: _digest(tensor) for name, tensor in results.items()}
+
+
+def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The operations that both know and that gave different bits."""
+    return [name for name in was if name in now and was[name] != now[name]]
+
+
+def described(operations: Sequence[str]) -> str:
+    """The operations that gave other bits, with what usually causes that."""
+    known = dict.fromkeys(_CAUSES[name] for name in operations if name in _CAUSES)
+    cause = f" (usual cause: {' and '.join(known)})" if known else ""
+    return ", ".join(operations) + cause
+
+
+def _compute(device: torch.device) -> dict[str, torch.Tensor]:
+    rows = _values(1, 128, 256).to(device)
+    image, kernel = _values(2, 4, 8, 20, 20).to(device), _values(3, 16, 8, 3, 3).to(device)
+    parameter, gradient = _values(4, 4099).to(device), _values(5, 4099).to(device)
+    mean, square = gradient * 0.1, (gradient * gradient).mul_(0.001)
+    random = torch.Generator(device=device).manual_seed(1)
+    return {
+        "gemm": rows @ _values(6, 256, 192).to(device),
+        "convolution": functional.conv2d(image, kernel, padding=1),
+        "softmax": torch.softmax(rows * 8, dim=1),
+        "layer_norm": functional.layer_norm(rows, (256,)),
+        "gelu": functional.gelu(rows),
+        "sum": _values(7, 100_003).to(device).sum(),
+        "adamw": parameter.mul(1 - 1e-5).addcdiv(mean, square.sqrt().add_(1e-8), value=-1e-3),
+        "randn": torch.randn(4099, generator=random, device=device),
+    }
+
+
+def _values(salt: int, *shape: int) -> torch.Tensor:
+    """Numbers in [-0.5, 0.5) that come out the same everywhere: integers, and one exact division."""
+    count = torch.Size(shape).numel()
+    mixed = torch.arange(count, dtype=torch.int64).mul_(2654435761).add_(salt * 40503) % 2**32
+    return (mixed.to(torch.float64) / 2**32 - 0.5).to(torch.float32).reshape(shape)
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    flat = tensor.cpu().contiguous()
+    data = ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
+    return hashlib.sha256(data).hexdigest()[:16]

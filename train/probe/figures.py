@@ -1,0 +1,187 @@
+"""What a probe measured: the values of probe.json, the table for people, and the verdict. Pure.
+
+Bandwidths are those of nccl-tests (doc/PERFORMANCE.md there): the algorithm's is bytes of the result by
+time; the bus bandwidth of an all-reduce is that times 2(n-1)/n, which does not depend on the number n of
+ranks and can be held against the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# A collective that takes less than this part of the network is worth a look.
+_GOOD = 0.7
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One size of one collective. `ranks`: how many took part. `correct`: whether the sums were right."""
+
+    kind: str
+    bytes: int
+    seconds: float
+    ranks: int
+    correct: bool
+
+    @property
+    def algorithm_bandwidth(self) -> float:
+        """Bytes a second."""
+        return self.bytes / self.seconds
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes a second."""
+        return self.algorithm_bandwidth * 2 * (self.ranks - 1) / self.ranks
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two hosts: plain TCP between them, and single messages of the backend. Bytes a second, seconds."""
+
+    first: str
+    second: str
+    tcp_bandwidth: float
+    tcp_round_trip: float
+    message_bandwidth: float
+    message_latency: float
+
+
+@dataclass(frozen=True)
+class Nic:
+    """The interface by which a host takes part, and the others that are up. `speed`: Mbit/s, 0 unknown."""
+
+    name: str
+    address: str
+    kind: str = ""
+    speed: int = 0
+    others: tuple[tuple[str, str, int], ...] = ()
+
+
+@dataclass
+class Figures:
+    """All that a probe found, so far. Written to probe.json after every measurement."""
+
+    job: str
+    backend: str
+    device: str
+    torch: str
+    processes: int
+    hosts: list[str]
+    nics: dict[str, Nic] = field(default_factory=dict)
+    other_bits: list[str] = field(default_factory=list)
+    vectors: list[list[float]] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
+    barrier_seconds: float = 0.0
+    pairs: list[Pair] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    transports: dict[str, list[str]] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The values, and beside each collective its bandwidths."""
+        values = asdict(self)
+        for made, row in zip(self.collectives, values["collectives"], strict=True):
+            row["algorithm_bandwidth"] = made.algorithm_bandwidth
+            row["bus_bandwidth"] = made.bus_bandwidth
+        return {**values, "verdict": verdict(self)}
+
+
+def verdict(figures: Figures) -> str:
+    """One sentence: how much of the network the largest collectives take, and what stands in the way."""
+    wrong = sorted({each.kind for each in figures.collectives if not each.correct})
+    if wrong:
+        return f"{' and '.join(wrong)} gave wrong sums: do not train on these hosts"
+    if not figures.collectives:
+        return "one process: there is nothing to exchange"
+    largest = {each.kind: each for each in figures.collectives}  # the last of each kind
+    if not figures.pairs:
+        rates = (f"{kind} {rate(c.bus_bandwidth)}" for kind, c in largest.items())
+        return f"one host; bus bandwidth: {', '.join(rates)}"
+    slowest = min(figures.pairs, key=lambda pair: pair.tcp_bandwidth)
+    parts = {kind: _of_network(c, figures) / slowest.tcp_bandwidth for kind, c in largest.items()}
+    said = ", ".join(f"{kind} takes {part:.0%}" for kind, part in parts.items())
+    network = f"the {rate(slowest.tcp_bandwidth)} of plain TCP between {slowest.first} and {slowest.second}"
+    why = (
+        ""
+        if min(parts.values()) >= _GOOD
+        else "; for small models and slow processors that is usual"
+    )
+    return (
+        f"{said} of {network}{why}{''.join(f'; {each}' for each in slow_interfaces(figures.nics))}"
+    )
+
+
+def _of_network(collective: Collective, figures: Figures) -> float:
+    """Bytes a second that each host sends: the ranks of a host reduce among themselves first."""
+    hosts = len(figures.hosts)
+    return collective.algorithm_bandwidth * 2 * (hosts - 1) / hosts
+
+
+def slow_interfaces(nics: Mapping[str, Nic]) -> Iterator[str]:
+    """Each host that has a faster interface than the one it takes part by."""
+    for host, nic in nics.items():
+        wired = [other for other in nic.others if other[1] == "wired" and other[2] > nic.speed]
+        if wired and (nic.kind != "wired" or nic.speed):
+            name, _, speed = max(wired, key=lambda other: other[2])
+            mine = f"{nic.kind}, {nic.speed} Mbit/s" if nic.speed else nic.kind
+            yield f"{host} takes part by {nic.name} ({mine}) and has {name} ({speed} Mbit/s): set nic: {name}"
+
+
+def head(figures: Figures) -> Iterator[str]:
+    """The lines above the table."""
+    vectors = "; ".join(f"rank {n} {_listed(v)}" for n, v in enumerate(figures.vectors[:8]))
+    more = len(figures.vectors) - 8
+    yield f"vectors: {vectors}{f'; and {more} more' if more > 0 else ''}; their mean on every rank: {_listed(figures.mean)}"
+    yield f"bits: {'; '.join(figures.other_bits) or 'every host computes the same'}"
+    if figures.processes > 1:
+        yield f"barrier: {duration(figures.barrier_seconds)}"
+    for host, names in figures.transports.items():
+        yield f"NCCL on {host}: {', '.join(names)}"
+    for pair in figures.pairs:
+        tcp = f"TCP {rate(pair.tcp_bandwidth)}, round trip {duration(pair.tcp_round_trip)}"
+        ours = f"{figures.backend} {rate(pair.message_bandwidth)}, {duration(pair.message_latency)}"
+        yield f"{pair.first} - {pair.second}: {tcp}; {ours}"
+
+
+HEADER = f"{'size':>8}  {'collective':<10}  {'time':>9}  {'algorithm':>11}  {'bus':>11}"
+
+
+def row(made: Collective) -> str:
+    """A line of the table."""
+    wrong = "" if made.correct else "  WRONG SUMS"
+    return (
+        f"{size(made.bytes):>8}  {made.kind:<10}  {duration(made.seconds):>9}  "
+        f"{rate(made.algorithm_bandwidth):>11}  {rate(made.bus_bandwidth):>11}{wrong}"
+    )
+
+
+def size(count: float) -> str:
+    """`4 KB`, `16 MB`: powers of 1024, as nccl-tests counts."""
+    for unit in ("B", "KB", "MB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.0f} GB"
+
+
+def rate(bytes_a_second: float) -> str:
+    """`1.2 GB/s`: powers of 1000, as networks count."""
+    for unit in ("B/s", "KB/s", "MB/s"):
+        if bytes_a_second < 1000:
+            return f"{bytes_a_second:.3g} {unit}"
+        bytes_a_second /= 1000
+    return f"{bytes_a_second:.3g} GB/s"
+
+
+def duration(seconds: float) -> str:
+    """`0.41 ms`, `2.3 s`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _listed(vector: Sequence[float]) -> str:
+    return f"[{', '.join(f'{value:g}' for value in vector)}]"

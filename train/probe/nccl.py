@@ -1,0 +1,52 @@
+"""By what NCCL connects the ranks, from its own log (NCCL_DEBUG=INFO), which goes to a file while it is probed.
+
+Imports no torch: the variables have to be set before NCCL is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import MutableMapping
+from pathlib import Path
+
+_FILE = "NCCL_DEBUG_FILE"
+_CARDS = Path("/sys/class/infiniband")
+
+
+def log_to_file(env: MutableMapping[str, str], rank: int, directory: Path) -> None:
+    """Have NCCL say by what it connects, into a file of this rank."""
+    env.setdefault("NCCL_DEBUG", "INFO")
+    env.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET,P2P,SHM")
+    env[_FILE] = str(directory / f".nccl-{rank}.log")
+
+
+def chosen(env: MutableMapping[str, str]) -> list[str]:
+    """What this rank's NCCL has chosen; the file goes. Empty where NCCL was not used."""
+    path = Path(env.get(_FILE, ""))
+    with contextlib.suppress(OSError):
+        log = path.read_text(errors="replace")
+        path.unlink()
+        return transports(log)
+    return []
+
+
+def transports(log: str) -> list[str]:
+    """The transports that a log names: P2P, SHM, NET/IB, NET/Socket …"""
+    found = (line.partition(" via ")[2].split() for line in log.splitlines() if " via " in line)
+    named = (words[0].split("/") for words in found if words)
+    return sorted({"/".join(parts[:2]) if parts[0] == "NET" else parts[0] for parts in named})
+
+
+def infiniband(cards: Path = _CARDS) -> list[str]:
+    """The InfiniBand (or RoCE) cards of this host."""
+    return sorted(card.name for card in cards.glob("*"))
+
+
+def idle_infiniband(host: str, names: list[str], cards: list[str]) -> str:
+    """The finding where sockets are used although there is InfiniBand, else empty."""
+    if not cards or "NET/Socket" not in names:
+        return ""
+    return (
+        f"NCCL on {host} uses sockets although it has InfiniBand ({', '.join(cards)}): see NCCL_IB_DISABLE, "
+        "NCCL_IB_HCA, and whether the container has /dev/infiniband"
+    )
