@@ -17,7 +17,7 @@ _TAIL = 64 * 1024
 
 
 class Logs:
-    """The files of one launch."""
+    """The files of one launch; the directory is made with the first of them."""
 
     def __init__(self, directory: Path, say: Callable[[str], None]) -> None:
         self.directory, self._say = directory, say
@@ -31,12 +31,6 @@ class Logs:
     def note(self, text: str) -> None:
         """Keep a message of the driver's own: the terminal may be gone when it comes to the end."""
         self._append("driver.txt", text.encode("utf-8", "replace") + b"\n")
-
-    def close(self) -> None:
-        """Let go of the files."""
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
 
     def _append(self, name: str, data: bytes) -> None:
         try:

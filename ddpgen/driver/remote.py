@@ -188,17 +188,6 @@ first_line() {
   { read -r line <"$1"; } 2>/dev/null
   printf '%s\n' "$line"
 }
-# Whatever neither the host's script nor the training puts there is the user's.
-own_files() {
-  local path
-  for path in "$checkpoints"/*; do
-    case ${path##*/} in
-      nodes | status | lock | stop | launch | manifest.json | metrics.jsonl | *.corrupt*) ;;
-      *) [ -e "$path" ] && { echo yes; return; } ;;
-    esac
-  done
-  echo no
-}
 # The last two steps, of which one tells how long a step takes.
 steps() { { tail -n 100 -- "$checkpoints/metrics.jsonl" | grep '"kind": *"step"' | tail -n 2; } 2>/dev/null; }
 fact step "$(steps | tail -n 1)"
@@ -208,7 +197,6 @@ fact node "$(first_line "$checkpoints/nodes/$host/status")"
 fact job "$(first_line "$checkpoints/status")"
 fact newest "$(newest)"
 fact runs "$(runs)"
-fact own-files "$(own_files)"
 """
 
 _STOP = r"""

@@ -86,15 +86,6 @@ class Ssh:
         """What to type to see for oneself."""
         return shlex.join([*self.words, *self.options, host.ssh])
 
-    def rsync_source(self, host: Host, directory: str) -> str:
-        """What the user's own rsync needs to bring `directory` home, as words of a shell."""
-        # rsync does not understand ssh://me@host:2222.
-        url = re.fullmatch(r"ssh://(.+?)(?::(\d+))?/?", host.ssh)
-        destination, port = (url[1], url[2]) if url else (host.ssh, None)
-        shell = shlex.join([*self.words, *self.options, *(["-p", port] if port else [])])
-        way = "" if shell == "ssh" else f"-e {shlex.quote(shell)} "
-        return way + shlex.quote(f"{destination}:{directory.removeprefix('./')}/")
-
     def complaint(self, output: bytes, host: Host) -> str:
         """The line in which ssh said why it could not, with a remedy where one is known."""
         text = output.decode("utf-8", "replace")

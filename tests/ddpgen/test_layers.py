@@ -55,13 +55,20 @@ LAYERS = [
     {"driver.command"},
     {"driver.asking", "driver.fetch", "driver.job"},
     {"driver.session"},
-    {"driver.logs", "driver.screen", "driver.ssh"},
+    {"driver.ssh"},
     {"driver.remote"},
-    {"driver.ends", "driver.lines"},
-    {"driver.argv", "driver.child", "driver.pace", "driver.plan"},
+    {
+        "driver.argv",
+        "driver.child",
+        "driver.ends",
+        "driver.logs",
+        "driver.pace",
+        "driver.plan",
+        "driver.screen",
+    },
     {"driver"},
 ]
-PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "lines", "pace", "plan", "remote")}
+PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "pace", "plan", "remote")}
 PURE_MONITOR = {
     f"monitor.{name}" for name in ("bucket", "jobs", "managed", "pace", "scripts", "state")
 }
