@@ -331,7 +331,9 @@ def test_what_is_doubtful_is_said(sky: str, said: str, run: Run, tmp_path: Path)
         f"{BUCKET}, infra: k8s, rendezvous: {{launcher: env}}, preflight: off",
         f"{BUCKET}, rendezvous: {{launcher: torchrun-static}}, nic: eth0, notices: false",
         f"{BUCKET}, setup: [\"echo it's\", 'echo $(x)'], requirements: ['torch==2.13.0']",
-        "checkpoint: {dir: s3://bbb/x}, python: {activate: [source ~/x]}",
+        'checkpoint: {dir: "s3://bbb/it\'s $(here)"}, python: {activate: ["a \'b", c]}',
+        f"{BUCKET}, python: \"/it's here/python\", secrets: [WANDB_API_KEY], env: {{A: '$(touch x)'}}",
+        "bucket: {url: s3://bbb, mode: cached, path: /a.b/c-d}",
     ],
 )
 def test_its_bash_is_clean(sky: str, bundle: Callable[..., Path]) -> None:
