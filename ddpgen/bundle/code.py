@@ -103,21 +103,8 @@ def gather(job: JobSpec, home: Path, avoid: tuple[Path, ...], limit_mib: int) ->
                 message = f"{found[name]} and {file} would both become code/{name}; rename one"
                 raise FileTroubleError(message)
             found[name] = file
-    _refuse_files_as_directories(found)
     _refuse_too_much({name: _size(file) for name, file in found.items()}, limit_mib)
     return {f"code/{name}": file for name, file in found.items()}
-
-
-def _refuse_files_as_directories(found: dict[str, Path]) -> None:
-    for name, file in found.items():
-        above = name.rpartition("/")[0]
-        while above:
-            if above in found:
-                raise FileTroubleError(
-                    f"{found[above]} would become the file code/{above}, and {file} needs a "
-                    "directory of that name; rename one"
-                )
-            above = above.rpartition("/")[0]
 
 
 def _refuse_too_much(sizes: dict[str, int], limit_mib: int) -> None:

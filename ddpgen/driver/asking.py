@@ -53,10 +53,9 @@ class Step(NamedTuple):
 
 async def ask_all(
     home: Home, text: Callable[[Plan, Host], bytes]
-) -> tuple[dict[Host, dict[str, str]], int]:
-    """One text to every host: the facts that it found on each. Hosts that could not be asked are named on the
-    screen, and make the second value FAILED."""
-    troubles = {}
+) -> tuple[dict[Host, dict[str, str]], dict[str, str]]:
+    """One text to every host: the facts that it found on each; and by name why the others could not be asked."""
+    troubles: dict[str, str] = {}
 
     async def one(host: Host) -> dict[str, str]:
         within = home.pace.check
@@ -70,22 +69,24 @@ async def ask_all(
         return remote.facts(outcome.output)
 
     answers = await asyncio.gather(*(one(host) for host in home.plan.hosts))
-    for line in folded({name: troubles[name] for name in home.plan.names if name in troubles}):
+    each = zip(home.plan.hosts, answers, strict=True)
+    found = {host: answer for host, answer in each if host.name not in troubles}
+    return found, {name: troubles[name] for name in home.plan.names if name in troubles}
+
+
+def say_of_hosts(home: Home, said: Mapping[str, str]) -> None:
+    """What is to be said of some hosts, by their names."""
+    for line in folded(said):
         home.screen.say(line)
-    found = {
-        host: answer
-        for host, answer in zip(home.plan.hosts, answers, strict=True)
-        if host.name not in troubles
-    }
-    return found, FAILED if troubles else DONE
 
 
 async def status(home: Home) -> int:
     """The table of --status: 0 when every host could be asked."""
-    answers, code = await ask_all(home, remote.status)
+    answers, troubles = await ask_all(home, remote.status)
+    still = {}
     rows = [("host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint")]
     # Hosts may share the directory: the job is gone only when none of them can still run it.
-    all_gone = code == DONE and all(answer.get("runs") == "no" for answer in answers.values())
+    all_gone = not troubles and all(answer.get("runs") == "no" for answer in answers.values())
     for host in home.plan.hosts:
         answer = answers.get(host)
         if answer is None:
@@ -95,17 +96,19 @@ async def status(home: Home) -> int:
         step = Step.of(answer) if runs == "yes" else None
         if step is not None and step.stands_still:
             why = f"ddpgen doctor {home.plan.checkpoints(host)}, there"
-            home.screen.say(f"{host.name}: no step for {step.age:.0f} s; why: {why}")
+            still[host.name] = f"no step for {step.age:.0f} s; why: {why}"
         node = _readable(answer.get("node", ""), runs == "no")
         job = _readable(answer.get("job", ""), all_gone) + (f": {step}" if step else "")
         rows.append((host.name, runs, node, job, "none" if newest == "-1" else f"step {newest}"))
     print_out("\n".join(table(rows)) + "\n")
-    return code
+    say_of_hosts(home, still)
+    say_of_hosts(home, troubles)
+    return FAILED if troubles else DONE
 
 
 async def stop(home: Home) -> int:
     """Ask for a clean stop everywhere: 0 when every host could be asked."""
-    answers, code = await ask_all(home, remote.stop)
+    answers, troubles = await ask_all(home, remote.stop)
     said = {}
     for host, answer in answers.items():
         if answer.get("stop") == "nothing":
@@ -114,9 +117,9 @@ async def stop(home: Home) -> int:
             said[host.name] = "nothing runs there; the next start removes this request"
         else:
             said[host.name] = "asked for a clean stop"
-    for line in folded(said):
-        home.screen.say(line)
-    return code
+    say_of_hosts(home, said)
+    say_of_hosts(home, troubles)
+    return FAILED if troubles else DONE
 
 
 def show_logs(home: Home, host: str | None) -> int:
@@ -158,21 +161,13 @@ def print_out(text: str) -> None:
 
 
 def _whole(path: Path, screen: Screen) -> int:
-    """A host's file: as it is for a program, harmless for a terminal."""
-    harmless = os.isatty(1)
+    """A host's file, harmless for a terminal; as it is, it lies there for programs."""
     try:
         with open(path, "rb") as file:
             for line in file:
-                data = (shown(line.rstrip(b"\n")) + "\n").encode() if harmless else line
-                while data:
-                    data = data[os.write(1, data) :]
-    except FileNotFoundError:
-        screen.say(f"{path} is not there: the host has said nothing")
-        return FAILED
-    except BrokenPipeError:
-        pass
+                print_out(shown(line.rstrip(b"\n")) + "\n")
     except OSError as error:
-        screen.say(f"{path}: {error.strerror}")
+        screen.say(f"{path}: {error.strerror}: the host has said nothing that could be kept")
         return FAILED
     return DONE
 

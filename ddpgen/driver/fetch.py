@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from . import remote
-from .asking import ask_all
+from .asking import ask_all, say_of_hosts
 from .child import run
 from .ends import DONE, FAILED
 from .plan import Host
@@ -41,7 +41,8 @@ async def fetch(home: Home, operand: str | None) -> int:
     """From the host with the newest checkpoint into the directory `operand`; the exit code."""
     plan, say = home.plan, home.screen.say
     target = Path(operand or home.bundle.parent / "checkpoints" / plan.name).absolute()
-    answers, _ = await ask_all(home, remote.status)
+    answers, troubles = await ask_all(home, remote.status)
+    say_of_hosts(home, troubles)
     steps = {host: int(answer.get("newest", "-1")) for host, answer in answers.items()}
     newest = max(steps.values(), default=-1)
     if newest < 0:

@@ -17,7 +17,7 @@ from ddpgen.plan.supervise import store
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import at_home
 from ddpgen.spec import rules
-from ddpgen.spec.job import JobSpec
+from ddpgen.spec.job import Checkpoint, JobSpec
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.sky import Bucket, SkyJob
 
@@ -29,8 +29,6 @@ _PACKAGES = {
     "az": "adlfs",
     "abfs": "adlfs",
 }
-# What lies at the top of a store, which another job's place must not be.
-_STORE_OWNS = ("manifest.json", "metrics", "owner.json", "status", "stop")
 _SYSTEM = (
     ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys",
     "tmp", "usr", "var",
@@ -62,7 +60,7 @@ def check(job: JobSpec) -> Iterator[Conflict]:
     if not _TASK_NAME.fullmatch(job.name):
         what = f"{job.name} is no name for SkyPilot: it ends in `.`, `_` or `-`, or has three of them in a row"
         yield Conflict(("name",), what, "write one without")
-    if job.preempted_every is not None and job.checkpoint.every != type(job.checkpoint)().every:
+    if job.preempted_every is not None and job.checkpoint.every != Checkpoint.every:
         what = (
             f"is not looked at: preempted_every lets the job find {job.checkpoint.every} by itself"
         )
@@ -104,10 +102,6 @@ def _bucket(bucket: Bucket) -> Iterator[Conflict]:
         yield Conflict(("bucket.url", "bucket"), what, remedy)
     if scheme == "s3":
         yield from rules.s3_name("bucket.url", name)
-    taken = [part for part in (bucket.prefix or "").split("/") if part in _STORE_OWNS]
-    if taken:
-        what = f"{taken[0]} is what a job's own object is called, one place further up"
-        yield Conflict(("bucket.prefix",), what, "take another word")
     first = bucket.path.split("/")[1]
     if first in _SYSTEM or ".." in bucket.path.split("/"):
         what = f"{bucket.path} is the system's own place, or below a home that may be cleared away"

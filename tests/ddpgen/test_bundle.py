@@ -406,20 +406,12 @@ def test_too_much_code_names_the_largest_files(render: Render, src: Path) -> Non
     assert render(MODEL, "--max-code-mib", "4").code == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("my_model.py", "would both become code/my_model.py; rename one"),
-        ("sub", "other/sub would become the file code/sub, and {src}/sub/deep/z.py needs a dir"),
-    ],
-)
-def test_two_files_of_one_name_are_refused(
-    render: Render, src: Path, tmp_path: Path, name: str, said: str
-) -> None:
+def test_two_files_of_one_name_are_refused(render: Render, src: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / name).write_text("")
+    (tmp_path / "other" / "my_model.py").write_text("")
     refused = render(MODEL.replace("code: src", "code: [src, other]"))
-    assert (refused.code, said.format(src=src) in refused.err) == (74, True), refused.err
+    assert refused.code == 74
+    assert "would both become code/my_model.py; rename one" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,6 @@ REFUSED = [
     ("bucket: s3://Not_Legal", "", "cannot be the name of a bucket in S3"),
     ("bucket: {url: s3://bbb, path: /var/x}", "", "below a home"),
     ("bucket: {url: s3://bbb, path: /..}", "", "the system's own place"),
-    ("bucket: {url: s3://bbb, prefix: spot/stop}", "", "take another word"),
     ("checkpoint: {dir: 's3://KEY:SECRET@bbb/x'}", "", "holds credentials"),
     (f"{BUCKET}, secrets: [LD_PRELOAD]", "", "the machine or the launch script"),
     (f"{BUCKET}, checkpoint: {{shared: true}}", "", "what they share is the bucket"),
