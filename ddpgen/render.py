@@ -68,6 +68,13 @@ class Renderer:
                 raise
             raise self._trouble(f"{template}: {type(error).__name__}: {error}") from None
 
+    def activation(self, values: Mapping[str, Any]) -> list[Artefact]:
+        """The file that a launch script sources its activation lines from, where there are any."""
+        if not values["activate"]:
+            return []
+        text = self.render("activate.sh.j2", values)
+        return [Artefact(values["activation"], text, executable=False)]
+
     def _trouble(self, what: str) -> FileTroubleError:
         return FileTroubleError(f"{self._overrides}: template {what}; correct the template")
 

@@ -123,20 +123,14 @@ def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     artefacts = [Artefact("hosts/run.sh", run, "bash {bundle}/hosts/run.sh")]
     talk = backend(job)
     for host in job.order:
-        artefacts += _of_host(job, host, talk, renderer)
+        script, lines = f"hosts/{host.name}.sh", f"hosts/{host.name}.activate.sh"
+        placed = values(job.on(host), of_host(job, host, talk), lines)
+        text = renderer.render("host.sh.j2", {**placed, "host": host.name})
+        artefacts += [Artefact(script, text), *renderer.activation(placed)]
     artefacts.append(Artefact("hosts/hosts.json", _listing(job), executable=False))
     for name, text in package_files("driver"):
         artefacts.append(Artefact(f"hosts/driver/{name}", text, executable=False))
     return artefacts
-
-
-def _of_host(job: HostsJob, host: Host, backend: str, renderer: Renderer) -> Iterator[Artefact]:
-    """Its script, and the activation lines beside it."""
-    here, lines = job.on(host), f"hosts/{host.name}.activate.sh"
-    placed = {**values(here, of_host(job, host, backend), lines), "host": host.name}
-    yield Artefact(f"hosts/{host.name}.sh", renderer.render("host.sh.j2", placed))
-    if here.python.activate:
-        yield Artefact(lines, renderer.render("activate.sh.j2", placed), executable=False)
 
 
 def _listing(job: HostsJob) -> str:

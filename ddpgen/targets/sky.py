@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.plan import sky
-from ddpgen.plan.launch import command, exports, interpreter
+from ddpgen.plan.launch import command, values
 from ddpgen.plan.supervise import store
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import at_home
@@ -169,17 +169,15 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
 def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     """sky.yaml, and the spec's own lines beside it."""
     assert isinstance(job, SkyJob)
-    values = _values(job)
-    parts = {name: renderer.render(f"sky_{name}.sh.j2", values) for name in ("setup", "run")}
-    text = renderer.render("sky.yaml.j2", {**values, **parts})
-    start = f"(cd {{bundle}} && sky jobs launch{values['secrets_given']} sky.yaml)"
+    placed = {**values(job, command(job), "sky.activate.sh"), **_values(job)}
+    parts = {name: renderer.render(f"sky_{name}.sh.j2", placed) for name in ("setup", "run")}
+    text = renderer.render("sky.yaml.j2", {**placed, **parts})
+    start = f"(cd {{bundle}} && sky jobs launch{placed['secrets_given']} sky.yaml)"
     artefacts = [Artefact("sky.yaml", text, start, False)]
     if job.setup:
-        lines = renderer.render("setup.sh.j2", {**values, "setup": job.setup})
+        lines = renderer.render("setup.sh.j2", {**placed, "setup": job.setup})
         artefacts.append(Artefact("sky.setup.sh", lines, executable=False))
-    if job.python.activate:
-        lines = renderer.render("activate.sh.j2", values)
-        artefacts.append(Artefact("sky.activate.sh", lines, executable=False))
+    artefacts += renderer.activation(placed)
     return [*artefacts, Artefact(".skyignore", _ALL_OF_IT, executable=False)]
 
 
@@ -190,7 +188,6 @@ def _values(job: SkyJob) -> dict[str, Any]:
     kept = store(job)
     kept_at = bucket.url.rstrip("/") + kept.removeprefix(bucket.path) if bucket else kept
     return {
-        "name": job.name,
         "machines": f"{int(job.nodes)} machine(s), {job.procs_per_node} process(es) on each",
         "num_nodes": int(job.nodes),
         "same": (*kinds[0], *common) if len(kinds) == 1 else common,
@@ -207,7 +204,6 @@ def _values(job: SkyJob) -> dict[str, Any]:
         "bucket_mode": sky.MODES[bucket.mode] if bucket else "",
         "cached": bucket is not None and bucket.mode == "cached",
         "stop_object": f"{kept_at}/stop",
-        "envs": exports(job),
         "secrets": job.secrets,
         "secrets_given": "".join(f" --secret {secret}" for secret in job.secrets),
         "exit_preempted": sky.EXIT_PREEMPTED,
@@ -218,8 +214,4 @@ def _values(job: SkyJob) -> dict[str, Any]:
         "requirements": job.requirements,
         "base_python": at_home(job.python.interpreter),
         "install": ((sky.environment(job), "--", *job.requirements),),
-        "activate": job.python.activate,
-        "activation": "sky.activate.sh",
-        "interpreter": interpreter(job),
-        "supervise": command(job),
     }
