@@ -14,6 +14,9 @@ from typing import NamedTuple
 import pytest
 
 from ddpgen import cli
+from ddpgen.errors import SpecInvalidError
+from ddpgen.job import check
+from ddpgen.spec.reader import read
 
 # Examples that a warning is right about.
 TOLD_OF = ("classifier",)
@@ -79,6 +82,16 @@ def golden(update_golden: bool) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"{path} differs; make golden after a look"
 
     return golden
+
+
+def faults(text: str | bytes) -> list[str]:
+    """What a spec is refused for, without the file's name; nothing for a sound one."""
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    try:
+        check([*read(raw, "job.yaml").values()], Path())
+    except SpecInvalidError as error:
+        return [line.removeprefix("job.yaml:") for line in str(error).splitlines()]
+    return []
 
 
 # What the bash of macOS does not know.

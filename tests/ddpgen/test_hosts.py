@@ -10,30 +10,18 @@ from typing import Any
 
 import pytest
 
-from ddpgen.errors import SpecInvalidError
-from ddpgen.job import check
 from ddpgen.plan.launch import ranks
 from ddpgen.render import Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import read
 from ddpgen.targets import TARGETS
-from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash
+from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash, faults
 
 PAIR = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"
 
 
 def hosts(text: str, top: str = "") -> str:
     return GPT + top + "targets:\n  hosts:\n" + "".join(f"    {li}\n" for li in text.splitlines())
-
-
-def faults(text: str) -> list[str]:
-    """Everything a spec is refused for."""
-    try:
-        readings = read(text.encode(), "j")
-        check(list(readings.values()), Path())
-    except SpecInvalidError as error:
-        return [line.removeprefix("j:") for line in str(error).splitlines()]
-    return []
 
 
 def job(text: str) -> JobSpec:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpgen.spec.reader import read
-from tests.ddpgen.conftest import Run
-from tests.ddpgen.test_reader import faults
+from tests.ddpgen.conftest import Run, faults
 
 HEAD = "name: mine\ncode: code\ntrain:\n"
 

@@ -8,8 +8,7 @@ import pytest
 
 from ddpgen.spec.reader import read
 from ddpgen.spec.rules import ARGUMENTS
-from tests.ddpgen.conftest import ROOT
-from tests.ddpgen.test_reader import faults
+from tests.ddpgen.conftest import ROOT, faults
 
 BASE = """\
 name: a
