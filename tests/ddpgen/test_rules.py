@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
 
 from ddpgen.spec.reader import read
-from ddpgen.spec.rules import ARGUMENTS
-from tests.ddpgen.conftest import ROOT, faults
+from tests.ddpgen.conftest import faults
 
 BASE = """\
 name: a
@@ -141,14 +138,3 @@ def test_the_gpus_of_each_host_decide_what_needs_one(train: str, what: str) -> N
 def test_a_name_that_a_built_in_workload_does_not_know() -> None:
     (fault,) = faults(spec(train="args: {dept: 4, width: 128}"))
     assert fault == ("12:16: train.args.dept: is unknown to workload gpt; did you mean depth?")
-
-
-@pytest.mark.parametrize("workload", ARGUMENTS)
-def test_the_arguments_of_a_workload_are_those_it_declares(workload: str) -> None:
-    source = (ROOT / "train" / "workloads" / f"{workload}.py").read_text()
-    (build,) = (
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and node.name == "build"
-    )
-    assert ARGUMENTS[workload] == tuple(argument.arg for argument in build.args.kwonlyargs)
