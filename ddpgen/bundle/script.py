@@ -1,4 +1,4 @@
-"""What can be told of a training script or a workload before it is launched, by reading it.
+"""Faults of a training script or a workload that can be found before the launch, by reading it.
 
 Of a user's script these are warnings, each with its line, of the script's own file alone, and nothing where it
 is not sure.
@@ -52,7 +52,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 
 def _workload(train: Train) -> Iterator[Conflict]:
-    """Names in `args` that a built-in workload does not know, told before the job waits for machines."""
+    """Names in `args` that a built-in workload does not know, reported before the job waits for machines."""
     if train.workload not in WORKLOADS or not isinstance(train.args, Mapping):
         return
     known = arguments_of(train.workload) if train.args else ()

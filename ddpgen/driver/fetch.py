@@ -85,9 +85,9 @@ async def _bring(
     if not files:
         return
     choice = [f"--include={pattern}" for pattern in (*directories, *files)]
-    way = home.ssh.shell_for_rsync(host, home.plan.checkpoints(host))
+    shell = home.ssh.shell_for_rsync(host, home.plan.checkpoints(host))
     command = ["rsync", "-rt", "--exclude=*.corrupt*", *choice, "--exclude=*"]
-    command += [f"--timeout={home.pace.stall:.0f}", *way, "host:./", "./"]
+    command += [f"--timeout={home.pace.stall:.0f}", *shell, "host:./", "./"]
     outcome = await run(command, b"", None, str(stage))
     if outcome.code not in (0, _VANISHED):
         why = home.ssh.complaint(outcome.output, host)
@@ -148,7 +148,7 @@ def _place(stage: Path, target: Path, wanted: list[str], screen: Screen) -> None
 
 
 def _fault(directory: Path) -> str:
-    """Why this is not a whole checkpoint, or "". The marker tells the others' sums."""
+    """Why this is not a whole checkpoint, or "". The marker holds the sums of the other files."""
     try:
         files = json.loads((directory / MARKER).read_bytes())["files"]
         for name, expected in files.items():

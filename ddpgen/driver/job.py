@@ -1,7 +1,7 @@
 """The job as a whole: prepare all, start all, and bring all to an end together.
 
 Owns every decision: when the others have to end, who is tried again, when all start anew. It asks
-sessions to do things and is told of their ends; the pure judgements are in ends.py.
+sessions to do things, and they report their ends; the pure judgements are in ends.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Job:
         self._sessions = {host.name: Session(host, home, report) for host in home.plan.hosts}
         self._head = home.plan.head
         me = f"{getpass.getuser()}@{socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M')}"
-        self._told = {"DDPGEN_LAUNCH": home.logs.directory.name, "DDPGEN_STARTED_BY": me}
+        self._environment = {"DDPGEN_LAUNCH": home.logs.directory.name, "DDPGEN_STARTED_BY": me}
         self._running: set[str] = set()
         self._stoppable: list[asyncio.Task[Any]] = []  # what a stop cancels
         self._retries: list[asyncio.Task[None]] = []
@@ -166,13 +166,13 @@ class Job:
         session = self._sessions[name]
         head = [] if self._head == self._plan.head else [f"--head={self._head}"]
         try:
-            await session.start(self._told, [*head, *self._arguments])
+            await session.start(self._environment, [*head, *self._arguments])
         except Trouble as trouble:
             self._events.put_nowait(End(name, "refused", NO_START, str(trouble)))
         self._running.add(name)
         self._ends = [end for end in self._ends if end.host != name]
         if self._asked:
-            session.word("stop" if self._asked == 1 else "kill")
+            session.send_command("stop" if self._asked == 1 else "kill")
 
     async def _until_all_ended(self) -> None:
         loop = asyncio.get_running_loop()
@@ -194,7 +194,9 @@ class Job:
             # The job has come to its end: nobody is fetched back for it.
             self._settled = True
             if end.state == "stopped" and not (self._asked or self._plan.elastic):
-                self._tell("stop")  # stopped before all had met, it has told nobody
+                self._send_to_all(
+                    "stop"
+                )  # stopped before the rendezvous, it could not stop the others
             self._within(self._pace.linger)
         elif not self._killed:
             self._say(f"{end.host}: {end.state}: {end.reason or 'it gave no reason'}")
@@ -220,17 +222,17 @@ class Job:
 
     async def _try_again(self, name: str) -> None:
         """Until the host is back; whoever has an interest in this not going on cancels it."""
-        session, told = self._sessions[name], ""
+        session, shown = self._sessions[name], ""
         while True:
             await asyncio.sleep(self._pace.retry)
             try:
                 # Where hosts share the directory, the others' job holds it: it has all files.
                 if not (await session.look()).in_use:
-                    await session.send()
+                    await session.send_bundle()
             except Trouble as trouble:
-                if str(trouble) != told:
-                    told = str(trouble)
-                    self._say(f"{name}: not back yet: {told}")
+                if str(trouble) != shown:
+                    shown = str(trouble)
+                    self._say(f"{name}: not back yet: {shown}")
                 continue
             if self._running and not (self._asked or self._settled or self._killed):
                 self._say(f"{name} is back")
@@ -242,7 +244,9 @@ class Job:
         for task in self._retries:
             task.cancel()
         if end.state == "lost" and not self._plan.restartable:
-            self._tell("stop")  # it may still train out there: then all end with a checkpoint
+            self._send_to_all(
+                "stop"
+            )  # it may still train out there: then all end with a checkpoint
         if self._running:
             names = ", ".join(sorted(self._running)[:_NAMED])
             # Who cannot start says so in a moment; others may have reasons of their own to give.
@@ -265,13 +269,13 @@ class Job:
 
     def _kill(self) -> None:
         self._killed = True
-        self._tell("kill")
+        self._send_to_all("kill")
         self._deadline = None
         self._within(self._pace.kill)
 
-    def _tell(self, word: str) -> None:
+    def _send_to_all(self, command: str) -> None:
         for name in self._running:
-            self._sessions[name].word(word)
+            self._sessions[name].send_command(command)
 
     async def _leave(self, why: str) -> None:
         await asyncio.gather(*(self._sessions[name].leave(why) for name in self._running))
@@ -285,7 +289,7 @@ class Job:
         if self._asked == 1:
             for task in self._stoppable:
                 task.cancel()
-            self._tell("stop")
+            self._send_to_all("stop")
         elif self._asked == 2:
             self._kill()
         else:
@@ -337,7 +341,7 @@ class Job:
             self._home.screen.quote(blamed.host, list(lines))
 
     def _show_table(self, last: dict[str, End]) -> None:
-        rows = [("host", "state", "code", "last word")]
+        rows = [("host", "state", "code", "reason")]
         for name, session in self._sessions.items():
             end = last.get(name)
             code = "" if end is None or end.code is None else str(end.code)

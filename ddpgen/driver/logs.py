@@ -1,7 +1,7 @@
 """Every host's output in a file on this machine, byte for byte.
 
 Owns logs/<name>/<launch>/<host>.log beside the bundle, and finding the newest. A disk that is full, or
-a place that cannot be written, is told once and costs lines, never the run.
+a place that cannot be written, is reported once and costs lines, never the run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Logs:
     def __init__(self, directory: Path, say: Callable[[str], None]) -> None:
         self.directory, self._say = directory, say
         self._files: dict[str, int] = {}
-        self._told = False
+        self._reported = False
 
     def write(self, host: str, data: bytes) -> None:
         """Append what came from `host`."""
@@ -41,8 +41,8 @@ class Logs:
             if os.write(self._files[name], data) != len(data):
                 raise OSError(0, "no space left")
         except OSError as error:
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 self._say(
                     f"{self.directory}: {error.strerror}; the output is shown here but not all of "
                     "it is kept"

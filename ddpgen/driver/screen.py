@@ -126,10 +126,10 @@ class Screen:
     def _put(self, fd: int, data: bytes) -> None:
         if dropped := self._dropped:
             self._dropped = 0
-            told = (
+            note = (
                 f"{dropped} lines were not shown, this terminal is slow; they are in {self._logs}"
             )
-            self._put(self._err, f"ddpgen: {told}\n".encode())
+            self._put(self._err, f"ddpgen: {note}\n".encode())
         self._queue.append((fd, data))
         self._held += len(data)
         self._changed.notify_all()

@@ -103,17 +103,17 @@ class Session:
                 f"a job runs from {self._bundle} there{by}; wait for it, or stop it: "
                 "bash hosts/run.sh --stop"
             )
-        await self.send()
+        await self.send_bundle()
         return looked
 
-    async def send(self) -> None:
+    async def send_bundle(self) -> None:
         """Make the host's bundle equal to ours. Raises Trouble."""
         self.state = "sending"
         home = self._home
-        way = home.ssh.shell_for_rsync(self.host, self._bundle)
+        shell = home.ssh.shell_for_rsync(self.host, self._bundle)
         options = ["-rlpc", "--delete", "--exclude=__pycache__", f"--timeout={home.pace.stall:.0f}"]
         # Where hosts share the directory, another's half a file is not rubbish.
-        command = ["rsync", *options, "--filter=P .*.??????", *way, "./", "host:./"]
+        command = ["rsync", *options, "--filter=P .*.??????", *shell, "./", "host:./"]
         try:
             outcome = await run(command, b"", None, str(home.bundle))
         except OSError as error:
@@ -136,11 +136,11 @@ class Session:
         self.state = "running"
         self._following = asyncio.create_task(self._follow(self._child))
 
-    def word(self, word: str) -> None:
-        """Say stop or kill; nobody there to hear it is no error."""
+    def send_command(self, command: str) -> None:
+        """Send stop or kill to the host's supervisor, if there is one."""
         if self._child is not None:
-            self._forced = self._forced or word == "kill"
-            self._child.say(f"{word}\n".encode())
+            self._forced = self._forced or command == "kill"
+            self._child.say(f"{command}\n".encode())
 
     async def leave(self, why: str) -> None:
         """Let go of the host: without the driver its script stops by itself, soon."""
@@ -199,8 +199,8 @@ def why_not(outcome: Outcome, ssh: Ssh, host: Host, within: float) -> str:
             f"no answer within {within:.0f} s{after}; is it switched on, and is "
             f"`{ssh.by_hand(host)}` right?"
         )
-    if told := remote.troubles(outcome.output):
-        return told
+    if reason := remote.troubles(outcome.output):
+        return reason
     if outcome.code == 0:
         return interrupted(first)
     return ssh.complaint(outcome.output, host)

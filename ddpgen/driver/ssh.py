@@ -19,7 +19,7 @@ from .plan import Host, Plan
 from .remote import quote, within
 
 _QUIET = "let its ~/.bashrc begin with `[[ $- == *i* ]] || return`"
-# The line that tells why, and what to do about it; {forget} removes a changed key.
+# The line that gives the reason, and what to do about it; {forget} removes a changed key.
 _REMEDIES = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -130,14 +130,14 @@ class Ssh:
         ]
 
     def shell_for_rsync(self, host: Host, directory: str) -> list[str]:
-        """rsync's -e, as a script of ours: rsync's own words go the way of all others.
+        """rsync's -e, as a script of ours: rsync's own words are sent as all others are.
 
         So no login shell parses a path, rsync needs no option for that on either side, and it need
         not understand ssh://me@host:2222.
         """
         script = self.private / f"rsync-to-{self.numbers[host.name]}"
         script.write_text(
-            "# rsync's way to a host: its command, then its bytes, are the input of `bash -s`.\n"
+            "# rsync's connection to a host: its command, then its bytes, are the input of `bash -s`.\n"
             "shift # the host's name: a dummy\n"
             f"exec {shlex.join(self.command(host))} < <(\n"
             f"  printf '%s%s }}\\n' {quote(within(directory))} \"$*;\"\n"

@@ -1,4 +1,4 @@
-"""What the fields of the tier sky mean to SkyPilot: its resources, the bucket, the way back.
+"""What the fields of the tier sky mean to SkyPilot: its resources, the bucket, the recovery.
 
 Owns SkyPilot's names for them and which machines may stand in for each other. Writes no YAML: the
 template does. Pure.

@@ -85,7 +85,7 @@ def _standalone(job: JobSpec) -> Iterator[Word]:
 
 
 def _waiting(job: HostsJob) -> Iterator[Word]:
-    """What the supervisor of one of several hosts is told of where they meet and how long they wait."""
+    """Options of the supervisor of one of several hosts: where they meet and how long they wait."""
     shared = job.checkpoint.shared
     yield f"--port={job.rendezvous.port}"  # always, as a firewall may have to be opened for it
     yield from _unusual_times(("collective-timeout", job.rendezvous, "collective_timeout"))
@@ -93,7 +93,7 @@ def _waiting(job: HostsJob) -> Iterator[Word]:
 
 
 def _machine(job: SkyJob) -> Iterator[Word]:
-    """What the supervisor of a machine that SkyPilot has found is told."""
+    """Options of the supervisor of a machine that SkyPilot has found."""
     yield from _unusual(
         ("nodes", int(job.nodes), 1),
         ("ports", _ports(job.rendezvous.port), _ports(Rendezvous.port)),
@@ -107,7 +107,7 @@ def _machine(job: SkyJob) -> Iterator[Word]:
 
 
 def _batch(job: SlurmJob) -> Iterator[Word]:
-    """What the supervisor on the first node of a Slurm job is told."""
+    """Options of the supervisor on the first node of a Slurm job."""
     yield f"--ports={_ports(job.rendezvous.port)}"
     yield f"--requeues={job.requeues}"
     yield from _unusual(("restarts", job.restarts, JobSpec.restarts))
@@ -169,7 +169,7 @@ def _processes(job: JobSpec, restarts: int) -> Iterator[Word]:
 
 
 def _options(job: JobSpec, backend: str) -> Iterator[Word]:
-    """What the supervisor itself is told, on every tier."""
+    """Options of the supervisor on every tier."""
     yield f"--job={job.name}"
     # Below that of the tier sky each task has a directory of its own.
     directory = sky.above(job) if isinstance(job, SkyJob) else _beside(job.checkpoint_path)
@@ -296,7 +296,7 @@ def _words(given: Iterable[str]) -> Iterator[str]:
 
 
 def _script_argument(name: str, value: Any, style: str | None) -> Iterator[str]:
-    """`value` of a mapping as a script is told it; ddpgen.spec.rules has refused what is not clear."""
+    """`value` of a mapping as an argument of a script; ddpgen.spec.rules has refused what is not clear."""
     if value is None or isinstance(value, bool):
         if style == "equals":
             yield f"{name}={value}"
