@@ -101,7 +101,6 @@ def _defined(turn: Callable[..., str]) -> Callable[..., str]:
 FILTERS = {
     "sh": _defined(shell.quote),  # one word of a command
     "sections": _defined(shell.sections),  # a supervisor's command
-    "argv": _defined(shell.continued),  # a whole command, an option a line
     "sbatch": _defined(shell.directive),  # an option behind #SBATCH
     "yaml": _defined(yamltext.scalar),  # a value or a key of YAML
     "literal": _defined(_literal),  # a script in a block of YAML

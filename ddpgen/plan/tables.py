@@ -47,7 +47,7 @@ def as_text(job: JobSpec, tier: str) -> str:
         lines.append(f"… and {len(ranks) - MOST_RANKS} more ranks")
     host = f" on {ranks[0].host} (the others' differ where the hosts do)" if width else ""
     lines += ["", f"the launch{host}; its script fills in {{name}} and prints the whole command:"]
-    return "\n".join([*lines, "", shell.continued(launch.command(job).shown)])
+    return "\n".join([*lines, "", shell.sections(launch.command(job)[1:])])
 
 
 def as_json(job: JobSpec, tier: str) -> str:
