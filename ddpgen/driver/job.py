@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import signal
-import socket
-import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -41,8 +38,7 @@ class Job:
         report = self._events.put_nowait
         self._sessions = {host.name: Session(host, home, report) for host in home.plan.hosts}
         self._head = home.plan.head
-        me = f"{getpass.getuser()}@{socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M')}"
-        self._environment = {"DDPGEN_LAUNCH": home.logs.directory.name, "DDPGEN_STARTED_BY": me}
+        self._environment = {"DDPGEN_LAUNCH": home.logs.directory.name}
         self._running: set[str] = set()
         self._stoppable: list[asyncio.Task[Any]] = []  # what a stop cancels
         self._retries: list[asyncio.Task[None]] = []
