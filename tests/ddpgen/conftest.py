@@ -32,6 +32,39 @@ train:
   micro_batch_size: 4
 """
 
+# Texts that a shell, YAML or a terminal might take for something else.
+HOSTILE = [
+    "",
+    " ",
+    "a b",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "$HOME ${HOME} $1",
+    'it\'s "quoted"',
+    "'",
+    "''",
+    "back\\slash\\",
+    "\\n",
+    "line\nbreak\n",
+    "tab\tand\rreturn",
+    "-n",
+    "--leading=dash it's",
+    "--empty=",
+    "=equals",
+    "~",
+    "~root/x",
+    "*?[a-z]{1,2}",
+    "!history!",
+    "#no comment",
+    "a;b&c|d<e>f",
+    "éñ漢字🎉",
+    "\u202ereversed\u2028line\ufeff",
+    "\x01\x1b[31mred\x7f\x80",
+    "$'x'",
+    "%s %n",
+    "é\x07",
+]
+
 
 class Outcome(NamedTuple):
     """What a command ended with and said."""

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.ddpgen.conftest import GPT, ROOT, Run
+from tests.ddpgen.conftest import GPT, HOSTILE, ROOT, Run
 from train import lock
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="parent-death signal")
@@ -205,26 +205,6 @@ def test_a_script_without_its_bundle_says_what_is_missing(
     said = f"ddpgen: {tmp_path} holds no train/: copy the whole bundle"
     code, output = ours.play("done", script=str(alone))
     assert (code, output.startswith(said), output.count("\n")) == (69, True, 1)
-
-
-HOSTILE = [
-    "$(touch pwned)",
-    "`touch pwned`",
-    'it\'s "quoted"',
-    "two\nlines\n",
-    "back\\slash\\n\\",
-    "漢字 é 🎉",
-    "-n",
-    "--leading=dash",
-    " spaces  around ",
-    "",
-    "\t\r\x07\x1b[31m",
-    "\u202e\u2028",
-    "*",
-    "~",
-    "${HOME}$((1))!!",
-    "a;b|c&d#e",
-]
 
 
 def test_hostile_values_reach_the_training_process_byte_for_byte(

@@ -10,38 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddpgen.shell import Joined, Var, quote, sections, speakable
+from tests.ddpgen.conftest import HOSTILE
 
-HOSTILE = [
-    "",
-    " ",
-    "a b",
-    "$(touch pwned)",
-    "`touch pwned`",
-    "$HOME ${HOME} $1",
-    'it\'s "quoted"',
-    "'",
-    "''",
-    "back\\slash\\",
-    "\\n",
-    "line\nbreak\n",
-    "tab\tand\rreturn",
-    "-n",
-    "--leading=dash it's",
-    "--empty=",
-    "=equals",
-    "~",
-    "~root/x",
-    "*?[a-z]{1,2}",
-    "!history!",
-    "#no comment",
-    "a;b&c|d<e>f",
-    "éñ漢字🎉",
-    "\u202ereversed\u2028line\ufeff",
-    "\x01\x1b[31mred\x7f\x80",
-    "$'x'",
-    "%s %n",
-    "é\x07",
-]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
 
 
