@@ -76,7 +76,9 @@ class Session:
         self._child: Child | None = None
         self._forced, self._left = False, ""
         self._lines, self._evidence = Lines(), Evidence()
-        self._following: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = (
+            None  # a task that nobody refers to may be collected
+        )
 
     async def look(self) -> Looked:
         """Connect, and see whether the job can live there. Raises Trouble."""
