@@ -562,9 +562,10 @@ def schema() -> None:
     """
     import json
 
-    from ddpgen.spec.schema import json_schema
+    from ddpgen.resources import document
+    from ddpgen.spec.schema import REFERENCE, json_schema
 
-    click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(json_schema(document(REFERENCE)), indent=2, ensure_ascii=False))
 
 
 @cli.command()

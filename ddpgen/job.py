@@ -56,13 +56,13 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
     findings: set[Finding] = set()
     for reading in readings:
         tier = TARGETS[reading.tier]
-        told = (
+        conflicts = (
             *code.check(reading.job, home),
             *script.check(reading.job, home),
             *_unknown_codes(reading.job),
             *tier.check(reading.job),
         )
-        findings.update(reading.warnings, map(reading.locate, told))
+        findings.update(reading.warnings, map(reading.locate, conflicts))
     if any(finding.fatal for finding in findings):
         raise SpecInvalidError(readings[0].filename, findings)
     return sorted(findings)

@@ -55,21 +55,23 @@ class Renderer:
         """The text of `template`; raises FileTroubleError when a user's template is broken."""
         try:
             return self._environment.get_template(template).render(values)
-        except jinja2.TemplateError as error:
-            if self._overrides is None:
-                raise
-            line = getattr(error, "lineno", None)
-            place = f"{getattr(error, 'name', None) or template}{f':{line}' if line else ''}"
-            raise self._trouble(f"{place}: {error.message or error}") from None
-        except UnicodeDecodeError:
-            raise self._trouble("is not UTF-8") from None
         except Exception as error:  # a template is a program: 1/0, or one that includes itself
             if self._overrides is None:
                 raise
-            raise self._trouble(f"{template}: {type(error).__name__}: {error}") from None
+            place, what = template, f"{type(error).__name__}: {error}"
+            if isinstance(error, jinja2.TemplateError):
+                line = getattr(error, "lineno", None)
+                place = f"{getattr(error, 'name', None) or template}{f':{line}' if line else ''}"
+                what = error.message or str(error)
+            message = f"{self._overrides}: template {place}: {what}; correct the template"
+            raise FileTroubleError(message) from None
 
-    def _trouble(self, what: str) -> FileTroubleError:
-        return FileTroubleError(f"{self._overrides}: template {what}; correct the template")
+    def activation(self, values: Mapping[str, Any]) -> list[Artefact]:
+        """The file that a launch script sources its activation lines from, where there are any."""
+        if not values["activate"]:
+            return []
+        text = self.render("activate.sh.j2", values)
+        return [Artefact(values["activation"], text, executable=False)]
 
 
 def _compiled() -> jinja2.BytecodeCache | None:
@@ -99,7 +101,6 @@ def _defined(turn: Callable[..., str]) -> Callable[..., str]:
 FILTERS = {
     "sh": _defined(shell.quote),  # one word of a command
     "sections": _defined(shell.sections),  # a supervisor's command
-    "argv": _defined(shell.continued),  # a whole command, an option a line
     "sbatch": _defined(shell.directive),  # an option behind #SBATCH
     "yaml": _defined(yamltext.scalar),  # a value or a key of YAML
     "literal": _defined(_literal),  # a script in a block of YAML

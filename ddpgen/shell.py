@@ -72,22 +72,6 @@ def directive(option: str) -> str:
     return f'{name}="{value}"' if " " in value else option
 
 
-def continued(words: Iterable[Word]) -> str:
-    r"""A command over several lines, each but the last ending in a backslash.
-
-    Every option begins a line; what is not an option (the module after -m) stays with it.
-    """
-    lines: list[str] = []
-    for word in words:
-        source = quote(word)
-        begins = not isinstance(word, str) or word.startswith("-")
-        if begins or not lines or lines[-1].startswith("--"):
-            lines.append(source)
-        else:
-            lines[-1] += f" {source}"
-    return " \\\n  ".join(lines)
-
-
 def sections(command: Iterable[Iterable[Word]], indent: int = 0) -> str:
     """Sections of a command with `--` between them, each begun on a line of its own, of 110 columns at most.
     `indent`: spaces before the command itself."""

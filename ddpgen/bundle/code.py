@@ -18,30 +18,13 @@ from ddpgen.spec.rules import Conflict
 
 IGNORE_FILE = ".ddpgenignore"
 EXCLUDED = [
-    ".git",
-    ".hg",
-    ".svn",
-    ".venv",
-    "venv",
-    "node_modules",
-    "__pycache__",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".ipynb_checkpoints",
-    ".tox",
+    ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "node_modules", "__pycache__", "*.pyc", "*.pyo",
+    "*.egg-info", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".idea", ".vscode",
+    ".DS_Store",
     "*-[0-9]*.log",  # of Slurm
     "*.launched.json",
-    ".nox",
-    ".idea",
-    ".vscode",
-    ".DS_Store",
-    "*.pyc",
-    "*.pyo",
-    "*.egg-info",
-    ".*.ddpgen-new",  # what a render under way, or killed, has beside its bundle
-    ".*.ddpgen-old",
-]
+    ".*.ddpgen-new", ".*.ddpgen-old",  # what a render under way, or killed, has beside its bundle
+]  # fmt: skip
 _STEP = re.compile(r"step-[0-9]{9,}")
 
 
@@ -62,7 +45,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         yield Conflict((field,), what, "write its path inside code")
         return
     walk = _Walk(home.resolve(), ())
-    if any(walk.holds(home / path, wanted) for path in job.code):
+    if any(name == wanted for path in job.code for name, _ in walk.files(home / path)):
         return
     what = f"{wanted} is not in code ({', '.join(job.code)})"
     remedy = f"create it, or add the directory of {parts[-1]}"
@@ -103,24 +86,12 @@ def gather(job: JobSpec, home: Path, avoid: tuple[Path, ...], limit_mib: int) ->
                 message = f"{found[name]} and {file} would both become code/{name}; rename one"
                 raise FileTroubleError(message)
             found[name] = file
-    _refuse_files_as_directories(found)
-    _refuse_too_much({name: _size(file) for name, file in found.items()}, limit_mib)
+    _refuse_too_much(found, limit_mib)
     return {f"code/{name}": file for name, file in found.items()}
 
 
-def _refuse_files_as_directories(found: dict[str, Path]) -> None:
-    for name, file in found.items():
-        above = name.rpartition("/")[0]
-        while above:
-            if above in found:
-                raise FileTroubleError(
-                    f"{found[above]} would become the file code/{above}, and {file} needs a "
-                    "directory of that name; rename one"
-                )
-            above = above.rpartition("/")[0]
-
-
-def _refuse_too_much(sizes: dict[str, int], limit_mib: int) -> None:
+def _refuse_too_much(found: dict[str, Path], limit_mib: int) -> None:
+    sizes = {name: _size(file) for name, file in found.items()}
     total = sum(sizes.values())
     if total > limit_mib << 20:
         largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
@@ -169,19 +140,6 @@ class _Walk:
                 elif path.is_symlink() and directory.resolve().is_relative_to(real):
                     raise FileTroubleError(f"{path} is a link to a directory it is in; remove it")
 
-    def holds(self, root: Path, wanted: str) -> bool:
-        """Whether files() would list `wanted`; looks at nothing but the way there."""
-        if not root.is_dir():
-            return root.name == wanted
-        patterns, name = _patterns(root), ""
-        for part in wanted.split("/"):
-            if part in ("", "."):
-                continue
-            name = f"{name}/{part}" if name else part
-            if self._left_out(name, root / name, patterns):
-                return False
-        return (root / name).is_file()
-
     def _left_out(self, name: str, path: Path, patterns: list[re.Pattern[str]]) -> bool:
         if any(pattern.fullmatch(name) for pattern in patterns):
             return True
@@ -228,17 +186,15 @@ def _is_checkpoints(directory: Path) -> bool:
 
 
 def _patterns(root: Path) -> list[re.Pattern[str]]:
-    return [_pattern(line) for line in (*EXCLUDED, *_ignored(root))]
-
-
-def _ignored(root: Path) -> list[str]:
+    """What is left out everywhere, and what the user's own list has."""
     try:
         lines = (root / IGNORE_FILE).read_text("utf-8").splitlines()
     except FileNotFoundError:
-        return []
+        lines = []
     except (OSError, UnicodeDecodeError) as error:
         raise FileTroubleError(f"{root / IGNORE_FILE}: cannot be read: {error}") from None
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    ignored = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return [_pattern(line) for line in (*EXCLUDED, *ignored)]
 
 
 def _pattern(line: str) -> re.Pattern[str]:

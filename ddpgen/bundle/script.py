@@ -1,6 +1,7 @@
-"""What can be told of a user's training script before it is launched, by reading it. Warnings, each with its line.
+"""Faults of a training script or a workload that can be found before the launch, by reading it.
 
-Judges only the script's own file. Says nothing where it is not sure.
+Of a user's script these are warnings, each with its line, of the script's own file alone, and nothing where it
+is not sure.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ddpgen.resources import resource
 from ddpgen.spec.fields import did_you_mean
-from ddpgen.spec.job import HostsJob, JobSpec
-from ddpgen.spec.rules import Conflict
+from ddpgen.spec.job import HostsJob, JobSpec, Train
+from ddpgen.spec.rules import WORKLOADS, Conflict
 
 # Whatever calls one of these keeps something.
 _SAVES = frozenset([
@@ -24,7 +26,8 @@ _TRAINERS = ("Trainer", "Fabric")
 
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
-    """What may surprise the user of this script or command; `home` is the spec's directory."""
+    """What may surprise the user of this script, command or workload; `home` is the spec's directory."""
+    yield from _workload(job.train)
     yield from _command(job.train.command)
     if not job.train.script or not job.train.own_file:
         return
@@ -46,6 +49,25 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _devices(job, seen)
     yield from _arguments(job, seen)
     yield from _saves(path.parent, seen)
+
+
+def _workload(train: Train) -> Iterator[Conflict]:
+    """Names in `args` that a built-in workload does not know, reported before the job waits for machines."""
+    if train.workload not in WORKLOADS or not isinstance(train.args, Mapping):
+        return
+    known = arguments_of(train.workload) if train.args else ()
+    for name in train.args:
+        if name not in known:
+            what, about = f"is unknown to workload {train.workload}", f"train.args.{name}"
+            yield Conflict((about, "train.args"), what, did_you_mean(name, known))
+
+
+def arguments_of(workload: str) -> tuple[str, ...]:
+    """What the training module's build() of a built-in workload takes."""
+    tree = ast.parse((resource("train") / "workloads" / f"{workload}.py").read_bytes())
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    build = next(function for function in functions if function.name == "build")
+    return tuple(argument.arg for argument in build.args.kwonlyargs)
 
 
 def _command(words: Sequence[str]) -> Iterator[Conflict]:

@@ -53,34 +53,35 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
     Raises BundleRefusedError when foreign or edited files would be lost (`force` gives up the
     edited ones), FileTroubleError when the system refuses.
     """
+    files = {item.path: _content(item) for item in items}
+    sums = {path: hashlib.sha256(content).hexdigest() for path, (content, _) in files.items()}
+    listing = json.dumps({**facts, "files": sums}, indent=2, sort_keys=True, ensure_ascii=False)
+    files[LISTING] = f"{listing}\n".encode(), 0o644
+    directory = Path(os.path.abspath(directory))
     try:
-        directory = Path(os.path.abspath(directory))
         _refuse_odd_place(directory)
+        stage, old = _beside(directory, "new"), _beside(directory, "old")
         directory.parent.mkdir(parents=True, exist_ok=True)
         with alone(directory):
-            stage, old = _beside(directory, "new"), _beside(directory, "old")
             _clean_up(directory, stage, old)
-            stage.mkdir()
+            before = _facts(directory)
+            if all(_holds(directory / path, *file) for path, file in files.items()):
+                return Written(len(files), changed=False)
+            _refuse_losses(directory, before, force)
             try:
-                return _write(directory, stage, old, _fill(stage, items, facts), force)
+                _fill(stage, files)
+                _replace(directory, stage, old)
             finally:
                 shutil.rmtree(stage, ignore_errors=True)
     except OSError as error:
         raise _trouble(directory, error) from None
+    targets = facts.get("targets", [])
+    dropped = [str(tier) for tier in before.get("targets", []) if tier not in targets]
+    return Written(len(files), changed=True, dropped=dropped)
 
 
-def _write(directory: Path, stage: Path, old: Path, listing: bytes, force: bool) -> Written:
-    """Put the finished `stage` in the place of `directory`, unless it is there already."""
-    facts, before = json.loads(listing), _facts(directory)
-    count = len(facts["files"]) + 1
-    edited = _edited(directory, before.get("files", {}))
-    if (
-        _read(directory / LISTING) == listing
-        and not edited
-        and _same_modes(directory, stage, facts)
-    ):
-        return Written(count, changed=False)
-    _refuse_losses(directory, before, [] if force else edited)
+def _replace(directory: Path, stage: Path, old: Path) -> None:
+    """Put the finished `stage` in the place of `directory`."""
     if directory.exists():
         _refuse_pulling_the_rug(directory)
         for name in _logs(directory):  # the very files, as a job may be writing to them
@@ -88,9 +89,6 @@ def _write(directory: Path, stage: Path, old: Path, listing: bytes, force: bool)
         os.rename(directory, old)
     os.rename(stage, directory)
     shutil.rmtree(old, ignore_errors=True)
-    targets = facts.get("targets", [])
-    dropped = [str(tier) for tier in before.get("targets", []) if tier not in targets]
-    return Written(count, changed=True, dropped=dropped)
 
 
 @contextlib.contextmanager
@@ -160,30 +158,22 @@ def copied_tree(source: Path, prefix: str) -> Iterator[Item]:
             yield Item(f"{prefix}/{below.as_posix()}", file=path)
 
 
-def _fill(stage: Path, items: Sequence[Item], facts: Mapping[str, Any]) -> bytes:
-    sums = {}
-    for item in items:
-        target = stage / item.path
+def _fill(stage: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
+    for path, (content, mode) in files.items():
+        target = stage / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        content, executable = _content(item)
         target.write_bytes(content)
-        target.chmod(0o755 if executable else 0o644)
-        sums[item.path] = hashlib.sha256(content).hexdigest()
-    text = json.dumps({**facts, "files": sums}, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    (stage / LISTING).write_bytes(text.encode())
-    (stage / LISTING).chmod(0o644)
-    for directory in (stage, *stage.rglob("*")):
-        if directory.is_dir():
-            directory.chmod(0o755)
-    return text.encode()
+        target.chmod(mode)
+    for directory in (stage, *filter(Path.is_dir, stage.rglob("*"))):
+        directory.chmod(0o755)
 
 
-def _content(item: Item) -> tuple[bytes, bool]:
-    """What goes into the file, and whether it is a program."""
+def _content(item: Item) -> tuple[bytes, int]:
+    """What goes into the file, and its mode."""
     if item.file is None:
-        return item.content or b"", item.executable
+        return item.content or b"", 0o755 if item.executable else 0o644
     try:
-        return item.file.read_bytes(), bool(item.file.stat().st_mode & 0o100)
+        return item.file.read_bytes(), 0o755 if item.file.stat().st_mode & 0o100 else 0o644
     except OSError as error:
         raise FileTroubleError(
             f"{item.file}: cannot be read: {error.strerror}; correct that, or list the file in "
@@ -191,19 +181,17 @@ def _content(item: Item) -> tuple[bytes, bool]:
         ) from None
 
 
+def _holds(path: Path, content: bytes, mode: int) -> bool:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mode & 0o777 == mode and _read(path) == content
+    return False
+
+
 def _read(path: Path) -> bytes | None:
-    """The content of a file; None where it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
-
-
-def _same_modes(directory: Path, stage: Path, facts: Mapping[str, Any]) -> bool:
-    def mode(path: Path) -> int:
-        return path.stat().st_mode & 0o777
-
-    return all(mode(directory / name) == mode(stage / name) for name in facts["files"])
+    """The content of a file; None where there is none, or a link."""
+    with contextlib.suppress(OSError):
+        return None if path.is_symlink() else path.read_bytes()
+    return None
 
 
 def _refuse_odd_place(directory: Path) -> None:
@@ -222,18 +210,23 @@ def _refuse_odd_place(directory: Path) -> None:
         raise BundleRefusedError(f"{directory} is a file; remove it, or give another place with -o")
 
 
-def _refuse_losses(directory: Path, before: Mapping[str, Any], edited: Sequence[str]) -> None:
-    present = set(_present(directory))
-    foreign = sorted(present - set(before.get("files", {})) - {LISTING, *_logs(directory)})
+def _refuse_losses(directory: Path, before: Mapping[str, Any], force: bool) -> None:
+    present, sums = set(_present(directory)), before.get("files", {})
+    foreign = sorted(present - set(sums) - {LISTING, *_logs(directory)})
     if foreign:
         raise BundleRefusedError(
             f"{directory} holds what ddpgen did not write: {_some(foreign)}. Nothing was changed. "
             "Move it away, or give another place with -o"
         )
-    lost = [name for name in edited if name in present]
-    if lost:
+    edited = [
+        name
+        for name in sums
+        if name in present
+        and hashlib.sha256(_read(directory / name) or b"").hexdigest() != sums[name]
+    ]
+    if edited and not force:
         raise BundleRefusedError(
-            f"{directory} was edited by hand: {_some(lost)}. Nothing was changed. Take the edits "
+            f"{directory} was edited by hand: {_some(edited)}. Nothing was changed. Take the edits "
             "over into the spec or --templates; --force gives them up"
         )
 
@@ -268,16 +261,6 @@ def _facts(directory: Path) -> dict[str, Any]:
         ):
             return facts
     return {}
-
-
-def _edited(directory: Path, sums: Mapping[str, str]) -> list[str]:
-    """The files that are not as they were written, or not there."""
-
-    def as_written(path: Path, digest: str) -> bool:
-        content = None if path.is_symlink() else _read(path)
-        return content is not None and hashlib.sha256(content).hexdigest() == digest
-
-    return [name for name, digest in sums.items() if not as_written(directory / name, digest)]
 
 
 def _logs(directory: Path) -> list[str]:

@@ -1,12 +1,11 @@
 """What the user typed → what is wanted. Pure.
 
 Owns the options and the usage text. Options of ours are looked for in the first place only: what
-follows belongs to the training, which knows its own.
+follows belongs to the training, which knows its own and refuses all others.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ Ctrl-C stops cleanly on all hosts, a second one kills, a third one ends this com
 still runs on a host then ends by itself, at the latest after the collective timeout.
 Exit code: 0 done, 1 failed, 2 a wrong argument, 69 could not start, 75 stopped cleanly.
 """
+# How many operands each takes at most. --preflight is an argument of the hosts' scripts, but comes alone.
 _OPERANDS = {
     "--preflight": 0,
     "--status": 0,
@@ -35,8 +35,6 @@ _OPERANDS = {
     "--help": 0,
     "-h": 0,
 }
-# Above it are --statsu and --stpo, below it --steps, which is the training's.
-_ALIKE = 0.75
 
 
 class UsageError(Exception):
@@ -54,12 +52,9 @@ class Wanted:
 
 def parse(words: Sequence[str]) -> Wanted:
     """Raises UsageError."""
-    if not words or words[0] == "--":
-        return Wanted("run", arguments=tuple(words[1:]))
-    option, equals, value = words[0].partition("=")
+    option, equals, value = words[0].partition("=") if words else ("--", "", "")
     if option not in _OPERANDS:
-        _refuse_typo(option)
-        return Wanted("run", arguments=tuple(words))
+        return Wanted("run", arguments=tuple(words[1:] if option == "--" else words))
     operands = [*([value] if equals else []), *words[1:]]
     allowed = _OPERANDS[option]
     if len(operands) > allowed:
@@ -69,21 +64,7 @@ def parse(words: Sequence[str]) -> Wanted:
         )
     if operands and not operands[0]:
         raise UsageError(f"{option} was given an empty operand; see --help")
-    if option == "--preflight":  # the hosts' scripts know it, too
+    if option == "--preflight":
         return Wanted("run", arguments=(option,))
     what = "help" if option == "-h" else option.removeprefix("--")
     return Wanted(what, operands[0] if operands else None)
-
-
-def _refuse_typo(option: str) -> None:
-    """Raises UsageError for an option that is almost ours: nobody means to start a job with it."""
-    if not option.startswith("-"):
-        return
-    # Without the dashes, which would make any two options alike.
-    ours = [name.removeprefix("--") for name in _OPERANDS if name.startswith("--")]
-    alike = difflib.get_close_matches(option.lstrip("-").lower(), ours, n=1, cutoff=_ALIKE)
-    if alike:
-        raise UsageError(
-            f"{option}: did you mean --{alike[0]}? Nothing was started; if it is the training's, put "
-            f"-- before it: bash hosts/run.sh -- {option}"
-        )

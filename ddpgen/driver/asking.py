@@ -13,12 +13,9 @@ from typing import NamedTuple
 
 from . import logs, remote
 from .ends import DONE, FAILED, USAGE
-from .lines import shown
-from .pace import Pace
 from .plan import Host, Plan
-from .screen import Screen, folded, table
-from .session import Trouble, ask, why_not
-from .ssh import Ssh
+from .screen import Screen, folded, shown, table
+from .session import Home, Trouble, ask, why_not
 
 _LINES_EACH = 10
 # When the next step is overdue: after three times as long as it took before. A first one may take long.
@@ -55,84 +52,89 @@ class Step(NamedTuple):
 
 
 async def ask_all(
-    plan: Plan, ssh: Ssh, pace: Pace, text: Callable[[Plan, Host], bytes]
-) -> dict[str, dict[str, str] | Trouble]:
-    """One text to every host; the facts it found, or why it could not."""
+    home: Home, text: Callable[[Plan, Host], bytes]
+) -> tuple[dict[Host, dict[str, str]], dict[str, str]]:
+    """One text to every host: the facts that it found on each; and by name why the others could not be asked."""
+    troubles: dict[str, str] = {}
 
-    async def one(host: Host) -> dict[str, str] | Trouble:
+    async def one(host: Host) -> dict[str, str]:
+        within = home.pace.check
         try:
-            outcome = await ask(ssh, host, text(plan, host), pace.check)
+            outcome = await ask(home.ssh, host, text(home.plan, host), within)
+            if outcome.code != 0:
+                raise Trouble(why_not(outcome, home.ssh, host, within))
         except Trouble as trouble:
-            return trouble
-        if outcome.code != 0:
-            return Trouble(why_not(outcome, ssh, host, pace.check))
+            troubles[host.name] = str(trouble)
+            return {}
         return remote.facts(outcome.output)
 
-    answers = await asyncio.gather(*(one(host) for host in plan.hosts))
-    return {host.name: answer for host, answer in zip(plan.hosts, answers, strict=True)}
+    answers = await asyncio.gather(*(one(host) for host in home.plan.hosts))
+    each = zip(home.plan.hosts, answers, strict=True)
+    found = {host: answer for host, answer in each if host.name not in troubles}
+    return found, {name: troubles[name] for name in home.plan.names if name in troubles}
 
 
-async def status(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen) -> int:
-    """The table of --status: 0 when every host could be asked."""
-    answers = await ask_all(plan, ssh, pace, remote.status)
-    heads = ("host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint")
-    rows, still = [heads], list[str]()
-    # Hosts may share the directory: the job is gone only when none of them can still run it.
-    all_gone = all(not isinstance(a, Trouble) and a.get("runs") == "no" for a in answers.values())
-    for name, answer in answers.items():
-        if isinstance(answer, Trouble):
-            rows.append((name, "unreachable", "", "", ""))
-            continue
-        step = Step.of(answer) if answer.get("runs") == "yes" else None
-        if step is not None and step.stands_still:
-            where = plan.checkpoints(plan.host(name))
-            still.append(f"{name}: no step for {step.age:.0f} s; why: ddpgen doctor {where}, there")
-        newest = answer.get("newest", "-1")
-        rows.append(
-            (
-                name,
-                answer.get("runs", ""),
-                _readable(answer.get("node", ""), answer.get("runs") == "no"),
-                _readable(answer.get("job", ""), all_gone) + (f": {step}" if step else ""),
-                "none" if newest == "-1" else f"step {newest}",
-            )
-        )
-    print_out("\n".join(table(rows)) + "\n")
-    for line in still:
-        screen.say(line)
-    return told_troubles(answers, screen)
-
-
-async def stop(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen) -> int:
-    """Ask for a clean stop everywhere: 0 when every host could be asked."""
-    answers = await ask_all(plan, ssh, pace, remote.stop)
-    said = {}
-    for name, answer in answers.items():
-        if isinstance(answer, Trouble):
-            continue
-        if answer.get("stop") == "nothing":
-            said[name] = "nothing to stop: no job has run there"
-        elif answer.get("runs") == "no":
-            said[name] = "nothing runs there; the next start removes this request"
-        else:
-            said[name] = "asked for a clean stop"
+def say_of_hosts(home: Home, said: Mapping[str, str]) -> None:
+    """What is to be said of some hosts, by their names."""
     for line in folded(said):
-        screen.say(line)
-    return told_troubles(answers, screen)
+        home.screen.say(line)
 
 
-def show_logs(plan: Plan, directory: Path, host: str | None, screen: Screen) -> int:
+async def status(home: Home) -> int:
+    """The table of --status: 0 when every host could be asked."""
+    answers, troubles = await ask_all(home, remote.status)
+    still = {}
+    rows = [("host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint")]
+    # Hosts may share the directory: the job is gone only when none of them can still run it.
+    all_gone = not troubles and all(answer.get("runs") == "no" for answer in answers.values())
+    for host in home.plan.hosts:
+        answer = answers.get(host)
+        if answer is None:
+            rows.append((host.name, "unreachable", "", "", ""))
+            continue
+        runs, newest = answer.get("runs", ""), answer.get("newest", "-1")
+        step = Step.of(answer) if runs == "yes" else None
+        if step is not None and step.stands_still:
+            why = f"ddpgen doctor {home.plan.checkpoints(host)}, there"
+            still[host.name] = f"no step for {step.age:.0f} s; why: {why}"
+        node = _readable(answer.get("node", ""), runs == "no")
+        job = _readable(answer.get("job", ""), all_gone) + (f": {step}" if step else "")
+        rows.append((host.name, runs, node, job, "none" if newest == "-1" else f"step {newest}"))
+    print_out("\n".join(table(rows)) + "\n")
+    say_of_hosts(home, still)
+    say_of_hosts(home, troubles)
+    return FAILED if troubles else DONE
+
+
+async def stop(home: Home) -> int:
+    """Ask for a clean stop everywhere: 0 when every host could be asked."""
+    answers, troubles = await ask_all(home, remote.stop)
+    said = {}
+    for host, answer in answers.items():
+        if answer.get("stop") == "nothing":
+            said[host.name] = "nothing to stop: no job has run there"
+        elif answer.get("runs") == "no":
+            said[host.name] = "nothing runs there; the next start removes this request"
+        else:
+            said[host.name] = "asked for a clean stop"
+    say_of_hosts(home, said)
+    say_of_hosts(home, troubles)
+    return FAILED if troubles else DONE
+
+
+def show_logs(home: Home, host: str | None) -> int:
     """The newest launch's files and their last lines; with a host, the whole of its file."""
-    if host is not None and host not in plan.names:
-        screen.say(f"{host} is none of the hosts: {', '.join(plan.names)}")
+    names, directory = home.plan.names, home.logs.directory.parent
+    if host is not None and host not in names:
+        home.screen.say(f"{host} is none of the hosts: {', '.join(names)}")
         return USAGE
     launch = logs.newest(directory)
     if launch is None:
-        screen.say(_nothing_kept(directory))
+        home.screen.say(_nothing_kept(directory))
         return FAILED
     if host is not None:
-        return _whole(launch / f"{host}.log", screen)
-    for name in plan.names:
+        return _whole(launch / f"{host}.log", home.screen)
+    for name in names:
         path = launch / f"{name}.log"
         lines = [shown(line) for line in logs.tail(path, _LINES_EACH)]
         print_out("\n".join([f"==> {path} <==", *(lines or ["(nothing)"]), ""]) + "\n")
@@ -159,33 +161,15 @@ def print_out(text: str) -> None:
 
 
 def _whole(path: Path, screen: Screen) -> int:
-    """A host's file: as it is for a program, harmless for a terminal."""
-    harmless = os.isatty(1)
+    """A host's file, harmless for a terminal; as it is, it lies there for programs."""
     try:
         with open(path, "rb") as file:
             for line in file:
-                data = (shown(line.rstrip(b"\n")) + "\n").encode() if harmless else line
-                while data:
-                    data = data[os.write(1, data) :]
-    except FileNotFoundError:
-        screen.say(f"{path} is not there: the host has said nothing")
-        return FAILED
-    except BrokenPipeError:
-        pass
+                print_out(shown(line.rstrip(b"\n")) + "\n")
     except OSError as error:
-        screen.say(f"{path}: {error.strerror}")
+        screen.say(f"{path}: {error.strerror}: the host has said nothing that could be kept")
         return FAILED
     return DONE
-
-
-def told_troubles(answers: dict[str, dict[str, str] | Trouble], screen: Screen) -> int:
-    """Name the hosts that could not be asked, and why: 0 when there is none."""
-    troubles = {
-        name: str(answer) for name, answer in answers.items() if isinstance(answer, Trouble)
-    }
-    for line in folded(troubles):
-        screen.say(line)
-    return FAILED if troubles else DONE
 
 
 def _readable(line: str, gone: bool) -> str:

@@ -2,7 +2,7 @@
 
 Owns their ends: each is in a session of its own, so that a terminal's Ctrl-C does not reach it, and
 none outlives the driver's interest in it. Bytes out are handed on as they come; nothing here waits
-for a reader, a writer or a clock longer than told.
+for a reader, a writer or a clock longer than its caller says.
 """
 
 from __future__ import annotations

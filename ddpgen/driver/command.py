@@ -28,26 +28,25 @@ from .session import Home
 from .ssh import Ssh, ready
 
 _HANG_UP_S = 5.0
-_MARGIN_KIB = 10 * 1024
 _FILES = 4096
-
-
-class PlanError(Exception):
-    """hosts.json is not what ddpgen writes."""
 
 
 def main(words: Sequence[str], bundle: str, pace: Pace | None = None) -> int:
     """Do what `words` ask for with the bundle at `bundle`; the exit code."""
     try:
         wanted = parse(words)
-        if wanted.what == "help":
-            asking.print_out(USAGE)
-            return 0
-        ours = _plan(Path(bundle))
     except UsageError as error:
         return _complain(str(error), WRONG_ARGUMENT)
-    except PlanError as error:
-        return _complain(str(error), NO_START)
+    if wanted.what == "help":
+        asking.print_out(USAGE)
+        return 0
+    listing = Path(bundle, "hosts", "hosts.json")
+    try:
+        ours = plan.read(listing.read_text("utf-8"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        message = f"{listing} cannot be read ({why}); copy the whole bundle, or render again"
+        return _complain(message, NO_START)
     _be_ready()
     try:
         with ready(ours, os.environ) as ssh:
@@ -64,18 +63,6 @@ def _complain(message: str, code: int) -> int:
     return code
 
 
-def _plan(bundle: Path) -> Plan:
-    """Raises PlanError."""
-    path = bundle / "hosts" / "hosts.json"
-    try:
-        return plan.read(path.read_text("utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise PlanError(
-            f"{path} cannot be read ({why}); copy the whole bundle, or render again"
-        ) from None
-
-
 def _be_ready() -> None:
     # Three pipes and a file for each host: macOS begins with 256 in all.
     with contextlib.suppress(OSError, ValueError):
@@ -90,22 +77,17 @@ def _be_ready() -> None:
 
 async def _do(wanted: Wanted, bundle: Path, ours: Plan, ssh: Ssh, pace: Pace) -> int:
     launch = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    kept = bundle.parent / "logs" / ours.name
-    screen = Screen(ours.names, os.environ, logs=str(kept / launch))
+    kept = bundle.parent / "logs" / ours.name / launch
+    screen = Screen(ours.names, os.environ, str(kept))
+    home = Home(ours, ssh, bundle, pace, screen, Logs(kept, screen.say))
     try:
         if wanted.what == "run":
-            logs = Logs(kept / launch, screen.say)
-            need = _size_kib(bundle) + _MARGIN_KIB
-            home = Home(ours, ssh, bundle, need, pace, screen, logs)
-            with contextlib.closing(logs):
-                return await Job(home, launch, wanted.arguments).run()
+            return await Job(home, wanted.arguments).run()
         if wanted.what == "logs":
-            return asking.show_logs(ours, kept, wanted.operand, screen)
+            return asking.show_logs(home, wanted.operand)
         if wanted.what == "fetch":
-            target = Path(wanted.operand or bundle.parent / "checkpoints" / ours.name)
-            return await fetch(ours, ssh, pace, screen, target.absolute())
-        ask = asking.status if wanted.what == "status" else asking.stop
-        return await ask(ours, ssh, pace, screen)
+            return await fetch(home, wanted.operand)
+        return await (asking.status if wanted.what == "status" else asking.stop)(home)
     finally:
         await _hang_up(ours, ssh)
         screen.close(pace.flush)
@@ -116,14 +98,3 @@ async def _hang_up(ours: Plan, ssh: Ssh) -> None:
     open_ones = [host for host in ours.hosts if ssh.socket(host).exists()]
     commands = (run(ssh.hang_up(host), b"", _HANG_UP_S) for host in open_ones)
     await asyncio.gather(*commands, return_exceptions=True)
-
-
-def _size_kib(bundle: Path) -> int:
-    blocks = 0
-    for root, names, files in os.walk(bundle):
-        names[:] = [name for name in names if name != "__pycache__"]
-        for name in files:
-            with contextlib.suppress(OSError):
-                blocks += os.lstat(os.path.join(root, name)).st_size // 4096 + 1
-        blocks += 1
-    return blocks * 4

@@ -79,18 +79,14 @@ def culprit(ends: Sequence[End], names: Iterable[str]) -> End | None:
         if end.state == "lost" and not end.forced:
             return end
         if end.state == "failed" and not end.follows:
-            return by_host.get(origin(end, names), end)
+            # A verdict begins with the host that it came from.
+            source = end.reason.partition(": ")[0]
+            return by_host.get(source, end) if source in set(names) else end
     for wanted in ("refused", "lost"):
         for end in bad:
             if end.state == wanted:
                 return end
     return min(bad, key=lambda end: (end.forced, end.follows), default=None)
-
-
-def origin(end: End, names: Iterable[str]) -> str:
-    """The host that a verdict names as its own source, else the one that told it."""
-    said = end.reason.partition(": ")[0]
-    return said if said in set(names) else end.host
 
 
 def exit_code(ends: Sequence[End], blamed: End | None, elastic: bool) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -18,17 +17,15 @@ import time
 from pathlib import Path
 
 from . import remote
-from .asking import ask_all, told_troubles
+from .asking import ask_all, say_of_hosts
 from .child import run
 from .ends import DONE, FAILED
-from .pace import Pace
-from .plan import Host, Plan
+from .plan import Host
 from .screen import Screen
-from .session import Trouble
-from .ssh import Ssh
+from .session import Home
 
-MARKER, METRICS = "checkpoint.json", "metrics.jsonl"
-MANIFEST, STATUS, BEST = "manifest.json", "status", "best.json"
+MARKER, METRICS, MANIFEST = "checkpoint.json", "metrics.jsonl", "manifest.json"
+_SMALL = (METRICS, MANIFEST, "status", "best.json")
 PROBE = "probe.json"
 _STEP = re.compile(r"step-\d{9,}")
 _STAGE = ".fetched"
@@ -41,105 +38,75 @@ class RefusedError(Exception):
     """Nothing was changed at home; the message says why."""
 
 
-async def fetch(plan: Plan, ssh: Ssh, pace: Pace, screen: Screen, target: Path) -> int:
-    """From the host with the newest checkpoint into `target`; the exit code."""
-    answers = await ask_all(plan, ssh, pace, remote.status)
-    told_troubles(answers, screen)
-    newest, holder = _holder(plan, answers)
-    if holder is None and await _bring_probe(plan, ssh, pace, target):
-        screen.say(f"brought the figures of the probe to {target / PROBE}")
+async def fetch(home: Home, operand: str | None) -> int:
+    """From the host with the newest checkpoint into the directory `operand`; the exit code."""
+    plan, say = home.plan, home.screen.say
+    target = Path(operand or home.bundle.parent / "checkpoints" / plan.name).absolute()
+    answers, troubles = await ask_all(home, remote.status)
+    say_of_hosts(home, troubles)
+    steps = {host: int(answer.get("newest", "-1")) for host, answer in answers.items()}
+    newest = max(steps.values(), default=-1)
+    if newest < 0 and await _bring_probe(home, target):
+        say(f"brought the figures of the probe to {target / PROBE}")
         return DONE
-    if holder is None:
-        screen.say(_where_to_look(plan, ssh, answers))
+    if newest < 0:
+        say(
+            "no host that could be asked holds a checkpoint; a script that names its files otherwise keeps "
+            f"them in {plan.checkpoint_dir}, or where it likes: bring those home by rsync"
+        )
         return FAILED
-    screen.say(f"step {newest} is on {holder.name}; bringing it to {target}")
-    wire = _Wire(plan, ssh, pace, holder)
+    holders = [host for host in plan.hosts if steps.get(host) == newest]
+    holder = next((host for host in holders if host.name == plan.head), holders[0])
+    say(f"step {newest} is on {holder.name}; bringing it to {target}")
     try:
         _refuse_live(target)
         stage = target / _STAGE
         stage.mkdir(parents=True, exist_ok=True)
-        await wire.bring(stage, [f"/step-*/{MARKER}", *_SMALL], ["/step-*/"])
+        small = [f"/{name}" for name in _SMALL]
+        await _bring(home, holder, stage, [f"/step-*/{MARKER}", *small], ["/step-*/"])
         _refuse_other_run(stage, target)
         wanted = [name for name in _steps(stage) if not (target / name).exists()]
-        await wire.bring(stage, [f"/{name}/**" for name in wanted], [f"/{n}/" for n in wanted])
-        _place(stage, target, wanted, screen)
+        whole = [f"/{name}/**" for name in wanted]
+        await _bring(home, holder, stage, whole, [f"/{name}/" for name in wanted])
+        _place(stage, target, wanted, home.screen)
         shutil.rmtree(stage, ignore_errors=True)
     except RefusedError as refusal:
-        screen.say(str(refusal))
+        say(str(refusal))
         return FAILED
     except OSError as error:
-        screen.say(f"{target}: {error.strerror}; make room, or give another place: --fetch DIR")
+        say(f"{target}: {error.strerror}; make room, or give another place: --fetch DIR")
         return FAILED
     if not any(int(name.partition("-")[2]) >= newest for name in _steps(target)):
-        screen.say(f"step {newest} did not arrive whole; fetch again")
+        say(f"step {newest} did not arrive whole; fetch again")
         return FAILED
     return DONE
 
 
-async def _bring_probe(plan: Plan, ssh: Ssh, pace: Pace, target: Path) -> bool:
+async def _bring_probe(home: Home, target: Path) -> bool:
     """A probe has no checkpoint: its figures are with rank 0, on whichever host that was."""
     target.mkdir(parents=True, exist_ok=True)
-    for host in map(plan.host, plan.names):
+    for host in home.plan.hosts:
         with contextlib.suppress(RefusedError):
-            await _Wire(plan, ssh, pace, host).bring(target, [f"/{PROBE}"], [])
+            await _bring(home, host, target, [f"/{PROBE}"], [])
     return (target / PROBE).is_file()
 
 
-_SMALL = (f"/{METRICS}", f"/{MANIFEST}", f"/{STATUS}", f"/{BEST}")
-
-
-class _Wire:
-    """rsync from one host's checkpoint directory."""
-
-    def __init__(self, plan: Plan, ssh: Ssh, pace: Pace, host: Host) -> None:
-        self._ssh, self._host, self._pace = ssh, host, pace
-        self._way = ssh.shell_for_rsync(host, plan.checkpoints(host))
-
-    async def bring(self, stage: Path, files: list[str], directories: list[str]) -> None:
-        """Copy what matches, and nothing else, into the stage. Raises RefusedError."""
-        if not files:
-            return
-        choice = [f"--include={pattern}" for pattern in (*directories, *files)]
-        command = ["rsync", "-rt", "--exclude=*.corrupt*", *choice, "--exclude=*"]
-        command += [f"--timeout={self._pace.stall:.0f}", *self._way, "host:./", "./"]
-        outcome = await run(command, b"", None, str(stage))
-        if outcome.code not in (0, _VANISHED):
-            why = self._ssh.complaint(outcome.output, self._host)
-            raise RefusedError(
-                f"{self._host.name}: rsync (code {outcome.code}): {why}. What has come so far is "
-                "kept; fetch again"
-            )
-
-
-def _holder(plan: Plan, answers: dict[str, dict[str, str] | Trouble]) -> tuple[int, Host | None]:
-    """The newest step on any host, and a host that has it: the head, if it does."""
-    steps = {
-        name: int(answer.get("newest", "-1"))
-        for name, answer in answers.items()
-        if not isinstance(answer, Trouble)
-    }
-    newest = max(steps.values(), default=-1)
-    if newest < 0:
-        return newest, None
-    holders = [name for name in (plan.head, *plan.names) if steps.get(name) == newest]
-    return newest, plan.host(holders[0])
-
-
-def _where_to_look(plan: Plan, ssh: Ssh, answers: dict[str, dict[str, str] | Trouble]) -> str:
-    """No checkpoint of ours is anywhere; a script of the user's may have saved in a way of its own."""
-    holders = [
-        plan.host(name)
-        for name, answer in answers.items()
-        if not isinstance(answer, Trouble) and answer.get("own-files") == "yes"
-    ]
-    if not holders:
-        return "no host that could be asked holds a checkpoint"
-    commands = [
-        f"{host.name}: rsync -a {ssh.rsync_source(host, plan.checkpoints(host))} DIR"
-        for host in holders
-    ]
-    told = "no host holds a step-* checkpoint: the script keeps its files as it likes; bring them home by"
-    return "\n".join([told, *commands])
+async def _bring(
+    home: Home, host: Host, stage: Path, files: list[str], directories: list[str]
+) -> None:
+    """Copy what matches of a host's checkpoints, and nothing else, into the stage. Raises RefusedError."""
+    if not files:
+        return
+    choice = [f"--include={pattern}" for pattern in (*directories, *files)]
+    shell = home.ssh.shell_for_rsync(host, home.plan.checkpoints(host))
+    command = ["rsync", "-rt", "--exclude=*.corrupt*", *choice, "--exclude=*"]
+    command += [f"--timeout={home.pace.stall:.0f}", *shell, "host:./", "./"]
+    outcome = await run(command, b"", None, str(stage))
+    if outcome.code not in (0, _VANISHED):
+        why = home.ssh.complaint(outcome.output, host)
+        raise RefusedError(
+            f"{host.name}: rsync (code {outcome.code}): {why}. What has come so far is kept; fetch again"
+        )
 
 
 def _refuse_live(target: Path) -> None:
@@ -170,7 +137,7 @@ def _steps(stage: Path) -> list[str]:
 
 
 def _place(stage: Path, target: Path, wanted: list[str], screen: Screen) -> None:
-    """Give whole checkpoints their names, and files that continue ours our place."""
+    """Give whole checkpoints their names, and put the metrics and what belongs to them in their place."""
     brought = []
     for name in wanted:
         fault = _fault(stage / name)
@@ -179,13 +146,22 @@ def _place(stage: Path, target: Path, wanted: list[str], screen: Screen) -> None
         else:
             os.rename(stage / name, target / name)
             brought.append(name)
-    _put_small(stage, target, screen)
+    new, old = stage / METRICS, target / METRICS
+    if new.exists() and old.exists() and not new.read_bytes().startswith(old.read_bytes()):
+        for name in (METRICS, MANIFEST):
+            aside = f"{name}.before-fetch-{time.time_ns()}"
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(target / name, target / aside)
+                screen.say(f"{name} was another's, or more: it is kept as {aside}")
+    for name in _SMALL:
+        if (stage / name).is_file():
+            os.rename(stage / name, target / name)
     what = ", ".join(brought) if brought else "no checkpoint that was not here already"
     screen.say(f"brought {what} and the metrics to {target}")
 
 
 def _fault(directory: Path) -> str:
-    """Why this is not a whole checkpoint, or "". The marker tells the others' sums."""
+    """Why this is not a whole checkpoint, or "". The marker holds the sums of the other files."""
     try:
         files = json.loads((directory / MARKER).read_bytes())["files"]
         for name, expected in files.items():
@@ -200,30 +176,3 @@ def _fault(directory: Path) -> str:
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"its {MARKER} is damaged"
     return ""
-
-
-def _put_small(stage: Path, target: Path, screen: Screen) -> None:
-    """The metrics and what belongs to them. Rows that the new ones do not begin with are kept."""
-    new, old = stage / METRICS, target / METRICS
-    if new.exists() and old.exists() and not _continues(new, old):
-        for path in (old, target / MANIFEST):
-            if path.exists():
-                aside = _free(path)
-                os.rename(path, aside)
-                screen.say(f"{path.name} was another's, or more: it is kept as {aside.name}")
-    for name in (METRICS, MANIFEST, STATUS, BEST):
-        if (stage / name).is_file():
-            os.rename(stage / name, target / name)
-
-
-def _continues(new: Path, old: Path) -> bool:
-    with open(new, "rb") as longer, open(old, "rb") as shorter:
-        while chunk := shorter.read(1 << 20):
-            if longer.read(len(chunk)) != chunk:
-                return False
-    return True
-
-
-def _free(path: Path) -> Path:
-    asides = (path.with_name(f"{path.name}.before-fetch-{number}") for number in itertools.count(1))
-    return next(aside for aside in asides if not aside.exists())

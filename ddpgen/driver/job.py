@@ -1,23 +1,21 @@
 """The job as a whole: prepare all, start all, and bring all to an end together.
 
 Owns every decision: when the others have to end, who is tried again, when all start anew. It asks
-sessions to do things and is told of their ends; the pure judgements are in ends.py.
+sessions to do things, and they report their ends; the pure judgements are in ends.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import signal
-import socket
-import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import Any
 
 from .ends import DONE, NO_START, STOPPED, End, culprit, exit_code, may_start_again
 from .screen import folded
-from .session import LAST_LINES, Home, Looked, Session, Trouble
+from .session import Home, Looked, Session, Trouble
 
 _NAMED = 8
 _ASKED = (
@@ -31,20 +29,23 @@ _ASKED = (
 class Job:
     """One run of the driver: all hosts are prepared and started, as often as it takes, until the last end."""
 
-    def __init__(self, home: Home, launch: str, arguments: tuple[str, ...]) -> None:
-        self._home, self._launch, self._arguments = home, launch, arguments
+    def __init__(self, home: Home, arguments: tuple[str, ...]) -> None:
+        self._home, self._arguments = home, arguments
         self._plan, self._pace = home.plan, home.pace
-        self._sessions = {host.name: Session(host, home) for host in home.plan.hosts}
+        self._events: asyncio.Queue[End | None] = (
+            asyncio.Queue()
+        )  # None: look at the deadline again
+        report = self._events.put_nowait
+        self._sessions = {host.name: Session(host, home, report) for host in home.plan.hosts}
         self._head = home.plan.head
-        self._me = f"{getpass.getuser()}@{socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M')}"
-        self._events: asyncio.Queue[End | None] = asyncio.Queue()
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._retries: dict[str, asyncio.Task[None]] = {}
+        self._environment = {"DDPGEN_LAUNCH": home.logs.directory.name}
+        self._running: set[str] = set()
+        self._stoppable: list[asyncio.Task[Any]] = []  # what a stop cancels
+        self._retries: list[asyncio.Task[None]] = []
         self._ends: list[End] = []  # of this start, in order of time
         self._crashes: Counter[str] = Counter()
         self._returned: set[str] = set()
         self._asked = 0  # 1 stop, 2 kill, 3 leave
-        self._stop_wanted = asyncio.Event()  # the same, for who waits for it: _asked > 0
         self._troubles: dict[str, str] = {}  # who is not ready for a start, and why
         self._deadline: float | None = None
         self._killed = self._settled = False
@@ -70,7 +71,8 @@ class Job:
                 ready = await self._prepare_again()
             return self._conclude()
         finally:
-            await self._leave_nobody()
+            await self._give_up_retries()
+            await self._leave("the driver ended")
 
     # --- before the start ---------------------------------------------------------------------
 
@@ -79,17 +81,13 @@ class Job:
         self._say(f"looking at {len(self._sessions)} hosts and sending them the bundle")
         looked = await self._prepare(self._sessions)
         self._newest = max((found.newest for found in looked.values()), default=-1)
-        enough = self._plan.elastic[0] if self._plan.elastic else len(self._sessions)
-        if len(looked) < enough or self._asked:
+        if len(looked) < self._plan.enough or self._asked:
             return set()
         if len(looked) < len(self._sessions):
             self._show_troubles()
-            self._head = next(name for name in self._by_headship() if name in looked)
+            if self._head not in looked:
+                self._head = next(name for name in self._sessions if name in looked)
         return set(looked)
-
-    def _by_headship(self) -> list[str]:
-        """The hosts in the order in which they are asked to be the head."""
-        return sorted(self._sessions, key=lambda name: name != self._head)
 
     def _not_started(self) -> int:
         if self._asked:
@@ -100,60 +98,49 @@ class Job:
         return NO_START
 
     async def _prepare(self, names: Iterable[str]) -> dict[str, Looked]:
-        """Prepare hosts all at once; who is ready. The others are in `_troubles`."""
-        tasks = {name: asyncio.create_task(_prepared(self._sessions[name])) for name in names}
-        wanted = asyncio.create_task(self._stop_wanted.wait())
-        try:
-            await self._until_done(tasks, wanted)
-        finally:
-            for task in (wanted, *tasks.values()):
-                task.cancel()
-            results = await asyncio.gather(*tasks.values(), return_exceptions=True)
-        self._troubles, found = {}, {}
-        for name, result in zip(tasks, results, strict=True):
-            if isinstance(result, Looked):
-                found[name] = result
-            elif isinstance(result, Trouble):
-                self._troubles[name] = str(result)
-            elif not isinstance(result, asyncio.CancelledError):
-                raise result
+        """Prepare hosts all at once, unless a stop comes; who is ready. The others are in `_troubles`."""
+        tasks = {asyncio.create_task(self._sessions[name].prepare()): name for name in names}
+        self._stoppable = list(tasks)
+        pending = set(tasks)
+        while pending:
+            _, pending = await asyncio.wait(pending, timeout=self._pace.remind)
+            if pending and not self._asked:
+                self._remind(name for task, name in tasks.items() if task in pending)
+        self._stoppable = []
+        found: dict[str, Looked] = {}
+        self._troubles = {}
+        for task, name in tasks.items():
+            with contextlib.suppress(asyncio.CancelledError):
+                try:
+                    found[name] = task.result()
+                except Trouble as trouble:
+                    self._troubles[name] = str(trouble)
         return found
 
-    async def _prepare_enough(self, enough: int) -> dict[str, Looked]:
+    async def _prepare_enough(self) -> dict[str, Looked]:
         """Prepare again and again until enough hosts are ready, or nobody."""
-        loop, pace = asyncio.get_running_loop(), self._pace
-        deadline = loop.time() + pace.again
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._pace.again
         ready: dict[str, Looked] = {}
         while not self._asked:
             ready |= await self._prepare(name for name in self._sessions if name not in ready)
-            if len(ready) >= enough:
+            if len(ready) >= self._plan.enough and not self._asked:
                 return ready
             if loop.time() > deadline:
                 break
             self._remind(self._troubles)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stop_wanted.wait(), pace.retry)
-        self._show_troubles()
+            self._stoppable = [asyncio.create_task(asyncio.sleep(self._pace.retry))]
+            await asyncio.wait(self._stoppable)
+        if self._asked:
+            self._say("not started again: a stop was asked for")
+        else:
+            self._show_troubles()
         return {}
 
     def _show_troubles(self) -> None:
         """Name every host that is not ready, and why."""
         for line in folded(self._troubles):
             self._say(line)
-
-    async def _until_done(
-        self, tasks: Mapping[str, asyncio.Task[Looked]], wanted: asyncio.Task[bool]
-    ) -> None:
-        while pending := {task for task in tasks.values() if not task.done()}:
-            done, _ = await asyncio.wait(
-                {*pending, wanted},
-                timeout=self._pace.remind,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if wanted in done:
-                return
-            if not done:
-                self._remind(name for name, task in tasks.items() if not task.done())
 
     def _remind(self, names: Iterable[str]) -> None:
         waiting = [f"{name} ({self._sessions[name].state})" for name in names]
@@ -169,25 +156,19 @@ class Job:
         await asyncio.gather(*(self._start(name) for name in self._sessions if name in ready))
         for name in self._sessions:
             if name not in ready and self._plan.elastic:
-                self._retries[name] = asyncio.create_task(self._try_again(name))
+                self._retries.append(asyncio.create_task(self._try_again(name)))
 
     async def _start(self, name: str) -> None:
         session = self._sessions[name]
         head = [] if self._head == self._plan.head else [f"--head={self._head}"]
         try:
-            told = {"DDPGEN_LAUNCH": self._launch, "DDPGEN_STARTED_BY": self._me}
-            await session.start(told, [*head, *self._arguments])
+            await session.start(self._environment, [*head, *self._arguments])
         except Trouble as trouble:
             self._events.put_nowait(End(name, "refused", NO_START, str(trouble)))
-            self._running[name] = asyncio.create_task(asyncio.sleep(0))
-            return
+        self._running.add(name)
         self._ends = [end for end in self._ends if end.host != name]
-        self._running[name] = asyncio.create_task(self._watch(session))
         if self._asked:
-            session.word(("", "stop", "kill", "kill")[self._asked])
-
-    async def _watch(self, session: Session) -> None:
-        self._events.put_nowait(await session.ended())
+            session.send_command("stop" if self._asked == 1 else "kill")
 
     async def _until_all_ended(self) -> None:
         loop = asyncio.get_running_loop()
@@ -196,20 +177,22 @@ class Job:
             try:
                 event = await asyncio.wait_for(self._events.get(), timeout_s)
             except asyncio.TimeoutError:
-                await self._out_of_patience()
+                await self._out_of_time()
                 continue
             if event is not None:
                 self._on_end(event)
         await self._give_up_retries()
 
     def _on_end(self, end: End) -> None:
-        del self._running[end.host]
+        self._running.discard(end.host)
         self._ends.append(end)
         if end.good:
             # The job has come to its end: nobody is fetched back for it.
             self._settled = True
             if end.state == "stopped" and not (self._asked or self._plan.elastic):
-                self._tell("stop")  # stopped before all had met, it has told nobody
+                self._send_to_all(
+                    "stop"
+                )  # stopped before the rendezvous, it could not stop the others
             self._within(self._pace.linger)
         elif not self._killed:
             self._say(f"{end.host}: {end.state}: {end.reason or 'it gave no reason'}")
@@ -223,29 +206,29 @@ class Job:
             losses.add("refused")  # what it ran before its loss may not have ended yet
         if not self._plan.elastic or self._asked or self._settled or end.state not in losses:
             return False
-        if name == self._head or len(self._running) < self._plan.elastic[0]:
+        if name == self._head or len(self._running) < self._plan.enough:
             return False
         self._crashes[name] += end.state == "crashed"
         if self._crashes[name] > self._plan.restarts:
             self._say(f"{name} is not tried again: restarts is {self._plan.restarts}")
         else:
             self._say(f"going on with {len(self._running)} hosts; {name} is tried again")
-            self._retries[name] = asyncio.create_task(self._try_again(name))
+            self._retries.append(asyncio.create_task(self._try_again(name)))
         return True
 
     async def _try_again(self, name: str) -> None:
         """Until the host is back; whoever has an interest in this not going on cancels it."""
-        session, told = self._sessions[name], ""
+        session, shown = self._sessions[name], ""
         while True:
             await asyncio.sleep(self._pace.retry)
             try:
                 # Where hosts share the directory, the others' job holds it: it has all files.
                 if not (await session.look()).in_use:
-                    await session.send()
+                    await session.send_bundle()
             except Trouble as trouble:
-                if str(trouble) != told:
-                    told = str(trouble)
-                    self._say(f"{name}: not back yet: {told}")
+                if str(trouble) != shown:
+                    shown = str(trouble)
+                    self._say(f"{name}: not back yet: {shown}")
                 continue
             if self._running and not (self._asked or self._settled or self._killed):
                 self._say(f"{name} is back")
@@ -254,12 +237,14 @@ class Job:
             return
 
     def _end_the_others(self, end: End) -> None:
-        for task in self._retries.values():
+        for task in self._retries:
             task.cancel()
         if end.state == "lost" and not self._plan.restartable:
-            self._tell("stop")  # it may still train out there: then all end with a checkpoint
+            self._send_to_all(
+                "stop"
+            )  # it may still train out there: then all end with a checkpoint
         if self._running:
-            names = ", ".join(sorted(self._running)[:8])
+            names = ", ".join(sorted(self._running)[:_NAMED])
             # Who cannot start says so in a moment; others may have reasons of their own to give.
             within = self._pace.refused if end.state == "refused" else self._pace.alone
             self._say(f"ending the others, within {within:.0f} s: {names}")
@@ -269,34 +254,38 @@ class Job:
         deadline = asyncio.get_running_loop().time() + seconds
         self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
 
-    async def _out_of_patience(self) -> None:
+    async def _out_of_time(self) -> None:
         self._deadline = None
-        if not self._killed:
+        if self._killed:
+            await self._leave(
+                "left to itself" if self._asked == 3 else "it did not answer any more"
+            )
+        else:
             self._kill()
-            return
-        why = "left to itself" if self._asked == 3 else "it did not answer any more"
-        sessions = [self._sessions[name] for name in self._running]
-        await asyncio.gather(*(session.leave(why) for session in sessions))
 
     def _kill(self) -> None:
         self._killed = True
-        self._tell("kill")
+        self._send_to_all("kill")
         self._deadline = None
         self._within(self._pace.kill)
 
-    def _tell(self, word: str) -> None:
+    def _send_to_all(self, command: str) -> None:
         for name in self._running:
-            self._sessions[name].word(word)
+            self._sessions[name].send_command(command)
+
+    async def _leave(self, why: str) -> None:
+        await asyncio.gather(*(self._sessions[name].leave(why) for name in self._running))
 
     def _on_signal(self, name: str) -> None:
         if self._asked >= 3 or (name == "HUP" and self._asked):
             return  # a closing terminal may send HUP twice; only Ctrl-C or TERM means "now"
         self._asked += 1
-        self._stop_wanted.set()
         if self._running:
             self._say(f"{name}: {_ASKED[self._asked]}")
         if self._asked == 1:
-            self._tell("stop")
+            for task in self._stoppable:
+                task.cancel()
+            self._send_to_all("stop")
         elif self._asked == 2:
             self._kill()
         else:
@@ -320,21 +309,16 @@ class Job:
             return set()
         self._restarted += 1
         self._say(f"starting again, {self._restarted} of {plan.restarts} times at most")
-        looked = await self._prepare_enough(plan.elastic[0] if plan.elastic else len(plan.hosts))
-        if self._stop_wanted.is_set():
-            self._say("not started again: a stop was asked for")
-            return set()
-        if not looked:
-            return set()
-        if plan.elastic:
+        looked = await self._prepare_enough()
+        if looked and plan.elastic:
             names = [name for name in self._sessions if name in looked]
             self._head = next((name for name in names if name != self._head), self._head)
-            return set(looked)
-        newest = max(found.newest for found in looked.values())
-        if newest <= self._newest:
-            self._say("not started again: no checkpoint is newer than at the last start")
-            return set()
-        self._newest = newest
+        elif looked:
+            newest = max(found.newest for found in looked.values())
+            if newest <= self._newest:
+                self._say("not started again: no checkpoint is newer than at the last start")
+                return set()
+            self._newest = newest
         return set(looked)
 
     def _conclude(self) -> int:
@@ -350,10 +334,10 @@ class Job:
         lines = self._sessions[blamed.host].last
         if lines and len(self._sessions) > 1:
             self._say(f"the last lines of {blamed.host}:")
-            self._home.screen.quote(blamed.host, list(lines)[-LAST_LINES:])
+            self._home.screen.quote(blamed.host, list(lines))
 
     def _show_table(self, last: dict[str, End]) -> None:
-        rows = [("host", "state", "code", "last word")]
+        rows = [("host", "state", "code", "reason")]
         for name, session in self._sessions.items():
             end = last.get(name)
             code = "" if end is None or end.code is None else str(end.code)
@@ -363,23 +347,11 @@ class Job:
         self._say(f"everything the hosts said is in {self._home.logs.directory}")
 
     async def _give_up_retries(self) -> None:
-        tasks, self._retries = list(self._retries.values()), {}
-        for task in tasks:
+        for task in self._retries:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _leave_nobody(self) -> None:
-        await self._give_up_retries()
-        sessions = [self._sessions[name] for name in self._running]
-        await asyncio.gather(*(session.leave("the driver ended") for session in sessions))
+        await asyncio.gather(*self._retries, return_exceptions=True)
+        self._retries = []
 
     def _say(self, message: str) -> None:
         self._home.screen.say(message)
         self._home.logs.note(message)
-
-
-async def _prepared(session: Session) -> Looked:
-    looked = await session.look()
-    session.refuse_disturbing(looked)
-    await session.send()
-    return looked

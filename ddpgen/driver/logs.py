@@ -1,7 +1,7 @@
 """Every host's output in a file on this machine, byte for byte.
 
 Owns logs/<name>/<launch>/<host>.log beside the bundle, and finding the newest. A disk that is full, or
-a place that cannot be written, is told once and costs lines, never the run.
+a place that cannot be written, is reported once and costs lines, never the run.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _TAIL = 64 * 1024
 
 
 class Logs:
-    """The files of one launch."""
+    """The files of one launch; the directory is made with the first of them."""
 
     def __init__(self, directory: Path, say: Callable[[str], None]) -> None:
         self.directory, self._say = directory, say
         self._files: dict[str, int] = {}
-        self._told = False
+        self._reported = False
 
     def write(self, host: str, data: bytes) -> None:
         """Append what came from `host`."""
@@ -31,12 +31,6 @@ class Logs:
     def note(self, text: str) -> None:
         """Keep a message of the driver's own: the terminal may be gone when it comes to the end."""
         self._append("driver.txt", text.encode("utf-8", "replace") + b"\n")
-
-    def close(self) -> None:
-        """Let go of the files."""
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
 
     def _append(self, name: str, data: bytes) -> None:
         try:
@@ -47,8 +41,8 @@ class Logs:
             if os.write(self._files[name], data) != len(data):
                 raise OSError(0, "no space left")
         except OSError as error:
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 self._say(
                     f"{self.directory}: {error.strerror}; the output is shown here but not all of "
                     "it is kept"

@@ -1,4 +1,4 @@
-"""How long the driver waits for what, in seconds: one value, so that a story can be told faster."""
+"""How long the driver waits for what, in seconds: one value, so that a test can be faster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Pace:
     remind: float = 10.0
     # A host has failed: the others often know why, and end by themselves.
     alone: float = 10.0
-    # A host cannot start at all: what else is wrong is told by the others in this time.
+    # A host cannot start at all: the others report what else is wrong in this time.
     refused: float = 3.0
     # After `kill`; a connection that is silently dead is noticed within this, too.
     kill: float = 40.0

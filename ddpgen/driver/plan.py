@@ -1,7 +1,7 @@
 """hosts.json → frozen values, and where things lie on a host. Pure.
 
-Owns the form of hosts.json. Paths come out as bash in a login directory understands them, without
-expanding anything: `~/x` becomes `./x`, so quoting is all they still need.
+Paths come out as bash in a login directory understands them, without expanding anything: `~/x` becomes
+`./x`, so quoting is all they still need.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole of hosts.json."""
+    """The whole of hosts.json. `elastic`: the least and the largest number of hosts."""
 
     name: str
     launcher: str
@@ -38,24 +38,25 @@ class Plan:
         return tuple(host.name for host in self.hosts)
 
     @property
+    def enough(self) -> int:
+        """How many hosts a start needs."""
+        return self.elastic[0] if self.elastic else len(self.hosts)
+
+    @property
     def restartable(self) -> bool:
         """Whether the driver may start all anew; else torchrun's own restarts are all there are."""
         return self.elastic is not None or self.launcher in ("torchrun-static", "env")
 
-    def host(self, name: str) -> Host:
-        """Raises KeyError."""
-        return {host.name: host for host in self.hosts}[name]
-
     def bundle(self, host: Host) -> str:
         """Where the bundle lies on `host`."""
-        return _below(at_login(host.dir), self.name)
+        return f"{at_login(host.dir).rstrip('/')}/{self.name}"
 
     def checkpoints(self, host: Host) -> str:
         """Where the checkpoints lie on `host`; a relative place starts from the host's dir."""
         place = self.checkpoint_dir
         if place == "~" or place.startswith(("/", "~/")):
             return at_login(place)
-        return _below(at_login(host.dir), place)
+        return f"{at_login(host.dir).rstrip('/')}/{place}"
 
 
 def at_login(path: str) -> str:
@@ -66,21 +67,8 @@ def at_login(path: str) -> str:
     return f"./{path}"
 
 
-def _below(directory: str, name: str) -> str:
-    return f"{directory.rstrip('/')}/{name}"
-
-
 def read(text: str) -> Plan:
-    """Raises ValueError, KeyError, TypeError or IndexError for what ddpgen has not written."""
+    """Raises ValueError, KeyError or TypeError for what ddpgen has not written."""
     data = json.loads(text)
-    elastic = data["elastic"]
-    return Plan(
-        name=data["name"],
-        launcher=data["launcher"],
-        elastic=(elastic[0], elastic[1]) if elastic else None,
-        restarts=data["restarts"],
-        head=data["head"],
-        ssh_options=tuple(data["ssh_options"]),
-        checkpoint_dir=data["checkpoint_dir"],
-        hosts=tuple(Host(h["name"], h["ssh"], h["dir"], h["script"]) for h in data["hosts"]),
-    )
+    hosts = tuple(Host(h["name"], h["ssh"], h["dir"], h["script"]) for h in data.pop("hosts"))
+    return Plan(hosts=hosts, **data)

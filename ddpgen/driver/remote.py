@@ -101,12 +101,6 @@ newest() {
 """
 
 _PREPARE = r"""
-# Which driver started what runs here, if one did: the process is still the one it wrote down.
-starter() {
-  local pid by
-  { read -r pid by <"$checkpoints/nodes/$host/started-by"; } 2>/dev/null || return
-  { [ -d "/proc/$pid" ] || kill -0 "$pid"; } 2>/dev/null && printf '%s\n' "$by"
-}
 type -P rsync >/dev/null ||
   trouble "there is no rsync on this host (PATH=$PATH); install it (apt, dnf or brew install rsync)"
 [ ! -e "$bundle" ] || [ -d "$bundle" ] ||
@@ -130,7 +124,7 @@ if type -P flock >/dev/null; then
     ( flock -n -x 9 ) 9<"$bundle"
     case $? in
       0) break ;;
-      1) [ "$again" -lt 10 ] && sleep 0.2 || { fact in-use yes; fact by "$(starter)"; } ;;
+      1) [ "$again" -lt 10 ] && sleep 0.2 || fact in-use yes ;;
       *) break ;; # no locks here
     esac
   done
@@ -152,10 +146,6 @@ fact ready yes
 """
 
 _ENTER = r"""
-# The script becomes its supervisor, so that has this process id as well. What cannot be written here, the
-# preflight names.
-{ mkdir -p -- "$checkpoints/nodes/$host" &&
-  printf '%s %s\n' "$$" "$DDPGEN_STARTED_BY" >"$checkpoints/nodes/$host/started-by"; } 2>/dev/null
 cd -- "$bundle" || trouble "cannot enter $bundle, which was there a moment ago; start again"
 [ -f "$script" ] || trouble "$bundle holds no $script; start again"
 """
@@ -188,17 +178,6 @@ first_line() {
   { read -r line <"$1"; } 2>/dev/null
   printf '%s\n' "$line"
 }
-# Whatever neither the host's script nor the training puts there is the user's.
-own_files() {
-  local path
-  for path in "$checkpoints"/*; do
-    case ${path##*/} in
-      nodes | status | lock | stop | launch | manifest.json | metrics.jsonl | *.corrupt*) ;;
-      *) [ -e "$path" ] && { echo yes; return; } ;;
-    esac
-  done
-  echo no
-}
 # The last two steps, of which one tells how long a step takes.
 steps() { { tail -n 100 -- "$checkpoints/metrics.jsonl" | grep '"kind": *"step"' | tail -n 2; } 2>/dev/null; }
 fact step "$(steps | tail -n 1)"
@@ -208,7 +187,6 @@ fact node "$(first_line "$checkpoints/nodes/$host/status")"
 fact job "$(first_line "$checkpoints/status")"
 fact newest "$(newest)"
 fact runs "$(runs)"
-fact own-files "$(own_files)"
 """
 
 _STOP = r"""

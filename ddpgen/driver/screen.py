@@ -1,42 +1,80 @@
 """What the user sees: every host's lines with its name before them, and our own.
 
-Owns prefixes, colours and tables. A thread of its own writes: a terminal that is slow, paused or gone
-costs lines on the screen (they are in the logs), never the job a moment.
+Owns how bytes become lines fit for a terminal, prefixes, colours and tables. A thread of its own writes: a
+terminal that is slow, paused or gone costs lines on the screen (they are in the logs), never the job a moment.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import select
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from .lines import shown
-
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _HELD = 4 << 20
 _WIDEST = 24
+# A line longer than this is given out in pieces; nobody reads it, and memory is not for it.
+LONGEST = 64 * 1024
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
+# Control characters, and marks that reverse the reading direction or break lines where we do not.
+_UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+class Lines:
+    """Cuts a stream at newlines, whatever it is made of."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes, without their ends."""
+        self._rest += data
+        if b"\n" not in data and len(self._rest) < LONGEST:
+            return []
+        *whole, rest = bytes(self._rest).split(b"\n")
+        while len(rest) >= LONGEST:
+            whole.append(rest[:LONGEST])
+            rest = rest[LONGEST:]
+        self._rest = bytearray(rest)
+        return whole
+
+    def end(self) -> list[bytes]:
+        """What came last without a newline, if anything."""
+        rest, self._rest = bytes(self._rest), bytearray()
+        return [rest] if rest else []
+
+
+def shown(line: bytes) -> str:
+    """`line` as a terminal would end up showing it, with nothing that would move its cursor."""
+    drawn = [part for part in line.split(b"\r") if part]
+    text = drawn[-1].decode("utf-8", "replace") if drawn else ""
+    return _UNSEEN.sub("?", _ESCAPE.sub("", text))
 
 
 class Screen:
-    """Two outputs, one order. Nothing here blocks the caller, but close(), which is bounded."""
+    """Two outputs, one order. Nothing here blocks the caller, but close(), which is bounded.
+
+    `logs`: where all lines of the hosts are kept, for who missed some here.
+    """
 
     def __init__(
         self,
         names: Sequence[str],
         environment: Mapping[str, str],
+        logs: str,
         out: int = 1,
         err: int = 2,
-        logs: str = "",
     ) -> None:
         self._out, self._err, self._logs = out, err, logs
-        colours = _is_terminal(out) and not environment.get("NO_COLOR")
-        colours = colours and environment.get("TERM") != "dumb"
+        plain = environment.get("NO_COLOR") or environment.get("TERM") == "dumb"
+        coloured = not plain and os.isatty(out)
         width = min(_WIDEST, max(map(len, names), default=0))
         self._prefixes = {
-            name: _prefix(name, width, _COLOURS[number % len(_COLOURS)] if colours else None)
+            name: _prefix(name, width, _COLOURS[number % len(_COLOURS)] if coloured else None)
             for number, name in enumerate(names)
         }
         self._queue: deque[tuple[int, bytes]] = deque()
@@ -49,68 +87,59 @@ class Screen:
 
     def lines(self, host: str, lines: Sequence[str]) -> None:
         """Show lines of `host`; those that a slow reader would wait for are counted instead."""
-        self._show(self._out, host, lines)
-
-    def quote(self, host: str, lines: Sequence[str]) -> None:
-        """Show lines of `host` as part of a message of ours, where that one goes."""
-        self._show(self._err, host, lines)
-
-    def _show(self, fd: int, host: str, lines: Sequence[str]) -> None:
-        prefix = self._prefixes[host]
-        data = "".join(f"{prefix}{line}\n" for line in lines).encode()
+        data = self._of_host(host, lines)
         with self._changed:
             if self._held + len(data) > _HELD:
                 self._dropped += len(lines)
-                return
-            self._tell_dropped()
-            self._put(fd, data)
+            else:
+                self._put(self._out, data)
+
+    def quote(self, host: str, lines: Sequence[str]) -> None:
+        """Show lines of `host` as part of a message of ours, where that one goes."""
+        with self._changed:
+            self._put(self._err, self._of_host(host, lines))
 
     def say(self, message: str) -> None:
         """One message of ours, on the error output."""
+        lines = (shown(line.encode("utf-8", "replace")) for line in message.split("\n"))
         with self._changed:
-            self._tell_dropped()
-            lines = [
-                f"ddpgen: {shown(line.encode('utf-8', 'replace'))}\n"
-                for line in message.split("\n")
-            ]
-            self._put(self._err, "".join(lines).encode())
+            self._put(self._err, "".join(f"ddpgen: {line}\n" for line in lines).encode())
 
     def table(self, rows: Sequence[Sequence[str]]) -> None:
         """Rows with aligned columns, the first one the heading."""
-        for line in table(rows):
-            self.say(line)
+        self.say("\n".join(table(rows)))
 
     def close(self, timeout_s: float) -> None:
         """Show what is left, as long as somebody reads."""
         with self._changed:
-            self._tell_dropped()
+            self._put(self._err, b"")
             self._closing = True
-            self._changed.notify_all()
         progress, since = -1, time.monotonic()
         while self._thread.is_alive() and time.monotonic() - since < timeout_s:
             self._thread.join(0.05)
             if progress != self._written:
                 progress, since = self._written, time.monotonic()
 
+    def _of_host(self, host: str, lines: Sequence[str]) -> bytes:
+        return "".join(f"{self._prefixes[host]}{line}\n" for line in lines).encode()
+
     def _put(self, fd: int, data: bytes) -> None:
+        if dropped := self._dropped:
+            self._dropped = 0
+            note = (
+                f"{dropped} lines were not shown, this terminal is slow; they are in {self._logs}"
+            )
+            self._put(self._err, f"ddpgen: {note}\n".encode())
         self._queue.append((fd, data))
         self._held += len(data)
         self._changed.notify_all()
 
-    def _tell_dropped(self) -> None:
-        if self._dropped:
-            where = f"; they are in {self._logs}" if self._logs else ""
-            text = f"ddpgen: {self._dropped} lines were not shown, this terminal is slow{where}\n"
-            self._dropped = 0
-            self._put(self._err, text.encode())
-
     def _write_on(self) -> None:
         while True:
             with self._changed:
-                while not self._queue:
-                    if self._closing:
-                        return
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
+                    return
                 fd, data = self._queue.popleft()
             self._write(fd, data)
             with self._changed:
@@ -149,10 +178,3 @@ def folded(said: Mapping[str, str]) -> list[str]:
 def _prefix(name: str, width: int, colour: int | None) -> str:
     text = f"{name:<{width}} |"
     return f"\x1b[{colour}m{text}\x1b[0m " if colour else f"{text} "
-
-
-def _is_terminal(fd: int) -> bool:
-    try:
-        return os.isatty(fd)
-    except OSError:
-        return False

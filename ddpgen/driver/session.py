@@ -7,23 +7,26 @@ input. Decides nothing about the job.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from . import remote
 from .child import Child, Outcome, run
 from .ends import SSH_FAILED, End, Evidence, judged
-from .lines import Lines, shown
 from .logs import Logs
 from .pace import Pace
 from .plan import Host, Plan
-from .screen import Screen
+from .screen import Lines, Screen, shown
 from .ssh import Ssh, interrupted, is_passing
 
 LAST_LINES = 20
 _TRIES = 4
+_MARGIN_KIB = 10 * 1024
 
 
 class Trouble(Exception):  # noqa: N818 - what it is called in front of the user
@@ -32,78 +35,85 @@ class Trouble(Exception):  # noqa: N818 - what it is called in front of the user
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look at a host found: its newest checkpoint's step, whether a job runs there, and who started it,
-    as far as that is known."""
+    """What a look at a host found: its newest checkpoint's step, and whether a job runs there."""
 
     newest: int
     in_use: bool
-    by: str
 
 
 @dataclass(frozen=True)
 class Home:
-    """What all sessions share on this machine."""
+    """What every command has on this machine."""
 
     plan: Plan
     ssh: Ssh
     bundle: Path
-    need_kib: int
     pace: Pace
     screen: Screen
     logs: Logs
 
+    @cached_property
+    def need_kib(self) -> int:
+        """The room that the bundle needs on a host, with a margin."""
+        blocks = 0
+        for root, names, files in os.walk(self.bundle):
+            names[:] = [name for name in names if name != "__pycache__"]
+            for name in files:
+                with contextlib.suppress(OSError):
+                    blocks += os.lstat(os.path.join(root, name)).st_size // 4096 + 1
+            blocks += 1
+        return blocks * 4 + _MARGIN_KIB
+
 
 class Session:
-    """The driver's side of one host."""
+    """The driver's side of one host. `report` is called with the end of each script that start() started."""
 
-    def __init__(self, host: Host, home: Home) -> None:
-        self.host, self._home = host, home
+    def __init__(self, host: Host, home: Home, report: Callable[[End], None]) -> None:
+        self.host, self._home, self._report = host, home, report
         self.state = "waiting"
         self.last: deque[str] = deque(maxlen=LAST_LINES)
-        self.forced = False
         self._bundle = home.plan.bundle(host)
         self._child: Child | None = None
-        self._beating: asyncio.Task[None] | None = None
-        self._left = ""
+        self._forced, self._left = False, ""
         self._lines, self._evidence = Lines(), Evidence()
-
-    @property
-    def name(self) -> str:
-        return self.host.name
+        self._following: asyncio.Task[None] | None = (
+            None  # a task that nobody refers to may be collected
+        )
 
     async def look(self) -> Looked:
         """Connect, and see whether the job can live there. Raises Trouble."""
         self.state = "connecting"
-        text = remote.prepare(self._home.plan, self.host, self._home.need_kib)
-        outcome = await ask(self._home.ssh, self.host, text, self._home.pace.check)
+        home = self._home
+        text = remote.prepare(home.plan, self.host, home.need_kib)
+        outcome = await ask(home.ssh, self.host, text, home.pace.check)
         found = remote.facts(outcome.output)
         if outcome.code != 0 or "ready" not in found:
-            raise self._trouble(outcome)
+            self.state = "unreachable" if outcome.code in (None, SSH_FAILED) else "refused"
+            raise Trouble(why_not(outcome, home.ssh, self.host, home.pace.check))
         self.state = "connected"
-        return Looked(int(found.get("newest", "-1")), "in-use" in found, found.get("by", ""))
+        return Looked(int(found.get("newest", "-1")), "in-use" in found)
 
-    def refuse_disturbing(self, looked: Looked) -> None:
-        """Raises Trouble when a job runs from the bundle's directory: its restarts need the files."""
+    async def prepare(self) -> Looked:
+        """Look, and send the bundle. Raises Trouble, also where a job runs from it: its restarts need the files."""
+        looked = await self.look()
         if looked.in_use:
             self.state = "in use"
-            by = f", started by {shown(looked.by.encode())}" if looked.by else ""
             raise Trouble(
-                f"a job runs from {self._bundle} there{by}; wait for it, or stop it: "
-                "bash hosts/run.sh --stop"
+                f"a job runs from {self._bundle} there; wait for it, or stop it: bash hosts/run.sh --stop"
             )
+        await self.send_bundle()
+        return looked
 
-    async def send(self) -> None:
+    async def send_bundle(self) -> None:
         """Make the host's bundle equal to ours. Raises Trouble."""
         self.state = "sending"
         home = self._home
-        way = home.ssh.shell_for_rsync(self.host, self._bundle)
+        shell = home.ssh.shell_for_rsync(self.host, self._bundle)
         options = ["-rlpc", "--delete", "--exclude=__pycache__", f"--timeout={home.pace.stall:.0f}"]
         # Where hosts share the directory, another's half a file is not rubbish.
-        options.append("--filter=P .*.??????")
+        command = ["rsync", *options, "--filter=P .*.??????", *shell, "./", "host:./"]
         try:
-            outcome = await run(
-                ["rsync", *options, *way, "./", "host:./"], b"", None, str(home.bundle)
-            )
+            outcome = await run(command, b"", None, str(home.bundle))
         except OSError as error:
             raise Trouble(f"cannot start rsync on this machine: {error.strerror}") from None
         if outcome.code != 0:
@@ -113,36 +123,22 @@ class Session:
 
     async def start(self, environment: Mapping[str, str], arguments: Iterable[str]) -> None:
         """Start the host's script; from now on its lines are shown. Raises Trouble."""
-        self._lines, self._evidence, self._left, self.forced = Lines(), Evidence(), "", False
+        self._lines, self._evidence = Lines(), Evidence()
+        self._forced, self._left = False, ""
         command = self._home.ssh.command(self.host)
         try:
             self._child = await Child.start(command, self._hear)
         except OSError as error:
             raise Trouble(f"cannot start {command[0]}: {error.strerror}") from None
         self._child.say(remote.start(self._home.plan, self.host, environment, arguments))
-        self._beating = asyncio.create_task(self._beat(self._child))
         self.state = "running"
+        self._following = asyncio.create_task(self._follow(self._child))
 
-    def word(self, word: str) -> None:
-        """Say stop or kill; nobody there to hear it is no error."""
+    def send_command(self, command: str) -> None:
+        """Send stop or kill to the host's supervisor, if there is one."""
         if self._child is not None:
-            self.forced = self.forced or word == "kill"
-            self._child.say(f"{word}\n".encode())
-
-    async def ended(self) -> End:
-        """Wait for the end of what start() started."""
-        assert self._child is not None
-        assert self._beating is not None
-        code = await self._child.ended()
-        self._beating.cancel()
-        self._take(self._lines.end())
-        self._child = None
-        if self._left:
-            end = End(self.name, "lost", None, self._left, self.forced)
-        else:
-            end = judged(self.name, code, self._evidence, self.forced)
-        self.state = end.state
-        return end
+            self._forced = self._forced or command == "kill"
+            self._child.say(f"{command}\n".encode())
 
     async def leave(self, why: str) -> None:
         """Let go of the host: without the driver its script stops by itself, soon."""
@@ -151,12 +147,23 @@ class Session:
             self._child.close_input()
             await self._child.kill()
 
-    async def _beat(self, child: Child) -> None:
-        while child.say(b"beat\n"):
-            await asyncio.sleep(self._home.pace.beat)
+    async def _follow(self, child: Child) -> None:
+        """Beat until the script has ended, and report that."""
+        code = None
+        while code is None:
+            child.say(b"beat\n")
+            code = await child.ended_within(self._home.pace.beat)
+        self._take(self._lines.end())
+        self._child = None
+        if self._left:
+            end = End(self.host.name, "lost", None, self._left, self._forced)
+        else:
+            end = judged(self.host.name, code, self._evidence, self._forced)
+        self.state = end.state
+        self._report(end)
 
     def _hear(self, data: bytes) -> None:
-        self._home.logs.write(self.name, data)
+        self._home.logs.write(self.host.name, data)
         self._take(self._lines.feed(data))
 
     def _take(self, lines: list[bytes]) -> None:
@@ -165,11 +172,7 @@ class Session:
             self._evidence.add(text)
         self.last.extend(texts)
         if texts:
-            self._home.screen.lines(self.name, texts)
-
-    def _trouble(self, outcome: Outcome) -> Trouble:
-        self.state = "unreachable" if outcome.code in (None, SSH_FAILED) else "refused"
-        return Trouble(why_not(outcome, self._home.ssh, self.host, self._home.pace.check))
+            self._home.screen.lines(self.host.name, texts)
 
 
 async def ask(ssh: Ssh, host: Host, text: bytes, within: float) -> Outcome:
@@ -194,8 +197,8 @@ def why_not(outcome: Outcome, ssh: Ssh, host: Host, within: float) -> str:
             f"no answer within {within:.0f} s{after}; is it switched on, and is "
             f"`{ssh.by_hand(host)}` right?"
         )
-    if told := remote.troubles(outcome.output):
-        return told
+    if reason := remote.troubles(outcome.output):
+        return reason
     if outcome.code == 0:
         return interrupted(first)
     return ssh.complaint(outcome.output, host)

@@ -19,7 +19,7 @@ from .plan import Host, Plan
 from .remote import quote, within
 
 _QUIET = "let its ~/.bashrc begin with `[[ $- == *i* ]] || return`"
-# The line that tells why, and what to do about it; {forget} removes a changed key.
+# The line that gives the reason, and what to do about it; {forget} removes a changed key.
 _REMEDIES = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -86,15 +86,6 @@ class Ssh:
         """What to type to see for oneself."""
         return shlex.join([*self.words, *self.options, host.ssh])
 
-    def rsync_source(self, host: Host, directory: str) -> str:
-        """What the user's own rsync needs to bring `directory` home, as words of a shell."""
-        # rsync does not understand ssh://me@host:2222.
-        url = re.fullmatch(r"ssh://(.+?)(?::(\d+))?/?", host.ssh)
-        destination, port = (url[1], url[2]) if url else (host.ssh, None)
-        shell = shlex.join([*self.words, *self.options, *(["-p", port] if port else [])])
-        way = "" if shell == "ssh" else f"-e {shlex.quote(shell)} "
-        return way + shlex.quote(f"{destination}:{directory.removeprefix('./')}/")
-
     def complaint(self, output: bytes, host: Host) -> str:
         """The line in which ssh said why it could not, with a remedy where one is known."""
         text = output.decode("utf-8", "replace")
@@ -139,14 +130,14 @@ class Ssh:
         ]
 
     def shell_for_rsync(self, host: Host, directory: str) -> list[str]:
-        """rsync's -e, as a script of ours: rsync's own words go the way of all others.
+        """rsync's -e, as a script of ours: rsync's own words are sent as all others are.
 
         So no login shell parses a path, rsync needs no option for that on either side, and it need
         not understand ssh://me@host:2222.
         """
         script = self.private / f"rsync-to-{self.numbers[host.name]}"
         script.write_text(
-            "# rsync's way to a host: its command, then its bytes, are the input of `bash -s`.\n"
+            "# rsync's connection to a host: its command, then its bytes, are the input of `bash -s`.\n"
             "shift # the host's name: a dummy\n"
             f"exec {shlex.join(self.command(host))} < <(\n"
             f"  printf '%s%s }}\\n' {quote(within(directory))} \"$*;\"\n"

@@ -60,22 +60,17 @@ def activation(job: JobSpec) -> tuple[str, ...]:
 
 
 def values(job: JobSpec, command: Supervise, lines: str) -> dict[str, Any]:
-    """What the templates of a launch script place; `lines`: the file that its activation lines are in."""
+    """What the templates of every launch script place; `lines`: the file that its activation lines are in."""
     procs = job.procs_per_node
     return {
         "name": job.name,
         "counted": "1 process" if procs == 1 else f"{procs} processes",
-        "env": exports(job),
+        "env": sorted(job.env.items()),
         "activate": activation(job),
         "activation": lines,
         "interpreter": interpreter(job),
         "supervise": command,
     }
-
-
-def exports(job: JobSpec) -> list[tuple[str, str]]:
-    """The variables that a launch script sets."""
-    return sorted(job.env.items())
 
 
 def address(host: Host) -> str:

@@ -1,4 +1,4 @@
-"""What the fields of the tier sky mean to SkyPilot: its resources, the bucket, the way back.
+"""What the fields of the tier sky mean to SkyPilot: its resources, the bucket, the recovery.
 
 Owns SkyPilot's names for them and which machines may stand in for each other. Writes no YAML: the
 template does. Pure.
@@ -47,10 +47,15 @@ def local_dir(job: SkyJob) -> Word:
     return Joined((Var("HOME"), f"/.ddpgen/{job.name}/", Var("SKYPILOT_TASK_ID")))
 
 
+def above(job: SkyJob) -> str:
+    """Where on a machine the directories of a job's tasks are."""
+    return f"~/.ddpgen/{job.name}"
+
+
 def hook(job: SkyJob) -> str:
     """Where the hook of a pod that is taken away finds what to stop; "" where no hook is wanted."""
     wanted = job.notices and any(each.partition("/")[0] in _KUBERNETES for each in job.infra)
-    return f"~/.ddpgen/{job.name}/hook" if wanted else ""
+    return f"{above(job)}/hook" if wanted else ""
 
 
 def resources(job: SkyJob) -> Iterator[tuple[str, Scalar]]:

@@ -35,7 +35,7 @@ def cpus_per_task(job: SlurmJob) -> int:
 
 
 def warning_s(job: SlurmJob) -> float:
-    """How long before the time limit the job is told to stop."""
+    """How long before the time limit Slurm signals the job."""
     if job.warning is not None:
         wanted = job.warning
     elif job.step_time is not None or job.write_time is not None:

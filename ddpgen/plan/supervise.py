@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen.plan import sky, slurm
@@ -86,25 +85,18 @@ def _standalone(job: JobSpec) -> Iterator[Word]:
 
 
 def _waiting(job: HostsJob) -> Iterator[Word]:
-    """What the supervisor of one of several hosts is told of where they meet and how long they wait."""
-    usual, shared = Rendezvous(), job.checkpoint.shared
+    """Options of the supervisor of one of several hosts: where they meet and how long they wait."""
+    shared = job.checkpoint.shared
     yield f"--port={job.rendezvous.port}"  # always, as a firewall may have to be opened for it
-    yield from _unusual(
-        (
-            "collective-timeout",
-            seconds(job.rendezvous.collective_timeout),
-            seconds(usual.collective_timeout),
-        ),
-        ("shared", "" if shared is None else str(shared).lower(), ""),
-    )
+    yield from _unusual_times(("collective-timeout", job.rendezvous, "collective_timeout"))
+    yield from _unusual(("shared", "" if shared is None else str(shared).lower(), ""))
 
 
 def _machine(job: SkyJob) -> Iterator[Word]:
-    """What the supervisor of a machine that SkyPilot has found is told."""
-    first, usual = job.rendezvous.port, Rendezvous().port
+    """Options of the supervisor of a machine that SkyPilot has found."""
     yield from _unusual(
         ("nodes", int(job.nodes), 1),
-        ("ports", _ports(first), _ports(usual)),
+        ("ports", _ports(job.rendezvous.port), _ports(Rendezvous.port)),
         ("bucket", job.bucket.url.rstrip("/") if job.bucket else "", ""),
         ("mount", job.bucket.path if job.bucket else "", ""),
         ("secrets", ",".join(job.secrets), ""),
@@ -115,7 +107,7 @@ def _machine(job: SkyJob) -> Iterator[Word]:
 
 
 def _batch(job: SlurmJob) -> Iterator[Word]:
-    """What the supervisor on the first node of a Slurm job is told."""
+    """Options of the supervisor on the first node of a Slurm job."""
     yield f"--ports={_ports(job.rendezvous.port)}"
     yield f"--requeues={job.requeues}"
     yield from _unusual(("restarts", job.restarts, JobSpec.restarts))
@@ -177,11 +169,15 @@ def _processes(job: JobSpec, restarts: int) -> Iterator[Word]:
 
 
 def _options(job: JobSpec, backend: str) -> Iterator[Word]:
-    """What the supervisor itself is told, on every tier."""
+    """Options of the supervisor on every tier."""
     yield f"--job={job.name}"
-    yield f"--checkpoint-dir={_checkpoint_dir(job)}"
-    kept = sorted(name for name in PINNED if name in job.env or name in _left_alone(job))
-    waits = job.rendezvous.timeout if job.meets else Rendezvous().timeout
+    # Below that of the tier sky each task has a directory of its own.
+    directory = sky.above(job) if isinstance(job, SkyJob) else _beside(job.checkpoint_path)
+    yield f"--checkpoint-dir={directory}"
+    # On a cloud's machine with several cards NCCL's own plugins know best, unless the user does.
+    left_alone = ("NCCL_SOCKET_IFNAME",) if isinstance(job, SkyJob) and not job.nic else ()
+    kept = sorted(name for name in PINNED if name in job.env or name in left_alone)
+    waits = job.rendezvous.timeout if job.meets else Rendezvous.timeout
     yield from _unusual(
         # Of several hosts hosts.json has it.
         ("procs", 1 if isinstance(job, HostsJob) else job.procs_per_node, 1),
@@ -189,7 +185,7 @@ def _options(job: JobSpec, backend: str) -> Iterator[Word]:
         ("backend", backend, "gloo"),
         ("nic", job.nic or "", ""),
         ("threads", job.train.threads, 1),
-        ("timeout", seconds(waits), seconds(Rendezvous().timeout)),
+        ("timeout", seconds(waits), seconds(Rendezvous.timeout)),
         ("keep", ",".join(kept), ""),
         ("store", store(job), ""),
         ("ignore", ",".join(job.preflight.ignore), ""),
@@ -200,20 +196,16 @@ def _options(job: JobSpec, backend: str) -> Iterator[Word]:
         yield "--bits-may-differ"
 
 
+def _unusual_times(*options: tuple[str, Any, str]) -> Iterator[str]:
+    """The same of times, each a field of a section of the spec."""
+    for name, section, field in options:
+        value, default = getattr(section, field), getattr(type(section), field)
+        yield from _unusual((name, seconds(value), seconds(default)))
+
+
 def _unusual(*options: tuple[str, Any, Any]) -> Iterator[str]:
     """Of options, each with its value and the runtime's default, those that have another value."""
     return (f"--{name}={value}" for name, value, default in options if value != default)
-
-
-def _left_alone(job: JobSpec) -> tuple[str, ...]:
-    """On a cloud's machine with several cards NCCL's own plugins know best, unless the user does."""
-    return ("NCCL_SOCKET_IFNAME",) if isinstance(job, SkyJob) and not job.nic else ()
-
-
-def _checkpoint_dir(job: JobSpec) -> str:
-    if isinstance(job, SkyJob):  # below it each task has a directory of its own
-        return f"~/.ddpgen/{job.name}"
-    return _beside(job.checkpoint_path)
 
 
 def _beside(path: str) -> str:
@@ -229,19 +221,21 @@ def _program(job: JobSpec, backend: str, weight: int | Fraction) -> Iterator[Wor
     yield "run"
     yield from _training(job.train)
     yield f"--backend={backend}"
-    waits, kept = Rendezvous(), Checkpoint()
+    every = str(job.checkpoint.every)
+    if isinstance(job, SkyJob) and job.preempted_every is not None:
+        every = f"auto:{seconds(job.preempted_every)}"
     yield from _unusual(
         ("world-size", "{world_size}" if job.meets and not _elastic(job) else "", ""),
         ("weight", weight, 1),
-        ("rendezvous-timeout", seconds(job.rendezvous.timeout), seconds(waits.timeout)),
-        (
-            "collective-timeout",
-            seconds(job.rendezvous.collective_timeout),
-            seconds(waits.collective_timeout),
-        ),
+    )
+    yield from _unusual_times(
+        ("rendezvous-timeout", job.rendezvous, "timeout"),
+        ("collective-timeout", job.rendezvous, "collective_timeout"),
+    )
+    yield from _unusual(
         ("checkpoint-store", "{store}" if store(job) else "", ""),
-        ("checkpoint-every", _every(job), str(kept.every)),
-        ("checkpoint-keep", job.checkpoint.keep, kept.keep),
+        ("checkpoint-every", every, str(Checkpoint.every)),
+        ("checkpoint-keep", job.checkpoint.keep, Checkpoint.keep),
         ("code-dir", "code" if job.code else "", ""),
     )
     if _elastic(job):
@@ -252,21 +246,15 @@ def _program(job: JobSpec, backend: str, weight: int | Fraction) -> Iterator[Wor
         yield f"--arg={name}={_json(value)}"
 
 
-def _every(job: JobSpec) -> str:
-    if isinstance(job, SkyJob) and job.preempted_every is not None:
-        return f"auto:{seconds(job.preempted_every)}"
-    return str(job.checkpoint.every)
-
-
 def _training(train: Train) -> Iterator[Word]:
     """The flags that decide what is learned, without those that have the runtime's default."""
     yield f"--workload={train.workload}"
     yield f"--steps={train.steps}" if train.steps else f"--epochs={train.epochs!r}"
     yield f"--global-batch-size={train.global_batch_size}"
     yield f"--micro-batch-size={train.micro_batch_size}"
-    usual = {field.name: field.default for field in fields(Train)}
+    flags = _FLAGS.split()
     yield from _unusual(
-        *((name.replace("_", "-"), getattr(train, name), usual[name]) for name in _FLAGS.split())
+        *((flag.replace("_", "-"), getattr(train, flag), getattr(Train, flag)) for flag in flags)
     )
     if train.best:
         yield f"--best-metric={train.best.metric}"
@@ -279,7 +267,7 @@ def _training(train: Train) -> Iterator[Word]:
 
 
 def _script(job: JobSpec) -> Iterator[Word]:
-    train, usual = job.train, Stop()
+    train = job.train
     yield "script"
     if train.workdir:
         yield f"--workdir={_beside(train.workdir)}"
@@ -287,10 +275,8 @@ def _script(job: JobSpec) -> Iterator[Word]:
         yield "--from-scratch"
     yield from (f"--resume-exists={pattern}" for pattern in train.resume.exists)
     yield from (f"--resume-arg={word}" for word in train.resume.args)
-    yield from _unusual(
-        ("stop-signal", train.stop.signal, usual.signal),
-        ("stop-grace", seconds(train.stop.grace), seconds(usual.grace)),
-    )
+    yield from _unusual(("stop-signal", train.stop.signal, Stop.signal))
+    yield from _unusual_times(("stop-grace", train.stop, "grace"))
     if train.command:
         yield "--no-python"
         yield from _words(train.command)
@@ -310,7 +296,7 @@ def _words(given: Iterable[str]) -> Iterator[str]:
 
 
 def _script_argument(name: str, value: Any, style: str | None) -> Iterator[str]:
-    """`value` of a mapping as a script is told it; ddpgen.spec.rules has refused what is not clear."""
+    """`value` of a mapping as an argument of a script; ddpgen.spec.rules has refused what is not clear."""
     if value is None or isinstance(value, bool):
         if style == "equals":
             yield f"{name}={value}"

@@ -9,7 +9,7 @@ from typing import Any
 from ddpgen import shell
 from ddpgen.plan import launch, sky, slurm
 from ddpgen.plan.launch import Rank
-from ddpgen.spec.job import HostsJob, JobSpec
+from ddpgen.spec.job import JobSpec
 from ddpgen.spec.sky import SkyJob
 from ddpgen.spec.slurm import SlurmJob
 
@@ -19,7 +19,6 @@ MOST_RANKS = 64  # a table longer than a few screens tells nobody anything
 def as_text(job: JobSpec, tier: str) -> str:
     """The plan, one line per rank."""
     ranks, kept = launch.ranks(job), launch.store(job)
-    width = max((max(len(rank.host), 4) + 2 for rank in ranks if rank.host), default=0)
     count = ranks[-1].node_rank + 1
     work = (
         f"{job.micro_batches} micro-batches a step"
@@ -36,23 +35,19 @@ def as_text(job: JobSpec, tier: str) -> str:
         *(_times(job) if isinstance(job, SlurmJob) else ()),
         *(_machines(job) if isinstance(job, SkyJob) else ()),
         "",
-        f"{'host':{width}}node  rank  local rank  micro-batches"
-        if width
-        else "node  rank  local rank  micro-batches",
     ]
+    width = max(len(rank.host) for rank in ranks)  # only the tier hosts has names for them
+    width = max(width, 4) + 2 if width else 0
+    lines.append(f"{'host' if width else '':{width}}node  rank  local rank  micro-batches")
     lines += [
         f"{rank.host:{width}}{rank.node_rank:4}  {rank.rank:4}  {rank.local_rank:10}  {_range(rank)}"
         for rank in ranks[:MOST_RANKS]
     ]
     if len(ranks) > MOST_RANKS:
         lines.append(f"… and {len(ranks) - MOST_RANKS} more ranks")
-    host = (
-        f" on {ranks[0].host} (the others' differ where the hosts do)"
-        if isinstance(job, HostsJob)
-        else ""
-    )
+    host = f" on {ranks[0].host} (the others' differ where the hosts do)" if width else ""
     lines += ["", f"the launch{host}; its script fills in {{name}} and prints the whole command:"]
-    return "\n".join([*lines, "", shell.continued(launch.command(job).shown)])
+    return "\n".join([*lines, "", shell.sections(launch.command(job)[1:])])
 
 
 def as_json(job: JobSpec, tier: str) -> str:

@@ -37,12 +37,12 @@ class Period(NamedTuple):
         return f"{self.steps} steps" if self.steps is not None else seconds(self.seconds or 0)
 
 
-def setting(kind: Kind, says: str, default: Any = REQUIRED) -> Any:
-    """A dataclass field of the spec: its kind, what a user loses by getting it wrong, its default.
+def setting(kind: Kind, default: Any = REQUIRED) -> Any:
+    """A dataclass field of the spec: its kind and its default.
 
     Where the default is nothing at all (None, an empty list or mapping) the spec may say `null` for it.
     """
-    metadata = {"kind": kind, "says": says, "null": default in (None, (), dict)}
+    metadata = {"kind": kind, "null": default in (None, (), dict)}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -71,8 +71,8 @@ def read(raw: bytes, filename: str) -> dict[str, Reading]:
         walk = _Walk()
         job = walk.group(Group(MODELS.get(tier, JobSpec)), merged)
         unfit = [*walk.missing]
-        told = [each for each in conflicts(job) if walk.wrong.isdisjoint(each.about)]
-        unfit += [_locate(each, merged) for each in told]
+        found = [each for each in conflicts(job) if walk.wrong.isdisjoint(each.about)]
+        unfit += [_locate(each, merged) for each in found]
         findings += walk.findings
         fits = job.nodes == 1 and not any(finding.fatal for finding in unfit)
         if not fits and tier == "local" and tier not in named and len(overlays) > 1:

@@ -26,21 +26,7 @@ SCHEMES = (
     "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "hf", "hdfs", "webhdfs",
     "sftp", "ssh", "smb", "ftp", "file", "local", "memory",
 )  # fmt: skip
-# What the built-in workloads take as train.args. A test keeps it equal to what train/workloads/ declares; a
-# value is theirs to judge.
-ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "gpt": (
-        "depth", "width", "heads", "seq_len", "dropout", "tie_weights", "text", "max_bytes",
-        "holdout",
-    ),
-    "mnist": (
-        "data_dir", "url", "sha256", "download_timeout", "channels", "hidden", "classes",
-        "dropout", "batch_norm",
-    ),
-    "toy": (
-        "features", "classes", "hidden", "samples", "eval_samples", "dropout", "batch_norm",
-    ),
-}  # fmt: skip
+WORKLOADS = ("gpt", "mnist", "toy")
 
 # Variables that bash or torchrun own; a value given for them would be lost or break the script.
 _BASH_OWNS = frozenset([
@@ -56,8 +42,6 @@ _TORCHRUN_OWNS = frozenset([
 ])  # fmt: skip
 OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS
 
-LARGEST_WORD = 1 << 17  # bytes; Linux starts no program with a longer argument or variable
-
 
 class Conflict(NamedTuple):
     """Fields that disagree; the first one is where the user is pointed to."""
@@ -72,7 +56,6 @@ def conflicts(job: JobSpec) -> Iterable[Conflict]:
     """Everything that is wrong between the fields of `job`."""
     return chain(
         _what_runs(job),
-        _arguments(job),
         _batches(job),
         _machines(job),
         _devices(job),
@@ -98,9 +81,9 @@ def _what_runs(job: JobSpec) -> Iterator[Conflict]:
         yield from _script(job)
         return
     yield from _of_a_script(train)
-    if train.workload and ":" not in train.workload and train.workload not in ARGUMENTS:
+    if train.workload and ":" not in train.workload and train.workload not in WORKLOADS:
         what = f"there is no built-in workload {train.workload}"
-        remedy = f"write one of {', '.join(ARGUMENTS)}, or FILE.py:FUNCTION for your own"
+        remedy = f"write one of {', '.join(WORKLOADS)}, or FILE.py:FUNCTION for your own"
         yield Conflict(("train.workload",), what, remedy)
     if train.steps and train.epochs:
         what = "steps and epochs are both given"
@@ -179,16 +162,6 @@ def _script(job: JobSpec) -> Iterator[Conflict]:
         what = "is a URL, and a script writes its checkpoints into a directory"
         remedy = "name a directory; on the tier sky, mount the bucket (bucket: s3://NAME)"
         yield Conflict(("checkpoint.dir", f"train.{train.runs}"), what, remedy)
-
-
-def _arguments(job: JobSpec) -> Iterator[Conflict]:
-    """Names that a built-in workload does not know, told before the job waits for machines."""
-    workload = job.train.workload or ""
-    known = ARGUMENTS.get(workload)
-    for name in job.train.args if known and isinstance(job.train.args, Mapping) else ():
-        if known and name not in known:
-            about = (f"train.args.{name}", "train.args")
-            yield Conflict(about, f"is unknown to workload {workload}", did_you_mean(name, known))
 
 
 def _batches(job: JobSpec) -> Iterator[Conflict]:
@@ -345,13 +318,9 @@ def s3_name(field: str, name: str) -> Iterator[Conflict]:
 def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
     """What is wrong with these variables of the job, which stand below `field`."""
     for name in env:
-        path = f"{field}.{name}"
         if name in OWNED_NAMES or name.startswith(("DDPGEN_", "PET_")):
             what = "is set by bash, torchrun or the launch script; the job would not see this value"
-            yield Conflict((path,), what, "take another name")
-        if len(f"{name}={env[name]}".encode()) >= LARGEST_WORD:
-            what = "has more than 128 KiB, which no program can be passed"
-            yield Conflict((path,), what, "put it in a file of code, and the file's name here")
+            yield Conflict((f"{field}.{name}",), what, "take another name")
 
 
 def places(field: str, path: str | None) -> Iterator[Conflict]:

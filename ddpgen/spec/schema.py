@@ -1,7 +1,12 @@
-"""The declared fields → JSON Schema (draft 2020-12), for editors. What it says comes from the fields of the spec."""
+"""The declared fields → JSON Schema (draft 2020-12), for editors.
+
+What a value may be comes from the fields of the spec, what it decides from the tables of docs/spec.md.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -22,17 +27,43 @@ from ddpgen.spec.fields import (
 from ddpgen.spec.job import TIERS, JobSpec
 from ddpgen.spec.reader import MODELS
 
+REFERENCE = "spec.md"  # below docs/
 _JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
 
 
-def json_schema() -> dict[str, Any]:
-    """The schema of a whole spec, overlays included."""
-    job = _object(JobSpec)
+def descriptions(reference: str) -> dict[str, str]:
+    """What docs/spec.md says of each field, by its path: train.lr, targets.slurm.time, targets.hosts.hosts[].nic."""
+    found, tier = {}, ""
+    for line in reference.splitlines():
+        if line.startswith("## "):
+            heading = re.match(r"## `(targets\.\w+)", line)
+            tier = f"{heading[1]}." if heading else ""
+        elif row := re.fullmatch(r"\| `([^`]+)` \|.* \| (.+) \|", line):
+            found[tier + row[1]] = row[2]
+    return found
+
+
+def description(path: str, known: Mapping[str, str]) -> str:
+    """Of a field of the job in an overlay, targets.slurm.train.lr, the description is that of train.lr."""
+    while "." in path and path not in known:
+        path = path.partition(".")[2]
+    return known[path]
+
+
+def json_schema(reference: str) -> dict[str, Any]:
+    """The schema of a whole spec, overlays included; `reference`: the text of docs/spec.md."""
+    known = descriptions(reference)
+    job = _object(JobSpec, "", known)
+    overlays = {
+        tier: _object(MODELS.get(tier, JobSpec), f"targets.{tier}.", known) for tier in TIERS
+    }
+    for overlay in overlays.values():
+        overlay["description"] = "What differs on this tier: any field of the job."
     job["properties"]["targets"] = {
         "description": "Per tier, the fields that differ there; merged before anything is checked.",
         "type": "object",
         "additionalProperties": False,
-        "properties": {tier: _overlay(tier) for tier in TIERS},
+        "properties": overlays,
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -42,27 +73,26 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _overlay(tier: str) -> dict[str, Any]:
-    overlay = _object(MODELS.get(tier, JobSpec), required=False)
-    overlay["description"] = "What differs on this tier: any field of the job."
-    return overlay
-
-
-def _object(model: Any, required: bool = True) -> dict[str, Any]:
+def _object(model: Any, place: str, known: Mapping[str, str]) -> dict[str, Any]:
     declared = fields(model)
-    needed = [field.name for field in declared if field.default is REQUIRED]
     schema: dict[str, Any] = {
         "type": "object",
         "additionalProperties": False,
-        "properties": {field.name: _field(field, required) for field in declared},
+        "properties": {field.name: _field(field, place, known) for field in declared},
     }
-    if required and needed:
+    needed = [field.name for field in declared if field.default is REQUIRED]
+    # An overlay gives any part of a job, but whole items of a list.
+    if needed and (not place.startswith("targets.") or place.endswith("[].")):
         schema["required"] = needed
     return schema
 
 
-def _field(field: Field[Any], required: bool) -> dict[str, Any]:
-    schema = {"description": field.metadata["says"], **_kind(field.metadata["kind"], required)}
+def _field(field: Field[Any], place: str, known: Mapping[str, str]) -> dict[str, Any]:
+    path = place + field.name
+    schema = {
+        "description": description(path, known),
+        **_kind(field.metadata["kind"], path, known),
+    }
     default = default_of(field)
     if default is not None:
         schema["default"] = default
@@ -95,19 +125,19 @@ def _written(field: Field[Any]) -> Any:
     return plain(value)
 
 
-def _kind(kind: Kind, required: bool) -> dict[str, Any]:
+def _kind(kind: Kind, path: str, known: Mapping[str, str]) -> dict[str, Any]:
     if isinstance(kind, Group):
-        group = _object(kind.model, required)
+        group = _object(kind.model, f"{path}.", known)
         return {"anyOf": [{"type": "string"}, group]} if kind.shorthand else group
     if isinstance(kind, Groups):
-        return {"type": "array", "items": _kind(kind.group, True)}
+        return {"type": "array", "items": _kind(kind.group, f"{path}[]", known)}
     if isinstance(kind, Arguments):
         words = {"type": "array", "items": {"type": ["string", "number"]}}
         return {"anyOf": [_pairs(kind), words]}
     if isinstance(kind, Pairs):
         return _pairs(kind)
     if isinstance(kind, Texts):
-        item = _kind(kind.leaf, required)
+        item = _kind(kind.leaf, path, known)
         return {"anyOf": [item, {"type": "array", "items": item}]}
     assert isinstance(kind, Leaf)
     return dict(kind.schema)

@@ -19,8 +19,7 @@ from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.job import ADDRESS, Host, HostsJob, JobSpec
 from ddpgen.spec.rules import Conflict
 
-_LOOPBACK = ("localhost", "localhost.localdomain")
-_REACHED = "write the address by which the others reach this host"
+_ONESELF = ("localhost", "localhost.localdomain", "0.0.0.0")
 
 
 def check(job: JobSpec) -> Iterator[Conflict]:
@@ -32,38 +31,41 @@ def check(job: JobSpec) -> Iterator[Conflict]:
         return
     yield from _names(job)
     yield from _numbers(job)
-    yield from _elastic(job)
     yield from rules.places("dir", job.dir)
-    yield from _twins(job)
-    yield from _gpus(job)
+    on_nccl = backend(job) == "nccl"
     for i, host in enumerate(job.hosts):
-        yield from _host(job, host, f"hosts[{i}]")
+        field = f"hosts[{i}]"
+        yield from rules.environment(host.env, f"{field}.env")
+        yield from rules.places(f"{field}.dir", host.dir)
+        if host.python:
+            yield from rules.interpreter(host.python, f"{field}.python")
+        yield from _gpus(job, host, field, on_nccl)
+        yield from _reached(job, host, field)
 
 
 def _names(job: HostsJob) -> Iterator[Conflict]:
-    names: dict[str, int] = {}
+    names: set[str] = set()
     places: dict[tuple[str, str], str] = {}
     for i, host in enumerate(job.hosts):
-        about = (f"hosts[{i}].name", f"hosts[{i}]")
-        if host.name.lower() in names:
+        about, name = (f"hosts[{i}].name", f"hosts[{i}]"), host.name.lower()
+        if name in names:
             what = f"{host.name} is listed twice (upper and lower case are the same here)"
             yield Conflict(about, what, "give each host a name of its own")
             continue
-        if host.name.lower() == "run":
+        names.add(name)
+        if name == "run":
             yield Conflict(about, "hosts/run.sh is the driver", "call the host something else")
-        if host.name.lower().endswith(".activate"):
+        if name.endswith(".activate"):
             what = f"hosts/{host.name}.sh may be the activation lines of another host"
             yield Conflict(about, what, "call the host something else")
-        names[host.name.lower()] = i
         place = (host.ssh or host.name, host.dir or job.dir)
         if place in places:
             what = f"is the same place as {places[place]}: {place[0]}, directory {place[1]}"
             yield Conflict(about, what, "give one of them another ssh destination or dir")
         places[place] = host.name
-    if job.head is not None and job.head not in [host.name for host in job.hosts]:
-        known = tuple(host.name for host in job.hosts)
-        what = f"{job.head} is not in hosts"
-        yield Conflict(("head",), what, did_you_mean(job.head, known))
+    known = tuple(host.name for host in job.hosts)
+    if job.head is not None and job.head not in known:
+        yield Conflict(("head",), f"{job.head} is not in hosts", did_you_mean(job.head, known))
 
 
 def _numbers(job: HostsJob) -> Iterator[Conflict]:
@@ -71,55 +73,28 @@ def _numbers(job: HostsJob) -> Iterator[Conflict]:
         what = f"{int(job.nodes)} nodes, and hosts lists {len(job.hosts)}"
         remedy = f"list {int(job.nodes)} hosts, or write targets: {{hosts: {{nodes: null}}}} for all listed"
         yield Conflict(("nodes", "hosts"), what, remedy)
-    shares = [i for i, host in enumerate(job.hosts) if host.share is not None]
+    if job.nodes.elastic and job.rendezvous.launcher != "torchrun":
+        what = f"{job.rendezvous.launcher} starts a fixed number of nodes, not {job.nodes}"
+        yield Conflict(("nodes", "rendezvous.launcher"), what, "write launcher: torchrun")
+    shares = [f"hosts[{i}].share" for i, host in enumerate(job.hosts) if host.share is not None]
     if shares and job.train.reduction != "tree":
         what = "uneven shares need the fixed-order tree"
-        about = (f"hosts[{shares[0]}].share", "train.reduction")
+        about = (shares[0], "train.reduction")
         yield Conflict(about, what, "write reduction: tree, or leave share out")
     if shares and job.train.runs != "workload":
         what = "has no effect on a script, which shares out its work by itself"
-        yield Conflict((f"hosts[{shares[0]}].share",), what, "leave it out")
+        yield Conflict((shares[0],), what, "leave it out")
 
 
-def _elastic(job: HostsJob) -> Iterator[Conflict]:
-    if not job.nodes.elastic:
-        return
-    if job.rendezvous.launcher != "torchrun":
-        what = f"{job.rendezvous.launcher} starts a fixed number of nodes, not {job.nodes}"
-        yield Conflict(("nodes", "rendezvous.launcher"), what, "write launcher: torchrun")
-
-
-def _host(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
-    yield from rules.environment(host.env, f"{field}.env")
-    yield from rules.places(f"{field}.dir", host.dir)
-    if host.python:
-        yield from rules.interpreter(host.python, f"{field}.python")
-    yield from _reached(job, host, field)
-
-
-def _gpus(job: HostsJob) -> Iterator[Conflict]:
-    on_nccl = backend(job) == "nccl"
-    for i, host in enumerate(job.hosts):
-        gpus, procs, field = job.gpus(host), job.procs(host), f"hosts[{i}]"
-        about = (f"{field}.gpus", f"{field}.procs", "gpus_per_node", "procs_per_node", field)
-        if on_nccl and not gpus:
-            what = f"nccl talks between GPUs, and {host.name} uses none"
-            yield Conflict(about, what, "write backend: gloo, or how many gpus it has")
-        if gpus and procs > gpus:
-            what = f"{procs} processes on {gpus} GPUs of {host.name}; each needs one of its own"
-            yield Conflict(about, what, f"write procs: {gpus}")
-
-
-def _twins(job: HostsJob) -> Iterator[Conflict]:
-    first: dict[str, str] = {}
-    for i, host in enumerate(job.hosts):
-        place = address(host)
-        twin = first.setdefault(place, host.name)
-        if twin != host.name:
-            about = (f"hosts[{i}].address", f"hosts[{i}].ssh", f"hosts[{i}]")
-            what = f"{host.name} has the address of {twin}, {place}"
-            remedy = f"{_REACHED}, unless both are on one machine"
-            yield Conflict(about, what, remedy, fatal=False)
+def _gpus(job: HostsJob, host: Host, field: str, on_nccl: bool) -> Iterator[Conflict]:
+    gpus, procs = job.gpus(host), job.procs(host)
+    about = (f"{field}.gpus", f"{field}.procs", "gpus_per_node", "procs_per_node", field)
+    if on_nccl and not gpus:
+        what = f"nccl talks between GPUs, and {host.name} uses none"
+        yield Conflict(about, what, "write backend: gloo, or how many gpus it has")
+    if gpus and procs > gpus:
+        what = f"{procs} processes on {gpus} GPUs of {host.name}; each needs one of its own"
+        yield Conflict(about, what, f"write procs: {gpus}")
 
 
 def _reached(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
@@ -133,22 +108,12 @@ def _reached(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
     elif not re.fullmatch(ADDRESS.pattern, place, re.ASCII):
         what = f"{show(place)} is no address for the other hosts"
         yield Conflict(about, what, f"write address: with {ADDRESS.wants} by which they reach it")
-    elif re.fullmatch(r"[0-9.]+", place) and not _is_address(place):
-        yield Conflict(about, f"{place} is no IPv4 address of a host", _REACHED)
-    elif len(job.hosts) > 1 and (place in _LOOPBACK or place.startswith("127.")):
-        yield Conflict(about, f"{place} leads every host to itself", _REACHED)
+    elif len(job.hosts) > 1 and (place in _ONESELF or place.startswith("127.")):
+        remedy = "write the address by which the others reach this host"
+        yield Conflict(about, f"{place} leads every host to itself", remedy)
     if len(job.hosts) > 1 and (host.nic or job.nic) in ("lo", "lo0"):
         what = "loopback leads every host to itself"
         yield Conflict((f"{field}.nic", "nic"), what, "name the interface towards the others")
-
-
-def _is_address(text: str) -> bool:
-    from ipaddress import IPv4Address  # few specs need it
-
-    try:
-        return not IPv4Address(text).is_unspecified
-    except ValueError:
-        return False
 
 
 def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
@@ -158,20 +123,14 @@ def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     artefacts = [Artefact("hosts/run.sh", run, "bash {bundle}/hosts/run.sh")]
     talk = backend(job)
     for host in job.order:
-        artefacts += _of_host(job, host, talk, renderer)
+        script, lines = f"hosts/{host.name}.sh", f"hosts/{host.name}.activate.sh"
+        placed = values(job.on(host), of_host(job, host, talk), lines)
+        text = renderer.render("host.sh.j2", {**placed, "host": host.name})
+        artefacts += [Artefact(script, text), *renderer.activation(placed)]
     artefacts.append(Artefact("hosts/hosts.json", _listing(job), executable=False))
     for name, text in package_files("driver"):
         artefacts.append(Artefact(f"hosts/driver/{name}", text, executable=False))
     return artefacts
-
-
-def _of_host(job: HostsJob, host: Host, backend: str, renderer: Renderer) -> Iterator[Artefact]:
-    """Its script, and the activation lines beside it."""
-    here, lines = job.on(host), f"hosts/{host.name}.activate.sh"
-    placed = {**values(here, of_host(job, host, backend), lines), "host": host.name}
-    yield Artefact(f"hosts/{host.name}.sh", renderer.render("host.sh.j2", placed))
-    if here.python.activate:
-        yield Artefact(lines, renderer.render("activate.sh.j2", placed), executable=False)
 
 
 def _listing(job: HostsJob) -> str:

@@ -21,10 +21,6 @@ def check(job: JobSpec) -> Iterator[Conflict]:
 def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     """local.sh, and the activation lines beside it."""
     placed = values(job, command(job), "local.activate.sh")
-    artefacts = [
-        Artefact("local.sh", renderer.render("local.sh.j2", placed), "bash {bundle}/local.sh")
-    ]
-    if job.python.activate:
-        lines = renderer.render("activate.sh.j2", placed)
-        artefacts.append(Artefact("local.activate.sh", lines, executable=False))
-    return artefacts
+    script = renderer.render("local.sh.j2", placed)
+    start = "bash {bundle}/local.sh"
+    return [Artefact("local.sh", script, start), *renderer.activation(placed)]

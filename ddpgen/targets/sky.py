@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.plan import sky
-from ddpgen.plan.launch import command, exports, interpreter
+from ddpgen.plan.launch import command, values
 from ddpgen.plan.supervise import store
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import at_home
 from ddpgen.spec import rules
-from ddpgen.spec.job import JobSpec
+from ddpgen.spec.job import Checkpoint, JobSpec
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.sky import Bucket, SkyJob
 
@@ -29,8 +29,6 @@ _PACKAGES = {
     "az": "adlfs",
     "abfs": "adlfs",
 }
-# What lies at the top of a store, which another job's place must not be.
-_STORE_OWNS = ("manifest.json", "metrics", "owner.json", "status", "stop")
 _SYSTEM = (
     ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys",
     "tmp", "usr", "var",
@@ -62,7 +60,7 @@ def check(job: JobSpec) -> Iterator[Conflict]:
     if not _TASK_NAME.fullmatch(job.name):
         what = f"{job.name} is no name for SkyPilot: it ends in `.`, `_` or `-`, or has three of them in a row"
         yield Conflict(("name",), what, "write one without")
-    if job.preempted_every is not None and job.checkpoint.every != type(job.checkpoint)().every:
+    if job.preempted_every is not None and job.checkpoint.every != Checkpoint.every:
         what = (
             f"is not looked at: preempted_every lets the job find {job.checkpoint.every} by itself"
         )
@@ -104,10 +102,6 @@ def _bucket(bucket: Bucket) -> Iterator[Conflict]:
         yield Conflict(("bucket.url", "bucket"), what, remedy)
     if scheme == "s3":
         yield from rules.s3_name("bucket.url", name)
-    taken = [part for part in (bucket.prefix or "").split("/") if part in _STORE_OWNS]
-    if taken:
-        what = f"{taken[0]} is what a job's own object is called, one place further up"
-        yield Conflict(("bucket.prefix",), what, "take another word")
     first = bucket.path.split("/")[1]
     if first in _SYSTEM or ".." in bucket.path.split("/"):
         what = f"{bucket.path} is the system's own place, or below a home that may be cleared away"
@@ -175,17 +169,15 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
 def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     """sky.yaml, and the spec's own lines beside it."""
     assert isinstance(job, SkyJob)
-    values = _values(job)
-    parts = {name: renderer.render(f"sky_{name}.sh.j2", values) for name in ("setup", "run")}
-    text = renderer.render("sky.yaml.j2", {**values, **parts})
-    start = f"(cd {{bundle}} && sky jobs launch{values['secrets_given']} sky.yaml)"
+    placed = {**values(job, command(job), "sky.activate.sh"), **_values(job)}
+    parts = {name: renderer.render(f"sky_{name}.sh.j2", placed) for name in ("setup", "run")}
+    text = renderer.render("sky.yaml.j2", {**placed, **parts})
+    start = f"(cd {{bundle}} && sky jobs launch{placed['secrets_given']} sky.yaml)"
     artefacts = [Artefact("sky.yaml", text, start, False)]
     if job.setup:
-        lines = renderer.render("setup.sh.j2", {**values, "setup": job.setup})
+        lines = renderer.render("setup.sh.j2", {**placed, "setup": job.setup})
         artefacts.append(Artefact("sky.setup.sh", lines, executable=False))
-    if job.python.activate:
-        lines = renderer.render("activate.sh.j2", values)
-        artefacts.append(Artefact("sky.activate.sh", lines, executable=False))
+    artefacts += renderer.activation(placed)
     return [*artefacts, Artefact(".skyignore", _ALL_OF_IT, executable=False)]
 
 
@@ -196,7 +188,6 @@ def _values(job: SkyJob) -> dict[str, Any]:
     kept = store(job)
     kept_at = bucket.url.rstrip("/") + kept.removeprefix(bucket.path) if bucket else kept
     return {
-        "name": job.name,
         "machines": f"{int(job.nodes)} machine(s), {job.procs_per_node} process(es) on each",
         "num_nodes": int(job.nodes),
         "same": (*kinds[0], *common) if len(kinds) == 1 else common,
@@ -213,7 +204,6 @@ def _values(job: SkyJob) -> dict[str, Any]:
         "bucket_mode": sky.MODES[bucket.mode] if bucket else "",
         "cached": bucket is not None and bucket.mode == "cached",
         "stop_object": f"{kept_at}/stop",
-        "envs": exports(job),
         "secrets": job.secrets,
         "secrets_given": "".join(f" --secret {secret}" for secret in job.secrets),
         "exit_preempted": sky.EXIT_PREEMPTED,
@@ -224,8 +214,4 @@ def _values(job: SkyJob) -> dict[str, Any]:
         "requirements": job.requirements,
         "base_python": at_home(job.python.interpreter),
         "install": ((sky.environment(job), "--", *job.requirements),),
-        "activate": job.python.activate,
-        "activation": "sky.activate.sh",
-        "interpreter": interpreter(job),
-        "supervise": command(job),
     }

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.plan import slurm
-from ddpgen.plan.launch import activation, checkpoint_dir, command, exports, interpreter
+from ddpgen.plan.launch import checkpoint_dir, command, interpreter, values
 from ddpgen.render import Artefact, Renderer
-from ddpgen.shell import Joined, Var, Word, pieces
+from ddpgen.shell import Joined, Var, pieces
 from ddpgen.spec import rules
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -81,48 +81,36 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
 def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     """slurm.sbatch, and what it sources on the first node and on all of them."""
     assert isinstance(job, SlurmJob)
-    contained = job.environment.container is not None
-    values = _values(job)
-    script = renderer.render("slurm.sbatch.j2", values)
+    placed = {**values(job, command(job), "slurm.activate.sh"), **_values(job)}
+    script = renderer.render("slurm.sbatch.j2", placed)
     artefacts = [Artefact("slurm.sbatch", script, "sbatch {bundle}/slurm.sbatch")]
+    artefacts += renderer.activation(placed)
 
-    def add(name: str, template: str, lines: tuple[str, ...]) -> None:
-        inside = {"activate": lines, "activation": "slurm.container.activate.sh", "script": name}
-        text = renderer.render(template, {**values, **inside})
+    def add(name: str, template: str, inside: dict[str, Any]) -> None:
+        text = renderer.render(template, {**inside, "script": name})
         artefacts.append(Artefact(name, text, executable=False))
 
-    if values["activation"]:
-        add("slurm.activate.sh", "activate.sh.j2", values["activation"])
     if job.setup:
-        add("slurm.setup.sh", "setup.sh.j2", ())
+        add("slurm.setup.sh", "setup.sh.j2", placed)
     lines = (*slurm.activation(job), *job.python.activate)
-    if contained and (lines or job.env):
-        add("slurm.container.sh", "container.sh.j2", lines)
-    if contained and lines:
-        add("slurm.container.activate.sh", "activate.sh.j2", lines)
+    if job.environment.container and (lines or job.env):
+        inside = {**placed, "activate": lines, "activation": "slurm.container.activate.sh"}
+        add("slurm.container.sh", "container.sh.j2", inside)
+        artefacts += renderer.activation(inside)
     return artefacts
 
 
 def _values(job: SlurmJob) -> dict[str, Any]:
     least, most = job.nodes.least, int(job.nodes)
     nodes = f"{least} to {most}" if least < most else f"{most}"
-    in_container = job.environment.container is not None
+    # The copy of the bundle that every start but the first one runs.
+    array = ("-", Var("SLURM_ARRAY_TASK_ID")) if job.array is not None else ()
+    saved = Joined((*pieces(checkpoint_dir(job)), *array, "/bundle-", Var("SLURM_JOB_ID")))
     return {
-        "name": job.name,
         "directives": slurm.directives(job),
         "counted": f"{nodes} node(s), {job.procs_per_node} process(es) on each",
         "requeues": job.requeues,
-        "saved": _saved(job),
-        "env": exports(job),
-        "activation": activation(job),
-        "interpreter": interpreter(job),
-        "batch_python": "python3" if in_container else interpreter(job),
-        "supervise": command(job),
+        "saved": saved,
+        "batch_python": "python3" if job.environment.container else interpreter(job),
         "setup": job.setup,
     }
-
-
-def _saved(job: SlurmJob) -> Word:
-    """The copy of the bundle that every start but the first one runs."""
-    array = ("-", Var("SLURM_ARRAY_TASK_ID")) if job.array is not None else ()
-    return Joined((*pieces(checkpoint_dir(job)), *array, "/bundle-", Var("SLURM_JOB_ID")))

@@ -14,6 +14,9 @@ from typing import NamedTuple
 import pytest
 
 from ddpgen import cli
+from ddpgen.errors import SpecInvalidError
+from ddpgen.job import check
+from ddpgen.spec.reader import read
 
 # Examples that a warning is right about.
 TOLD_OF = ("classifier",)
@@ -28,6 +31,39 @@ train:
   global_batch_size: 16
   micro_batch_size: 4
 """
+
+# Texts that a shell, YAML or a terminal might take for something else.
+HOSTILE = [
+    "",
+    " ",
+    "a b",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "$HOME ${HOME} $1",
+    'it\'s "quoted"',
+    "'",
+    "''",
+    "back\\slash\\",
+    "\\n",
+    "line\nbreak\n",
+    "tab\tand\rreturn",
+    "-n",
+    "--leading=dash it's",
+    "--empty=",
+    "=equals",
+    "~",
+    "~root/x",
+    "*?[a-z]{1,2}",
+    "!history!",
+    "#no comment",
+    "a;b&c|d<e>f",
+    "éñ漢字🎉",
+    "\u202ereversed\u2028line\ufeff",
+    "\x01\x1b[31mred\x7f\x80",
+    "$'x'",
+    "%s %n",
+    "é\x07",
+]
 
 
 class Outcome(NamedTuple):
@@ -79,6 +115,16 @@ def golden(update_golden: bool) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"{path} differs; make golden after a look"
 
     return golden
+
+
+def faults(text: str | bytes) -> list[str]:
+    """What a spec is refused for, without the file's name; nothing for a sound one."""
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    try:
+        check([*read(raw, "job.yaml").values()], Path())
+    except SpecInvalidError as error:
+        return [line.removeprefix("job.yaml:") for line in str(error).splitlines()]
+    return []
 
 
 # What the bash of macOS does not know.

@@ -2,8 +2,8 @@
 
 Copied into a bundle as torch/distributed/run.py, where it is found before the real one; `train`
 beside it is the real one, so lock and status are too. FAKE names the part:
-done, stopped, failed, silent (ends without a word), foreign (another attempt's status), train (until
-the stop file appears), deaf (never ends; has a worker that is to die with it).
+done, stopped, failed, train (until the stop file appears), deaf (never ends; has a worker that is to die
+with it).
 """
 
 import json
@@ -66,13 +66,11 @@ def act(part: str) -> int:
         while not (DIRECTORY / "stop").exists():
             time.sleep(0.01)
         part = "stopped"
-    return 3 if part == "silent" else end(part, "it was to be")
+    return end(part, "it was to be")
 
 
 def end(part: str, reason: str) -> int:
-    attempt = "nobody" if part == "foreign" else os.environ["DDPGEN_ATTEMPT"]
-    word = "done" if part == "foreign" else part
-    write_status(DIRECTORY, Status(word, attempt, 7, reason))
+    write_status(DIRECTORY, Status(part, os.environ["DDPGEN_ATTEMPT"], 7, reason))
     return 1  # as torchrun's own: says nothing
 
 

@@ -42,11 +42,10 @@ LAYERS = [
     {"targets"},
     {"targets.hosts", "targets.local", "targets.sky", "targets.slurm"},
     {"render"},
-    {"resources"},
     {"bundle.code", "bundle.script", "plan.launch"},
     {"plan.sky", "plan.slurm", "plan.supervise", "plan.quantities"},
     {"plan.cost", "plan.parameters"},
-    {"spec.reader"},
+    {"resources", "spec.reader"},
     {"explain", "spec.rules"},
     {"spec.sky", "spec.slurm"},
     {"spec.job"},
@@ -59,13 +58,20 @@ LAYERS = [
     {"driver.command"},
     {"driver.asking", "driver.fetch", "driver.job"},
     {"driver.session"},
-    {"driver.logs", "driver.screen", "driver.ssh"},
+    {"driver.ssh"},
     {"driver.remote"},
-    {"driver.ends", "driver.lines"},
-    {"driver.argv", "driver.child", "driver.pace", "driver.plan"},
+    {
+        "driver.argv",
+        "driver.child",
+        "driver.ends",
+        "driver.logs",
+        "driver.pace",
+        "driver.plan",
+        "driver.screen",
+    },
     {"driver"},
 ]
-PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "lines", "pace", "plan", "remote")}
+PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "pace", "plan", "remote")}
 PURE_MONITOR = {
     f"monitor.{name}" for name in ("bucket", "jobs", "managed", "pace", "scripts", "state")
 }

@@ -29,30 +29,6 @@ def command(text: str) -> list[str]:
     return [quote(word) for word in supervised(read(text.encode(), "j")["local"].job).shown]
 
 
-@given(st.integers(1, 500), st.integers(1, 64))
-def test_shares_cover_every_micro_batch_once_and_are_as_even_as_can_be(
-    micro_batches: int, world_size: int
-) -> None:
-    ranges = list(shares(micro_batches, [Fraction(1)] * world_size))
-    assert [v for first, end in ranges for v in range(first, end)] == list(range(micro_batches))
-    counts = [end - first for first, end in ranges]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] - counts[-1] <= 1
-
-
-@given(st.integers(1, 200), st.lists(st.fractions(Fraction(1, 9), 9), min_size=1, max_size=12))
-def test_shares_follow_the_weights_and_leave_no_rank_without_work(
-    micro_batches: int, weights: list[Fraction]
-) -> None:
-    counts = [end - first for first, end in shares(micro_batches, weights)]
-    assert sum(counts) == micro_batches
-    if micro_batches >= len(weights):
-        assert min(counts) >= 1
-    exact = [weight * micro_batches / sum(weights) for weight in weights]
-    if min(exact) >= 1:
-        assert all(abs(count - part) < 1 for count, part in zip(counts, exact, strict=True))
-
-
 @given(st.integers(1, 200), st.lists(st.fractions(Fraction(1, 9), 9), min_size=1, max_size=12))
 def test_the_generator_and_the_training_share_out_alike(
     micro_batches: int, weights: list[Fraction]

@@ -18,19 +18,11 @@ from ddpgen.spec import yamltree
 from ddpgen.spec.fields import Period
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import read
-from tests.ddpgen.conftest import GPT
+from tests.ddpgen.conftest import GPT, faults
 
 
 def job(text: str, tier: str = "local") -> JobSpec:
     return read(text.encode(), "job.yaml")[tier].job
-
-
-def faults(text: str | bytes) -> list[str]:
-    """The lines of the refusal, without the file's name."""
-    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-    with pytest.raises(SpecInvalidError) as refused:
-        read(raw, "job.yaml")
-    return [line.removeprefix("job.yaml:") for line in str(refused.value).splitlines()]
 
 
 def with_train(line: str) -> str:

@@ -9,45 +9,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddpgen.shell import Joined, Var, continued, quote, speakable
+from ddpgen.shell import Joined, Var, quote, sections, speakable
+from tests.ddpgen.conftest import HOSTILE
 
-HOSTILE = [
-    "",
-    " ",
-    "a b",
-    "$(touch pwned)",
-    "`touch pwned`",
-    "$HOME ${HOME} $1",
-    'it\'s "quoted"',
-    "'",
-    "''",
-    "back\\slash\\",
-    "\\n",
-    "line\nbreak\n",
-    "tab\tand\rreturn",
-    "-n",
-    "--leading=dash it's",
-    "--empty=",
-    "=equals",
-    "~",
-    "~root/x",
-    "*?[a-z]{1,2}",
-    "!history!",
-    "#no comment",
-    "a;b&c|d<e>f",
-    "éñ漢字🎉",
-    "\u202ereversed\u2028line\ufeff",
-    "\x01\x1b[31mred\x7f\x80",
-    "$'x'",
-    "%s %n",
-    "é\x07",
-]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
 
 
 def through_bash(words: list[str]) -> list[str]:
     """What a program gets when bash reads `words` as a command over several lines."""
-    script = "exec " + continued([sys.executable, "-c", PRINT_ARGUMENTS, *words])
+    script = "exec " + sections([[sys.executable, "-c", PRINT_ARGUMENTS, *words]])
     done = subprocess.run(
         ["bash", "-c", script], capture_output=True, timeout=30, check=True, env={"LC_ALL": "C"}
     )
@@ -96,8 +66,3 @@ def test_what_no_argument_can_hold_is_refused(text: str) -> None:
 )
 def test_words_are_written_the_way_a_person_would(word: str, source: str) -> None:
     assert quote(word) == source
-
-
-def test_options_get_a_line_each_and_keep_what_belongs_to_them() -> None:
-    words = [Var("python"), "-m", "train", "run", "--steps=3", "tail", "--x"]
-    assert continued(words) == '"$python" \\\n  -m train run \\\n  --steps=3 \\\n  tail \\\n  --x'

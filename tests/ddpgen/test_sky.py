@@ -17,14 +17,9 @@ from ddpgen.plan.supervise import Supervise
 from ddpgen.shell import quote
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import read
-from ddpgen.yamltext import scalar
-from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash
+from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash, faults
 
 BUCKET = "bucket: s3://bbb"
-MANY = (
-    "infra: aws, instance_type: m6i.large, disk_size: 64, disk_tier: high, autostop: 90s, "
-    "network_tier: best, image: 'docker:x/y@sha256:ab', labels: {team: 'a: b'}"
-)
 Rendered = Callable[..., dict[str, Any]]
 
 
@@ -102,56 +97,6 @@ def test_what_every_task_says(task: Rendered) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("sky", "resources"),
-    [
-        ("infra: aws/us-east-1", {"infra": "aws/us-east-1", "use_spot": True}),
-        ("spot: false", {"use_spot": False}),
-        ("on_demand_fallback: true", {"any_of": [{"use_spot": True}, {"use_spot": False}]}),
-        (
-            "infra: [aws, gcp], ordered: true, on_demand_fallback: true, cpus: 8+, memory: 32",
-            {
-                "cpus": "8+",
-                "memory": "32",
-                "ordered": [
-                    {"infra": "aws", "use_spot": True},
-                    {"infra": "gcp", "use_spot": True},
-                    {"infra": "aws", "use_spot": False},
-                    {"infra": "gcp", "use_spot": False},
-                ],
-            },
-        ),
-        (
-            "accelerators: 'A100:2', gpus_per_node: 2",
-            {"accelerators": "A100:2", "use_spot": True},
-        ),
-        (
-            MANY,
-            {
-                "infra": "aws",
-                "use_spot": True,
-                "instance_type": "m6i.large",
-                "disk_size": 64,
-                "disk_tier": "high",
-                "network_tier": "best",
-                "image_id": "docker:x/y@sha256:ab",
-                "labels": {"team": "a: b"},
-                "autostop": {"idle_minutes": 2, "down": True},
-            },
-        ),
-    ],
-)
-def test_which_machines_will_do(sky: str, resources: dict[str, Any], task: Rendered) -> None:
-    chosen = "recovery: {strategy: failover, restarts_on_errors: 2}"
-    found = task(f"{BUCKET}, {chosen}, {sky}")["resources"]
-    assert found.pop("job_recovery") == {
-        "strategy": "FAILOVER",
-        "max_restarts_on_errors": 2,
-        "recover_on_exit_codes": [175],
-    }
-    assert found == resources
-
-
 def test_a_cached_bucket_uploads_one_file_after_the_other(task: Rendered) -> None:
     cached = "bucket: {url: gs://bbb, mode: cached, prefix: a/b, path: /mnt/ck}"
     assert task(cached)["file_mounts"] == {
@@ -184,14 +129,6 @@ def test_the_interval_is_found_from_how_long_machines_last() -> None:
     assert not [word for word in told().program if word.startswith(every)]
     often = told(f"{BUCKET}, preempted_every: 2h").program
     assert f"{every}auto:7200s" in often
-
-
-HOSTILE = ["$(touch pwned)", 'it\'s "quoted"', "a: b # c", "line\nbreak", "é 😀", "`x`", "yes", ""]
-
-
-@pytest.mark.parametrize("value", HOSTILE)
-def test_values_arrive_as_they_are(value: str, task: Rendered) -> None:
-    assert task(top=f"env: {{X: {scalar(value)}}}\n")["envs"]["X"] == value
 
 
 def test_secrets_are_names_alone(task: Rendered) -> None:
@@ -284,7 +221,6 @@ REFUSED = [
     ("bucket: s3://Not_Legal", "", "cannot be the name of a bucket in S3"),
     ("bucket: {url: s3://bbb, path: /var/x}", "", "below a home"),
     ("bucket: {url: s3://bbb, path: /..}", "", "the system's own place"),
-    ("bucket: {url: s3://bbb, prefix: spot/stop}", "", "take another word"),
     ("checkpoint: {dir: 's3://KEY:SECRET@bbb/x'}", "", "holds credentials"),
     (f"{BUCKET}, secrets: [LD_PRELOAD]", "", "the machine or the launch script"),
     (f"{BUCKET}, checkpoint: {{shared: true}}", "", "what they share is the bucket"),
@@ -292,13 +228,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("sky", "top", "said"), REFUSED)
-def test_what_skypilot_would_take_for_something_else(
-    sky: str, top: str, said: str, run: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "job.yaml").write_text(f"{GPT}{top}\ntargets:\n  sky: {{{sky}}}\n")
-    outcome = run("render", "job.yaml", "--target", "sky", "--stdout")
-    assert outcome.code == 65
-    assert said in outcome.err
+def test_what_skypilot_would_take_for_something_else(sky: str, top: str, said: str) -> None:
+    found = faults(f"{GPT}{top}\ntargets:\n  sky: {{{sky}}}\n")
+    assert any(said in line for line in found), found
 
 
 WARNED = [
@@ -331,7 +263,9 @@ def test_what_is_doubtful_is_said(sky: str, said: str, run: Run, tmp_path: Path)
         f"{BUCKET}, infra: k8s, rendezvous: {{launcher: env}}, preflight: off",
         f"{BUCKET}, rendezvous: {{launcher: torchrun-static}}, nic: eth0, notices: false",
         f"{BUCKET}, setup: [\"echo it's\", 'echo $(x)'], requirements: ['torch==2.13.0']",
-        "checkpoint: {dir: s3://bbb/x}, python: {activate: [source ~/x]}",
+        'checkpoint: {dir: "s3://bbb/it\'s $(here)"}, python: {activate: ["a \'b", c]}',
+        f"{BUCKET}, python: \"/it's here/python\", secrets: [WANDB_API_KEY], env: {{A: '$(touch x)'}}",
+        "bucket: {url: s3://bbb, mode: cached, path: /a.b/c-d}",
     ],
 )
 def test_its_bash_is_clean(sky: str, bundle: Callable[..., Path]) -> None:

@@ -92,7 +92,7 @@ def test_templates_of_the_users_replace_ours_or_extend_them_by_block(
         ("{% if %}", "mine: template local.sh.j2:1: Expected an expression, got 'end of statement"),
         ('{% include "x" %}', "mine: template x: x; correct the template"),
         ("{{ name | quote }}", "mine: template local.sh.j2:1: No filter named 'quote'."),
-        (b"\xff", "mine: template is not UTF-8"),
+        (b"\xff", "mine: template local.sh.j2: UnicodeDecodeError: 'utf-8' codec can't decode"),
         ("{{ 1 / 0 }}", "mine: template local.sh.j2: ZeroDivisionError: division by zero; correct"),
         ('{% include "local.sh.j2" %}', "mine: template local.sh.j2: RecursionError: "),
         ("{% extends 5 %}", "mine: template "),

@@ -91,19 +91,16 @@ def test_the_end_of_the_job_is_the_end_of_make(
     assert ("Error" in output) == bool(make), output
 
 
-def test_ctrl_c_in_the_terminal_stops_the_job_cleanly(running: subprocess.Popen[str]) -> None:
-    os.killpg(running.pid, signal.SIGINT)
+@pytest.mark.parametrize("how", ["ctrl-c", "TERM", "KILL"])
+def test_however_make_is_ended_the_job_stops_cleanly(
+    running: subprocess.Popen[str], how: str
+) -> None:
+    if how == "KILL" and not sys.platform.startswith("linux"):
+        pytest.skip("needs the parent-death signal")
+    if how == "ctrl-c":
+        os.killpg(running.pid, signal.SIGINT)
+    else:
+        running.send_signal(signal.Signals[f"SIG{how}"])
     output = running.communicate(timeout=20)[0]
     assert "job stopped cleanly" in output
-    assert "Error" not in output
-
-
-def test_terminated_make_stops_the_job_cleanly(running: subprocess.Popen[str]) -> None:
-    running.terminate()
-    assert "job stopped cleanly" in running.communicate(timeout=20)[0]
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the parent-death signal")
-def test_killed_make_stops_the_job_cleanly(running: subprocess.Popen[str]) -> None:
-    running.kill()
-    assert "job stopped cleanly" in running.communicate(timeout=20)[0]
+    assert how != "ctrl-c" or "Error" not in output

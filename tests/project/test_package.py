@@ -20,6 +20,7 @@ PLACES = {
     "ddpgen/": "ddpgen/",
     "templates/": "ddpgen/_data/templates/",
     "train/": "ddpgen/_data/train/",
+    "docs/spec.md": "ddpgen/_data/docs/spec.md",
     "docs/troubleshooting.md": "ddpgen/_data/docs/troubleshooting.md",
 }
 

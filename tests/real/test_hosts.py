@@ -256,21 +256,6 @@ def test_hostile_values_arrive_byte_for_byte(rig: Rig, tmp_path: Path, launcher:
 
 
 @pytest.mark.nightly
-def test_only_what_changed_is_sent_again(rig: Rig, tmp_path: Path) -> None:
-    spec = fleet.spec(["desk", "laptop"], {"steps": 10}, name="changed")
-    bundle = jobs.render(tmp_path, spec, target="hosts")
-    assert fleet.Driver(rig, bundle).end() == 0
-    there = rig["laptop"].path("ddpgen/changed")
-    before = {path: path.stat().st_ino for path in there.rglob("*.py") if path.is_file()}
-    spec["train"]["steps"] = 20
-    jobs.render(tmp_path, spec, target="hosts")
-    again = fleet.Driver(rig, bundle)
-    assert again.end() == 0, again.output
-    assert {path: path.stat().st_ino for path in before} == before
-    assert fleet.status(rig, "laptop", "changed") == "done 20"
-
-
-@pytest.mark.nightly
 @pytest.mark.usefixtures("rig_possible")
 def test_hosts_differ_in_users_ports_ways_in_and_numbers_of_processes(tmp_path: Path) -> None:
     hosts = [

@@ -93,16 +93,6 @@ def test_a_killed_driver_leaves_a_clean_stop_behind(rig: Rig, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-def test_ssh_that_is_cut_off_ends_the_job_by_name(rig: Rig, tmp_path: Path) -> None:
-    driver = fleet.Driver(rig, endless("ssh", tmp_path))
-    driver.until_step(10)
-    rig["laptop"].drop(22)
-    assert driver.end() == 1, driver.output
-    assert "laptop: lost: " in driver.output
-    assert rig.strays(within=SILENT_S) == []
-
-
-@pytest.mark.nightly
 def test_a_killed_worker_is_restarted_by_torchrun_on_all_hosts(rig: Rig, tmp_path: Path) -> None:
     bundles = fleet.both(tmp_path, fleet.spec(PAIR, name="worker"))
     driver = fleet.Driver(rig, bundles[0])
@@ -244,32 +234,3 @@ def test_a_fault_in_the_users_code_is_told_once_with_its_host(rig: Rig, tmp_path
     assert "train.args.dept: workload 'mine.py:build' has no such argument" in driver.output
     for name in PAIR:
         assert fleet.status(rig, name, "typo").startswith("failed 0 ")
-
-
-@pytest.mark.nightly
-def test_a_second_driver_is_refused_and_disturbs_nothing(rig: Rig, tmp_path: Path) -> None:
-    bundle = endless("twice", tmp_path)
-    first = fleet.Driver(rig, bundle)
-    first.until_step(10)
-    second = fleet.Driver(rig, bundle)
-    assert second.end() == 69, second.output
-    assert "a job runs from" in second.output
-    first.until_step(30)
-    first.process.send_signal(signal.SIGTERM)
-    assert first.end() == 75, first.output
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("rig_possible")
-def test_fifty_hosts_are_driven_at_once(tmp_path: Path) -> None:
-    names = [f"n{i:02}" for i in range(50)]
-    spec = fleet.spec(names, {"global_batch_size": 400}, name="fifty", python="/nowhere/python3")
-    bundle = jobs.render(tmp_path, spec, target="hosts")
-    with Rig([Host(name, decoy=False) for name in names]) as rig:
-        driver = fleet.Driver(rig, bundle)
-        assert driver.end() == 69, driver.output
-        for name in names:
-            assert f"{name} | ddpgen: there is no Python called /nowhere/python3 here" in "\n".join(
-                driver.lines
-            )
-        assert rig.strays(within=10) == []

@@ -181,13 +181,6 @@ class Task:
         for machine in self.machines:
             processes.send((each.pid for each in machine.processes()), signal.SIGTERM)
 
-    def vanish(self, *fresh: Machine) -> None:
-        """All processes of all machines at once; what `fresh` had on its disk is gone as well."""
-        for machine in self.machines:
-            machine.kill_all()
-        for machine in fresh:
-            shutil.rmtree(machine.path(".ddpgen"))
-
 
 def ends(runs: Sequence[Run]) -> list[int]:
     """The exit codes, once all have ended."""
@@ -196,8 +189,3 @@ def ends(runs: Sequence[Run]) -> list[int]:
 
 def said(runs: Sequence[Run]) -> str:
     return "\n".join(run.output for run in runs)
-
-
-def objects(bucket: Path) -> set[str]:
-    """The objects of a bucket's part, by their names."""
-    return {str(path.relative_to(bucket)) for path in bucket.rglob("*") if path.is_file()}

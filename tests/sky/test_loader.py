@@ -1,7 +1,4 @@
-"""SkyPilot's own loader on what we render: it takes all of it, strictly, and for what was meant.
-
-And it refuses, in words that are written here, what used to be right or nearly is.
-"""
+"""SkyPilot's own loader on what we render: it takes all of it, strictly, and for what was meant."""
 
 from __future__ import annotations
 
@@ -196,12 +193,9 @@ def test_hostile_values_arrive_byte_for_byte_at_the_bash_of_a_machine(
     assert not list(tmp_path.rglob("pwned"))
 
 
-@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
-def test_labels_are_texts_whatever_they_look_like(
-    skypilot: SkyPilot, tmp_path: Path, value: str
-) -> None:
-    path = files.laid_out(tmp_path, files.spec(tier={"labels": {"label": value}}))
-    assert skypilot.load(path)["resources"][0]["labels"] == {"label": value}
+def test_labels_are_texts_whatever_they_look_like(skypilot: SkyPilot, tmp_path: Path) -> None:
+    path = files.laid_out(tmp_path, files.spec(tier={"labels": HOSTILE}))
+    assert skypilot.load(path)["resources"][0]["labels"] == HOSTILE
 
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
@@ -264,135 +258,29 @@ def test_an_argument_reaches_the_program_as_it_is(
     assert words[-6:] == ["code/a.py", f"--x={value}", "--", "--a=*", "--b", ""], done.stderr
 
 
-RECOVERY = "resources:\n  job_recovery: {%s}\nrun: a\n"
-BUCKET = "file_mounts:\n  /checkpoints: {%s}\nrun: a\n"
+# SkyPilot is asked as strictly as its server asks: what no command takes, and what only recovery refuses.
 REFUSED = {
-    "the recovery of old": (
-        "resources: {spot_recovery: auto}\nrun: a\n",
-        "launch",
-        (
-            "InvalidSkyPilotConfigError: Invalid resources YAML: Instead of 'spot_recovery', did you mean "
-            "'job_recovery'?"
-        ),
-    ),
-    "an unknown key of recovery": (
-        RECOVERY % "strategy: FAILOVER, max_restarts: 3",
+    "an unknown key": (
+        "resources:\n  job_recovery: {strategy: FAILOVER, max_restarts: 3}\nrun: a\n",
         "launch",
         (
             "InvalidSkyPilotConfigError: Invalid resources YAML: Additional properties are not allowed "
             "('max_restarts' was unexpected). Check problematic field(s): $.job_recovery"
         ),
     ),
-    "an exit code that no process has": (
-        RECOVERY % "strategy: FAILOVER, recover_on_exit_codes: [256]",
-        "launch",
-        (
-            "InvalidSkyPilotConfigError: Invalid resources YAML: 256 is greater than the maximum of 255. Check "
-            "problematic field(s): $.job_recovery.recover_on_exit_codes[0]"
-        ),
-    ),
-    "restarts below none": (
-        RECOVERY % "max_restarts_on_errors: -1",
-        "launch",
-        (
-            "InvalidSkyPilotConfigError: Invalid resources YAML: -1 is less than the minimum of 0. Check "
-            "problematic field(s): $.job_recovery.max_restarts_on_errors"
-        ),
-    ),
     "a strategy that there is not": (
-        RECOVERY % "strategy: AUTO",
+        "resources:\n  job_recovery: {strategy: AUTO}\nrun: a\n",
         "jobs launch",
         (
             "ValueError: Jobs recovery strategy 'AUTO' is not a valid jobs recovery strategy among "
             "['failover', 'eager_next_region']."
         ),
     ),
-    "alternatives that recover differently": (
-        "resources: {any_of: [{job_recovery: FAILOVER}, {job_recovery: EAGER_NEXT_REGION}]}\nrun: a\n",
-        "jobs launch",
-        "ValueError: All resources in the task must havethe same job recovery strategy.",
-    ),
-    "an unknown key of config": (
-        "config: {preempted: true}\nrun: a\n",
-        "launch",
-        "InvalidSkyPilotConfigError: Invalid task YAML: Found unsupported field 'preempted'.",
-    ),
-    "an event that there is not": (
-        "config: {hooks: [{run: a, events: [preempted]}]}\nrun: a\n",
-        "launch",
-        (
-            "InvalidSkyPilotConfigError: Invalid task YAML: 'preempted' is not one of ['stop', 'preemption', "
-            "'down']. Check problematic field(s): $.config.hooks[0].events[0]"
-        ),
-    ),
-    "hooks in the wrong place": (
-        "resources: {hooks: [{run: a, events: [preemption]}]}\nrun: a\n",
-        "launch",
-        (
-            "ValueError: Lifecycle hooks live under top-level `config.hooks:`, not `resources.hooks:`. Move the "
-            "list to `config.hooks` at the top level of the task YAML."
-        ),
-    ),
-    "a mode that there is not": (
-        BUCKET % "source: 's3://b', mode: SYNC",
-        "launch",
-        (
-            "InvalidSkyPilotConfigError: Invalid storage YAML: 'SYNC' is not one of ['MOUNT', 'COPY', "
-            "'MOUNT_CACHED']. Check problematic field(s): $.mode"
-        ),
-    ),
-    "a cache where there is none": (
-        BUCKET % "source: 's3://b', mode: MOUNT, config: {mount_cached: {transfers: 1}}",
-        "launch",
-        (
-            "StorageSpecError: config.mount_cached can only be specified when mode is MOUNT_CACHED. Got "
-            "mode=MOUNT."
-        ),
-    ),
-    "an unknown key of a bucket": (
-        BUCKET % "source: 's3://b', prefix: a",
-        "launch",
-        "InvalidSkyPilotConfigError: Invalid storage YAML: Found unsupported field 'prefix'.",
-    ),
-    "a variable without a value": (
-        "envs: {A: null}\nrun: a\n",
-        "launch",
-        (
-            "ValueError: Environment variable 'A' is None. Please set a value for it in task YAML or with --env "
-            'flag. To set it to be empty, use an empty string (A: "" in task YAML or --env A="" in CLI).'
-        ),
-    ),
-    "a name with a quote": (
-        "name: it's\nrun: a\n",
-        "launch",
-        (
-            "ValueError: Invalid task name it's. Valid name: ASCII characters and may contain lowercase and "
-            "uppercase letters, digits, underscores, periods, and dashes. Must start and end with alphanumeric "
-            "characters. No triple dashes or underscores."
-        ),
-    ),
-    "a directory that there is not": (
-        "workdir: ./nowhere\nrun: a\n",
-        "launch",
-        "ValueError: Workdir must be a valid directory (or a symlink to a directory). ./nowhere not found.",
-    ),
-    "a key with a typo": (
-        "num_node: 2\nrun: a\n",
-        "launch",
-        "InvalidSkyPilotConfigError: Invalid task YAML: Instead of 'num_node', did you mean 'num_nodes'?",
-    ),
-    "a priority at the top": (
-        "priority: 3\nrun: a\n",
-        "launch",
-        "InvalidSkyPilotConfigError: Invalid task YAML: Found unsupported field 'priority'.",
-    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_refused_in_these_words(
-    skypilot: SkyPilot, tmp_path: Path, case: str
-) -> None:
+def test_what_is_wrong_is_refused_and_when(skypilot: SkyPilot, tmp_path: Path, case: str) -> None:
     text, when, said = REFUSED[case]
     with pytest.raises(RefusedError) as refusal:
         load(skypilot, tmp_path, text)
@@ -402,13 +290,6 @@ def test_what_is_wrong_is_refused_in_these_words(
 def test_a_bucket_as_a_plain_string_is_a_copy(skypilot: SkyPilot, tmp_path: Path) -> None:
     task = load(skypilot, tmp_path, "file_mounts: {/checkpoints: 's3://b'}\nrun: a\n")
     assert (task["copies"], task["buckets"]) == ({"/checkpoints": "s3://b"}, {})
-
-
-def test_small_letters_are_taken_for_capitals(skypilot: SkyPilot, tmp_path: Path) -> None:
-    text = "resources: {job_recovery: failover}\n" + BUCKET % "source: 's3://b', mode: mount_cached"
-    task = load(skypilot, tmp_path, text)
-    assert task["recovery"]["strategy"] == "FailoverStrategyExecutor"
-    assert task["buckets"]["/checkpoints"]["mode"] == "MOUNT_CACHED"
 
 
 def test_a_secret_that_was_not_given_is_missing_without_a_word(

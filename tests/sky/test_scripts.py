@@ -1,9 +1,8 @@
-"""The bash of sky.yaml without machines: clean to ShellCheck, and a setup that may run any number of times."""
+"""The bash of sky.yaml in SkyPilot's own, without machines; and a setup that may run any number of times."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,68 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.sky import files
 from tests.sky.skypilot import SkyPilot
 
 pytestmark = pytest.mark.real
-
-SPECS: dict[str, dict[str, Any]] = {
-    **{path.stem: yaml.safe_load(path.read_text()) for path in files.EXAMPLES},
-    "one machine": files.spec(),
-    "url": files.spec(checkpoint={"dir": "s3://bucket/it's $(here)"}, tier={"bucket": None}),
-    "pods": files.spec(tier={"infra": "k8s"}, nodes=2),
-    "no notices": files.spec(tier={"notices": False}, preflight=False),
-    "env": files.spec(nodes=2, rendezvous={"launcher": "env"}, nic="ens5"),
-    "static": files.spec(nodes=2, rendezvous={"launcher": "torchrun-static"}),
-    "cached": files.spec(
-        tier={"bucket": {"url": "s3://bbb", "mode": "cached", "path": "/a.b/c-d"}}
-    ),
-    "python": files.spec(python={"interpreter": "/it's here/python", "activate": ["a 'b", "c"]}),
-    "setup": files.spec(
-        tier={
-            "setup": ["echo 'a \"b\" $c'", "# it's", "cat <<E\nx\nE"],
-            "requirements": ["a==1", "b[c,d]==2"],
-            "secrets": ["WANDB_API_KEY"],
-        }
-    ),
-    "hostile": files.spec(env={"A": "$(touch pwned)", "B": "it's\n`x`"}),
-}
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_every_script_is_clean_bash(skypilot: SkyPilot, name: str, tmp_path: Path) -> None:
-    path = files.laid_out(tmp_path, SPECS[name])
-    given = dict.fromkeys(SPECS[name]["targets"]["sky"].get("secrets", []), "x")
-    task = skypilot.load(path, secrets=given)
-    scripts: list[Path] = []
-    for part in ("setup", "run"):
-        if task[part]:
-            scripts.append(tmp_path / f"{part}.sh")
-            scripts[-1].write_text(f"#!/bin/bash\n{task[part]}")
-        # What SkyPilot puts around it is its own, but the whole has to be bash.
-        whole = skypilot.script(task[part] or "true", task["envs"], "setup")
-        subprocess.run(["bash", "-n"], input=whole, text=True, check=True, timeout=30)
-    for script in scripts:
-        subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
-    done = subprocess.run(
-        [shellcheck(), "--exclude=SC1091", *map(str, scripts)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (done.returncode, done.stdout) == (0, "")
-    younger = (r"\bmapfile\b", r"\breadarray\b", r"declare -A", r"\$\{\w+@", r"\bwait -n\b", "&>>")
-    text = "".join(script.read_text() for script in scripts)
-    assert not [pattern for pattern in younger if re.search(pattern, text)]
-
-
-def shellcheck() -> str:
-    beside_python = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    found = shutil.which("shellcheck", path=beside_python)
-    assert found, "shellcheck is missing; it comes with the [dev] extra"
-    return found
 
 
 @pytest.mark.parametrize("kind", ["vm", "slurm"])
@@ -211,12 +153,3 @@ def test_a_requirement_that_cannot_be_had_ends_the_setup_with_pips_words(
     assert "No matching distribution found for no-such-thing==1" in done.stdout
     assert "ddpgen: pip could not install the spec's requirements" in done.stdout
     assert not (setup.environment / "installed.txt").exists()
-
-
-def test_a_line_of_setup_that_fails_ends_it(skypilot: SkyPilot, tmp_path: Path) -> None:
-    setup = Setup(skypilot, tmp_path, setup=["echo first", "cd /nowhere", "echo last"])
-    done = setup.run()
-    assert done.returncode == 69
-    assert "(setup of the spec) failed at line 6: cd /nowhere" in done.stdout
-    assert "first" in done.stdout
-    assert "last" not in done.stdout

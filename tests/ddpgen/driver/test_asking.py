@@ -58,9 +58,9 @@ def test_status_shows_how_every_host_stands(stage: Make) -> None:
         ["vm", "unreachable"],
     ]
     assert "ddpgen: vm: ssh: connect to host vm port 22: Connection refused; is sshd" in output
-    ours.door("vm", "open")
+    ours.door("vm", "noisy")  # something is said there before the first word of ours
     code, output = ours.play("--status")
-    assert code == 0
+    assert code == 0, output
     assert "running when it was killed" in output  # now that vm, too, is known not to run it
 
 
@@ -145,14 +145,6 @@ def test_a_launch_that_never_started_hides_no_other(stage: Make) -> None:
     assert ours.play("--logs", "lap") == (0, "out\nddpgen: done at step 7; results are here\n")
 
 
-def test_a_typo_of_an_own_option_starts_nothing(stage: Make) -> None:
-    ours = stage("desk")
-    code, output = ours.play("--statsu")
-    assert code == 2
-    assert "--statsu: did you mean --status? Nothing was started" in output
-    assert ours.started() == []
-
-
 @pytest.mark.parametrize("place", ["checkpoints/pair", "~/it's here", "-x"])
 def test_fetch_brings_whole_checkpoints_from_the_host_with_the_newest(
     stage: Make, place: str, tmp_path: Path
@@ -210,10 +202,9 @@ def test_fetch_never_mixes_two_runs_and_never_loses_metrics(stage: Make) -> None
     (ours.checkpoints / "metrics.jsonl").write_text("mine\n")
     code, output = ours.play("--fetch")
     assert code == 0
-    assert (
-        "metrics.jsonl was another's, or more: it is kept as metrics.jsonl.before-fetch-1" in output
-    )
-    assert (ours.checkpoints / "metrics.jsonl.before-fetch-1").read_text() == "mine\n"
+    kept = re.search(r"metrics.jsonl was another's, or more: it is kept as (\S+)", output)
+    assert kept
+    assert (ours.checkpoints / kept[1]).read_text() == "mine\n"
     checkpoint(there(ours, "desk"), 40, "another run")
     checkpoint(ours.checkpoints, 40, "mine")
     before = names(ours.checkpoints)
@@ -252,18 +243,3 @@ def test_fetch_without_a_checkpoint_anywhere_says_so(stage: Make) -> None:
     assert code == 1
     assert "lap: ssh: connect" in output
     assert "no host that could be asked holds a checkpoint" in output
-
-
-def test_fetch_names_where_a_script_keeps_files_of_its_own(stage: Make) -> None:
-    ours = stage("desk", "lap", "vm")
-    (there(ours, "desk") / "best.pt").touch()
-    (there(ours, "lap") / "step-5.pt").touch()
-    for name in ("status", "lock", "metrics.jsonl"):
-        (there(ours, "vm") / name).touch()
-    code, output = ours.play("--fetch")
-    assert code == 1
-    assert "no host holds a step-* checkpoint: the script keeps its files as it likes" in output
-    assert re.findall(r"(\w+): rsync -a .* (\S+) DIR\n", output) == [
-        ("desk", "desk:ddpgen/checkpoints/pair/"),
-        ("lap", "lap:ddpgen/checkpoints/pair/"),
-    ]
