@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import getpass
 import signal
+import socket
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -38,7 +41,8 @@ class Job:
         report = self._events.put_nowait
         self._sessions = {host.name: Session(host, home, report) for host in home.plan.hosts}
         self._head = home.plan.head
-        self._environment = {"DDPGEN_LAUNCH": home.logs.directory.name}
+        me = f"{getpass.getuser()}@{socket.gethostname()}, {time.strftime('%Y-%m-%d %H:%M')}"
+        self._environment = {"DDPGEN_LAUNCH": home.logs.directory.name, "DDPGEN_STARTED_BY": me}
         self._running: set[str] = set()
         self._stoppable: list[asyncio.Task[Any]] = []  # what a stop cancels
         self._retries: list[asyncio.Task[None]] = []

@@ -101,6 +101,12 @@ newest() {
 """
 
 _PREPARE = r"""
+# Which driver started what runs here, if one did: the process is still the one it wrote down.
+starter() {
+  local pid by
+  { read -r pid by <"$checkpoints/nodes/$host/started-by"; } 2>/dev/null || return
+  { [ -d "/proc/$pid" ] || kill -0 "$pid"; } 2>/dev/null && printf '%s\n' "$by"
+}
 type -P rsync >/dev/null ||
   trouble "there is no rsync on this host (PATH=$PATH); install it (apt, dnf or brew install rsync)"
 [ ! -e "$bundle" ] || [ -d "$bundle" ] ||
@@ -124,7 +130,7 @@ if type -P flock >/dev/null; then
     ( flock -n -x 9 ) 9<"$bundle"
     case $? in
       0) break ;;
-      1) [ "$again" -lt 10 ] && sleep 0.2 || fact in-use yes ;;
+      1) [ "$again" -lt 10 ] && sleep 0.2 || { fact in-use yes; fact by "$(starter)"; } ;;
       *) break ;; # no locks here
     esac
   done
@@ -146,6 +152,10 @@ fact ready yes
 """
 
 _ENTER = r"""
+# The script becomes its supervisor, so that has this process id as well. What cannot be written here, the
+# preflight names.
+{ mkdir -p -- "$checkpoints/nodes/$host" &&
+  printf '%s %s\n' "$$" "$DDPGEN_STARTED_BY" >"$checkpoints/nodes/$host/started-by"; } 2>/dev/null
 cd -- "$bundle" || trouble "cannot enter $bundle, which was there a moment ago; start again"
 [ -f "$script" ] || trouble "$bundle holds no $script; start again"
 """

@@ -35,10 +35,12 @@ class Trouble(Exception):  # noqa: N818 - what it is called in front of the user
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look at a host found: its newest checkpoint's step, and whether a job runs there."""
+    """What a look at a host found: its newest checkpoint's step, whether a job runs there, and who started it,
+    as far as that is known."""
 
     newest: int
     in_use: bool
+    by: str
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,17 @@ class Session:
             self.state = "unreachable" if outcome.code in (None, SSH_FAILED) else "refused"
             raise Trouble(why_not(outcome, home.ssh, self.host, home.pace.check))
         self.state = "connected"
-        return Looked(int(found.get("newest", "-1")), "in-use" in found)
+        return Looked(int(found.get("newest", "-1")), "in-use" in found, found.get("by", ""))
 
     async def prepare(self) -> Looked:
         """Look, and send the bundle. Raises Trouble, also where a job runs from it: its restarts need the files."""
         looked = await self.look()
         if looked.in_use:
             self.state = "in use"
+            by = f", started by {shown(looked.by.encode())}" if looked.by else ""
             raise Trouble(
-                f"a job runs from {self._bundle} there; wait for it, or stop it: bash hosts/run.sh --stop"
+                f"a job runs from {self._bundle} there{by}; wait for it, or stop it: "
+                "bash hosts/run.sh --stop"
             )
         await self.send_bundle()
         return looked

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -166,7 +168,15 @@ def test_a_bundle_that_a_job_runs_from_is_not_replaced_under_it(stage: Make) -> 
     first = training(ours, "desk", "lap")
     code, output = ours.play()
     assert code == 69
-    assert "desk, lap: a job runs from ./ddpgen/pair there; wait for it, or stop it" in output
+    me = f"{getpass.getuser()}@{socket.gethostname()}"
+    by = rf"started by {re.escape(me)}, \d{{4}}-\d\d-\d\d \d\d:\d\d"
+    assert re.search(
+        rf"desk, lap: a job runs from \./ddpgen/pair there, {by}; wait for it, or stop it", output
+    )
+    # A driver that is gone did not start what somebody has started by hand since.
+    told = ours.home("desk") / "ddpgen/checkpoints/pair/nodes/desk/started-by"
+    told.write_text(f"{2**22 + 1} {told.read_text().partition(' ')[2]}")
+    assert "desk: a job runs from ./ddpgen/pair there; wait for it" in ours.play()[1]
     assert first.poll() is None
     assert "stopped" in ctrl_c(first)
     assert first.returncode == 75
