@@ -23,6 +23,7 @@ from train.replaced import Replacement
 from train.scheduler import VARIABLE, Scheduled
 from train.status import Status, read_status, write_status
 from train.stop import is_for, reason_in
+from train.supervisor.words import MASTER_PORT
 
 EXIT_USAGE = 2  # argparse's, click's and many others'
 # How often a process looks whether it is to stop.
@@ -114,7 +115,8 @@ class Runner(ABC):
     def _all_arguments(self) -> list[str]:
         """With what the spec adds where there is something to go on from."""
         found = any(glob.glob(os.path.expanduser(each)) for each in self._options.resume_exists)
-        return [*self._arguments, *(self._options.resume_arg if found else ())]
+        words = [*self._arguments, *(self._options.resume_arg if found else ())]
+        return [word.replace(MASTER_PORT, os.environ.get("MASTER_PORT", "")) for word in words]
 
     # --- stopping ---------------------------------------------------------------------------------
 

@@ -365,8 +365,8 @@ class Train:
         ),
         "Arguments of the workload or script. A name that a workload does not know is an error. A script "
         "gets a mapping as --name=value, `true` as --name, a list's items as --name=item each; a list "
-        "instead of the mapping word for word. {checkpoint_dir}, {job}, {attempt}, {world_size} and "
-        "{array_index} are filled in.",
+        "instead of the mapping word for word. {checkpoint_dir}, {job}, {attempt}, {world_size}, "
+        "{port} and {array_index} are filled in.",
         dict,
     )
     args_style: str | None = setting(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.plan import sky
-from ddpgen.plan.launch import command, exports, interpreter
+from ddpgen.plan.launch import command, example, exports, interpreter
 from ddpgen.plan.supervise import store
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import at_home
@@ -228,4 +228,5 @@ def _values(job: SkyJob) -> dict[str, Any]:
         "activation": "sky.activate.sh",
         "interpreter": interpreter(job),
         "supervise": command(job),
+        "example": example(job),
     }

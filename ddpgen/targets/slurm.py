@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen.plan import slurm
-from ddpgen.plan.launch import activation, checkpoint_dir, command, exports, interpreter
+from ddpgen.plan.launch import (
+    activation,
+    checkpoint_dir,
+    command,
+    example,
+    exports,
+    interpreter,
+)
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import Joined, Var, Word, pieces
 from ddpgen.spec import rules
@@ -118,6 +125,7 @@ def _values(job: SlurmJob) -> dict[str, Any]:
         "interpreter": interpreter(job),
         "batch_python": "python3" if in_container else interpreter(job),
         "supervise": command(job),
+        "example": example(job),
         "setup": job.setup,
     }
 

@@ -22,7 +22,7 @@ class Program(Script):
     """A shell script in a claimed directory, run as one rank of a job."""
 
     def start(
-        self, text: str, *options: str, arguments: tuple[str, ...] = ()
+        self, text: str, *options: str, arguments: tuple[str, ...] = (), **variables: str
     ) -> subprocess.Popen[str]:
         code = self.home / "code"
         code.mkdir(exist_ok=True)
@@ -32,6 +32,7 @@ class Program(Script):
             "PYTHONPATH": str(ROOT),
             "DDPGEN_CHECKPOINT_DIR": str(self.directory),
             "DDPGEN_ATTEMPT": self.attempt,
+            **variables,
         }
         words = ["script", *options, "--no-python", "./run.sh", *arguments]
         return subprocess.Popen(
@@ -109,8 +110,11 @@ def test_its_words_and_where_it_runs(program: Program) -> None:
         arguments=("a b", "--lr=$1", "--"),
     )  # fmt: skip
     assert process.communicate(timeout=60)[0] == f"{there}|a b|--lr=$1|--|"
-    process = program.start('echo "$@"', "--resume-exists=ckpt.pt", "--resume-arg=--go on")
-    assert process.communicate(timeout=60)[0] == "--go on\n"
+    process = program.start(
+        'echo "$@"', "--resume-exists=ckpt.pt", "--resume-arg=--go on",
+        arguments=("--at={master-port}",), MASTER_PORT="29501",
+    )  # fmt: skip
+    assert process.communicate(timeout=60)[0] == "--at=29501 --go on\n"
     assert os.listdir(program.home / "code") == ["run.sh"]
 
 
