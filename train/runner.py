@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from train import workdir
@@ -84,6 +84,8 @@ class Runner(ABC):
             # What it keeps is to outlive the machine; the launcher's files stay where they are.
             os.makedirs(self._store, exist_ok=True)
             os.environ["DDPGEN_CHECKPOINT_DIR"] = self._store
+        for place in self._torn() if self._is_local_0 else ():
+            _set_aside(place)
         return self._run()
 
     @abstractmethod
@@ -111,6 +113,14 @@ class Runner(ABC):
         if self._code.is_dir():
             workdir.make(self._code, directory)
         return directory
+
+    def _torn(self) -> Iterator[str]:
+        """Checkpoint directories whose saving was cut off."""
+        for guard in self._options.guard:
+            pattern, last = os.path.split(os.path.expanduser(guard))
+            for place in filter(os.path.isdir, glob.glob(pattern)):
+                if not glob.glob(os.path.join(glob.escape(place), last)):
+                    yield os.path.abspath(place)
 
     def _all_arguments(self) -> list[str]:
         """With what the spec adds where there is something to go on from."""
@@ -191,3 +201,21 @@ class Runner(ABC):
             launch = self._node.launch() or self._attempt
             if not is_replaced(read_lock(self._whole), self._scheduler):
                 write_status(self._whole, Status(word, launch, step, reason))
+
+
+def _set_aside(place: str) -> None:
+    """Move a directory whose saving was cut off to where nothing looks for it: beside the folder that it is in."""
+    folder, name = os.path.split(place)
+    aside, count = os.path.join(os.path.dirname(folder), "torn", name), 1
+    while os.path.lexists(aside):
+        count += 1
+        aside = os.path.join(os.path.dirname(folder), "torn", f"{name}.{count}")
+    try:
+        os.makedirs(os.path.dirname(aside), exist_ok=True)
+        os.rename(place, aside)
+    except FileNotFoundError:  # another host that shares it was faster
+        pass
+    except OSError as error:  # a bucket cannot rename a directory
+        say(f"the saving of {place} was cut off; it cannot be moved away ({error.strerror})")
+    else:
+        say(f"the saving of {place} was cut off; it is now {aside}")

@@ -287,6 +287,7 @@ def _script(job: JobSpec) -> Iterator[Word]:
         yield "--from-scratch"
     yield from (f"--resume-exists={pattern}" for pattern in train.resume.exists)
     yield from (f"--resume-arg={word}" for word in train.resume.args)
+    yield from (f"--guard={pattern}" for pattern in train.guard)
     yield from _unusual(
         ("stop-signal", train.stop.signal, usual.signal),
         ("stop-grace", seconds(train.stop.grace), seconds(usual.grace)),

@@ -389,6 +389,12 @@ class Train:
         "Lightning need nothing here; one that begins anew over its own checkpoint is refused.",
         Resume,
     )
+    guard: tuple[str, ...] = setting(
+        Texts(Text(r"[^\0]*[^\0/]/[^\0/]+", "DIRECTORY/FILE, like ckpt-*/DONE")),
+        "The file that a script or command writes last into each of its checkpoint directories. A directory "
+        "of this pattern without it is moved to `torn` at the next start; name no others by it.",
+        (),
+    )
     stop: Stop = setting(
         Group(Stop, shorthand="signal"),
         "How a script is stopped. Left out, it ends after a step and a save of its own.",

@@ -70,6 +70,7 @@ def test_what_is_said_of_resuming_stopping_and_the_directory(run: Run) -> None:
   script: my train.py
   workdir: runs/a
   resume: {exists: [a.pt, b-*.pt], args: [--init_from=resume]}
+  guard: "{checkpoint_dir}/c-*/DONE"
   stop: {signal: USR1, grace: 5min}
 """
     assert program(train, run) == [
@@ -77,6 +78,7 @@ def test_what_is_said_of_resuming_stopping_and_the_directory(run: Run) -> None:
         "--resume-exists=a.pt",
         "--resume-exists=b-*.pt",
         "--resume-arg=--init_from=resume",
+        "--guard={checkpoint_dir}/c-*/DONE",
         "--stop-signal=USR1",
         "--stop-grace=300s",
         "code/my train.py",
@@ -142,6 +144,10 @@ def test_a_script_that_is_on_the_hosts_needs_no_code(script: str) -> None:
         (
             "  workload: toy\n  steps: 1\n  global_batch_size: 4\n  micro_batch_size: 1\n  args: [a]\n",
             "8:9: train.args: is a list of words, and a workload takes names; write a mapping, like args: {depth: 4}",
+        ),
+        (
+            "  script: a.py\n  guard: DONE\n",
+            '5:10: train.guard: "DONE" does not fit; write DIRECTORY/FILE, like ckpt-*/DONE',
         ),
         (
             "  script: a.sh\n",

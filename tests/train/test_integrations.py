@@ -297,11 +297,24 @@ def test_the_same_crash_before_the_first_step_is_not_tried_a_third_time(job: Job
 
 
 def test_its_steps_are_in_the_metrics(job: Job) -> None:
-    assert job.run(LOOP, (), "--steps=30", "--pause=0.05")[0] == 0
+    text = """\
+import time, torch
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.0)
+scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+for _ in range(30):
+    for _ in range(4):  # gradient accumulation
+        scaler.scale(((weight + 6) / 4).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    time.sleep(0.05)
+"""
+    assert job.run(text)[0] == 0
     rows = [json.loads(line) for line in (job.directory / "metrics.jsonl").read_text().splitlines()]
     assert rows
     assert {row["attempt"] for row in rows} == {job.attempt}
-    assert all(row["kind"] == "step" and 0 < row["step"] <= 30 and "loss" in row for row in rows)
+    assert all(row["kind"] == "step" and 0 < row["step"] <= 30 for row in rows)
+    assert {row["loss"] for row in rows} == {6.0}
 
 
 def test_what_it_writes_does_not_get_into_the_bundle(job: Job) -> None:
@@ -511,14 +524,35 @@ def test_a_save_that_was_refused_leaves_the_checkpoint_that_is_there(tmp_path: P
     assert whole(record) == {str(place): "transformers 1"}
 
 
-def test_a_torn_directory_is_moved_to_where_nothing_looks(job: Job) -> None:
-    place = job.directory / "work" / "checkpoints" / "checkpoint_2"
-    place.mkdir(parents=True)
-    Progress(job.directory / "script" / "saves-0.jsonl").begins_saving(str(place))
-    code, said = job.run("import os\nprint(os.listdir('checkpoints'), os.listdir('torn'))\n")
-    assert code == 0
-    assert said.endswith("[] ['checkpoint_2']\n")
-    assert "was cut off; it is now" in said
+DISTRIBUTED = """\
+import os, sys, torch
+import torch.distributed.checkpoint as dcp
+model = torch.nn.Linear(2, 2)
+found = sorted(each for each in os.listdir("out") if each != "torn") if os.path.exists("out") else []
+print(found, os.path.exists("torn") and os.listdir("torn"), flush=True)
+if found:
+    dcp.load(model.state_dict(), checkpoint_id=f"out/{found[-1]}")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(len(found), len(found) + 2):
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    if step == 1 and "kill" in sys.argv:
+        os.rename = lambda *_: os._exit(9)  # before its .metadata is there
+    dcp.save(model.state_dict(), storage_writer=dcp.FileSystemWriter(f"out/{step}"))
+"""
+
+
+def test_a_distributed_checkpoint_that_was_cut_off_is_moved_to_where_nothing_looks(
+    job: Job,
+) -> None:
+    assert job.run(DISTRIBUTED, (), "kill")[0] == 9
+    assert sorted(os.listdir(job.directory / "work" / "out")) == ["0", "1"]
+    code, said = job.run(DISTRIBUTED)
+    assert code == 0, said
+    assert "['0'] ['1']\n" in said
+    assert "out/1 was cut off; it is now" in said
+    anew = DISTRIBUTED.replace("if found", "if False")
+    assert "begins anew" in job.run(anew)[1]
 
 
 def test_a_second_optimizer_is_counted_when_the_first_has_ended(job: Job) -> None:

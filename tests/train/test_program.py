@@ -118,6 +118,19 @@ def test_its_words_and_where_it_runs(program: Program) -> None:
     assert os.listdir(program.home / "code") == ["run.sh"]
 
 
+def test_what_its_guard_does_not_show_to_be_whole_is_moved_away(program: Program) -> None:
+    work = program.directory / "work"
+    for name in ("ckpt-1", "ckpt-2", "ckpt-[3]", "data"):
+        (work / name).mkdir(parents=True)
+    (work / "ckpt-1" / "DONE").touch()
+    process = program.start("echo *", "--guard=ckpt-*/DONE")
+    out, said = process.communicate(timeout=60)
+    assert out == "ckpt-1 data run.sh\n"
+    torn = program.directory / "torn"
+    assert sorted(os.listdir(torn)) == ["ckpt-2", "ckpt-[3]"]
+    assert f"the saving of {work}/ckpt-2 was cut off; it is now {torn}/ckpt-2" in said
+
+
 @pytest.mark.parametrize("signum", ["", "USR1"])
 @pytest.mark.parametrize("handles", [True, False])
 def test_a_stop_reaches_all_that_it_has_started(

@@ -40,15 +40,22 @@ def hook_torch(session: Session, torch: Any) -> None:
 
     # torch.optim deletes its own attribute of that name.
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(stepped)
-    backward = torch.Tensor.backward
+    backward, scale = torch.Tensor.backward, torch.amp.GradScaler.scale
+
+    @functools.wraps(scale)
+    def scaling(self: Any, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        if scaled is not outputs and isinstance(scaled, torch.Tensor):
+            scaled._ddpgen_loss = outputs
+        return scaled
 
     @functools.wraps(backward)
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session.note_loss(self)
+        session.note_loss(getattr(self, "_ddpgen_loss", self))
         with doing(BACKWARD):
             return backward(self, *args, **kwargs)
 
-    torch.Tensor.backward = noting
+    torch.Tensor.backward, torch.amp.GradScaler.scale = noting, scaling
 
 
 def hook_dataloader(session: Session, module: Any) -> None:
@@ -85,6 +92,38 @@ def hook_safetensors(session: Session, module: Any) -> None:
     """When `safetensors.torch` has been imported."""
     module.save_file = _saving(session, module.save_file, where=1, name="filename")
     module.load_file = _loading(session, module.load_file, name="filename")
+
+
+def hook_distributed_save(session: Session, module: Any) -> None:
+    """When `torch.distributed.checkpoint.state_dict_saver` has been imported."""
+    save = module.save
+
+    @functools.wraps(save)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        path = _path(
+            kwargs.get("checkpoint_id") or getattr(kwargs.get("storage_writer"), "path", None)
+        )
+        with session.saving(path) if path else contextlib.nullcontext():
+            return save(*args, **kwargs)
+
+    module.save = recorded
+
+
+def hook_distributed_load(session: Session, module: Any) -> None:
+    """When `torch.distributed.checkpoint.state_dict_loader` has been imported."""
+    load = module.load
+
+    @functools.wraps(load)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        result = load(*args, **kwargs)
+        path = _path(
+            kwargs.get("checkpoint_id") or getattr(kwargs.get("storage_reader"), "path", None)
+        )
+        if path:
+            session.loaded(path)
+        return result
+
+    module.load = noting
 
 
 def _saving(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -127,7 +128,9 @@ class Progress:
 
     def _write(self, path: str, by: str, whole: bool) -> None:
         self._saves.pop(_place(path), None)  # the newest is the last one
-        place = self._iteration.place() if self._iteration else Place()
+        # One that is written in the background (torch.distributed.checkpoint) is of some batches ago.
+        known = self._iteration if threading.current_thread() is threading.main_thread() else None
+        place = known.place() if known else Place()
         self._saves[_place(path)] = Save(self.step, by, whole, place)
         self._at_save = self._iteration if place.batches and not place.next else None
         self._keep()

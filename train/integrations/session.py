@@ -60,6 +60,7 @@ class Session:
             self._harmless(_ORDER, self._look_at_order)
         NOW.name = SCRIPT
         self._harmless("the metrics", self._row)
+        self._loss = None
         if not self.framework and self.stop.due():
             self.end()
 
@@ -93,17 +94,27 @@ class Session:
         return found[-1]
 
     def note_loss(self, loss: Any) -> None:
-        """The tensor that a backward pass starts from."""
-        if self._log is not None:
-            self._loss = loss.detach()  # without its graph, which is to be freed
+        """The tensor that a backward pass starts from. Those of a step, which gradient accumulation has divided by
+        their number, add up to its loss."""
 
-    def begins_saving(self, path: str) -> None:
-        """Raises BeginsAnewError."""
+        def add() -> None:
+            part = loss.detach()  # without its graph, which is to be freed
+            self._loss = part if self._loss is None else self._loss + part
+
+        if self._log is not None:
+            self._harmless("the loss", add)
+
+    @contextlib.contextmanager
+    def saving(self, path: str) -> Iterator[None]:
+        """A checkpoint of several files, in the directory `path`: whole at the end of this. Raises BeginsAnewError."""
         self.progress.check(path)
         self._harmless(_SAVES, lambda: self.progress.begins_saving(path))
-
-    def failed_saving(self, path: str) -> None:
-        self._harmless(_SAVES, lambda: self.progress.failed_saving(path))
+        try:
+            yield
+        except Exception:
+            self._harmless(_SAVES, lambda: self.progress.failed_saving(path))
+            raise
+        self.saved(path, self.framework)
 
     def saved(self, path: str, by: str = "") -> None:
         """`by`: the framework's training that can go on from it."""
@@ -146,13 +157,7 @@ class Session:
         steps, seconds = self.progress.taken - self._row_step, now - self._row_at
         self._row_at, self._row_step = now, self.progress.taken
         row = {"kind": "step", "step": self.progress.step, "steps_per_s": round(steps / seconds, 3)}
-        loss = self._read_loss()
-        if not math.isnan(loss):
-            row["loss"] = loss
-        self._log(row)
-
-    def _read_loss(self) -> float:
-        loss, self._loss = self._loss, None
         with contextlib.suppress(Exception):  # of several numbers, or there is none
-            return float(loss.detach())
-        return math.nan
+            if math.isfinite(loss := float(self._loss)):
+                row["loss"] = loss
+        self._log(row)
