@@ -59,11 +59,13 @@ class Runner(ABC):
         self._code = Path("code").absolute()
         self._ended = threading.Event()
         self._signalled = False
+        self._crash_before = ""
 
     def run(self) -> int:
         """The process' exit code."""
         if self._attempt and is_over(self._directory, self._attempt):
             return 0
+        self._crash_before = self._crash_noted()
         replaced = Replacement(self._whole, os.environ, self._node)
         replaced.end_if_come()
         if self._node is not None and self._is_local_0:
@@ -159,6 +161,8 @@ class Runner(ABC):
 
     def _conclude(self, code: int, step: int) -> int:
         """What its exit code means. Returns this worker's own."""
+        if code == 0 and self._crash_noted() != self._crash_before:
+            return EXIT_FAILED  # another rank's: the restart is for all, and nothing is done before that
         if code == 0 and self._speaks:
             self._write("done", step)
         elif code == EXIT_STOPPED and self._speaks:
@@ -174,13 +178,17 @@ class Runner(ABC):
         # Not 75: torchrun would start the workers again.
         return 0 if code == EXIT_STOPPED else code
 
+    def _crash_noted(self) -> str:
+        """The newest crash of any rank, as far as this host sees it."""
+        noted = read_status(self._whole)
+        return noted.reason if noted is not None and noted.word == "running" else ""
+
     def _note_crash(self, why: str, lost: bool = False) -> None:
         """A restart may cure it; should there be none, the status knows why. `lost`: it only follows from the end of
         another rank."""
-        what, was = f"rank {self._rank}: {why}", read_status(self._directory)
-        if was is not None and (was.word, was.attempt) == ("done", self._attempt):
-            self._write("running", was.step)  # rank 0 has come to its end, this one has not
-        record_crash(self._whole, self._attempt, self._node, what, lost)
+        what = f"rank {self._rank}: {why}"
+        # Rank 0 may have come to its end.
+        record_crash(self._whole, self._attempt, self._node, what, lost, words="running done")
 
     def _fail(self, why: str) -> int:
         """Any rank may be the only one to meet a fault. The restarts of all see that it is for good."""

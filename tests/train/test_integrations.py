@@ -582,9 +582,16 @@ def test_a_refusal_names_the_crash_before_it_and_a_crash_takes_back_that_all_is_
 
     write_status(job.directory, Status("done", job.attempt, 9))
     assert job.run("raise OSError('late')", RANK="1", LOCAL_RANK="1")[0] == 1
-    assert job.status == Status(
-        "running", job.attempt, 9, "rank 1: OSError: late (loop.py:1 in <module>)"
-    )
+    late = Status("running", job.attempt, 9, "rank 1: OSError: late (loop.py:1 in <module>)")
+    assert job.status == late
+    # Rank 0 is not done either when that has happened since it began, and is when it was before.
+    kept = job.directory / "status"
+    then = f"import os\nopen({str(kept)!r}, 'w').write({late.line!r})\n"
+    kept.write_text(f"running {job.attempt} 9\n")
+    assert job.run(then)[0] == 1
+    assert job.status == late
+    assert job.run("pass\n")[0] == 0
+    assert job.status.word == "done"
 
 
 EPOCHS = """\
