@@ -203,6 +203,8 @@ own_files() {
 steps() { { tail -n 100 -- "$checkpoints/metrics.jsonl" | grep '"kind": *"step"' | tail -n 2; } 2>/dev/null; }
 fact step "$(steps | tail -n 1)"
 fact before "$(steps | head -n 1)"
+fact start "$( { tail -c 4194304 -- "$checkpoints/metrics.jsonl" | grep '"kind": *"start"' | tail -n 1; } 2>/dev/null)"
+fact saved "$(tail -n 1 -- "$checkpoints/script/saves-0.jsonl" 2>/dev/null)"
 fact now "$(date +%s)"
 fact node "$(first_line "$checkpoints/nodes/$host/status")"
 fact job "$(first_line "$checkpoints/status")"

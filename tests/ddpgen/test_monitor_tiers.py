@@ -280,7 +280,7 @@ def test_what_runs_is_found_by_spec_bundle_and_directory(
         "  evaluation:        loss 2.2500 at step 20",
         "  speed:             2 steps/s",
         "  time left:         0:10",
-        "  starts:            2",
+        "  restarts:          1",
         "  newest checkpoint: step 20",
         "  weights:           build/checkpoints/gpt/step-000000020/model.pt",
     ]
