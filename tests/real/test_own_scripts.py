@@ -161,6 +161,41 @@ def test_one_that_saves_nothing_begins_anew_and_may(tmp_path: Path) -> None:
     assert job.end() == 0, job.output
 
 
+COMMAND = """\
+#!/bin/bash
+trap 'exit 75' USR1
+[ "$RANK" = 0 ] || { while [ ! -e over ]; do sleep 0.05; done; exit 0; }
+step=$(ls -d ckpt-*/DONE 2>/dev/null | wc -l)
+echo "begins at $step: $(echo ckpt-*) $1"
+while ((step < 40)); do
+  sleep 0.1
+  mkdir "ckpt-$((++step))" || exit 9
+  [ "$step" != 4 ] || [ -e torn ] || { touch torn; exit 9; } # which leaves it in the way
+  touch "ckpt-$step/DONE"
+done
+touch over
+"""
+
+
+def test_a_command_is_restarted_stopped_and_goes_on(tmp_path: Path) -> None:
+    train = {
+        "command": ["./train.sh", "--port={port}"], "resume": "by-itself", "guard": "ckpt-*/DONE", "stop": "USR1",
+    }  # fmt: skip
+    bundle = jobs.render(tmp_path, jobs.spec(train, procs_per_node=2), {"train.sh": COMMAND})
+    (bundle / "code" / "train.sh").chmod(0o755)
+    job = jobs.Job(bundle)
+    job.until(r"begins at 0: ckpt-\* --port=\d+")
+    job.until("begins at 3: ckpt-1 ckpt-2 ckpt-3 --port=")
+    os.kill(job.workers()[1], signal.SIGKILL)
+    job.until("begins at ")
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 75, job.output
+    again = jobs.run(bundle)
+    assert again.process.returncode == 0, again.output
+    assert again.lines[-1].startswith("ddpgen: done")
+    assert len(list((tmp_path / "checkpoints" / "job" / "work").glob("ckpt-*/DONE"))) == 40
+
+
 @nightly
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_ten_kills_at_random_lose_no_more_than_an_interval(name: str, tmp_path: Path) -> None:
@@ -168,11 +203,13 @@ def test_ten_kills_at_random_lose_no_more_than_an_interval(name: str, tmp_path: 
     whole.argument = script.argument = LONG[name]
     whole.run()
     rng = random.Random(name)
-    for _ in range(10):
+    for _ in range(5):
         job = script.start()
-        script.wait_for_rows(job, 1)
-        time.sleep(rng.uniform(0, 1))
-        os.kill(job.process.pid, signal.SIGKILL)  # and with it all others
+        for kill_all in (False, True):  # torchrun restarts after the first kill
+            script.wait_for_rows(job, 1)
+            time.sleep(rng.uniform(0, 1))
+            victim = job.process.pid if kill_all else rng.choice(job.workers())
+            os.kill(victim, signal.SIGKILL)
         job.end()
     job = script.run()
     jobs.assert_same_bits(script.weights(), whole.weights())

@@ -193,6 +193,20 @@ def test_a_stop_comes_after_the_next_save(job: Job) -> None:
     assert job.status.step % 5 == 1  # at the end of the step after a save
 
 
+@pytest.mark.parametrize(("saves", "waits"), [("never", False), ("step == 5", True)])
+def test_a_stop_waits_for_a_save_only_where_one_may_come(job: Job, saves: str, waits: bool) -> None:
+    text = LOOP.replace("step % 5 == 0", repr(saves) + " == ''" if saves == "never" else saves)
+    process = job.begin(text, ("--stop-grace=2s",), "--steps=100000", "--pause=0.01")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begins at 0\n"
+    while waits and not (job.directory / "script" / "saves-0.jsonl").exists():
+        assert process.poll() is None
+    (job.directory / "stop").write_text("enough\n")
+    said, _ = process.communicate(timeout=60)
+    assert (process.returncode, job.status.word) == (0, "stopped")
+    assert ("stopping after the script's next save, or in 1 s" in said) is waits
+
+
 def test_in_a_bucket_it_keeps_whole_objects_and_their_record(job: Job, tmp_path: Path) -> None:
     bucket = tmp_path / "bucket"
     text = LOOP.replace('"ckpt.pt"', 'os.environ["DDPGEN_CHECKPOINT_DIR"] + "/ckpt.pt"')
