@@ -135,7 +135,13 @@ def test_the_last_word_of_a_job(run: Run, spec: Spec, status: str, line: str) ->
     [
         ('{"path": "/w/a.pt", "step": 5, "by": "", "whole": true}\n', "/w/a.pt, of step 5"),
         ('{"path": "/w/a", "step": 5, "by": "", "whole": false}\n', "none"),
-        ('{"path": 1}\nx', "none"),
+        (
+            """{"path": "/w/c", "step": 5, "by": "lightning 1", "whole": true}
+{"path": "/w/c.bin", "step": 5, "by": "", "whole": true}
+""",
+            "/w/c, of step 5",
+        ),
+        ('{"path": 1, "whole": true}\nx', "none"),
     ],
 )
 def test_what_a_script_has_saved_is_its_newest_checkpoint(

@@ -54,7 +54,7 @@ class Script:
     """An example's bundle, started again and again."""
 
     def __init__(self, name: str, place: Path, procs: int = 2) -> None:
-        self.argument, self.result = SCRIPTS[name]
+        self.argument, self.result = SCRIPTS.get(name, ("", ""))
         self.bundle = place / name
         spec = jobs.ROOT / "examples" / f"{name}.yaml"
         if procs != 2:
@@ -74,7 +74,7 @@ class Script:
 
     def start(self) -> jobs.Job:
         env = {"PATH": f"{FRAMEWORKS}:{os.environ['PATH']}"}
-        return jobs.Job(self.bundle, self.argument, env=env)
+        return jobs.Job(self.bundle, *filter(None, [self.argument]), env=env)
 
     def run(self) -> jobs.Job:
         """From where it stands to its end."""
@@ -145,18 +145,12 @@ def test_it_starts_unchanged_on_three_processes(name: str, tmp_path: Path) -> No
 
 @nightly
 def test_one_that_saves_nothing_begins_anew_and_may(tmp_path: Path) -> None:
-    bundle = tmp_path / "classifier"
-    words = ["render", str(jobs.ROOT / "examples" / "classifier.yaml"), "--target", "local"]
-    subprocess.run(
-        [sys.executable, "-m", "ddpgen", *words, "-o", str(bundle)],
-        cwd=jobs.ROOT, check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
-    env = {"PATH": f"{FRAMEWORKS}:{os.environ['PATH']}"}
-    job = jobs.Job(bundle, env=env)
+    script = Script("classifier", tmp_path)
+    job = script.start()
     job.until("epoch 0: loss")
     os.kill(job.process.pid, signal.SIGKILL)
     job.end()
-    job = jobs.Job(bundle, env=env)
+    job = script.start()
     job.until("epoch 0: loss")
     assert job.end() == 0, job.output
 

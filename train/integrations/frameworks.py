@@ -59,7 +59,7 @@ def hook_transformers(session: Session, module: Any) -> None:
     @functools.wraps(save)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         place = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        with session.saving(place):
+        with session.progress.saving(place, session.framework):
             result = save(self, *args, **kwargs)
             session.all_ranks()  # each of them adds its own state of random numbers
             return result
@@ -120,7 +120,7 @@ def _recorded(session: Session, save: Callable[..., Any]) -> Callable[..., Any]:
     def recorded(self: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         session.progress.check(os.fspath(path))
         result = save(self, path, *args, **kwargs)
-        session.saved(os.fspath(path), session.framework)
+        session.progress.saved(os.fspath(path), session.framework)
         return result
 
     return recorded
@@ -139,7 +139,7 @@ def hook_accelerate(session: Session, module: Any) -> None:
             place = os.path.join(
                 self.project_dir, "checkpoints", f"checkpoint_{settings.iteration}"
             )
-        with session.saving(os.fspath(place)):
+        with session.progress.saving(os.fspath(place)):
             return save(self, output_dir, *args, **kwargs)
 
     accelerator.save_state = recorded

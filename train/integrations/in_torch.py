@@ -103,7 +103,7 @@ def hook_distributed_save(session: Session, module: Any) -> None:
         path = _path(
             kwargs.get("checkpoint_id") or getattr(kwargs.get("storage_writer"), "path", None)
         )
-        with session.saving(path) if path else contextlib.nullcontext():
+        with session.progress.saving(path) if path else contextlib.nullcontext():
             return save(*args, **kwargs)
 
     module.save = recorded
@@ -120,7 +120,7 @@ def hook_distributed_load(session: Session, module: Any) -> None:
             kwargs.get("checkpoint_id") or getattr(kwargs.get("storage_reader"), "path", None)
         )
         if path:
-            session.loaded(path)
+            session.progress.loaded(path)
         return result
 
     module.load = noting
@@ -142,7 +142,7 @@ def _saving(
                 return save(*args, **kwargs)
             session.progress.check(opened)
             result = save(*args, **kwargs)
-            session.saved(opened)
+            session.progress.saved(opened)
             return result
         session.progress.check(path)
         with _draft(path, session) as draft:
@@ -150,7 +150,7 @@ def _saving(
                 result = save(*args, **{**kwargs, name: draft})
             else:
                 result = save(*args[:where], draft, *args[where + 1 :], **kwargs)
-        session.saved(path)
+        session.progress.saved(path)
         return result
 
     return atomic
@@ -163,7 +163,7 @@ def _loading(session: Session, load: Callable[..., Any], name: str) -> Callable[
         given = kwargs.get(name, args[0] if args else None)
         path = _path(given) or _path(getattr(given, "name", None))
         if path is not None:
-            session.loaded(path)
+            session.progress.loaded(path)
         return result
 
     return noting

@@ -19,7 +19,7 @@ from train.integrations.stopping import StopAtStep
 
 # A row of metrics this often; on a GPU a look at the loss waits for it.
 _ROW_S = 1.0
-_SAVES, _ORDER = "the record of saves", "the order of the samples"
+_ORDER = "the order of the samples"
 
 
 class StopTraining(SystemExit):
@@ -103,25 +103,6 @@ class Session:
 
         if self._log is not None:
             self._harmless("the loss", add)
-
-    @contextlib.contextmanager
-    def saving(self, path: str) -> Iterator[None]:
-        """A checkpoint of several files, in the directory `path`: whole at the end of this. Raises BeginsAnewError."""
-        self.progress.check(path)
-        self._harmless(_SAVES, lambda: self.progress.begins_saving(path))
-        try:
-            yield
-        except Exception:
-            self._harmless(_SAVES, lambda: self.progress.failed_saving(path))
-            raise
-        self.saved(path, self.framework)
-
-    def saved(self, path: str, by: str = "") -> None:
-        """`by`: the framework's training that can go on from it."""
-        self._harmless(_SAVES, lambda: self.progress.saved(path, by))
-
-    def loaded(self, path: str) -> None:
-        self._harmless(_SAVES, lambda: self.progress.loaded(path))
 
     def drew(self, iteration: Iteration, indices: Any) -> None:
         """The sampler of a DataLoader has named a batch."""

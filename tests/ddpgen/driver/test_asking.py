@@ -93,12 +93,12 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     # Of a user's script: what it saved last, and its own measure of its speed.
     (there(ours, "desk") / "script").mkdir()
     (there(ours, "desk") / "script" / "saves-0.jsonl").write_text(
-        '{"path": "a.pt", "step": 7999}\n'
+        '{"path": "a.pt", "step": 7999, "by": "", "whole": true}\n'
     )
     row_of_script = json.dumps({**steps[1], "steps_per_s": 4.5}) + "\n"
     (there(ours, "desk") / "metrics.jsonl").write_text(row_of_script)
     of_script = ours.play("--status")[1]
-    assert re.search(r"running: step 8002, 1\d s ago  of step 7999\n", of_script)
+    assert re.search(r"running: step 8002, \d+ s ago  of step 7999\n", of_script)
     assert "\nthe job: step 8002, loss 0.6667, 4.5 steps/s\n" in of_script
     (there(ours, "desk") / "script" / "saves-0.jsonl").unlink()
     still = (
