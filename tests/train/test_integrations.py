@@ -128,7 +128,7 @@ def test_what_the_hooks_cannot_write_costs_the_script_nothing(job: Job) -> None:
     code, said = job.run(LOOP, (), "--steps=30", "--pause=0.05")
     assert (code, said.splitlines()[-1]) == (0, "ends at 30")
     assert said.count("the metrics cannot be kept (IsADirectoryError") == 1
-    assert said.count("the record of saves cannot be kept (Not a directory)") == 1
+    assert said.count("the record of saves cannot be kept (File exists)") == 1
 
 
 def test_a_stop_comes_after_the_next_save(job: Job) -> None:
@@ -175,6 +175,7 @@ import time, torch
 weight = torch.nn.Parameter(torch.zeros(1))
 optimizer = torch.optim.SGD([weight], lr=0.0)
 scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+time.sleep(2)
 for _ in range(30):
     for _ in range(4):  # gradient accumulation
         scaler.scale(((weight + 6) / 4).sum()).backward()
@@ -188,6 +189,7 @@ for _ in range(30):
     assert {row["attempt"] for row in rows} == {job.attempt}
     assert all(row["kind"] == "step" and 0 < row["step"] <= 30 for row in rows)
     assert {row["loss"] for row in rows} == {6.0}
+    assert rows[0]["steps_per_s"] > 1  # without what came before the first step
 
 
 def test_who_loads_from_its_checkpoint_goes_on_and_knows_the_step(tmp_path: Path) -> None:
@@ -363,24 +365,6 @@ def test_a_distributed_checkpoint_that_was_cut_off_is_moved_to_where_nothing_loo
     assert "out/1 was cut off; it is now" in said
     anew = DISTRIBUTED.replace("if found", "if False")
     assert "begins anew" in job.run(anew)[1]
-
-
-def test_a_second_optimizer_is_counted_when_the_first_has_ended(job: Job) -> None:
-    text = """\
-import torch
-weight = torch.nn.Parameter(torch.ones(1))
-def train(*optimizers, steps):
-    for _ in range(steps):
-        for optimizer in optimizers:
-            weight.sum().backward()
-            optimizer.step()
-made = [torch.optim.SGD([weight], lr=0.1) for _ in range(3)]
-train(made[0], made[1], steps=10)
-train(made[2], steps=10)
-torch.save(1, "a.pt")
-"""
-    assert job.run(text)[0] == 0
-    assert job.status == job.says("done", step=19)
 
 
 EPOCHS = """\

@@ -12,7 +12,6 @@ import os
 import stat
 import sys
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,20 +25,10 @@ def hook_torch(session: Session, torch: Any) -> None:
     # In both places, so that a function that is pickled is found again.
     torch.save = torch.serialization.save = _saving(session, torch.save, where=1, name="f")
     torch.load = torch.serialization.load = _loading(session, torch.load, name="f")
-    counted, others = weakref.WeakSet[Any](), weakref.WeakSet[Any]()
-
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        # Of several optimizers (a GAN's) one counts, until another one steps twice without it (a new phase).
-        if optimizer in counted or not counted or optimizer in others:
-            counted.clear()
-            counted.add(optimizer)
-            others.clear()
-            session.stepped()
-        else:
-            others.add(optimizer)
-
     # torch.optim deletes its own attribute of that name.
-    sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(stepped)
+    sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(
+        lambda *_: session.stepped()
+    )
     backward, scale = torch.Tensor.backward, torch.amp.GradScaler.scale
 
     @functools.wraps(scale)
@@ -111,19 +100,7 @@ def hook_distributed_save(session: Session, module: Any) -> None:
 
 def hook_distributed_load(session: Session, module: Any) -> None:
     """When `torch.distributed.checkpoint.state_dict_loader` has been imported."""
-    load = module.load
-
-    @functools.wraps(load)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        result = load(*args, **kwargs)
-        path = _path(
-            kwargs.get("checkpoint_id") or getattr(kwargs.get("storage_reader"), "path", None)
-        )
-        if path:
-            session.progress.loaded(path)
-        return result
-
-    module.load = noting
+    module.load = _loading(session, module.load, name="checkpoint_id")
 
 
 def _saving(
@@ -161,7 +138,8 @@ def _loading(session: Session, load: Callable[..., Any], name: str) -> Callable[
     def noting(*args: Any, **kwargs: Any) -> Any:
         result = load(*args, **kwargs)
         given = kwargs.get(name, args[0] if args else None)
-        path = _path(given) or _path(getattr(given, "name", None))
+        reader = kwargs.get("storage_reader")  # of torch.distributed.checkpoint
+        path = _path(given) or _path(getattr(given, "name", getattr(reader, "path", None)))
         if path is not None:
             session.progress.loaded(path)
         return result

@@ -49,13 +49,15 @@ class Session:
         self._trainings: Counter[str] = Counter()
         self.bucket = os.path.realpath(bucket) + os.sep if bucket else ""
         self._loss: Any = None
-        self._row_at, self._row_step = time.monotonic(), 0
+        self._row_at, self._row_step = 0.0, 0
         self._told: set[str] = set()
 
     def stepped(self) -> None:
         """An optimizer step is complete. Raises BeginsAnewError, StopTraining."""
         self.progress.stepped()
         if self.progress.taken == 1:
+            # What comes before the first step is no measure of the speed.
+            self._row_at, self._row_step = time.monotonic(), 1
             self._harmless("its heartbeats", self._begun)
             self._harmless(_ORDER, self._look_at_order)
         NOW.name = SCRIPT
