@@ -92,12 +92,15 @@ def record_end(
         write_status(place, Status(word, was.attempt, was.step, reason))
 
 
-def record_crash(directory: Path, attempt: str, node: Node | None, what: str, lost: bool) -> None:
+def record_crash(
+    directory: Path, attempt: str, node: Node | None, what: str, lost: bool, words: str = "running"
+) -> None:
     """Note a crash, which a restart may cure: the status says `running` still. `lost`: it only follows from the
-    end of another process, and does not take the place of what was noted before."""
+    end of another process, and does not take the place of what was noted before. `words`: the statuses that it
+    takes the place of."""
     with contextlib.suppress(OSError):
         for place, was in _statuses(directory, attempt, node):
-            if was.word == "running" and not (lost and was.reason):
+            if was.word in words.split() and not (lost and was.reason):
                 write_status(place, Status("running", was.attempt, was.step, what))
 
 

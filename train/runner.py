@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from train import workdir
@@ -23,6 +23,7 @@ from train.replaced import Replacement
 from train.scheduler import VARIABLE, Scheduled
 from train.status import Status, read_status, write_status
 from train.stop import is_for, reason_in
+from train.supervisor.words import MASTER_PORT
 
 EXIT_USAGE = 2  # argparse's, click's and many others'
 # How often a process looks whether it is to stop.
@@ -58,11 +59,13 @@ class Runner(ABC):
         self._code = Path("code").absolute()
         self._ended = threading.Event()
         self._signalled = False
+        self._crash_before = ""
 
     def run(self) -> int:
         """The process' exit code."""
         if self._attempt and is_over(self._directory, self._attempt):
             return 0
+        self._crash_before = self._crash_noted()
         replaced = Replacement(self._whole, os.environ, self._node)
         replaced.end_if_come()
         if self._node is not None and self._is_local_0:
@@ -83,6 +86,8 @@ class Runner(ABC):
             # What it keeps is to outlive the machine; the launcher's files stay where they are.
             os.makedirs(self._store, exist_ok=True)
             os.environ["DDPGEN_CHECKPOINT_DIR"] = self._store
+        for place in self._torn() if self._is_local_0 else ():
+            _set_aside(place)
         return self._run()
 
     @abstractmethod
@@ -111,10 +116,19 @@ class Runner(ABC):
             workdir.make(self._code, directory)
         return directory
 
+    def _torn(self) -> Iterator[str]:
+        """Checkpoint directories whose saving was cut off."""
+        for guard in self._options.guard:
+            pattern, last = os.path.split(os.path.expanduser(guard))
+            for place in filter(os.path.isdir, glob.glob(pattern)):
+                if not glob.glob(os.path.join(glob.escape(place), last)):
+                    yield os.path.abspath(place)
+
     def _all_arguments(self) -> list[str]:
         """With what the spec adds where there is something to go on from."""
         found = any(glob.glob(os.path.expanduser(each)) for each in self._options.resume_exists)
-        return [*self._arguments, *(self._options.resume_arg if found else ())]
+        words = [*self._arguments, *(self._options.resume_arg if found else ())]
+        return [word.replace(MASTER_PORT, os.environ.get("MASTER_PORT", "")) for word in words]
 
     # --- stopping ---------------------------------------------------------------------------------
 
@@ -147,6 +161,8 @@ class Runner(ABC):
 
     def _conclude(self, code: int, step: int) -> int:
         """What its exit code means. Returns this worker's own."""
+        if code == 0 and self._crash_noted() != self._crash_before:
+            return EXIT_FAILED  # another rank's: the restart is for all, and nothing is done before that
         if code == 0 and self._speaks:
             self._write("done", step)
         elif code == EXIT_STOPPED and self._speaks:
@@ -162,13 +178,17 @@ class Runner(ABC):
         # Not 75: torchrun would start the workers again.
         return 0 if code == EXIT_STOPPED else code
 
+    def _crash_noted(self) -> str:
+        """The newest crash of any rank, as far as this host sees it."""
+        noted = read_status(self._whole)
+        return noted.reason if noted is not None and noted.word == "running" else ""
+
     def _note_crash(self, why: str, lost: bool = False) -> None:
         """A restart may cure it; should there be none, the status knows why. `lost`: it only follows from the end of
         another rank."""
-        what, was = f"rank {self._rank}: {why}", read_status(self._directory)
-        if was is not None and (was.word, was.attempt) == ("done", self._attempt):
-            self._write("running", was.step)  # rank 0 has come to its end, this one has not
-        record_crash(self._whole, self._attempt, self._node, what, lost)
+        what = f"rank {self._rank}: {why}"
+        # Rank 0 may have come to its end.
+        record_crash(self._whole, self._attempt, self._node, what, lost, words="running done")
 
     def _fail(self, why: str) -> int:
         """Any rank may be the only one to meet a fault. The restarts of all see that it is for good."""
@@ -189,3 +209,21 @@ class Runner(ABC):
             launch = self._node.launch() or self._attempt
             if not is_replaced(read_lock(self._whole), self._scheduler):
                 write_status(self._whole, Status(word, launch, step, reason))
+
+
+def _set_aside(place: str) -> None:
+    """Move a directory whose saving was cut off to where nothing looks for it: beside the folder that it is in."""
+    folder, name = os.path.split(place)
+    aside, count = os.path.join(os.path.dirname(folder), "torn", name), 1
+    while os.path.lexists(aside):
+        count += 1
+        aside = os.path.join(os.path.dirname(folder), "torn", f"{name}.{count}")
+    try:
+        os.makedirs(os.path.dirname(aside), exist_ok=True)
+        os.rename(place, aside)
+    except FileNotFoundError:  # another host that shares it was faster
+        pass
+    except OSError as error:  # a bucket cannot rename a directory
+        say(f"the saving of {place} was cut off; it cannot be moved away ({error.strerror})")
+    else:
+        say(f"the saving of {place} was cut off; it is now {aside}")

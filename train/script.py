@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -53,6 +53,13 @@ def main(argv: Sequence[str]) -> int:
     add("--workdir", type=Path, help="where it runs; left out: work in the checkpoint directory")
     add("--resume-exists", action="append", default=[], metavar="GLOB")
     add("--resume-arg", action="append", default=[], help="added when there is such a file")
+    add(
+        "--guard",
+        action="append",
+        default=[],
+        metavar="GLOB/FILE",
+        help="directories that are torn without it",
+    )
     add("--from-scratch", action="store_true", help="it may begin anew over what it has saved")
     add("--stop-signal", default="", help="what tells it to stop")
     add("--stop-grace", type=seconds, default=120.0, help="after this it gets a TERM")
@@ -140,19 +147,24 @@ class Script(Runner):
             return EXIT_FAILED
         return 0
 
-    def _session(self) -> Session:
+    def _saves(self, rank: int) -> Path:
+        """The record of a rank's saves."""
         # What the script keeps outlives the machine where there is a bucket, and with it the record.
-        records = Path(self._store or self._whole, "script")
-        of_rank_0 = records / "saves-0.jsonl"
-        for place in progress.torn(of_rank_0) if self._rank == 0 else ():
-            _set_aside(place)
-        record = records / f"saves-{self._rank}.jsonl"
-        mine = Progress(record, self._options.from_scratch, in_bucket=bool(self._store))
+        return Path(self._store or self._whole, "script", f"saves-{rank}.jsonl")
+
+    def _torn(self) -> Iterator[str]:
+        yield from super()._torn()
+        yield from progress.torn(self._saves(0))
+
+    def _session(self) -> Session:
+        mine = Progress(
+            self._saves(self._rank), self._options.from_scratch, in_bucket=bool(self._store)
+        )
         mine.remove_drafts()
         stop = StopAtStep(
             mine, self._is_asked, self._options.stop_grace / 2, self._rank, self._size
         )
-        whole = {} if self._options.from_scratch else progress.whole(of_rank_0)
+        whole = {} if self._options.from_scratch else progress.whole(self._saves(0))
         log = self._row if self._rank == 0 else None
         begun = functools.partial(self._begin_to_beat, mine)
         return Session(mine, stop, whole, log, self._store, begun)
@@ -229,19 +241,3 @@ def _print(error: Exception, trace: TracebackType | None) -> None:
     hooks_are = os.path.dirname(progress.__file__) + os.sep
     said.stack[:] = [frame for frame in said.stack if not frame.filename.startswith(hooks_are)]
     print("".join(said.format()), end="", file=sys.stderr)
-
-
-def _set_aside(place: str) -> None:
-    """Move a directory whose saving was cut off to where nothing looks for it: beside the folder that it is in."""
-    folder, name = os.path.split(place)
-    aside, count = os.path.join(os.path.dirname(folder), "torn", name), 1
-    while os.path.lexists(aside):
-        count += 1
-        aside = os.path.join(os.path.dirname(folder), "torn", f"{name}.{count}")
-    try:
-        os.makedirs(os.path.dirname(aside), exist_ok=True)
-        os.rename(place, aside)
-    except OSError as error:  # a bucket cannot rename a directory
-        say(f"the saving of {place} was cut off; it cannot be moved away ({error.strerror})")
-    else:
-        say(f"the saving of {place} was cut off; it is now {aside}")

@@ -115,7 +115,8 @@ class _Children:
     def _send(self, signum: int) -> None:
         for pid in list(self._alive):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signum)
+                # A user's command leads a group of its own; torchrun signals groups as well.
+                (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signum)
 
 
 def _in_words(code: int) -> str:

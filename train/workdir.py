@@ -14,15 +14,13 @@ from pathlib import Path
 def make(code: Path, workdir: Path) -> None:
     """Have `workdir` show what is in `code`, in directories of its own. Raises OSError.
 
-    Several processes may do it at once. What the script has put in the place of a file stays; a link to
-    what is no longer in the code goes.
+    Several processes may do it at once. What the script has put in the place of a file stays.
     """
     for here, directories, files in os.walk(code):
         directories[:] = [name for name in directories if name != "__pycache__"]
         inside = Path(here).relative_to(code)
         there = workdir / inside
         there.mkdir(parents=True, exist_ok=True)
-        _remove_dangling(there, os.path.join(code.name, inside))
         for name in files:
             _link(there / name, Path(here, name))
 
@@ -36,14 +34,3 @@ def _link(place: Path, target: Path) -> None:
     draft = place.with_name(f".{secrets.token_hex(8)}")  # hosts may share the directory
     draft.symlink_to(target)
     os.replace(draft, place)
-
-
-def _remove_dangling(directory: Path, inside: str) -> None:
-    """Links of an earlier bundle, wherever that was."""
-    for entry in os.scandir(directory):
-        if not entry.is_symlink() or os.path.exists(entry.path):
-            continue
-        # Another process may have removed it, or it was its draft.
-        with contextlib.suppress(FileNotFoundError):
-            if os.readlink(entry.path).endswith(os.path.normpath(f"/{inside}/{entry.name}")):
-                os.unlink(entry.path)

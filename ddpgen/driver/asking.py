@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +24,15 @@ _STILL_S, _STILL_TIMES, _FIRST_S = 10.0, 3, 60.0
 
 
 class Step(NamedTuple):
-    """The last step in a host's metrics: `age` seconds ago, `usual` after the row before it (0: none)."""
+    """The last step in a host's metrics: `age` seconds ago, `usual` after the row before it (0: none). `last`: the
+    one with which the training ends, 0 where that is not known. `speed`: in steps a second."""
 
     number: int
     age: float
     usual: float
+    last: int = 0
+    speed: float = 0.0
+    loss: float | None = None
 
     @classmethod
     def of(cls, answer: Mapping[str, str]) -> Step | None:
@@ -37,8 +42,13 @@ class Step(NamedTuple):
             word, attempt, *_ = answer["job"].split()
             if (word, attempt) != ("running", last["attempt"]):
                 return None  # of an earlier attempt: how old that is says nothing
-            usual = float(last["time"]) - float(before["time"])
-            return cls(int(last["step"]), max(0.0, int(answer["now"]) - float(last["time"])), usual)
+            usual, number = float(last["time"]) - float(before["time"]), int(last["step"])
+            age = max(0.0, int(answer["now"]) - float(last["time"]))
+            # A row of a user's script says its speed, as it is of many steps.
+            of_rows = (number - int(before["step"])) / usual if usual > 0 else 0.0
+            speed = float(last.get("steps_per_s", of_rows))
+            end = int(json.loads(answer.get("start") or "{}").get("last_step", 0))
+            return cls(number, age, usual, end, speed, last.get("loss"))
         except (KeyError, TypeError, ValueError, RecursionError):
             return None
 
@@ -49,6 +59,19 @@ class Step(NamedTuple):
 
     def __str__(self) -> str:
         return f"step {self.number}, {self.age:.0f} s ago"
+
+    @property
+    def words(self) -> str:
+        """What else is known of the job: loss, speed and time left."""
+        known = [f"step {self.number}" + (f" of {self.last}" if self.last else "")]
+        if isinstance(self.loss, float):
+            known.append(f"loss {self.loss:.4f}")
+        if self.speed > 0:
+            known.append(f"{self.speed:.3g} steps/s")
+        if self.speed > 0 and self.last:
+            left = timedelta(seconds=round(max(0, self.last - self.number) / self.speed))
+            known.append(f"{left} left")
+        return ", ".join(known)
 
 
 async def ask_all(
@@ -83,7 +106,7 @@ def say_of_hosts(home: Home, said: Mapping[str, str]) -> None:
 async def status(home: Home) -> int:
     """The table of --status: 0 when every host could be asked."""
     answers, troubles = await ask_all(home, remote.status)
-    still = {}
+    still, steps = {}, list[Step]()
     rows = [("host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint")]
     # Hosts may share the directory: the job is gone only when none of them can still run it.
     all_gone = not troubles and all(answer.get("runs") == "no" for answer in answers.values())
@@ -92,15 +115,17 @@ async def status(home: Home) -> int:
         if answer is None:
             rows.append((host.name, "unreachable", "", "", ""))
             continue
-        runs, newest = answer.get("runs", ""), answer.get("newest", "-1")
+        runs = answer.get("runs", "")
         step = Step.of(answer) if runs == "yes" else None
+        steps += [step] if step is not None else []
         if step is not None and step.stands_still:
             why = f"ddpgen doctor {home.plan.checkpoints(host)}, there"
             still[host.name] = f"no step for {step.age:.0f} s; why: {why}"
         node = _readable(answer.get("node", ""), runs == "no")
         job = _readable(answer.get("job", ""), all_gone) + (f": {step}" if step else "")
-        rows.append((host.name, runs, node, job, "none" if newest == "-1" else f"step {newest}"))
-    print_out("\n".join(table(rows)) + "\n")
+        rows.append((host.name, runs, node, job, _newest(answer)))
+    of_job = [f"the job: {max(steps).words}"] if steps else []
+    print_out("\n".join([*table(rows), *of_job]) + "\n")
     say_of_hosts(home, still)
     say_of_hosts(home, troubles)
     return FAILED if troubles else DONE
@@ -170,6 +195,16 @@ def _whole(path: Path, screen: Screen) -> int:
         screen.say(f"{path}: {error.strerror}: the host has said nothing that could be kept")
         return FAILED
     return DONE
+
+
+def _newest(answer: Mapping[str, str]) -> str:
+    """The newest checkpoint of a host; of a user's script, the step of what it has saved last."""
+    if (newest := answer.get("newest", "-1")) != "-1":
+        return f"step {newest}"
+    try:
+        return f"of step {int(json.loads(answer['saved'])['step'])}"
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return "none"
 
 
 def _readable(line: str, gone: bool) -> str:

@@ -192,6 +192,9 @@ first_line() {
 steps() { { tail -n 100 -- "$checkpoints/metrics.jsonl" | grep '"kind": *"step"' | tail -n 2; } 2>/dev/null; }
 fact step "$(steps | tail -n 1)"
 fact before "$(steps | head -n 1)"
+fact start "$( { tail -c 4194304 -- "$checkpoints/metrics.jsonl" | grep '"kind": *"start"' | tail -n 1; } 2>/dev/null)"
+saves=$checkpoints/script/saves-0.jsonl
+fact saved "$({ grep '"by": "[^"].*"whole": true' -- "$saves" || grep '"whole": true' -- "$saves"; } 2>/dev/null | tail -n 1)"
 fact now "$(date +%s)"
 fact node "$(first_line "$checkpoints/nodes/$host/status")"
 fact job "$(first_line "$checkpoints/status")"

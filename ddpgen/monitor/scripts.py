@@ -122,7 +122,9 @@ fact lock "$(tr '\n' ' ' 2>/dev/null <"$directory/lock")"
 fact row "$(newest_rows step 50)"
 fact eval "$(newest_rows eval 1)"
 fact start "$(newest_rows start 1)"
-fact saved "$(tail -n 1 -- "$directory/script/saves-0.jsonl" 2>/dev/null)"
+# What a framework can go on from, rather than a file of it; else what the script has saved last.
+saves=$directory/script/saves-0.jsonl
+fact saved "$({ grep '"by": "[^"].*"whole": true' -- "$saves" || grep '"whole": true' -- "$saves"; } 2>/dev/null | tail -n 1)"
 fact now "$(date +%s)"
 [ ! -e "$directory/stop" ] || fact stop asked
 """

@@ -15,7 +15,7 @@ _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 @dataclass(frozen=True)
 class JobState:
     """`attempt`: whose word it is. `step`: the newest on record, of the training itself. `newest`: of its
-    checkpoints; `saved`: what a user's script has saved last, and at which step. `begun`: how often its workers have begun."""
+    checkpoints; `saved`: what a user's script has saved last, and at which step. `restarts`: of its workers, in this attempt."""
 
     there: str = "no"  # yes, no, closed
     word: str = ""
@@ -29,7 +29,7 @@ class JobState:
     loss: float | None = None
     evaluation: str = ""
     steps_per_s: float | None = None
-    begun: int = 0
+    restarts: int = 0
     age_s: float | None = None
     stop_asked: bool = False
     slurm_job: str = ""
@@ -75,7 +75,7 @@ def read(facts: Mapping[str, str]) -> JobState:
         loss=_number(row.get("loss")),
         evaluation=_evaluation(_mapping(facts.get("eval", "").strip()) or {}),
         steps_per_s=_speed(rows),
-        begun=_whole((lock or {}).get("generation")) or 0,
+        restarts=max(0, (_whole((lock or {}).get("generation")) or 0) - 1),
         age_s=_age(facts.get("now", ""), _number(row.get("time"))),
         stop_asked="stop" in facts,
         slurm_job=slurm_job if re.fullmatch("[0-9]+(_[0-9]+)?", slurm_job, re.ASCII) else "",
@@ -113,7 +113,7 @@ class Report(NamedTuple):
             "evaluation": found.evaluation or None,
             "speed": None if speed is None else round(speed, 4),
             "time_left_s": left,
-            "starts": found.begun if found.begun > 1 else None,
+            "restarts": found.restarts or None,
             "newest_checkpoint": found.newest if found.newest is not None else _saved_path(found),
             "weights": self._weights(),
             "slurm_starts": found.starts if found.of_slurm and found.starts else None,
@@ -140,7 +140,7 @@ class Report(NamedTuple):
             "evaluation": known.get("evaluation"),
             "speed": f"{known['speed']:.3g} steps/s" if "speed" in known else None,
             "time left": clock(known["time_left_s"]) if "time_left_s" in known else None,
-            "starts": known.get("starts"),
+            "restarts": known.get("restarts"),
             "newest checkpoint": _newest(self.found),
             "weights": known.get("weights"),
         }

@@ -174,7 +174,7 @@ class Interruptions:
     @property
     def young_s(self) -> float:
         """The best interval to first order (J. W. Young, CACM 17(9), 1974), within the bounds of
-        train/checkpoint/interval.py, which finds `preempted_every` its interval."""
+        train/checkpoint/checkpointer.py, which finds `preempted_every` its interval."""
         young = math.sqrt(2 * self.checkpoint_s * self.mean_s)
         return max(2 * self.checkpoint_s, min(self.mean_s, young))
 

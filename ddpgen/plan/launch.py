@@ -59,6 +59,11 @@ def activation(job: JobSpec) -> tuple[str, ...]:
     return (*slurm.modules(job), *slurm.activation(job), *job.python.activate)
 
 
+def example(job: JobSpec) -> str:
+    """What a user may add to the training, for the head of an artefact. As long in all cases: columns follow it."""
+    return "--steps=50" if job.train.runs == "workload" else "ARG ARG..."
+
+
 def values(job: JobSpec, command: Supervise, lines: str) -> dict[str, Any]:
     """What the templates of every launch script place; `lines`: the file that its activation lines are in."""
     procs = job.procs_per_node
@@ -70,6 +75,7 @@ def values(job: JobSpec, command: Supervise, lines: str) -> dict[str, Any]:
         "activation": lines,
         "interpreter": interpreter(job),
         "supervise": command,
+        "example": example(job),
     }
 
 

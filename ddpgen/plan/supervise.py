@@ -275,6 +275,7 @@ def _script(job: JobSpec) -> Iterator[Word]:
         yield "--from-scratch"
     yield from (f"--resume-exists={pattern}" for pattern in train.resume.exists)
     yield from (f"--resume-arg={word}" for word in train.resume.args)
+    yield from (f"--guard={pattern}" for pattern in train.guard)
     yield from _unusual(("stop-signal", train.stop.signal, Stop.signal))
     yield from _unusual_times(("stop-grace", train.stop, "grace"))
     if train.command:

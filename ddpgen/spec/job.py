@@ -182,6 +182,9 @@ class Train:
     args_style: str | None = setting(Choice("flags", "equals", "no-prefix"), None)
     workdir: str | None = setting(Text(wants="a path"), None)
     resume: Resume = setting(Group(Resume, shorthand="begin"), Resume)
+    guard: tuple[str, ...] = setting(
+        Texts(Text(r"[^\0]*[^\0/]/[^\0/]+", "DIRECTORY/FILE, like ckpt-*/DONE")), ()
+    )
     stop: Stop = setting(Group(Stop, shorthand="signal"), Stop)
 
     @property

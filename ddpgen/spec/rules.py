@@ -20,7 +20,7 @@ RIVALS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "command"): ("train", "workload"),
 }
 _SCRIPT_MAY_SET = ("workload", "script", "command", "args", "threads")
-_SCRIPTS_ONLY = ("args_style", "workdir", "resume", "stop")
+_SCRIPTS_ONLY = ("args_style", "workdir", "resume", "guard", "stop")
 # Stores that fsspec reaches, each by a package of its own.
 SCHEMES = (
     "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "hf", "hdfs", "webhdfs",
@@ -99,7 +99,7 @@ def _what_runs(job: JobSpec) -> Iterator[Conflict]:
 def _is_default(train: Train, name: str) -> bool:
     value = getattr(train, name)
     usual = type(value)() if name in ("resume", "stop") else None
-    return bool(vars(value) == vars(usual) if usual is not None else value is None)
+    return bool(vars(value) == vars(usual) if usual is not None else not value)
 
 
 def _of_a_script(train: Train) -> Iterator[Conflict]:

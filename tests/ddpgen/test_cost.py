@@ -11,7 +11,7 @@ import torch
 from ddpgen.plan import cost, parameters, quantities
 from ddpgen.plan.cost import Interruptions, Link, Overlap, Shape
 from ddpgen.spec.fields import Refused
-from train.checkpoint.interval import best_interval
+from train.checkpoint.checkpointer import best_interval
 from train.data import ranges
 from train.parallel import tree
 from train.parallel.reduction import plain_sum_is_the_tree, plan_stages

@@ -135,7 +135,13 @@ def test_the_last_word_of_a_job(run: Run, spec: Spec, status: str, line: str) ->
     [
         ('{"path": "/w/a.pt", "step": 5, "by": "", "whole": true}\n', "/w/a.pt, of step 5"),
         ('{"path": "/w/a", "step": 5, "by": "", "whole": false}\n', "none"),
-        ('{"path": 1}\nx', "none"),
+        (
+            """{"path": "/w/c", "step": 5, "by": "lightning 1", "whole": true}
+{"path": "/w/c.bin", "step": 5, "by": "", "whole": true}
+""",
+            "/w/c, of step 5",
+        ),
+        ('{"path": 1, "whole": true}\nx', "none"),
     ],
 )
 def test_what_a_script_has_saved_is_its_newest_checkpoint(
@@ -280,7 +286,7 @@ def test_what_runs_is_found_by_spec_bundle_and_directory(
         "  evaluation:        loss 2.2500 at step 20",
         "  speed:             2 steps/s",
         "  time left:         0:10",
-        "  starts:            2",
+        "  restarts:          1",
         "  newest checkpoint: step 20",
         "  weights:           build/checkpoints/gpt/step-000000020/model.pt",
     ]

@@ -69,6 +69,7 @@ def test_what_is_said_of_resuming_stopping_and_the_directory(run: Run) -> None:
   script: my train.py
   workdir: runs/a
   resume: {exists: [a.pt, b-*.pt], args: [--init_from=resume]}
+  guard: "{checkpoint_dir}/c-*/DONE"
   stop: {signal: USR1, grace: 5min}
 """
     assert program(train, run) == [
@@ -76,6 +77,7 @@ def test_what_is_said_of_resuming_stopping_and_the_directory(run: Run) -> None:
         "--resume-exists=a.pt",
         "--resume-exists=b-*.pt",
         "--resume-arg=--init_from=resume",
+        "--guard={checkpoint_dir}/c-*/DONE",
         "--stop-signal=USR1",
         "--stop-grace=300s",
         "code/my train.py",
@@ -121,6 +123,7 @@ SIZES = "steps: 1, global_batch_size: 4, micro_batch_size: 1"
         ("script: a.py, resume: {args: x}", "train.resume.args: says what to add, and not when"),
         ("script: a.py, resume: {begin: scratch, exists: x}", "train.resume.exists: says when"),
         ("script: a.py, resume: by-itself", "train.resume: is for a command; a script that finds"),
+        ("script: a.py, guard: DONE", 'train.guard: "DONE" does not fit; write DIRECTORY/FILE'),
         ("script: a.sh", 'train.script: "a.sh" does not fit; write a .py file of `code`'),
         (f"workload: toy, {SIZES}, stop: USR1", "train.stop: is for a script, and has no effect"),
         (f"workload: toy, {SIZES}, args: [a]", "train.args: is a list of words, and a workload"),

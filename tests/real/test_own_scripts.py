@@ -54,7 +54,7 @@ class Script:
     """An example's bundle, started again and again."""
 
     def __init__(self, name: str, place: Path, procs: int = 2) -> None:
-        self.argument, self.result = SCRIPTS[name]
+        self.argument, self.result = SCRIPTS.get(name, ("", ""))
         self.bundle = place / name
         spec = jobs.ROOT / "examples" / f"{name}.yaml"
         if procs != 2:
@@ -74,7 +74,7 @@ class Script:
 
     def start(self) -> jobs.Job:
         env = {"PATH": f"{FRAMEWORKS}:{os.environ['PATH']}"}
-        return jobs.Job(self.bundle, self.argument, env=env)
+        return jobs.Job(self.bundle, *filter(None, [self.argument]), env=env)
 
     def run(self) -> jobs.Job:
         """From where it stands to its end."""
@@ -98,6 +98,11 @@ class Script:
             return {"file": torch.frombuffer(data, dtype=torch.uint8)}
         loaded = torch.load(self.work / self.result, weights_only=True)
         return loaded.get("model", loaded.get("state_dict", loaded))
+
+
+def workers(job: jobs.Job) -> list[int]:
+    """The processes of the ranks. Beside torchrun there is what keeps the output."""
+    return [each for child in jobs.children(job.process.pid) for each in jobs.children(child)]
 
 
 @pytest.mark.parametrize("name", some("huggingface"))
@@ -145,20 +150,49 @@ def test_it_starts_unchanged_on_three_processes(name: str, tmp_path: Path) -> No
 
 @nightly
 def test_one_that_saves_nothing_begins_anew_and_may(tmp_path: Path) -> None:
-    bundle = tmp_path / "classifier"
-    words = ["render", str(jobs.ROOT / "examples" / "classifier.yaml"), "--target", "local"]
-    subprocess.run(
-        [sys.executable, "-m", "ddpgen", *words, "-o", str(bundle)],
-        cwd=jobs.ROOT, check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
-    env = {"PATH": f"{FRAMEWORKS}:{os.environ['PATH']}"}
-    job = jobs.Job(bundle, env=env)
+    script = Script("classifier", tmp_path)
+    job = script.start()
     job.until("epoch 0: loss")
     os.kill(job.process.pid, signal.SIGKILL)
     job.end()
-    job = jobs.Job(bundle, env=env)
+    job = script.start()
     job.until("epoch 0: loss")
     assert job.end() == 0, job.output
+
+
+COMMAND = """\
+#!/bin/bash
+trap 'exit 75' USR1
+[ "$RANK" = 0 ] || { while [ ! -e over ]; do sleep 0.05; done; exit 0; }
+step=$(ls -d ckpt-*/DONE 2>/dev/null | wc -l)
+echo "begins at $step: $(echo ckpt-*) $1"
+while ((step < 120)); do
+  sleep 0.05
+  mkdir "ckpt-$((++step))" || exit 9
+  [ "$step" != 4 ] || [ -e torn ] || { touch torn; exit 9; } # which leaves it in the way
+  touch "ckpt-$step/DONE"
+done
+touch over
+"""
+
+
+def test_a_command_is_restarted_stopped_and_goes_on(tmp_path: Path) -> None:
+    train = {
+        "command": ["./train.sh", "--port={port}"], "resume": "by-itself", "guard": "ckpt-*/DONE", "stop": "USR1",
+    }  # fmt: skip
+    bundle = jobs.render(tmp_path, jobs.spec(train, procs_per_node=2), {"train.sh": COMMAND})
+    (bundle / "code" / "train.sh").chmod(0o755)
+    job = jobs.Job(bundle)
+    job.until(r"begins at 0: ckpt-\* --port=\d+")
+    job.until("begins at 3: ckpt-1 ckpt-2 ckpt-3 --port=")
+    os.kill(workers(job)[0], signal.SIGKILL)
+    job.until("begins at ")
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 75, job.output
+    again = jobs.run(bundle)
+    assert again.process.returncode == 0, again.output
+    assert again.lines[-1].startswith("ddpgen: done")
+    assert len(list((tmp_path / "checkpoints" / "job" / "work").glob("ckpt-*/DONE"))) == 120
 
 
 @nightly
@@ -168,11 +202,13 @@ def test_ten_kills_at_random_lose_no_more_than_an_interval(name: str, tmp_path: 
     whole.argument = script.argument = LONG[name]
     whole.run()
     rng = random.Random(name)
-    for _ in range(10):
+    for _ in range(5):
         job = script.start()
-        script.wait_for_rows(job, 1)
-        time.sleep(rng.uniform(0, 1))
-        os.kill(job.process.pid, signal.SIGKILL)  # and with it all others
+        for kill_all in (False, True):  # torchrun restarts after the first kill
+            script.wait_for_rows(job, 1)
+            time.sleep(rng.uniform(0, 1))
+            victim = job.process.pid if kill_all else rng.choice(workers(job))
+            os.kill(victim, signal.SIGKILL)
         job.end()
     job = script.run()
     jobs.assert_same_bits(script.weights(), whole.weights())

@@ -4,54 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.train.test_script import ROOT, Script
-from train.status import Status, read_status
+from tests.train.own_script import Job, wait_for_line
 
 GONE_S = 20.0
 LOOP = "echo $$; while :; do sleep 0.05; done"
 
 
-class Program(Script):
-    """A shell script in a claimed directory, run as one rank of a job."""
-
-    def start(
-        self, text: str, *options: str, arguments: tuple[str, ...] = ()
-    ) -> subprocess.Popen[str]:
-        code = self.home / "code"
-        code.mkdir(exist_ok=True)
-        (code / "run.sh").write_text(f"#!/bin/bash\n{text}\n")
-        (code / "run.sh").chmod(0o755)
-        env = os.environ | {
-            "PYTHONPATH": str(ROOT),
-            "DDPGEN_CHECKPOINT_DIR": str(self.directory),
-            "DDPGEN_ATTEMPT": self.attempt,
-        }
-        words = ["script", *options, "--no-python", "./run.sh", *arguments]
-        return subprocess.Popen(
-            [sys.executable, "-m", "train", *words],
-            cwd=self.home, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def ended(self, process: subprocess.Popen[str]) -> tuple[int, Status | None]:
-        process.communicate(timeout=60)
-        return process.returncode, read_status(self.directory)
-
-
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
-    return Program(tmp_path)
-
-
-def wait_for_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
 
 
 def assert_gone(pid: str) -> None:
@@ -77,67 +43,70 @@ def assert_gone(pid: str) -> None:
     ],
 )
 def test_its_exit_code_is_the_status(
-    program: Program, text: str, exit_code: int, word: str, reason: str
+    job: Job, text: str, exit_code: int, word: str, reason: str
 ) -> None:
-    ended = program.ended(program.start(text))
-    assert ended == (exit_code, Status(word, program.attempt, 7, reason))
-
-
-def test_what_cannot_be_started_is_for_good(program: Program) -> None:
-    process = program.start("exit 0")
+    process = job.program(text)
     process.communicate(timeout=60)
-    (program.home / "code" / "run.sh").chmod(0o644)
-    words = ["script", "--no-python", "./run.sh"]
-    env = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "DDPGEN_CHECKPOINT_DIR": str(program.directory),
-        "DDPGEN_ATTEMPT": "",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "train", *words],
-        cwd=program.home, env=env, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    said = "ddpgen: ./run.sh cannot be started: Permission denied; correct train.command\n"
-    assert done.stderr == said
+    assert (process.returncode, job.status) == (exit_code, job.says(word, reason))
 
 
-def test_its_words_and_where_it_runs(program: Program) -> None:
-    there = program.directory / "work"
-    process = program.start(
+def test_what_cannot_be_started_is_for_good(job: Job) -> None:
+    (job.code / "train.sh").touch()
+    process = job.start("--no-python", "./train.sh")
+    said, _ = process.communicate(timeout=60)
+    reason = "./train.sh cannot be started: Permission denied; correct train.command"
+    assert (process.returncode, said) == (1, f"ddpgen: {reason}\n")
+    assert job.status == job.says("failed", reason)
+
+
+def test_its_words_and_where_it_runs(job: Job) -> None:
+    there = job.work
+    process = job.program(
         "printf '%s|' \"$PWD\" \"$@\"; touch ckpt.pt", "--resume-exists=ckpt.pt", "--resume-arg=--go on",
         arguments=("a b", "--lr=$1", "--"),
     )  # fmt: skip
     assert process.communicate(timeout=60)[0] == f"{there}|a b|--lr=$1|--|"
-    process = program.start('echo "$@"', "--resume-exists=ckpt.pt", "--resume-arg=--go on")
-    assert process.communicate(timeout=60)[0] == "--go on\n"
-    assert os.listdir(program.home / "code") == ["run.sh"]
+    process = job.program(
+        'echo "$@"', "--resume-exists=ckpt.pt", "--resume-arg=--go on",
+        arguments=("--at={master-port}",), MASTER_PORT="29501",
+    )  # fmt: skip
+    assert process.communicate(timeout=60)[0] == "--at=29501 --go on\n"
+    assert os.listdir(job.code) == ["run.sh"]
+
+
+def test_what_its_guard_does_not_show_to_be_whole_is_moved_away(job: Job) -> None:
+    work = job.work
+    for name in ("ckpt-1", "ckpt-2", "ckpt-[3]", "data"):
+        (work / name).mkdir(parents=True)
+    (work / "ckpt-1" / "DONE").touch()
+    process = job.program("echo *", "--guard=ckpt-*/DONE")
+    out, said = process.communicate(timeout=60)
+    assert out == "ckpt-1 data run.sh\n"
+    torn = job.directory / "torn"
+    assert sorted(os.listdir(torn)) == ["ckpt-2", "ckpt-[3]"]
+    assert f"the saving of {work}/ckpt-2 was cut off; it is now {torn}/ckpt-2" in said
 
 
 @pytest.mark.parametrize("signum", ["", "USR1"])
 @pytest.mark.parametrize("handles", [True, False])
-def test_a_stop_reaches_all_that_it_has_started(
-    program: Program, signum: str, handles: bool
-) -> None:
+def test_a_stop_reaches_all_that_it_has_started(job: Job, signum: str, handles: bool) -> None:
     name = signum or "TERM"
     inner = f'trap "echo saved; exit 0" {name}; {LOOP}' if handles else LOOP
     text = f"{f'trap : {name};' if handles else ''} bash -c '{inner}' & wait; wait"
-    process = program.start(text, *([f"--stop-signal={signum}"] if signum else []))
+    process = job.program(text, *([f"--stop-signal={signum}"] if signum else []))
     pid = wait_for_line(process)
-    (program.directory / "stop").touch()
+    (job.directory / "stop").touch()
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "saved\n" if handles else "")
-    status = read_status(program.directory)
-    assert status is not None
-    assert status.word == "stopped"
+    assert job.status.word == "stopped"
     assert_gone(pid)
 
 
-def test_one_that_does_not_stop_is_killed_with_all_that_it_has_started(program: Program) -> None:
+def test_one_that_does_not_stop_is_killed_with_all_that_it_has_started(job: Job) -> None:
     text = f"trap '' TERM; bash -c '{LOOP}'"
-    process = program.start(text, "--stop-grace=0.2s", "--term-grace=0.2s")
+    process = job.program(text, "--stop-grace=0.2s", "--term-grace=0.2s")
     pid = wait_for_line(process)
-    (program.directory / "stop").touch()
+    (job.directory / "stop").touch()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert (
@@ -146,17 +115,18 @@ def test_one_that_does_not_stop_is_killed_with_all_that_it_has_started(program: 
     assert_gone(pid)
 
 
-def test_nothing_is_left_when_the_worker_is_killed(program: Program) -> None:
-    process = program.start(f"bash -c '{LOOP}'")
+def test_nothing_is_left_when_the_worker_is_killed(job: Job) -> None:
+    process = job.program(f"bash -c '{LOOP}'")
     pid = wait_for_line(process)
     process.kill()
     process.communicate(timeout=60)
     assert_gone(pid)
 
 
-def test_ended_by_the_launcher_it_is_neither_done_nor_crashed(program: Program) -> None:
+def test_ended_by_the_launcher_it_is_neither_done_nor_crashed(job: Job) -> None:
     text = f"trap 'exit 0' TERM; {LOOP}"
-    process = program.start(text)
+    process = job.program(text)
     wait_for_line(process)
     os.killpg(process.pid, signal.SIGTERM)  # as torchrun does when another rank has failed
-    assert program.ended(process) == (0, Status("running", program.attempt, 7))
+    process.communicate(timeout=60)
+    assert (process.returncode, job.status) == (0, job.says("running"))

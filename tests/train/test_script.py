@@ -1,19 +1,17 @@
-"""How a user's own script ends, as the launch script will read it."""
+"""How a user's own script ends, as the launch script will read it, and how it is stopped."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.train.own_script import Job, wait_for_line
 from train.errors import EXIT_FAILED
 from train.lock import claim
-from train.status import Status, read_status, write_status
+from train.status import Status, read_status
 
-ROOT = Path(__file__).parents[2]
 ARGPARSE = """\
 import argparse, train_of_mine
 parser = argparse.ArgumentParser(prog="mine")
@@ -22,125 +20,175 @@ parser.parse_args()
 """
 
 
-class Script:
-    """A user's script in a claimed directory, to be run as one rank of a job."""
-
-    def __init__(self, home: Path) -> None:
-        self.home, self.directory = home, home / "checkpoints"
-        self.directory.mkdir()
-        self.attempt = claim(self.directory, "mine", os.getpid())
-        write_status(self.directory, Status("running", self.attempt, 7))
-
-    def run(self, text: str, *arguments: str, **variables: str) -> tuple[int, Status | None, str]:
-        code = self.home / "code"
-        code.mkdir(exist_ok=True)
-        (code / "mine.py").write_text(text)
-        (code / "train_of_mine.py").write_text("")
-        env = os.environ | {
-            "PYTHONPATH": str(ROOT),
-            "DDPGEN_CHECKPOINT_DIR": str(self.directory),
-            "DDPGEN_ATTEMPT": self.attempt,
-            **variables,
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "train", "script", "code/mine.py", *arguments],
-            cwd=self.home, env=env, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        return done.returncode, read_status(self.directory), done.stderr
-
-
 @pytest.fixture
-def script(tmp_path: Path) -> Script:
-    return Script(tmp_path)
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("code", "exit_code", "word", "reason"),
-    [
-        (0, 0, "done", ""),
-        (75, 0, "stopped", ""),
-        (1, 1, "running", "rank 0: mine.py ended with exit code 1"),
-    ],
-)
-def test_its_exit_code_is_the_status(
-    script: Script, code: int, exit_code: int, word: str, reason: str
-) -> None:
-    text = f"raise SystemExit({code})"
-    assert script.run(text)[:2] == (exit_code, Status(word, script.attempt, 7, reason))
-
-
-def test_a_stopped_script_says_what_it_was_asked(script: Script) -> None:
-    stop = script.home / "ask"
+def test_a_stopped_script_says_what_it_was_asked(job: Job) -> None:
+    stop = job.home / "ask"
     stop.write_text("preempted: gcp takes this machine back\n")
-    stopped = Status("stopped", script.attempt, 7, "preempted: gcp takes this machine back")
-    ran = script.run("raise SystemExit(75)", DDPGEN_STOP_FILE=str(stop))
-    assert ran[:2] == (0, stopped)
+    assert job.run("raise SystemExit(75)", DDPGEN_STOP_FILE=str(stop))[0] == 0
+    assert job.status == job.says("stopped", "preempted: gcp takes this machine back")
     # Who has ended by itself was asked by nobody.
-    assert script.run("", DDPGEN_STOP_FILE=str(stop))[1] == Status("done", script.attempt, 7)
+    assert job.run("", DDPGEN_STOP_FILE=str(stop))[0] == 0
+    assert job.status == job.says("done")
 
 
-def test_where_machines_go_away_its_checkpoints_are_in_the_bucket(
-    script: Script, tmp_path: Path
-) -> None:
-    text = "import os; open(os.environ['DDPGEN_CHECKPOINT_DIR'] + '/mine.pt', 'w').close()"
-    store = tmp_path / "bucket" / "mine"
-    script.run(text, DDPGEN_CHECKPOINT_STORE=str(store))
-    assert os.listdir(store) == ["mine.pt"]
-    status = read_status(script.directory)
-    assert status is not None
-    assert status.word == "done"
+def test_only_rank_0_says_that_all_is_done(job: Job) -> None:
+    assert job.run("", RANK="1", LOCAL_RANK="1")[0] == 0
+    assert job.status == job.says("running")
 
 
-def test_only_rank_0_says_that_all_is_done(script: Script) -> None:
-    assert script.run("", RANK="1", LOCAL_RANK="1")[:2] == (0, Status("running", script.attempt, 7))
-
-
-def test_wrong_arguments_are_for_good(script: Script) -> None:
-    reason = "mine.py refused its arguments (exit code 2); correct train.args"
-    failed = Status("failed", script.attempt, 7, reason)
-    code, status, said = script.run(ARGPARSE, "--dept=x", RANK="1")
-    assert (code, status) == (EXIT_FAILED, failed)
+def test_wrong_arguments_are_for_good(job: Job) -> None:
+    (job.code / "train_of_mine.py").touch()
+    reason = "loop.py refused its arguments (exit code 2); correct train.args"
+    code, said = job.run(ARGPARSE, (), "--dept=x", RANK="1")
+    assert (code, job.status) == (EXIT_FAILED, job.says("failed", reason))
     assert "invalid int value" in said
     assert f"ddpgen: {reason}\n" in said
     # torchrun starts all of them once more; they see that there is nothing to be done.
-    assert script.run("raise SystemExit('ran')") == (0, failed, "")
+    assert job.run("raise SystemExit('ran')") == (0, "")
+    assert job.status == job.says("failed", reason)
 
 
-def test_a_script_that_is_not_there_is_for_good(script: Script) -> None:
-    (script.home / "mine.py").mkdir()
-    code = subprocess.run(
-        [sys.executable, "-m", "train", "script", str(script.home / "mine.py")],
-        cwd=ROOT,
-        env=os.environ
-        | {"DDPGEN_CHECKPOINT_DIR": str(script.directory), "DDPGEN_ATTEMPT": script.attempt},
-        timeout=60,
-        check=False,
-    ).returncode
-    status = read_status(script.directory)
-    assert (code, status and status.word) == (EXIT_FAILED, "failed")
+def test_a_module_that_refuses_its_arguments_is_named(job: Job) -> None:
+    (job.code / "pkg.py").write_text("import sys\nsys.exit(2)\n")
+    job.start("module:pkg", "--x").communicate(timeout=60)
+    assert job.status.reason == "pkg refused its arguments (exit code 2); correct train.args"
 
 
-def test_on_one_of_several_hosts_its_status_is_that_hosts(script: Script, tmp_path: Path) -> None:
-    node = tmp_path / "checkpoints" / "nodes" / "laptop"
+def test_a_script_that_is_not_there_is_for_good(job: Job) -> None:
+    process = job.start("code/mine.py")
+    process.communicate(timeout=60)
+    assert (process.returncode, job.status.word) == (EXIT_FAILED, "failed")
+
+
+def test_on_one_of_several_hosts_its_status_is_that_hosts(job: Job) -> None:
+    node = job.directory / "nodes" / "laptop"
     node.mkdir(parents=True)
     attempt = claim(node, "mine", os.getpid())
     where = {"DDPGEN_NODE_DIR": str(node), "DDPGEN_ATTEMPT": attempt, "RANK": "3"}
-    assert script.run("", **where, LOCAL_RANK="1")[0] == 0
+    assert job.run("", LOCAL_RANK="1", **where)[0] == 0
     assert read_status(node) is None
-    assert script.run("", **where, LOCAL_RANK="0")[0] == 0
+    assert job.run("", LOCAL_RANK="0", **where)[0] == 0
     assert read_status(node) == Status("done", attempt, 0)
-    assert read_status(script.directory) == Status("running", script.attempt, 7)
+    assert job.status == job.says("running")
 
 
-def test_a_replaced_attempt_ends_and_writes_nothing(script: Script) -> None:
-    code, status, said = script.run("raise SystemExit(3)", DDPGEN_ATTEMPT="older")
-    assert (code, status) == (0, Status("running", script.attempt, 7))
+def test_a_replaced_attempt_ends_and_writes_nothing(job: Job) -> None:
+    code, said = job.run("raise SystemExit(3)", DDPGEN_ATTEMPT="older")
+    assert (code, job.status) == (0, job.says("running"))
     assert "was replaced" in said
 
 
-def test_an_exception_is_noted_with_its_line_and_may_be_tried_again(script: Script) -> None:
+def test_an_exception_is_noted_with_its_line_and_may_be_tried_again(job: Job) -> None:
     text = "def boom():\n    raise ValueError('no\\nsuch')\n\nboom()\n"
-    code, status, said = script.run(text, RANK="3")
-    noted = "rank 3: ValueError: no such (mine.py:2 in boom)"
-    assert (code, status) == (1, Status("running", script.attempt, 7, noted))
+    code, said = job.run(text, RANK="3")
+    noted = "rank 3: ValueError: no such (loop.py:2 in boom)"
+    assert (code, job.status) == (1, job.says("running", noted))
     assert "Traceback" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = (\n", "SyntaxError: '(' was never closed"),
+        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "import torch\ntorch.ones(1).cuda()\n",
+            "this host offers the job no GPU: set gpus_per_node",
+        ),
+    ],
+)
+def test_what_no_restart_cures_is_not_repeated(job: Job, text: str, said: str) -> None:
+    code, output = job.run(text)
+    assert (code, job.status.word) == (1, "failed")
+    assert said in job.status.reason
+    assert "runpy" not in output
+    assert "train/script.py" not in output
+    assert job.run("print('ran')") == (0, "")  # torchrun's restart
+
+
+def test_the_same_crash_before_the_first_step_is_not_tried_a_third_time(job: Job) -> None:
+    assert job.run("raise KeyError('data')")[0] == 1
+    assert job.status.word == "running"
+    assert job.run("raise KeyError('data')")[0] == 1
+    twice = "crashed twice in the same way before its first step: KeyError: 'data'"
+    assert job.status == job.says("failed", f"{twice} (loop.py:1 in <module>)")
+
+
+def test_a_script_is_done_when_no_rank_has_crashed(job: Job) -> None:
+    assert job.run("")[0] == 0
+    assert job.run("raise OSError('late')", RANK="1", LOCAL_RANK="1")[0] == 1
+    late = job.says("running", "rank 1: OSError: late (loop.py:1 in <module>)")
+    assert job.status == late
+    # Nor is rank 0 when that has happened since it began; it is when it was before.
+    kept = job.directory / "status"
+    kept.write_text(job.says("running").line)
+    assert job.run(f"open({str(kept)!r}, 'w').write({late.line!r})\n")[0] == 1
+    assert job.status == late
+    assert job.run("")[0] == 0
+    assert job.status == job.says("done")
+
+
+def test_who_only_loses_a_peer_does_not_hide_the_cause(job: Job) -> None:
+    (job.directory / "status").write_text(job.says("running", "rank 1: ValueError: the cause").line)
+    text = "import torch\nw = torch.nn.Parameter(torch.ones(1))\no = torch.optim.SGD([w], 1)\no.step()\n"
+    assert job.run(text + "raise RuntimeError('Connection closed by peer [127.0.0.1]')")[0] == 1
+    assert job.status.reason == "rank 1: ValueError: the cause"
+
+
+@pytest.mark.parametrize(
+    ("option", "handled", "ends"),
+    [
+        ("--stop-grace=0.2s", "signal.SIGTERM, lambda *_: sys.exit(0)", True),
+        ("--stop-grace=0.2s", "signal.SIGTERM, signal.SIG_IGN", False),
+        ("--stop-grace=0.2s", "signal.SIGUSR2, signal.SIG_IGN", False),  # it would die of TERM
+        ("--stop-signal=USR1", "signal.SIGUSR1, lambda *_: sys.exit(75)", True),
+        ("--stop-signal=INT", "signal.SIGUSR2, signal.SIG_IGN", True),  # KeyboardInterrupt
+    ],
+)
+def test_a_signal_is_sent_to_who_listens(job: Job, option: str, handled: str, ends: bool) -> None:
+    text = f"""\
+import signal, sys, time
+print('here', flush=True)
+signal.signal({handled})
+for _ in range(60):
+    time.sleep(1)
+"""
+    process = job.begin(text, (option, "--term-grace=30s" if ends else "--term-grace=0.2s"))
+    assert wait_for_line(process) == "here"
+    (job.directory / "stop").write_text("enough\n")
+    said, _ = process.communicate(timeout=50)
+    killed = "loop.py did not stop within 0.2 s and is killed; it goes on from what it has saved"
+    assert (killed in said) is not ends
+    assert job.status == job.says("stopped", "enough")
+    assert process.returncode == 0
+
+
+def test_a_crash_after_a_stop_was_asked_for_is_not_started_again(job: Job) -> None:
+    (job.directory / "stop").write_text("enough\n")
+    assert job.run("print('ran')", (), TORCHELASTIC_RESTART_COUNT="1") == (0, "")
+    assert job.status == job.says("stopped", "enough")
+
+
+def test_what_it_writes_does_not_get_into_the_bundle(job: Job) -> None:
+    (job.code / "data").mkdir()
+    (job.code / "data" / "words.txt").write_text("abc")
+    text = "open('out.txt', 'w').write(open('data/words.txt').read())\nopen('data/new.txt', 'w')\n"
+    assert job.run(text)[0] == 0
+    assert sorted(path.name for path in job.code.rglob("*")) == ["data", "loop.py", "words.txt"]
+    assert (job.work / "out.txt").read_text() == "abc"
+
+
+def test_the_working_directory_follows_the_code(job: Job, tmp_path: Path) -> None:
+    for name in ("one.py", "two.py"):
+        (job.code / name).write_text(name)
+    text = "import os\nprint(*(open(name).read() for name in ('one.py', 'two.py')))\n"
+    assert job.run(text) == (0, "one.py two.py\n")
+    (job.work / "two.py").unlink()
+    (job.work / "two.py").write_text("the script's own")
+    moved = Job(tmp_path / "moved")
+    (moved.code / "one.py").write_text("new")
+    assert moved.run(text, (f"--workdir={job.work}",)) == (0, "new the script's own\n")

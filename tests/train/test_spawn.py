@@ -49,6 +49,16 @@ def test_a_signal_is_passed_on_and_who_ends_well_ends_it_well() -> None:
     assert (out, process.returncode) == ("ending\n" * 2, 0)
 
 
+def test_a_signal_reaches_all_that_a_command_has_started() -> None:
+    child = "bash -c 'echo ready; exec sleep 600'"  # its bash hears nothing before the end of that
+    process = spawn(f'exec setsid bash -c "trap : TERM; {child}; exit 0"')
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+
+
 def test_who_does_not_listen_is_killed_after_the_grace() -> None:
     code = (
         "import sys; from train import spawn; spawn.GRACE_S = 0.3;"

@@ -1,4 +1,4 @@
-"""Hooks in Hugging Face's Trainer, Lightning's Trainer and accelerate: save and end when asked, go on from the
+"""Hooks in Hugging Face's Trainer, Lightning and accelerate: save and end when asked, go on from the
 newest whole checkpoint, and know which checkpoint directories are whole.
 
 Each is called when the script has imported the framework.
@@ -6,10 +6,9 @@ Each is called when the script has imported the framework.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -60,7 +59,7 @@ def hook_transformers(session: Session, module: Any) -> None:
     @functools.wraps(save)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         place = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        with _directory(session, place):
+        with session.progress.saving(place, session.framework):
             result = save(self, *args, **kwargs)
             session.all_ranks()  # each of them adds its own state of random numbers
             return result
@@ -106,13 +105,25 @@ def hook_lightning(session: Session, module: Any) -> None:
                 kwargs["ckpt_path"] = session.resume_from()
             return fit(self, *args, **kwargs)
 
+    trainer.fit, trainer.save_checkpoint = resuming, _recorded(session, save)
+
+
+def hook_fabric(session: Session, module: Any) -> None:
+    """When `lightning.fabric.fabric` has been imported."""
+    module.Fabric.save = _recorded(session, module.Fabric.save)
+
+
+def _recorded(session: Session, save: Callable[..., Any]) -> Callable[..., Any]:
+    """`save`, a method of Lightning whose first argument is where: a file, which it writes whole or not at all."""
+
     @functools.wraps(save)
-    def recorded(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        result = save(self, filepath, *args, **kwargs)
-        session.saved(os.fspath(filepath), session.framework)
+    def recorded(self: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        session.progress.check(os.fspath(path))
+        result = save(self, path, *args, **kwargs)
+        session.progress.saved(os.fspath(path), session.framework)
         return result
 
-    trainer.fit, trainer.save_checkpoint = resuming, recorded
+    return recorded
 
 
 def hook_accelerate(session: Session, module: Any) -> None:
@@ -128,33 +139,25 @@ def hook_accelerate(session: Session, module: Any) -> None:
             place = os.path.join(
                 self.project_dir, "checkpoints", f"checkpoint_{settings.iteration}"
             )
-        with _directory(session, os.fspath(place)):
+        with session.progress.saving(os.fspath(place)):
             return save(self, output_dir, *args, **kwargs)
 
     accelerator.save_state = recorded
 
 
-@contextlib.contextmanager
-def _directory(session: Session, place: str) -> Iterator[None]:
-    """A checkpoint of several files: whole at the end of this."""
-    session.begins_saving(place)
-    try:
-        yield
-    except Exception:
-        session.failed_saving(place)
-        raise
-    session.saved(place, session.framework)
-
-
 def hooks(session: Session) -> dict[str, Callable[[ModuleType], None]]:
     """The hook of each module."""
-    from train.integrations.in_torch import hook_dataloader, hook_safetensors, hook_torch
+    from train.integrations import in_torch
 
     every = {
-        "torch": hook_torch,
-        "torch.utils.data.dataloader": hook_dataloader,
-        "safetensors.torch": hook_safetensors,
+        "torch": in_torch.hook_torch,
+        "torch.utils.data.dataloader": in_torch.hook_dataloader,
+        "safetensors.torch": in_torch.hook_safetensors,
         "transformers.trainer": hook_transformers,
+        "torch.distributed.checkpoint.state_dict_saver": in_torch.hook_distributed_save,
+        "torch.distributed.checkpoint.state_dict_loader": in_torch.hook_distributed_load,
+        "lightning.fabric.fabric": hook_fabric,
+        "lightning_fabric.fabric": hook_fabric,
         "lightning.pytorch.trainer.trainer": hook_lightning,
         "pytorch_lightning.trainer.trainer": hook_lightning,
         "accelerate.accelerator": hook_accelerate,

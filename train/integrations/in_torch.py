@@ -12,7 +12,6 @@ import os
 import stat
 import sys
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,29 +25,26 @@ def hook_torch(session: Session, torch: Any) -> None:
     # In both places, so that a function that is pickled is found again.
     torch.save = torch.serialization.save = _saving(session, torch.save, where=1, name="f")
     torch.load = torch.serialization.load = _loading(session, torch.load, name="f")
-    counted, others = weakref.WeakSet[Any](), weakref.WeakSet[Any]()
-
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        # Of several optimizers (a GAN's) one counts, until another one steps twice without it (a new phase).
-        if optimizer in counted or not counted or optimizer in others:
-            counted.clear()
-            counted.add(optimizer)
-            others.clear()
-            session.stepped()
-        else:
-            others.add(optimizer)
-
     # torch.optim deletes its own attribute of that name.
-    sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(stepped)
-    backward = torch.Tensor.backward
+    sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(
+        lambda *_: session.stepped()
+    )
+    backward, scale = torch.Tensor.backward, torch.amp.GradScaler.scale
+
+    @functools.wraps(scale)
+    def scaling(self: Any, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        if scaled is not outputs and isinstance(scaled, torch.Tensor):
+            scaled._ddpgen_loss = outputs
+        return scaled
 
     @functools.wraps(backward)
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        session.note_loss(self)
+        session.note_loss(getattr(self, "_ddpgen_loss", self))
         with doing(BACKWARD):
             return backward(self, *args, **kwargs)
 
-    torch.Tensor.backward = noting
+    torch.Tensor.backward, torch.amp.GradScaler.scale = noting, scaling
 
 
 def hook_dataloader(session: Session, module: Any) -> None:
@@ -87,6 +83,26 @@ def hook_safetensors(session: Session, module: Any) -> None:
     module.load_file = _loading(session, module.load_file, name="filename")
 
 
+def hook_distributed_save(session: Session, module: Any) -> None:
+    """When `torch.distributed.checkpoint.state_dict_saver` has been imported."""
+    save = module.save
+
+    @functools.wraps(save)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        path = _path(
+            kwargs.get("checkpoint_id") or getattr(kwargs.get("storage_writer"), "path", None)
+        )
+        with session.progress.saving(path) if path else contextlib.nullcontext():
+            return save(*args, **kwargs)
+
+    module.save = recorded
+
+
+def hook_distributed_load(session: Session, module: Any) -> None:
+    """When `torch.distributed.checkpoint.state_dict_loader` has been imported."""
+    module.load = _loading(session, module.load, name="checkpoint_id")
+
+
 def _saving(
     session: Session, save: Callable[..., Any], where: int, name: str
 ) -> Callable[..., Any]:
@@ -103,7 +119,7 @@ def _saving(
                 return save(*args, **kwargs)
             session.progress.check(opened)
             result = save(*args, **kwargs)
-            session.saved(opened)
+            session.progress.saved(opened)
             return result
         session.progress.check(path)
         with _draft(path, session) as draft:
@@ -111,7 +127,7 @@ def _saving(
                 result = save(*args, **{**kwargs, name: draft})
             else:
                 result = save(*args[:where], draft, *args[where + 1 :], **kwargs)
-        session.saved(path)
+        session.progress.saved(path)
         return result
 
     return atomic
@@ -122,9 +138,10 @@ def _loading(session: Session, load: Callable[..., Any], name: str) -> Callable[
     def noting(*args: Any, **kwargs: Any) -> Any:
         result = load(*args, **kwargs)
         given = kwargs.get(name, args[0] if args else None)
-        path = _path(given) or _path(getattr(given, "name", None))
+        reader = kwargs.get("storage_reader")  # of torch.distributed.checkpoint
+        path = _path(given) or _path(getattr(given, "name", getattr(reader, "path", None)))
         if path is not None:
-            session.loaded(path)
+            session.progress.loaded(path)
         return result
 
     return noting

@@ -6,13 +6,17 @@ library; the hooks tell it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from train.console import say
 from train.files import replace_file
 from train.integrations.order import Iteration, Place, fault
 
@@ -26,9 +30,6 @@ class Save(NamedTuple):
     by: str
     whole: bool
     place: Place = Place()
-
-    def is_there(self, place: str) -> bool:
-        return self.whole and os.path.exists(place)
 
 
 class BeginsAnewError(Exception):
@@ -45,9 +46,9 @@ class Progress:
         self._record, self._in_bucket = record, in_bucket
         self.step = self.taken = 0
         self.saved_at = 0.0
-        self._saves = _read(record)
-        self._before: Save | None = None
-        self._earlier = {place for place, save in self._saves.items() if save.is_there(place)}
+        self._saves = {p: save for p, save in _read(record).items() if os.path.exists(p)}
+        self._told = False
+        self._earlier = {place for place, save in self._saves.items() if save.whole}
         self._went_on = from_scratch or not self._earlier
         self._iteration: Iteration | None = None
         self._at_save: Iteration | None = None
@@ -74,18 +75,21 @@ class Progress:
                     self._loaded = self._saves[earlier]
                     self.step = self._loaded.step
 
-    def begins_saving(self, path: str) -> None:
-        """A checkpoint of several files is about to be written to the directory `path`."""
-        self._before = self._saves.get(_place(path))
+    @contextlib.contextmanager
+    def saving(self, path: str, by: str = "") -> Iterator[None]:
+        """A checkpoint of several files, in the directory `path`: whole at the end of this. Raises BeginsAnewError."""
+        self.check(path)
+        before = self._saves.get(_place(path))
         self._write(path, "", whole=False)
-
-    def failed_saving(self, path: str) -> None:
-        """The save has refused or failed, and said so: what is there is what was there before it began."""
-        if self._before is not None:
-            self._write(path, self._before.by, self._before.whole)
-        else:
+        try:
+            yield
+        except Exception:  # what is there is what was there before
             self._saves.pop(_place(path), None)
+            if before is not None:
+                self._saves[_place(path)] = before
             self._keep()
+            raise
+        self.saved(path, by)
 
     def saved(self, path: str, by: str = "") -> None:
         """`path` is whole. `by`: the framework that can go on from it."""
@@ -127,7 +131,9 @@ class Progress:
 
     def _write(self, path: str, by: str, whole: bool) -> None:
         self._saves.pop(_place(path), None)  # the newest is the last one
-        place = self._iteration.place() if self._iteration else Place()
+        # One that is written in the background (torch.distributed.checkpoint) is of some batches ago.
+        known = self._iteration if threading.current_thread() is threading.main_thread() else None
+        place = known.place() if known else Place()
         self._saves[_place(path)] = Save(self.step, by, whole, place)
         self._at_save = self._iteration if place.batches and not place.next else None
         self._keep()
@@ -135,16 +141,22 @@ class Progress:
     def _keep(self) -> None:
         rows = ({"path": place, **save._asdict()} for place, save in self._saves.items())
         data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        self._record.parent.mkdir(parents=True, exist_ok=True)
-        if self._in_bucket:
-            self._record.write_bytes(data)
-        else:
-            replace_file(self._record, data)
+        try:
+            self._record.parent.mkdir(parents=True, exist_ok=True)
+            if self._in_bucket:
+                self._record.write_bytes(data)
+            else:
+                replace_file(self._record, data)
+        except OSError as error:
+            if not self._told:
+                say(f"the record of saves cannot be kept ({error.strerror}); the script goes on")
+            self._told = True
 
 
 def whole(record: Path) -> dict[str, str]:
     """What is there of the checkpoints that were saved whole, oldest first, each with the framework it is of."""
-    return {place: save.by for place, save in _read(record).items() if save.is_there(place)}
+    saves = _read(record).items()
+    return {place: save.by for place, save in saves if save.whole and os.path.exists(place)}
 
 
 def torn(record: Path) -> list[str]:

@@ -19,7 +19,7 @@ from train.integrations.stopping import StopAtStep
 
 # A row of metrics this often; on a GPU a look at the loss waits for it.
 _ROW_S = 1.0
-_SAVES, _ORDER = "the record of saves", "the order of the samples"
+_ORDER = "the order of the samples"
 
 
 class StopTraining(SystemExit):
@@ -49,17 +49,20 @@ class Session:
         self._trainings: Counter[str] = Counter()
         self.bucket = os.path.realpath(bucket) + os.sep if bucket else ""
         self._loss: Any = None
-        self._row_at, self._row_step = time.monotonic(), 0
+        self._row_at, self._row_step = 0.0, 0
         self._told: set[str] = set()
 
     def stepped(self) -> None:
         """An optimizer step is complete. Raises BeginsAnewError, StopTraining."""
         self.progress.stepped()
         if self.progress.taken == 1:
+            # What comes before the first step is no measure of the speed.
+            self._row_at, self._row_step = time.monotonic(), 1
             self._harmless("its heartbeats", self._begun)
             self._harmless(_ORDER, self._look_at_order)
         NOW.name = SCRIPT
         self._harmless("the metrics", self._row)
+        self._loss = None
         if not self.framework and self.stop.due():
             self.end()
 
@@ -93,24 +96,15 @@ class Session:
         return found[-1]
 
     def note_loss(self, loss: Any) -> None:
-        """The tensor that a backward pass starts from."""
+        """The tensor that a backward pass starts from. Those of a step, which gradient accumulation has divided by
+        their number, add up to its loss."""
+
+        def add() -> None:
+            part = loss.detach()  # without its graph, which is to be freed
+            self._loss = part if self._loss is None else self._loss + part
+
         if self._log is not None:
-            self._loss = loss.detach()  # without its graph, which is to be freed
-
-    def begins_saving(self, path: str) -> None:
-        """Raises BeginsAnewError."""
-        self.progress.check(path)
-        self._harmless(_SAVES, lambda: self.progress.begins_saving(path))
-
-    def failed_saving(self, path: str) -> None:
-        self._harmless(_SAVES, lambda: self.progress.failed_saving(path))
-
-    def saved(self, path: str, by: str = "") -> None:
-        """`by`: the framework's training that can go on from it."""
-        self._harmless(_SAVES, lambda: self.progress.saved(path, by))
-
-    def loaded(self, path: str) -> None:
-        self._harmless(_SAVES, lambda: self.progress.loaded(path))
+            self._harmless("the loss", add)
 
     def drew(self, iteration: Iteration, indices: Any) -> None:
         """The sampler of a DataLoader has named a batch."""
@@ -146,13 +140,7 @@ class Session:
         steps, seconds = self.progress.taken - self._row_step, now - self._row_at
         self._row_at, self._row_step = now, self.progress.taken
         row = {"kind": "step", "step": self.progress.step, "steps_per_s": round(steps / seconds, 3)}
-        loss = self._read_loss()
-        if not math.isnan(loss):
-            row["loss"] = loss
-        self._log(row)
-
-    def _read_loss(self) -> float:
-        loss, self._loss = self._loss, None
         with contextlib.suppress(Exception):  # of several numbers, or there is none
-            return float(loss.detach())
-        return math.nan
+            if math.isfinite(loss := float(self._loss)):
+                row["loss"] = loss
+        self._log(row)

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -441,6 +441,15 @@ class Supervisor:
         status = read_status(self.held)
         if status is not None and status.attempt != self._attempt:
             status = None
+        elif (
+            status is not None
+            and status.word == "done"
+            and code
+            and self._command.program[0] == "script"
+        ):
+            # Rank 0 has said so for itself.
+            why = "another process ended badly when rank 0 was done, and did not say why"
+            status = replace(status, word="running", reason=why)
         return End(code, status, self._stops, self._killed, self._has_met())
 
 

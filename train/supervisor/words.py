@@ -26,7 +26,11 @@ PLACEHOLDERS = (
     "store",
 )
 # Those in a script's own words. {{name}} there is {name} for the script.
-_SCRIPTS = re.compile(r"(?<!\$){({?)(checkpoint_dir|job|attempt|world_size|array_index|--)}(}?)")
+_SCRIPTS = re.compile(
+    r"(?<!\$){({?)(checkpoint_dir|job|attempt|world_size|array_index|port|--)}(}?)"
+)
+# torchrun chooses the port where the processes meet: each of them fills it in (train.runner).
+MASTER_PORT = "{master-port}"
 _PLACEHOLDER = re.compile("{(" + "|".join(PLACEHOLDERS) + ")}")
 # What follows one of these is the user's text, in which braces mean braces.
 _USERS = re.compile("--(arg|workload)=")
@@ -102,6 +106,7 @@ def filled_program(command: Command, values: Mapping[str, str]) -> Iterable[str]
     """The program's words."""
     if command.program[0] == "run":
         return [word if _USERS.match(word) else fill(word, values) for word in command.program]
+    values = {**values, "port": MASTER_PORT}
     return [_SCRIPTS.sub(lambda found: _of_script(found, values), word) for word in command.program]
 
 

@@ -77,7 +77,7 @@ class Stage:
 
     def write(self) -> None:
         (self.bundle / "hosts" / "hosts.json").write_text(json.dumps(self.plan))
-        values = {"name": "pair", "hosts": self.plan["hosts"]}
+        values = {"example": "--steps=50", "name": "pair", "hosts": self.plan["hosts"]}
         (self.bundle / "hosts" / "run.sh").write_text(Renderer().render("run.sh.j2", values))
 
     def home(self, host: str) -> Path:

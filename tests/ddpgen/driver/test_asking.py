@@ -77,11 +77,30 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     assert row.findall(ours.play("--status")[1]) == [("yes", "running")]
     (there(ours, "desk") / "status").write_text("running 1f3a 8000\n")
     at = time.time() - 20
-    steps = [{"kind": "step", "step": 8000 + n, "attempt": "1f3a", "time": at + n} for n in (1, 2)]
-    rows = [*steps, {"kind": "evaluation", "step": 8002, "time": time.time()}]
+    steps = [
+        {"kind": "step", "step": 8000 + n, "attempt": "1f3a", "time": at + n, "loss": n / 3}
+        for n in (1, 2)
+    ]
+    rows = [
+        {"kind": "start", "last_step": 8100},
+        *steps,
+        {"kind": "evaluation", "step": 8002, "time": time.time()},
+    ]
     (there(ours, "desk") / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     output = ours.play("--status")[1]
-    assert re.search(r"running: step 8002, 1\d s ago", output)
+    assert re.search(r"running: step 8002, 1\d s ago  none\n", output)
+    assert "\nthe job: step 8002 of 8100, loss 0.6667, 1 steps/s, 0:01:38 left\n" in output
+    # Of a user's script: what it saved last, and its own measure of its speed.
+    (there(ours, "desk") / "script").mkdir()
+    (there(ours, "desk") / "script" / "saves-0.jsonl").write_text(
+        '{"path": "a.pt", "step": 7999, "by": "", "whole": true}\n'
+    )
+    row_of_script = json.dumps({**steps[1], "steps_per_s": 4.5}) + "\n"
+    (there(ours, "desk") / "metrics.jsonl").write_text(row_of_script)
+    of_script = ours.play("--status")[1]
+    assert re.search(r"running: step 8002, \d+ s ago  of step 7999\n", of_script)
+    assert "\nthe job: step 8002, loss 0.6667, 4.5 steps/s\n" in of_script
+    (there(ours, "desk") / "script" / "saves-0.jsonl").unlink()
     still = (
         r"ddpgen: desk: no step for 1\d s; why: ddpgen doctor \./ddpgen/checkpoints/pair, there\n"
     )

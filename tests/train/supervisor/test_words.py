@@ -54,7 +54,7 @@ def test_in_the_words_of_a_script_a_few_names_are_filled_in() -> None:
     values = {**VALUES, "job": "<job>", "--": "--", "store": ""}
     words = ("--x={port}", "{job}/{checkpoint_dir}", "{{job}} {jobs} ${job}", "{--}")
     got = workers(command("script", "code/a.py", *words), values)
-    assert got[-4:] == ["--x={port}", "<job>/<checkpoint_dir>", "{job} {jobs} $${job}", "--"]
+    assert got[-4:] == ["--x={master-port}", "<job>/<checkpoint_dir>", "{job} {jobs} $${job}", "--"]
     # Where machines go away, what it keeps is in the bucket.
     in_bucket = workers(command("script", "a.py", "{checkpoint_dir}"), {**values, "store": "/b"})
     assert in_bucket[-1] == "/b"
