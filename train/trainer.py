@@ -250,7 +250,7 @@ class Trainer:
         mine = repeats.repeat(
             model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches
         )
-        self.repeats = repeats.tell(mine, self.world)
+        self.repeats = repeats.report(mine, self.world)
 
     def connect(self) -> None:
         """Set up what the ranks exchange in a step. Every rank holds the same parameters by now."""
@@ -389,7 +389,7 @@ class Trainer:
             leaving = taken or outcome is Outcome.LEFT
             why = self.records.save_last(self.state, leaving, goes_on=taken and has_store)
         if outcome is Outcome.LEFT:
-            # No last word, and a checkpoint only if it can be had: the ranks meet again.
+            # No final status, and a checkpoint only if it can be had: the ranks meet again.
             self.world.broadcast("last checkpoint", why, timeout_s)
             if self.records is not None:
                 self.records.leave(self.state.step, why)
