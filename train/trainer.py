@@ -191,6 +191,7 @@ class Trainer:
         self.workload.model.to(world.device)
         order = SampleOrder(len(self.workload.dataset), config.seed)
         self.plan = BatchPlan(order, config.seed, config.global_batch_size, config.micro_batch_size)
+        self.fetcher = MicroBatchFetcher(self.workload.dataset, self.plan, self.workload.collate)
         if config.steps is None:
             assert config.epochs is not None
             self.last_step = math.ceil(config.epochs * order.n / config.global_batch_size)
@@ -240,12 +241,11 @@ class Trainer:
         if self.state.step >= self.last_step or self.state.selection.verdict:
             return
         config, step, device = self.config, self.state.step, self.world.device
-        fetcher = MicroBatchFetcher(self.workload.dataset, self.plan, self.workload.collate)
-        key = next(fetcher.keys(range(1), range(step, step + 1)))
+        key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # By a worker process where there are any: what a dataset opens for itself must not be opened here.
         # By one for both, as two would begin with the same generator of the dataset's own.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
-        batches = fetch_batches(fetcher, [key] * 2, workers, config.threads, timeout_s, False)
+        batches = fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
         mine = repeats.repeat(
             model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches
@@ -270,12 +270,11 @@ class Trainer:
     def train(self) -> Outcome:
         """Train until the last step, or until the ranks agree to stop or to leave."""
         config = self.config
-        fetcher = MicroBatchFetcher(self.workload.dataset, self.plan, self.workload.collate)
         if config.reduction == "allreduce" and self.world.size > 2:
-            self._settle_buckets(fetcher)
+            self._settle_buckets()
         batches = fetch_batches(
-            fetcher,
-            fetcher.keys(self.mine, range(self.state.step, self.last_step)),
+            self.fetcher,
+            self.fetcher.keys(self.mine, range(self.state.step, self.last_step)),
             config.data_workers,
             config.threads,
             config.collective_timeout,
@@ -462,15 +461,15 @@ class Trainer:
         state.scaler.step(state.optimizer)
         state.scaler.update()
 
-    def _settle_buckets(self, fetcher: MicroBatchFetcher) -> None:
+    def _settle_buckets(self) -> None:
         """One backward pass thrown away, on a fresh start and on resume alike.
 
         DDP lays its buckets out anew after the first backward pass, and with them the order in which a
         ring adds up; without this a resumed run would do so at another step than the undisturbed one.
         """
         buffers = [buffer.clone() for buffer in self.state.model.buffers()]
-        first = next(fetcher.keys(self.mine, range(self.state.step, self.state.step + 1)))
-        batch = to_device(fetcher[first], self.world.device)
+        first = next(self.fetcher.keys(self.mine, range(self.state.step, self.state.step + 1)))
+        batch = to_device(self.fetcher[first], self.world.device)
         self.gradients.ddp.train()
         with self.autocast():
             loss = self.workload.loss(self.gradients.ddp, batch)
