@@ -178,13 +178,11 @@ def _import_file(path: str) -> Any:
 
 
 def _check_args(name: str, build: Callable[..., Any], args: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(build).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        accepted = None
-    else:
-        accepted = [n for n, p in list(parameters.items())[1:] if p.kind is not p.VAR_POSITIONAL]
-    for arg in args if accepted is not None else ():
-        if accepted is not None and arg not in accepted:
+    parameters = list(inspect.signature(build).parameters.values())[1:]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    accepted = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    for arg in args:
+        if arg not in accepted and not takes_any:
             raise TrainError(
                 f"train.args.{arg}: workload {name!r} has no such argument"
                 f"{_did_you_mean(arg, accepted)}; it takes {', '.join(accepted) or 'none'}"
