@@ -89,7 +89,8 @@ def run(worker: Worker) -> int:
         fence = Fence(directory, worker.attempt or startup.claim_by_hand(directory))
     manifest.pin(config.threads)
     timeouts = config.rendezvous_timeout, config.collective_timeout
-    world = join(place, config.backend, *timeouts, failures)
+    with doing("joining"), WAITING:
+        world = join(place, config.backend, *timeouts, failures)
     # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
     scheduler = os.environ.get(VARIABLE, "")
     stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
