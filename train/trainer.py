@@ -185,7 +185,7 @@ class Trainer:
             world_size=world.size,
             device=world.device,
             micro_batch_size=config.micro_batch_size,
-            run_once_per_node=world.once_per_node,
+            once_per_node=world.once_per_node,
         )
         rng.set_global(rng.derive(config.seed, rng.INIT), world.device)
         self.workload = load_workload(config.workload, context, config.args)

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -36,9 +36,6 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-OncePerNode = Callable[[str, Callable[[], None], float], None]
-
-
 def _alone(key: str, action: Callable[[], None], timeout_s: float) -> None:
     action()
 
@@ -49,6 +46,10 @@ class Context:
 
     A model or dataset that depends on `rank` or `world_size` gives other weights on another number
     of processes; they are here for logging and for placing files, not for seeding.
+
+    `once_per_node(key, action, timeout_s)` runs `action` in one process of each node while the node's
+    others wait for it. It raises TrainError on every process of the node when the action failed or did
+    not end within `timeout_s` seconds.
     """
 
     seed: int
@@ -57,15 +58,7 @@ class Context:
     world_size: int
     device: torch.device
     micro_batch_size: int
-    run_once_per_node: OncePerNode = _alone
-
-    def once_per_node(self, key: str, action: Callable[[], None], timeout_s: float) -> None:
-        """Run `action` in one process of each node while the node's others wait for it.
-
-        Raises TrainError on every process of the node when the action failed or did not end
-        within `timeout_s` seconds.
-        """
-        self.run_once_per_node(key, action, timeout_s)
+    once_per_node: Callable[[str, Callable[[], None], float], None] = _alone
 
 
 @dataclass
@@ -94,7 +87,7 @@ class Workload:
     log: Callable[[dict[str, Any]], None] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     unit: str = "samples"
-    units_per_sample: int = field(default=1)
+    units_per_sample: int = 1
 
 
 def load_workload(name: str, context: Context, args: Mapping[str, Any]) -> Workload:
