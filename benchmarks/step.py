@@ -131,7 +131,7 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
 
 def ours(config: Any, world: Any, directory: Path) -> Callable[[int], None]:
     """The trainer as a job has it, with its records in `directory`."""
-    from train.data import MicroBatchFetcher, fetch_batches
+    from train.data import fetch_batches
     from train.lock import Fence, claim
     from train.records import Records
     from train.stop import StopRequest
@@ -144,9 +144,8 @@ def ours(config: Any, world: Any, directory: Path) -> Callable[[int], None]:
         sys.stdout = io.StringIO()
         fence = Fence(directory, claim(directory, "bench", os.getpid()))
         trainer.records = Records(directory, fence, trainer)
-    fetcher = MicroBatchFetcher(trainer.workload.dataset, trainer.plan, trainer.workload.collate)
-    keys = fetcher.keys(trainer.mine, range(trainer.last_step))
-    batches = fetch_batches(fetcher, keys, 0, 1, 60, pin_memory=False)
+    keys = trainer.fetcher.keys(trainer.mine, range(trainer.last_step))
+    batches = fetch_batches(trainer.fetcher, keys, 0, 1, 60, pin_memory=False)
 
     def run(steps: int) -> None:
         trainer.last_step = trainer.state.step + steps

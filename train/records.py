@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Records:
-    """Opened when the run knows where it resumes; closed with the job's last word."""
+    """Opened when the run knows where it resumes; closed with the final status."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Records:
         return ""
 
     def close(self, word: str, step: int, reason: str = "") -> None:
-        """The job's last word, "done" or "stopped". Raises FencedOffError, TrainError when it cannot be
+        """The final status, "done" or "stopped". Raises FencedOffError, TrainError when it cannot be
         written. `reason`: why it was stopped.
         """
         self._checkpoints()
@@ -250,8 +250,8 @@ def _say_restart(start_step: int) -> None:
     if count == "0":
         return
     most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "?")
-    whence = "" if start_step else "; there is no checkpoint yet, so it begins anew"
-    say(f"restart {count} of {most}: a worker had failed{whence}")
+    begins = "" if start_step else "; there is no checkpoint yet, so it begins anew"
+    say(f"restart {count} of {most}: a worker had failed{begins}")
 
 
 def _describe_run(trainer: Trainer, fence: Fence) -> dict[str, Any]:

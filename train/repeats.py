@@ -1,6 +1,6 @@
 """Whether one micro-batch, computed twice before the first step, gives the same bits twice.
 
-Owns the comparison and the words for what differs. Leaves parameters, gradients and buffers as they were;
+Owns the comparison and the wording of what differs. Leaves parameters, gradients and buffers as they were;
 the random state is set before each micro-batch anyway.
 """
 
@@ -63,7 +63,7 @@ def _repeat(
     return Repetition(", ".join(found), first.item())
 
 
-def tell(mine: Repetition, world: World) -> bool:
+def report(mine: Repetition, world: World) -> bool:
     """Whether the ranks found nothing that differs; rank 0 says what does."""
     everyone = world.all_gather(mine)
     differing = [(rank, each.difference) for rank, each in enumerate(everyone) if each.difference]

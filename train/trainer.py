@@ -90,7 +90,8 @@ def run(worker: Worker) -> int:
         fence = Fence(directory, worker.attempt or startup.claim_by_hand(directory))
     manifest.pin(config.threads)
     timeouts = config.rendezvous_timeout, config.collective_timeout
-    world = join(place, config.backend, *timeouts, failures)
+    with doing("joining"), WAITING:
+        world = join(place, config.backend, *timeouts, failures)
     # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
     scheduler = os.environ.get(VARIABLE, "")
     stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
@@ -200,13 +201,14 @@ class Trainer:
             world_size=world.size,
             device=world.device,
             micro_batch_size=config.micro_batch_size,
-            run_once_per_node=world.once_per_node,
+            once_per_node=world.once_per_node,
         )
         rng.set_global(rng.derive(config.seed, rng.INIT), world.device)
         self.workload = load_workload(config.workload, context, config.args)
         self.workload.model.to(world.device)
         order = SampleOrder(len(self.workload.dataset), config.seed)
         self.plan = BatchPlan(order, config.seed, config.global_batch_size, config.micro_batch_size)
+        self.fetcher = MicroBatchFetcher(self.workload.dataset, self.plan, self.workload.collate)
         if config.steps is None:
             assert config.epochs is not None
             self.last_step = math.ceil(config.epochs * order.n / config.global_batch_size)
@@ -257,17 +259,16 @@ class Trainer:
         if self.state.step >= self.last_step or self.state.selection.verdict:
             return
         config, step, device = self.config, self.state.step, self.world.device
-        fetcher = MicroBatchFetcher(self.workload.dataset, self.plan, self.workload.collate)
-        key = next(fetcher.keys(range(1), range(step, step + 1)))
+        key = next(self.fetcher.keys(range(1), range(step, step + 1)))
         # By a worker process where there are any: what a dataset opens for itself must not be opened here.
         # By one for both, as two would begin with the same generator of the dataset's own.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
-        batches = fetch_batches(fetcher, [key] * 2, workers, config.threads, timeout_s, False)
+        batches = fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
         mine = repeats.repeat(
             model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches
         )
-        self.repeats = repeats.tell(mine, self.world)
+        self.repeats = repeats.report(mine, self.world)
 
     def connect(self) -> None:
         """Set up what the ranks exchange in a step. Every rank holds the same parameters by now."""
@@ -287,12 +288,11 @@ class Trainer:
     def train(self) -> Outcome:
         """Train until the last step, or until the ranks agree to stop or to leave."""
         config = self.config
-        fetcher = MicroBatchFetcher(self.workload.dataset, self.plan, self.workload.collate)
         if config.reduction == "allreduce" and self.world.size > 2:
-            self._settle_buckets(fetcher)
+            self._settle_buckets()
         batches = fetch_batches(
-            fetcher,
-            fetcher.keys(self.mine, range(self.state.step, self.last_step)),
+            self.fetcher,
+            self.fetcher.keys(self.mine, range(self.state.step, self.last_step)),
             config.data_workers,
             config.threads,
             config.collective_timeout,
@@ -415,7 +415,7 @@ class Trainer:
             leaving = taken or outcome is Outcome.LEFT
             why = self.records.save_last(self.state, leaving, goes_on=taken and has_store)
         if outcome is Outcome.LEFT:
-            # No last word, and a checkpoint only if it can be had: the ranks meet again.
+            # No final status, and a checkpoint only if it can be had: the ranks meet again.
             self.world.broadcast("last checkpoint", why, timeout_s)
             if self.records is not None:
                 self.records.leave(self.state.step, why)
@@ -488,15 +488,15 @@ class Trainer:
         state.scaler.step(state.optimizer)
         state.scaler.update()
 
-    def _settle_buckets(self, fetcher: MicroBatchFetcher) -> None:
+    def _settle_buckets(self) -> None:
         """One backward pass thrown away, on a fresh start and on resume alike.
 
         DDP lays its buckets out anew after the first backward pass, and with them the order in which a
         ring adds up; without this a resumed run would do so at another step than the undisturbed one.
         """
         buffers = [buffer.clone() for buffer in self.state.model.buffers()]
-        first = next(fetcher.keys(self.mine, range(self.state.step, self.state.step + 1)))
-        batch = to_device(fetcher[first], self.world.device)
+        first = next(self.fetcher.keys(self.mine, range(self.state.step, self.state.step + 1)))
+        batch = to_device(self.fetcher[first], self.world.device)
         self.gradients.ddp.train()
         with self.autocast():
             loss = self.workload.loss(self.gradients.ddp, batch)

@@ -37,7 +37,7 @@ from train.status import read_status
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one worker. Returns its exit code; what became of the job is in the status file.
+    """Run one worker. Returns its exit code; how the job ended is in the status file.
 
     0 whenever a restart by torchrun would be wrong: done, stopped, superseded, or failed for good.
     """
@@ -80,7 +80,7 @@ class Worker:
         self.replaced.watch()
         self.reporter.start()
         if self.node is not None:
-            self.failures = FatalErrorBroadcast(self.node.name, self._rank, self._end_as_told)
+            self.failures = FatalErrorBroadcast(self.node.name, self._rank, self._end_as_reported)
             # Who listens when the process with the store dies has torch print a page of C++ frames, in front
             # of the one line that matters. Read by torch when it is imported.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -118,7 +118,7 @@ class Worker:
             self.replaced.end_if_come()
             raise
 
-    # --- how an end is told -----------------------------------------------------------------------
+    # --- how an end is reported -----------------------------------------------------------------------
 
     def _fail(self, error: TrainError) -> int:
         """Have the job end for good, on one host or on all of them. The exit code.
@@ -131,28 +131,30 @@ class Worker:
             was = read_status(self.directory)
             if was is None or (was.word, was.attempt, was.reason) != ("failed", self.attempt, why):
                 self._say(why)  # else another rank has met it, and said so
-                self._put_down(why)
+                self._record_failure(why)
             return EXIT_FAILED
         if isinstance(error, ToldError):
-            failures.wait_for_word(LAST_WAIT_S)  # who has told it in the exchange leaves word next
-            return self._put_down(why)
+            failures.wait_for_word(
+                LAST_WAIT_S
+            )  # whoever has reported it in the exchange tells the others next
+            return self._record_failure(why)
         reason, is_mine = failures.tell(why)
         if is_mine:
             self._say(why)
-        code = self._put_down(reason)
+        code = self._record_failure(reason)
         failures.wait_until_read()
         return code
 
-    def _end_as_told(self, reason: str) -> None:
+    def _end_as_reported(self, reason: str) -> None:
         """Another process has told why the job ends: called by the thread that listens for it."""
         assert self.failures is not None
         self.replaced.end_if_come()
         self.failures.before_end()
-        code = self._put_down(reason)
+        code = self._record_failure(reason)
         self.failures.wait_until_read()
         exit_at_once(code)
 
-    def _put_down(self, reason: str) -> int:
+    def _record_failure(self, reason: str) -> int:
         """Write `failed` for this host, and for the job where this host holds it. 0 unless that fails."""
         try:
             record_end(self.directory, self.attempt, self.node, "failed", reason)
@@ -163,15 +165,15 @@ class Worker:
 
     def _crash(self, error: Exception) -> None:
         """Say what has happened; of what happened to others, who and where it was."""
-        text, became = str(error), what_became_of_a_peer(error)
+        text, peer = str(error), what_became_of_a_peer(error)
         lines: list[str] = []
-        self.reporter.fail(error, waited=bool(became))
-        if became:
+        self.reporter.fail(error, waited=bool(peer))
+        if peer:
             # A traceback through DDP would only hide the cause.
-            what = "lost a peer" if became == GONE else "timed out waiting for a peer"
+            what = "lost a peer" if peer == GONE else "timed out waiting for a peer"
             self._say(f"{what}: {text.splitlines()[0][:200]}")
             explain = self.reporter.explain
-            lines = explain() if became == LATE else explain(timeout_s=0.0)
+            lines = explain() if peer == LATE else explain(timeout_s=0.0)
             for line in lines:
                 self._say(line)
             reason = f"{what}: {lines[0] if lines else text.splitlines()[0]}"
@@ -183,7 +185,7 @@ class Worker:
         step = self.reporter.step
         when = f" in step {step + 1}" if step >= 0 else ""
         noted = f"rank {self._rank}{when}: {reason[:MOST_REASON]}"
-        only_follows = bool(became) and not lines
+        only_follows = bool(peer) and not lines
         record_crash(self.directory, self.attempt, self.node, noted, only_follows)
 
     def _say(self, message: str) -> None:

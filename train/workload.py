@@ -14,13 +14,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from train.errors import TrainError
+from train.errors import TrainError, what_became_of_a_peer
 
 BUILT_IN = ("gpt", "mnist", "toy")
 
@@ -36,9 +36,6 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-OncePerNode = Callable[[str, Callable[[], None], float], None]
-
-
 def _alone(key: str, action: Callable[[], None], timeout_s: float) -> None:
     action()
 
@@ -49,6 +46,10 @@ class Context:
 
     A model or dataset that depends on `rank` or `world_size` gives other weights on another number
     of processes; they are here for logging and for placing files, not for seeding.
+
+    `once_per_node(key, action, timeout_s)` runs `action` in one process of each node while the node's
+    others wait for it. It raises TrainError on every process of the node when the action failed or did
+    not end within `timeout_s` seconds.
     """
 
     seed: int
@@ -57,15 +58,7 @@ class Context:
     world_size: int
     device: torch.device
     micro_batch_size: int
-    run_once_per_node: OncePerNode = _alone
-
-    def once_per_node(self, key: str, action: Callable[[], None], timeout_s: float) -> None:
-        """Run `action` in one process of each node while the node's others wait for it.
-
-        Raises TrainError on every process of the node when the action failed or did not end
-        within `timeout_s` seconds.
-        """
-        self.run_once_per_node(key, action, timeout_s)
+    once_per_node: Callable[[str, Callable[[], None], float], None] = _alone
 
 
 @dataclass
@@ -94,7 +87,7 @@ class Workload:
     log: Callable[[dict[str, Any]], None] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     unit: str = "samples"
-    units_per_sample: int = field(default=1)
+    units_per_sample: int = 1
 
 
 def load_workload(name: str, context: Context, args: Mapping[str, Any]) -> Workload:
@@ -110,6 +103,8 @@ def load_workload(name: str, context: Context, args: Mapping[str, Any]) -> Workl
     except (TrainError, OSError):
         raise  # told well already, or worth another try (a file server that is away)
     except Exception as error:
+        if what_became_of_a_peer(error):
+            raise  # the other process says why it has ended
         raise TrainError(_users_own(error)) from error
     return _as_workload(name, result)
 
@@ -178,13 +173,11 @@ def _import_file(path: str) -> Any:
 
 
 def _check_args(name: str, build: Callable[..., Any], args: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(build).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        accepted = None
-    else:
-        accepted = [n for n, p in list(parameters.items())[1:] if p.kind is not p.VAR_POSITIONAL]
-    for arg in args if accepted is not None else ():
-        if accepted is not None and arg not in accepted:
+    parameters = list(inspect.signature(build).parameters.values())[1:]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    accepted = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    for arg in args:
+        if arg not in accepted and not takes_any:
             raise TrainError(
                 f"train.args.{arg}: workload {name!r} has no such argument"
                 f"{_did_you_mean(arg, accepted)}; it takes {', '.join(accepted) or 'none'}"

@@ -226,6 +226,16 @@ def unused(context: Any, after: int) -> Workload:
     return workload(model)
 
 
+def branching(context: Any) -> Workload:
+    """A layer is left out of some micro-batches."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = m.layer(x)
+        return y + x @ m.extra if x[0, 0] > 0 else y
+
+    return workload(Functional(forward, {"extra": torch.ones(8, 3)}))
+
+
 def sparse(context: Any) -> Workload:
     return workload(nn.Sequential(nn.EmbeddingBag(10, 3, sparse=True)))
 

@@ -151,10 +151,14 @@ def test_a_step_with_an_unreduced_parameter_is_never_committed(tmp_path: Path) -
     assert checkpoints(done.directory)[-1].name <= "step-000000003"
 
 
-def test_a_parameter_left_out_now_and_then_trains_when_the_spec_says_so(tmp_path: Path) -> None:
-    flags = ("--arg=after=38", "--find-unused-parameters")
-    alone = trained(tmp_path, "unused", 1, *flags)
+def test_a_layer_left_out_now_and_then_gets_the_same_gradient_everywhere(tmp_path: Path) -> None:
+    flag = "--find-unused-parameters"
+    alone = trained(tmp_path, "branching", 1, flag)
     assert alone.codes == [0], alone.output
+    for shares in ("6,6", "1,7,4"):
+        together = trained(tmp_path, "branching", 1 + shares.count(","), flag, f"--shares={shares}")
+        assert set(together.codes) == {0}, together.output
+        assert_same_bits(together.tensors(), alone.tensors())
 
 
 def test_a_fault_in_the_last_evaluation_does_not_cost_the_training(tmp_path: Path) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.train.world import in_world
-from train.config import parse
 from train.data import ranges
-from train.parallel.gradients import TreeGradients, join_levels
+from train.parallel.gradients import join_levels
 from train.parallel.process_group import World
 from train.parallel.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
-from train.timing import StepClock
 
 
 def leaves(count: int, size: int) -> list[torch.Tensor]:
@@ -42,9 +39,7 @@ def reduced_by(
         values = leaves(sum(shares), size)
         mine = ranges(shares)[world.rank]
         reducer = TreeReducer(
-            join_levels(world, ranges(shares)),
-            plain_sum_is_the_tree(ranges(shares)),
-            world.device,
+            join_levels(world, ranges(shares)), plain_sum_is_the_tree(ranges(shares)), world.device
         )
         sums = LocalSums(mine, len(values))
         for v in mine[:-1]:
@@ -101,48 +96,6 @@ def test_buckets_finish_one_by_one_and_missing_gradients_count_as_zero() -> None
     assert [flatten(row, [second]).tolist() for row in rows] == [[0.0], [8.0]]
     # -0.0 + nothing is +0.0, as it is where the missing gradient was written down as a zero.
     assert not torch.signbit(rows[0][0]).item()  # type: ignore[arg-type]
-
-
-class Branching(torch.nn.Module):
-    """A model that leaves one of its layers unused in some micro-batches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.a(x) + (self.b(x) if x[0, 0] > 0 else 0)
-
-
-def gradients_of(shares: list[int]) -> list[dict[str, Any]]:
-    def body(world: World) -> dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        model = Branching()
-        inputs = torch.randn(sum(shares), 3, 4)
-        inputs[:, 0, 0] = torch.tensor([1.0, -1.0] * len(inputs))[: len(inputs)]
-        argv = f"--workload=x --steps=1 --global-batch-size={sum(shares)} --micro-batch-size=1"
-        config = parse([*argv.split(), "--checkpoint-dir=.", "--find-unused-parameters"])
-        gradients = TreeGradients(model, world, config, ranges(shares), StepClock())
-        for _ in range(3):  # DDP lays out its buckets anew after the first pass
-            gradients.begin()
-            mine = ranges(shares)[world.rank]
-            for v in mine[:-1]:
-                with gradients.ddp.no_sync():
-                    (gradients.ddp(inputs[v]).square().mean() * gradients.weight).backward()
-                gradients.keep()
-            (gradients.ddp(inputs[mine[-1]]).square().mean() * gradients.weight).backward()
-        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-    return in_world(len(shares), body)
-
-
-def test_a_layer_unused_in_some_micro_batches_gets_the_same_gradient_everywhere() -> None:
-    (expected,) = gradients_of([6])
-    assert expected["b.weight"].abs().sum() > 0
-    for shares in ([3, 3], [1, 5], [2, 2, 2], [1, 2, 3]):
-        for got in gradients_of(shares):
-            assert got.keys() == expected.keys()
-            assert all(torch.equal(got[name], expected[name]) for name in expected)
 
 
 @pytest.mark.skipif(

@@ -117,7 +117,7 @@ class RemoteCheckpoints:
         self._remember()
         words = with_retries(self.name, self.owner.asked_to_stop)
         # A stop stays until a new job comes, so that a recovery of the stopped one finds it.
-        if words is not None and not self._was_mine(before) and self._was_heeded():
+        if words is not None and not self._was_mine(before) and self._was_stopped_by_user():
             say(f"the stop in {self.name} is removed: it has ended the job before this one")
             self.owner.forget_stop()
             words = None
@@ -319,7 +319,7 @@ class RemoteCheckpoints:
         except (FileNotFoundError, ValueError, AttributeError):
             return False
 
-    def _was_heeded(self) -> bool:
+    def _was_stopped_by_user(self) -> bool:
         """Whether the job before was ended by a user: else nobody has seen the stop that is there."""
         try:
             status = with_retries(self.name, lambda: self._store.read("status"))

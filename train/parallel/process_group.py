@@ -27,7 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from train.errors import TrainError
 from train.fatal_error import FatalErrorBroadcast
-from train.health.phase import WAITING, doing
+from train.health.phase import WAITING
 
 _LOOK_S = 5.0
 
@@ -181,19 +181,11 @@ def join(
     failures: FatalErrorBroadcast | None = None,
 ) -> World:
     """Join the process group. Raises TrainError when the world cannot be joined in time."""
-    with doing("joining"), WAITING:
-        return _join(place, wanted, join_timeout, collective_timeout, failures)
-
-
-def _join(
-    place: Place,
-    wanted: str,
-    join_timeout: float,
-    collective_timeout: float,
-    failures: FatalErrorBroadcast | None,
-) -> World:
     # The store first: a process that cannot go on can then tell those that wait for it.
-    store = _store(place, timedelta(seconds=join_timeout))
+    store: Store = HashStore()
+    if place.launched:
+        until = timedelta(seconds=join_timeout)
+        store = next(rendezvous("env://", place.rank, place.world_size, timeout=until))[0]
     if failures is not None and place.launched:
         failures.listen(store, place.world_size)
     backend = choose_backend(wanted)
@@ -216,13 +208,6 @@ def _join(
     assert control is not None
     layout = _layout(place, control)
     return World(place, backend, device, control, layout, store, collective_timeout)
-
-
-def _store(place: Place, timeout: timedelta) -> Store:
-    if not place.launched:
-        return HashStore()
-    store: Store = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))[0]
-    return store
 
 
 def another_connection(store: Store) -> Store:

@@ -159,7 +159,7 @@ class TreeReducer:
         if self._shortcut:
             work = dist.all_reduce(out, group=self._levels[0].group, async_op=True)
             future: torch.futures.Future[Any] = work.get_future()
-            # value() raises what became of the all-reduce: without it a lost peer's part, which is
+            # value() raises the error of the all-reduce: without it a lost peer's part, which is
             # missing in `out`, would pass for nothing.
             return future.then(lambda done: (done.value(), out)[1])
         if self._stream is not None:

@@ -10,7 +10,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +53,6 @@ def with_retries(name: str, action: Callable[[], Any]) -> Any:
     raise failed
 
 
-@dataclass
-class _Call:
-    """One operation under way. `size`: in bytes, of what it moves."""
-
-    what: str
-    size: int
-    began: float = field(default_factory=time.monotonic)
-    done: bool = False
-    result: Any = None
-    error: BaseException | None = None
-
-
 class Line:
     """Calls to a store that come back, one way or another.
 
@@ -74,55 +62,35 @@ class Line:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._changed = threading.Condition()
-        self._late: list[_Call] = []
+        self._late: list[tuple[Future[Any], str, float]] = []
         self._limited = False
 
     def limit(self) -> None:
-        with self._changed:
-            self._limited = True
+        self._limited = True
 
     def run(self, what: str, size: int, action: Callable[[], Any]) -> Any:
         """Do `action`, which moves `size` bytes, and return what it returns. Raises what it raises,
         and HangsError."""
-        with self._changed:
-            self._late = [call for call in self._late if not call.done]
-            if self._late:
-                raise _hangs(self._late[0])
-        call = _Call(what, size)
+        self._late = [late for late in self._late if not late[0].done()]
+        for _, late_one, since in self._late:
+            raise _hangs(late_one, since)
+        call: Future[Any] = Future()
 
         def work() -> None:
             try:
-                call.result = action()
+                call.set_result(action())
             except BaseException as error:  # noqa: BLE001 - handed on, not swallowed
-                call.error = error
-            with self._changed:
-                call.done = True
-                self._changed.notify_all()
+                call.set_exception(error)
 
+        began = time.monotonic()
         threading.Thread(target=work, name="store call", daemon=True).start()
-        self._await(call)
-        if call.error is not None:
-            raise call.error
-        return call.result
-
-    def _await(self, call: _Call) -> None:
-        say_at = call.began + SAY_EVERY_S
-        with self._changed:
-            while not call.done:
-                end, now = self._end_of(call), time.monotonic()
-                if end is not None and now >= end:
-                    self._late.append(call)
-                    raise _hangs(call)
-                if end is None and now >= say_at:
-                    say(f"waiting for {self.name} ({call.what}), {now - call.began:.0f} s so far")
-                    say_at = now + SAY_EVERY_S
-                self._changed.wait((say_at if end is None else end) - now)
-
-    def _end_of(self, call: _Call) -> float | None:
-        if not self._limited:
-            return None
-        return call.began + LIMIT_S + call.size / _SLOWEST
+        wait_s = LIMIT_S + size / _SLOWEST if self._limited else SAY_EVERY_S
+        while not wait([call], wait_s).done:
+            if self._limited:
+                self._late.append((call, what, began))
+                raise _hangs(what, began)
+            say(f"waiting for {self.name} ({what}), {time.monotonic() - began:.0f} s so far")
+        return call.result()
 
 
 class Answering(Line):
@@ -153,6 +121,5 @@ class Answering(Line):
         self.run(name, 0, lambda: self._store.delete(name))
 
 
-def _hangs(call: _Call) -> HangsError:
-    since = time.monotonic() - call.began
-    return HangsError(f"a call has not come back for {since:.0f} s ({call.what})")
+def _hangs(what: str, began: float) -> HangsError:
+    return HangsError(f"a call has not come back for {time.monotonic() - began:.0f} s ({what})")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ def read_text(path: str | None, max_bytes: int) -> Text:
     )
 
 
-def _files_of(root: str) -> list[bytes]:
+def _files_of(root: str) -> list[str]:
     if os.path.isdir(root):
         return sorted(_walk(root, _is_visible, _is_visible))
     if not os.path.exists(root):
@@ -71,18 +70,18 @@ def _files_of(root: str) -> list[bytes]:
         )
     if not os.path.isfile(root):
         raise TrainError(f"train.args.text: {root!r} is neither a file nor a folder")
-    return [os.fsencode(root)]
+    return [root]
 
 
 def _walk(
-    root: str, wanted: Callable[[bytes], bool], entered: Callable[[bytes], bool]
-) -> Iterator[bytes]:
-    """Regular files below `root`, as bytes: a name that is no valid UTF-8 is still a name."""
-    for folder, folders, names in os.walk(os.fsencode(root), onerror=_raise_unreadable):
+    root: str, wanted: Callable[[str], bool], entered: Callable[[str], bool]
+) -> Iterator[str]:
+    """Regular files below `root`."""
+    for folder, folders, names in os.walk(root, onerror=_raise_unreadable):
         folders[:] = [name for name in folders if entered(name)]
         for name in filter(wanted, names):
             path = os.path.join(folder, name)
-            if _is_regular(path):
+            if os.path.isfile(path):  # not a pipe: reading would hang
                 yield path
 
 
@@ -90,40 +89,32 @@ def _raise_unreadable(error: OSError) -> None:
     raise _unreadable(error.filename, error)
 
 
-def _unreadable(path: bytes, error: OSError) -> TrainError:
+def _unreadable(path: str, error: OSError) -> TrainError:
     # Leaving it out instead would give two nodes different data without a word.
     return TrainError(
-        f"train.args.text: cannot read {os.fsdecode(path)!r}: {error.strerror}; "
+        f"train.args.text: cannot read {path!r}: {error.strerror}; "
         "make it readable, or leave it out of the folder"
     )
 
 
-def _is_regular(path: bytes) -> bool:
-    """Follows links to files; a dangling link, a socket or a pipe (reading would hang) is none."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:
-        return False
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".") and name != "__pycache__"
 
 
-def _is_visible(name: bytes) -> bool:
-    return not name.startswith(b".") and name != b"__pycache__"
-
-
-def _is_library_source(name: bytes) -> bool:
+def _is_library_source(name: str) -> bool:
     # _sysconfigdata… holds the paths of the machine Python was built on.
-    return name.endswith(b".py") and not name.startswith(b"_sysconfigdata")
+    return name.endswith(".py") and not name.startswith("_sysconfigdata")
 
 
-def _is_library_folder(name: bytes) -> bool:
+def _is_library_folder(name: str) -> bool:
     return (
         _is_visible(name)
-        and os.fsdecode(name) not in _NOT_THE_LIBRARY
-        and not name.startswith(b"config-")  # built per machine, like _sysconfigdata
+        and name not in _NOT_THE_LIBRARY
+        and not name.startswith("config-")  # built per machine, like _sysconfigdata
     )
 
 
-def _join(files: list[bytes], max_bytes: int) -> tuple[bytearray, int]:
+def _join(files: list[str], max_bytes: int) -> tuple[bytearray, int]:
     content = bytearray()
     count = 0
     for path in files:

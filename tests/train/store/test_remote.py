@@ -59,6 +59,14 @@ def train_on(machine: Machine, steps: tuple[int, ...] = STEPS) -> int:
     return began
 
 
+def ended(place: Path, bucket: Path, steps: tuple[int, ...] = STEPS) -> Machine:
+    """A machine that has trained so far, and is gone."""
+    machine = Machine(place, bucket)
+    train_on(machine, steps)
+    machine.end()
+    return machine
+
+
 def same(found: dict[str, Any], step: int) -> bool:
     want = tensors_of(step)
     return (
@@ -68,9 +76,7 @@ def same(found: dict[str, Any], step: int) -> bool:
 
 
 def test_a_new_machine_goes_on_from_the_newest_checkpoint(tmp_path: Path, bucket: Path) -> None:
-    first = Machine(tmp_path / "one", bucket)
-    train_on(first)
-    first.end()
+    first = ended(tmp_path / "one", bucket)
     assert objects(bucket) == [
         "manifest.json",
         "metrics/000000001-000000002.jsonl",
@@ -237,9 +243,7 @@ def remove_all(place: Path) -> None:
 def test_a_newest_checkpoint_that_is_not_whole_is_named_and_the_one_before_it_is_used(
     tmp_path: Path, bucket: Path, capsys: pytest.CaptureFixture[str], damage: Any, message: str
 ) -> None:
-    first = Machine(tmp_path / "one", bucket)
-    train_on(first)
-    first.end()
+    ended(tmp_path / "one", bucket)
     damage(remote(bucket, 8))
     left = objects(bucket)
     capsys.readouterr()
@@ -272,9 +276,7 @@ def test_a_newest_checkpoint_that_is_not_whole_is_named_and_the_one_before_it_is
 def test_all_that_is_there_is_damaged(
     tmp_path: Path, bucket: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = Machine(tmp_path / "one", bucket)
-    train_on(first, (2, 4))
-    first.end()
+    ended(tmp_path / "one", bucket, (2, 4))
     for step in (2, 4):
         truncate(remote(bucket, step))
     second = Machine(tmp_path / "two", bucket)
@@ -344,9 +346,7 @@ def test_a_store_that_does_not_work_at_the_start_is_a_clear_end(
     error: OSError,
     message: str,
 ) -> None:
-    first = Machine(tmp_path / "one", bucket)
-    train_on(first)
-    first.end()
+    ended(tmp_path / "one", bucket)
     through(monkeypatch, failing(kind, name, error))
     second = Machine(tmp_path / "two", bucket)
     with pytest.raises(TrainError) as failed:
@@ -359,9 +359,7 @@ def test_a_store_that_does_not_work_at_the_start_is_a_clear_end(
 def test_a_disk_that_is_too_small_is_said_before_anything_is_downloaded(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Machine(tmp_path / "one", bucket)
-    train_on(first)
-    first.end()
+    ended(tmp_path / "one", bucket)
     full = type("Usage", (), {"free": 100})()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     second = Machine(tmp_path / "two", bucket)
@@ -593,9 +591,7 @@ def test_a_damaged_checkpoint_here_hides_no_good_one_in_the_store(
     tmp_path: Path, bucket: Path, newest: int
 ) -> None:
     """`newest`: in the store."""
-    first = Machine(tmp_path / "one", bucket)
-    train_on(first)
-    first.end()
+    first = ended(tmp_path / "one", bucket)
     flip_a_bit(first.directory / "step-000000008")
     if newest == 6:
         remove_all(remote(bucket, 8))
@@ -609,9 +605,7 @@ def test_a_damaged_checkpoint_here_hides_no_good_one_in_the_store(
 def test_what_is_whole_here_is_not_downloaded(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Machine(tmp_path / "one", bucket)
-    train_on(first)
-    first.end()
+    ended(tmp_path / "one", bucket)
     got: list[str] = []
     through(monkeypatch, lambda n, kind, name: got.append(name) if kind == "get" else None)
     second = Machine(tmp_path / "one", bucket)
@@ -647,9 +641,7 @@ def test_a_store_that_comes_late_is_waited_for_with_a_line(
 def test_a_start_that_cannot_have_the_store_says_so_there_if_nobody_else_has_it(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch, held: bool
 ) -> None:
-    first = Machine(tmp_path / "one", bucket)
-    train_on(first)
-    first.end()
+    ended(tmp_path / "one", bucket)
     if held:
         record = json.loads((bucket / "owner.json").read_text())
         record["job"] = record["attempt"] = record["home"] = "other"
