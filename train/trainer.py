@@ -148,7 +148,6 @@ def run(
             with doing("last checkpoint"):
                 trainer.finish(outcome)
         finally:
-            reporter.hold()
             if trainer.records is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
                 trainer.records.saver.settle()

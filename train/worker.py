@@ -171,7 +171,7 @@ class Worker:
         self._reporter.fail(error, waited=bool(became))
         if became:
             # A traceback through DDP would only hide the cause.
-            what = "lost a peer" if became == GONE else "waited in vain for a peer"
+            what = "lost a peer" if became == GONE else "timed out waiting for a peer"
             self._say(f"{what}: {text.splitlines()[0][:200]}")
             explain = self._reporter.explain
             lines = explain() if became == LATE else explain(timeout_s=0.0)

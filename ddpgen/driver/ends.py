@@ -11,7 +11,7 @@ SSH_FAILED = 255  # ssh's own; the host scripts never end with it
 
 _FAILED = re.compile(r"ddpgen: failed(?: at step \d+)?: (.*)")
 _CRASHED = re.compile(r"ddpgen: crashed: (.*)")
-_CONSEQUENCE = re.compile(r"\b(?:lost|waited in vain for) (?:a|the|its) peer")
+_CONSEQUENCE = re.compile(r"\b(?:lost|timed out waiting for) (?:a|the|its) peer")
 _OF_SSH = re.compile(
     r"ssh: |Connection |Shared connection |Timeout, server |client_loop|Read from remote|kex_|mux_"
     r"|.*: Permission denied|Host key|packet_write"
