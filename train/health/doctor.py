@@ -338,15 +338,6 @@ def as_json(page: Page) -> dict[str, Any]:
         "unreadable": list(page.unreadable),
         "verdict": _verdict(page),
         "blamed": list(page.found.blamed),
-        "ranks": [
-            {
-                "rank": p.rank,
-                "condition": p.condition,
-                "age_s": round(p.age, 1),
-                "process_state": p.state,
-                "beat": asdict(p.beat) if p.beat is not None else None,
-            }
-            for p in page.found.members
-        ],
+        "ranks": [asdict(member) for member in page.found.members],
         "network": [{"well": well, "says": says} for well, says in page.network],
     }
