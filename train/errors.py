@@ -50,7 +50,7 @@ class PeerLateError(RuntimeError):
     """Another rank did not answer in time."""
 
 
-def what_became_of_a_peer(error: BaseException) -> str:
+def peer_failure(error: BaseException) -> str:
     """GONE or LATE where the exception says so of another process, else empty.
 
     A user's own TimeoutError or ConnectionError is not: it may be a file server's.

@@ -23,7 +23,7 @@ from train.errors import (
     ToldError,
     TrainError,
     exit_at_once,
-    what_became_of_a_peer,
+    peer_failure,
 )
 from train.fatal_error import LAST_WAIT_S, FatalErrorBroadcast
 from train.health.phase import doing
@@ -166,15 +166,14 @@ class Worker:
 
     def _crash(self, error: Exception) -> None:
         """Say what has happened; of what happened to others, who and where it was."""
-        text, became = str(error), what_became_of_a_peer(error)
+        text, became = str(error), peer_failure(error)
         lines: list[str] = []
         self._reporter.fail(error, waited=bool(became))
         if became:
             # A traceback through DDP would only hide the cause.
             what = "lost a peer" if became == GONE else "timed out waiting for a peer"
             self._say(f"{what}: {text.splitlines()[0][:200]}")
-            explain = self._reporter.explain
-            lines = explain() if became == LATE else explain(timeout_s=0.0)
+            lines = self._reporter.explain(wait=became == LATE)
             for line in lines:
                 self._say(line)
             reason = f"{what}: {lines[0] if lines else text.splitlines()[0]}"

@@ -139,10 +139,10 @@ def test_only_the_first_of_a_host_explains(tmp_path: Path) -> None:
     heartbeats.write_beat(tmp_path, gone)
     until(lambda: any(beat.world == "w" and beat.rank == 0 for beat in read_beats(tmp_path)))
     reporter.fail(RuntimeError("Connection closed by peer"), waited=True)
-    (line,) = reporter.explain(timeout_s=0.0)
+    (line,) = reporter.explain(wait=False)
     assert line.startswith(f"rank 1 on desk (process {2**22 + 1}) ended without an exception")
     assert line.endswith("it last stood at step 121, backward, my_model.py:88 in forward")
-    assert reporter.explain(timeout_s=0.0) == []
+    assert reporter.explain(wait=False) == []
     assert Reporter(tmp_path, {"WORLD_SIZE": "1"}).explain() == []  # by itself
 
 

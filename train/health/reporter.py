@@ -152,17 +152,17 @@ class Reporter:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_LAST_WRITE_S)
 
-    def explain(self, timeout_s: float = NEWS_S) -> list[str]:
+    def explain(self, wait: bool = True) -> list[str]:
         """Which rank the others wait for, for the first process of this host that asks; else nothing.
 
-        Takes `timeout_s` for news of the others, and then about two seconds for the network.
+        `wait`: three seconds for news of the others, and then about two for the network.
         """
         if not self.beat.world or self._size == 1 or not self._may_write():
             return []
         with contextlib.suppress(OSError):  # twice is better than not at all
             if not heartbeats.is_first(self._directory, self.beat.host, self.beat.world):
                 return []
-        return self._diagnose(timeout_s)
+        return self._diagnose(wait)
 
     def _run(self) -> None:
         nic, address, head = network.own_place(self._env)
@@ -205,13 +205,13 @@ class Reporter:
             for line in self.explain():
                 self._say(line)
 
-    def _diagnose(self, timeout_s: float) -> list[str]:
+    def _diagnose(self, wait: bool) -> list[str]:
         host_view = None
         if self._exchange is not None and self._exchange.reads:
-            self._exchange.fresh(timeout_s)
+            self._exchange.fresh(NEWS_S if wait else 0.0)
             host_view = self._exchange.heard()
         found = diagnose(self._directory, host_view)
-        if timeout_s > 0.0:
+        if wait:
             others = addresses(found, self.beat.host)
             looks = network.look(others, self.beat.head, self.beat.nic, self.beat.address)
             said = [says for well, says in looks if not well]
