@@ -7,7 +7,7 @@ An object is there whole or not at all: an upload that is cut off leaves nothing
 SkyPilot says "any S3 server" (credentials() are the files it looks into); endpoint() and KEY, SECRET are
 for everybody else.
 
-    .objects() -> {key: size}   .get(key) -> bytes   .put(key, bytes)   .delete(key)   .when(...)
+    .objects() -> {key: size}   .get(key) -> bytes   .put(key, bytes)   .delete(key)
     .make()  .remove()          the bucket itself
     .slow(kib_per_s)  .fast()   the wire to the server: uploads take their time
 
@@ -18,12 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.real.rig import access
-from tests.real.rig.errors import RigError
 from tests.real.rig.machine import Machine
 from tests.real.rig.spec import Host
 
@@ -110,17 +107,6 @@ class Bucket:
         self.machine.run(["rm", "-r", f"{PLACE}/{self.name}/{key}"], user="root", check=True)
         argv = ["find", f"{PLACE}/{self.name}", "-mindepth", "1", "-type", "d", "-empty", "-delete"]
         self.machine.run(argv, user="root", check=True)
-
-    def when(
-        self, is_so: Callable[[dict[str, int]], bool], within: float = PATIENCE_S
-    ) -> dict[str, int]:
-        """Wait until it holds what you ask for."""
-        deadline = time.monotonic() + within
-        while not is_so(found := self.objects()):
-            if time.monotonic() > deadline:
-                raise RigError(f"after {within:.0f} s bucket {self.name} still holds {found}")
-            time.sleep(AGAIN_S)
-        return found
 
     def make(self) -> None:
         self.path.mkdir()
