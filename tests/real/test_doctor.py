@@ -1,4 +1,4 @@
-"""When training stands still: who holds it up is named, from outside by the doctor and by the job."""
+"""When training hangs: the rank that holds it up is named, by the doctor and in the job's own log."""
 
 from __future__ import annotations
 

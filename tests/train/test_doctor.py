@@ -68,6 +68,14 @@ def test_a_healthy_run_is_0_and_a_table(tmp_path: Path, ask: Ask) -> None:
     assert "\nstatus: running; newest checkpoint: step 600\n" in ask()[1]
 
 
+def test_in_a_large_job_a_host_speaks_of_its_own_ranks(tmp_path: Path, ask: Ask) -> None:
+    living(tmp_path, world_size=4)
+    own = HostView("here", processes.machine(), time.time(), time.monotonic(), 2.0, 0.0, (), True)
+    heartbeats.write_host_view(tmp_path, own)
+    code, said = ask()
+    assert (code, "These go on, at step 121: ranks 0-1." in said) == (0, True)
+
+
 @pytest.mark.parametrize("another", [{"pid": NO_PROCESS}, {"started": 1}])
 def test_a_process_that_is_gone_is_1_here_and_in_json(
     tmp_path: Path, ask: Ask, another: dict[str, int]

@@ -284,7 +284,7 @@ def _going(members: Sequence[RankState]) -> list[str]:
         return []
     step = max(going.values())
     where = f"at step {step + 1}" if step >= 0 else "the first step has not begun"
-    if len(going) == len(members):
+    if len(going) == max(p.beat.world_size for p in members if p.beat):
         return [f"All ranks beat and go on, {where}."]
     return [f"These go on, {where}: {ranks(list(going))}."]
 
