@@ -16,13 +16,13 @@ MariaDB too, for sacct); `node1`, `node2`, ... run slurmd, each with another nam
 CUDA_VISIBLE_DEVICES, nothing is behind it). `/shared` is one directory on all of them. Everything else is
 the rig's: users root and trainer, sshd everywhere, the interpreter of the tests, faults, no ssh needed.
 
-    Slurm(nodes=3, accounting=False, grace_s=0, config="extra lines", **slurm.conf's own words)
+    Slurm(nodes=3, accounting=False, **slurm.conf's own words)
       KillWait=5  SlurmdTimeout=10  MinJobAge=3000  AuthInfo="cred_expire=6" (how long a requeued job waits)
     Slurm(hosts=[Host("desk")], files={"/usr/local/bin/x": (text, 0o755)}, services=[...], adopts=True)
       more hosts in its network; files on login node and nodes; services on the nodes
 
 Partitions: `work` (the default, neither preempts nor is preempted); `high` preempts `low`
-(PreemptMode=REQUEUE), `lowc` (CANCEL) and `lowg` (CANCEL with GraceTime=20; `grace_s` is the other two's).
+(PreemptMode=REQUEUE), `lowc` (CANCEL) and `lowg` (CANCEL with GraceTime=20).
 
 **The handle.** `.login`, `.nodes`: Machines; `.rig`; `.shared`: the directory there, `.rig.shared`: the
 same from here.
@@ -101,8 +101,6 @@ class Slurm(Upkeep):
         nodes: int = 3,
         *,
         accounting: bool = False,
-        grace_s: int = 0,
-        config: str = "",
         hosts: Sequence[Host] = (),
         files: Mapping[str, tuple[str, int]] | None = None,
         services: Sequence[Sequence[str]] = (),
@@ -110,7 +108,7 @@ class Slurm(Upkeep):
         **words: Any,
     ) -> None:
         names = [f"node{number}" for number in range(1, nodes + 1)]
-        text = slurm_conf(names, words, grace_s, accounting=accounting) + config
+        text = slurm_conf(names, words, accounting=accounting)
         common = {
             "/etc/munge/munge.key": (secrets.token_hex(64), 0o600),
             "/etc/slurm/slurm.conf": (text, 0o644),
@@ -366,9 +364,7 @@ def controller(*, accounting: bool) -> list[tuple[str, ...]]:
     return [*started, ("slurmctld",)]
 
 
-def slurm_conf(
-    nodes: list[str], words: Mapping[str, Any], grace_s: int, *, accounting: bool
-) -> str:
+def slurm_conf(nodes: list[str], words: Mapping[str, Any], *, accounting: bool) -> str:
     """The one file that is the same everywhere."""
     chosen = {**DEFAULTS, **words}
     text = FIXED + "".join(f"{name}={value}\n" for name, value in chosen.items() if value != "")
@@ -378,11 +374,11 @@ def slurm_conf(
         )
     for name in nodes:
         text += f"NodeName={name} CPUs={CPUS} RealMemory=32000 Gres=gpu:toy:{GPUS} State=UNKNOWN\n"
-    low = f"Nodes=ALL MaxTime=2:00:00 PriorityTier=1 GraceTime={grace_s}"
+    low = "Nodes=ALL MaxTime=2:00:00 PriorityTier=1 GraceTime="
     return text + (
         "PartitionName=work Nodes=ALL Default=YES MaxTime=2:00:00 PriorityTier=5 PreemptMode=OFF\n"
         "PartitionName=high Nodes=ALL MaxTime=2:00:00 PriorityTier=10 PreemptMode=OFF\n"
-        f"PartitionName=low {low} PreemptMode=REQUEUE\n"
-        f"PartitionName=lowc {low} PreemptMode=CANCEL\n"
-        f"PartitionName=lowg {low.rpartition('=')[0]}=20 PreemptMode=CANCEL\n"
+        f"PartitionName=low {low}0 PreemptMode=REQUEUE\n"
+        f"PartitionName=lowc {low}0 PreemptMode=CANCEL\n"
+        f"PartitionName=lowg {low}20 PreemptMode=CANCEL\n"
     )
