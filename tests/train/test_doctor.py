@@ -70,7 +70,9 @@ def test_a_healthy_run_is_0_and_a_table(tmp_path: Path, ask: Ask) -> None:
 
 def test_in_a_large_job_a_host_speaks_of_its_own_ranks(tmp_path: Path, ask: Ask) -> None:
     living(tmp_path, world_size=4)
-    own = HostView("here", processes.machine(), time.time(), time.monotonic(), 2.0, 0.0, (), True)
+    own = HostView(
+        "here", processes.machine(), time.time(), time.monotonic(), 2.0, 0.0, (), True, "w"
+    )
     heartbeats.write_host_view(tmp_path, own)
     code, said = ask()
     assert (code, "These go on, at step 121: ranks 0-1." in said) == (0, True)
@@ -257,7 +259,7 @@ def test_a_host_that_is_not_on_this_network_is_named(
     heartbeats.rank_file(tmp_path, 1).unlink()
     away: Beat = beat(1, 2, host="b", machine="other", address="192.0.2.1", born=time.time() - 90)
     clocks = (time.time(), time.monotonic(), 2.0, 0.0)
-    received = HostView("here", processes.machine(), *clocks, (Heard(away, 44.0),))
+    received = HostView("here", processes.machine(), *clocks, (Heard(away, 44.0),), world="w")
     heartbeats.write_host_view(tmp_path, received)
     monkeypatch.setattr(network, "_connect", lambda address, port: "silent")
     code, said = ask()

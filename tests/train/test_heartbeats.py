@@ -355,6 +355,18 @@ def test_of_each_rank_the_newest_heartbeat_of_the_newest_world_counts() -> None:
         assert heartbeats.newest_world(found) == newest
 
 
+def test_what_a_host_received_in_an_earlier_world_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / heartbeats.NAME).mkdir()
+    here = heartbeats.machine()
+    old, new = (Beat(0, 0, 2, "h", 1, here, world=w, born=b) for w, b in (("old", 1.0), ("", 9.0)))
+    view = HostView("h", here, 1.0, 2.0, 3.0, 4.0, (Heard(old, 5.0),), world="old")
+    heartbeats.write_host_view(tmp_path, view)
+    assert heartbeats.gather(tmp_path)[1] == view
+    heartbeats.write_beat(tmp_path, new)  # the next start, which has not met the others yet
+    heard, own = heartbeats.gather(tmp_path)
+    assert ([each.beat for each in heard], own) == ([new], None)
+
+
 def test_a_file_is_read_as_it_was_written_but_for_control_characters(tmp_path: Path) -> None:
     (tmp_path / heartbeats.NAME).mkdir()
     odd = {"host": "h\x1b[2J\u202e", "where": "a\nb\ud800", "stack": ("x\r",)}

@@ -80,6 +80,7 @@ class Exchange:
             unanswered_s=round(unanswered_s, 1),
             heard=tuple(beats),
             partial=not self.reads,
+            world=self._own.world,
         )
 
     def fresh(self, timeout_s: float) -> None:

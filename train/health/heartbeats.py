@@ -98,6 +98,7 @@ class HostView:
     unanswered_s: float
     heard: tuple[Heard, ...]
     partial: bool = False
+    world: str = ""
 
     @property
     def is_cut_off(self) -> bool:
@@ -217,7 +218,7 @@ def _read_all(directory: Path, prefix: str, kind: type[_Value]) -> list[_Value]:
 
 
 def clear(directory: Path, but_below: int = 0) -> None:
-    """Remove what an earlier world has left; not the heartbeats of ranks below this one.
+    """Remove everything of ours, but the heartbeats of ranks below this one.
 
     Nothing behind a symbolic link: what lies there may be anybody's.
     """
@@ -269,11 +270,14 @@ def gather(directory: Path) -> tuple[list[Heard], HostView | None]:
     shared directory that is looked at from a machine that takes no part, or in a large job.
     """
     here, now, wall = machine(), time.monotonic(), time.time()
-    host_views = read_host_views(directory)
+    beats, host_views = read_beats(directory), read_host_views(directory)
+    known = [*beats, *(each.beat for view in host_views for each in view.heard)]
+    newest = max(known, key=lambda beat: beat.born).world if known else ""
+    host_views = [view for view in host_views if view.world == newest]  # not of an earlier world
     own = next((h for h in host_views if h.machine == here), None)
     by_wall_clock = own is None or own.partial or own.is_cut_off
     found = []
-    for beat in read_beats(directory):
+    for beat in beats:
         if beat.machine == here:
             found.append(Heard(beat, max(0.0, now - beat.monotonic)))
         elif by_wall_clock:

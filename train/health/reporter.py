@@ -99,8 +99,6 @@ class Reporter:
         where they met, if there are several hosts."""
         with self._change:
             self.beat = replace(self.beat, world=world)
-        if self.beat.local_rank == 0 and self._may_write():
-            heartbeats.clear(self._directory, but_below=self._size)
         if store is not None:
             self._exchange = Exchange(store, self.beat)
             self._exchange.start()
