@@ -30,13 +30,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.real.rig import Host, Machine, Rig, unavailable  # noqa: E402 - the checkout, put there above
+from tests.real.preflight import (  # noqa: E402 - the checkout, put there above
+    NAMES,
+    Terminal,
+    as_root,
+    closed_but_for,
+)
+from tests.real.rig import Host, Machine, Rig, unavailable  # noqa: E402
 
 CAP_S = 180.0
 # Cases mostly wait; but importing torch is work, and two cores can do so much of it at a time.
 AT_ONCE, APART_S = 6, 8.0
 PORT = 29500
-NAMES = ("desk", "laptop", "tower")
 JOB = """
 import os, sys
 import torch
@@ -116,40 +121,23 @@ class Case:
     meanwhile: Callable[[Rig], None] | None = None
 
 
-class Terminal:
+def started(machine: Machine, line: str, env: Mapping[str, str]) -> Terminal:
     """torchrun on one host: what it says and when."""
+    return Terminal(machine, ["bash", "-c", line], env={"OMP_NUM_THREADS": "1", **env})
 
-    def __init__(self, machine: Machine, command: str, env: Mapping[str, str]) -> None:
-        self.name = machine.name
-        self.began = time.monotonic()
-        self.lines: list[tuple[float, str]] = []
-        self.ended: float | None = None
-        self.process = machine.popen(
-            ["bash", "-c", command], env={"OMP_NUM_THREADS": "1", **env}, text=True,
-            errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append((time.monotonic(), line.rstrip()))
-        self.process.wait()
-        self.ended = time.monotonic()
-
-    def result(self, zero: float) -> dict[str, Any]:
-        said: dict[str, float] = {}
-        for at, line in self.lines:
-            short = trimmed(line)
-            if TELLING.search(short) and not NOISE.search(line) and len(said) < LINES:
-                said.setdefault(short, round(at - zero, 1))
-        return {
-            "said": [{"s": at, "line": line} for line, at in said.items()],
-            "ended_s": None if self.ended is None else round(self.ended - zero, 1),
-            "exit": None if self.ended is None else self.process.returncode,
-        }
+def result(terminal: Terminal, zero: float) -> dict[str, Any]:
+    said: dict[str, float] = {}
+    for at, line in zip(terminal.times, terminal.lines, strict=False):
+        short = trimmed(line)
+        if TELLING.search(short) and not NOISE.search(line) and len(said) < LINES:
+            said.setdefault(short, round(at - zero, 1))
+    ended = terminal.ended_at
+    return {
+        "said": [{"s": at, "line": line} for line, at in said.items()],
+        "ended_s": None if ended is None else round(ended - zero, 1),
+        "exit": None if ended is None else terminal.end(),
+    }
 
 
 def trimmed(line: str) -> str:
@@ -158,17 +146,6 @@ def trimmed(line: str) -> str:
     line = re.sub(r"^\[[WEI]\d+ [\d:.]+ (\S+\.cpp):\d+\]", "", line).strip()
     line = re.sub(r"/\S*/((?:site-packages|gloo|bin)/)", r"…/\1", line)
     return line if len(line) <= 240 else line[:239] + "…"
-
-
-def in_host(machine: Machine, *argv: str) -> None:
-    machine.run(argv, user="root", check=True)
-
-
-def closed_but_for(machine: Machine, *ports: int) -> None:
-    """A firewall as distributions set them up: nobody outside may connect, but for these ports."""
-    opened = ",".join(map(str, (22, *ports)))
-    in_host(machine, "iptables", "-A", "INPUT", "!", "-i", "lo", "-p", "tcp", "--syn", "-m",
-            "multiport", "!", "--dports", opened, "-j", "DROP")  # fmt: skip
 
 
 def listen(rig: Rig) -> None:
@@ -180,9 +157,9 @@ def listen(rig: Rig) -> None:
 def earlier_run(rig: Rig) -> None:
     """One of two hosts was left running: its torchrun waits for the other to this day."""
     machine = rig["desk"]
-    left = Terminal(machine, command(machine, Start(), 2, Case("", "")), {})
+    left = started(machine, command(machine, Start(), 2, Case("", "")), {})
     while not has_connection(machine):
-        if left.ended is not None:
+        if left.ended_at is not None:
             raise RuntimeError(f"the earlier run ended: {left.lines}")
         time.sleep(0.1)
 
@@ -233,7 +210,7 @@ CASES = (
         "NIC002",
         "is down|find address for|unreachable",
         starts=all_pin("eth0"),
-        inject=lambda rig: in_host(rig["laptop"], "ip", "link", "set", "eth0", "down"),
+        inject=lambda rig: as_root(rig["laptop"], "ip", "link", "set", "eth0", "down"),
     ),
     Case(
         "cable unplugged on one host",
@@ -247,7 +224,7 @@ CASES = (
         "NIC004",
         "find address for|unreachable",
         starts=all_pin("eth0"),
-        inject=lambda rig: in_host(rig["laptop"], "ip", "addr", "flush", "dev", "eth0"),
+        inject=lambda rig: as_root(rig["laptop"], "ip", "addr", "flush", "dev", "eth0"),
     ),
     Case("docker0 chosen on all hosts", "NIC006", "docker0|172.17", starts=all_pin("docker0")),
     Case(
@@ -335,7 +312,7 @@ CASES = (
         "no route to the head",
         "HOST004",
         "No route|unreachable",
-        inject=lambda rig: in_host(
+        inject=lambda rig: as_root(
             rig["laptop"], "ip", "route", "add", "unreachable", "192.168.7.1/32"
         ),
     ),
@@ -388,7 +365,7 @@ CASES = (
         "DIR002",
         "denied|cannot be opened|Read-only",
         starts=SAVE,
-        inject=lambda rig: in_host(rig["desk"], "mkdir", "-p", "/data/ckpt"),
+        inject=lambda rig: as_root(rig["desk"], "mkdir", "-p", "/data/ckpt"),
     ),
     Case(
         "checkpoint directory full",
@@ -409,7 +386,7 @@ CASES = (
         "LINK004",
         "$^",
         hosts=3,
-        inject=lambda rig: in_host(
+        inject=lambda rig: as_root(
             rig["laptop"], "iptables", "-A", "INPUT", "-s", "192.168.7.3", "-j", "DROP"
         ),
     ),
@@ -438,7 +415,7 @@ CASES = (
         "LIM003",
         "shared memory",
         starts={name: Start(env={"LOADER": "1"}) for name in NAMES},
-        inject=lambda rig: in_host(rig["laptop"], "mount", "-o", "remount,size=1m", "/dev/shm"),
+        inject=lambda rig: as_root(rig["laptop"], "mount", "-o", "remount,size=1m", "/dev/shm"),
     ),
     Case(
         "interpreter missing on one host",
@@ -484,13 +461,13 @@ def measure(case: Case) -> dict[str, Any]:
             start = case.starts.get(machine.name, Start())
             if not start.absent:
                 line = command(machine, start, case.hosts, case)
-                terminals.append(Terminal(machine, line, start.env))
+                terminals.append(started(machine, line, start.env))
         zero = time.monotonic()
         if case.meanwhile:
             case.meanwhile(rig)
         for each in terminals:
-            each.reader.join(max(0.0, zero + CAP_S - time.monotonic()))
-        hosts = {each.name: each.result(zero) for each in terminals}
+            each.ended(max(0.0, zero + CAP_S - time.monotonic()))
+        hosts = {each.host: result(each, zero) for each in terminals}
     return {"fault": case.fault, "codes": case.codes, **judged(case, hosts), "hosts": hosts}
 
 

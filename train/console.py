@@ -1,4 +1,4 @@
-"""What a run says to people: its lines on standard error, and the progress line.
+"""What a run prints for people: its lines on standard error, and the progress line.
 
 Owns the terminal's cursor, which both share. Knows nothing of where the numbers come from.
 """
@@ -16,7 +16,7 @@ from train.scheduler import VARIABLE
 
 
 def say(message: str, rank: int | None = None) -> None:
-    """One line on standard error, with the rank in front where it matters which one speaks."""
+    """One line on standard error, with the rank in front where it matters which one prints it."""
     _end_live_line()
     rank_of = "" if rank is None else f" rank {rank}"
     _print(sys.stderr, f"ddpgen{_where()}{rank_of}: {message}\n")

@@ -39,7 +39,7 @@ class TrainError(Exception):
 
 
 class ToldError(TrainError):
-    """A fault of another process, which tells it itself; this one only ends with it."""
+    """A fault of another process, which reports it itself; this one only ends with it."""
 
 
 class PeerGoneError(RuntimeError):
@@ -50,8 +50,8 @@ class PeerLateError(RuntimeError):
     """Another rank did not answer in time."""
 
 
-def what_became_of_a_peer(error: BaseException) -> str:
-    """GONE or LATE where the exception is about another process, else empty.
+def peer_failure(error: BaseException) -> str:
+    """GONE or LATE where the exception says so of another process, else empty.
 
     A user's own TimeoutError or ConnectionError is not: it may be a file server's.
     """

@@ -1,7 +1,7 @@
-"""One host's failure is every host's, with its reason.
+"""A failure that no restart can cure, on one host, ends the job on all hosts, with its reason.
 
-Owns the telling: through the store in which the processes met, since that is there before any
-process group is and outlives a collective that will never end. Every process waits there for the word, on
+Owns the broadcast of the reason, through the store in which the processes met: that is there before any
+process group is, and outlives a collective that will never end. Every process waits there for a reason, on
 a connection of its own. Knows nothing of what can fail.
 """
 
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-# A wait in the store is answered by the word itself; after so long it is asked anew.
+# A wait in the store ends with the reason; after so long it is begun anew.
 WAIT_S = 60.0
 # How long the process in which the store lives waits, at its end, for the others to have read it.
 LAST_WAIT_S = 5.0
-# How long a process that loses a peer waits for the peer's last word.
+# How long a process that loses a peer waits for the peer's reason.
 WORD_S = 1.5
-# How long that may take to be written down: a busy disk, a file server.
+# How long that may take to be written to the status: a busy disk, a file server.
 _WRITE_S = 60.0
 _REASON, _READ = "failure/reason", "failure/read"
 
@@ -31,8 +31,8 @@ _REASON, _READ = "failure/reason", "failure/read"
 class FatalErrorBroadcast:
     """What ended the job for good, as soon as any process knows.
 
-    `on_heard(reason)` is called once, by a thread of its own, when another process has told it: it
-    is to write that down and end this process, whatever the main thread waits for.
+    `on_heard(reason)` is called once, by a thread of its own, when another process has failed: it
+    is to write the reason to the status and end this process, whatever the main thread waits for.
     """
 
     def __init__(self, host: str, rank: int, on_heard: Callable[[str], None]) -> None:
@@ -41,20 +41,20 @@ class FatalErrorBroadcast:
         self._world_size = 1
         self._closed = threading.Event()
         self._heard = threading.Event()
-        # What is to be brought to its end before this process ends at another's word.
+        # What is to be finished before this process ends for another's reason.
         self.before_end: Callable[[], None] = lambda: None
 
     def listen(self, store: Store, world_size: int) -> None:
         """Begin to listen: the processes have met in `store`."""
         from train.parallel.process_group import another_connection  # loads torch
 
-        # Two connections: one that waits takes no other question.
+        # Two connections: one that waits takes no other request.
         self._store, waits = another_connection(store), another_connection(store)
         self._world_size = world_size
         threading.Thread(target=self._listen, args=[waits], name="failures", daemon=True).start()
 
     def tell(self, why: str) -> tuple[str, bool]:
-        """Tell all processes. Returns the reason that stands, and whether it is this process' own."""
+        """Send the reason to all processes. Returns the first one, and whether it is this process' own."""
         word = f"{self._rank} {self._host}: {why}"
         self._closed.set()
         if self._store is None:
@@ -67,9 +67,9 @@ class FatalErrorBroadcast:
         return _reason(stands), stands == word
 
     def wait_for_word(self, within_s: float = WORD_S) -> None:
-        """After the loss of a peer: does not return if that one has left word, as this process then ends."""
+        """After the loss of a peer: does not return if that one has given a reason, as this process then ends."""
         if self._store is not None and self._heard.wait(within_s):
-            # The thread that has heard it writes it down, and ends this process.
+            # The thread that has received it writes it to the status, and ends this process.
             time.sleep(_WRITE_S)
 
     def wait_until_read(self) -> None:

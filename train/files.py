@@ -1,4 +1,4 @@
-"""Small files that strangers may have put there, read without waiting; and files replaced as a whole.
+"""Small files that anybody may have put there, read without blocking; and files replaced as a whole.
 
 Owns the bounds of a read and the atomic replacement. Knows nothing of what is in a file.
 """
@@ -43,7 +43,7 @@ def replace_file(path: Path, content: bytes, sync: bool = True) -> None:
 
     `sync`: also after a crash of the whole machine.
     """
-    # Two threads of a process may write it: who hears a verdict, and who meets a fault itself.
+    # Two threads of a process may write it: the one that receives a reason, and the main one.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with open(temporary, "wb") as file:

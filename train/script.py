@@ -23,8 +23,8 @@ from typing import Any
 from train import processes
 from train.config import seconds
 from train.console import say
-from train.errors import EXIT_FAILED, EXIT_STOPPED, LATE, what_became_of_a_peer
-from train.health.reporter import NEWS_S, Reporter
+from train.errors import EXIT_FAILED, EXIT_STOPPED, LATE, peer_failure
+from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
 from train.integrations import progress
 from train.integrations.frameworks import hooks
@@ -198,14 +198,14 @@ class Script(Runner):
         _print(error, trace)
         where = innermost_user_line(trace)
         what = f"{type(error).__name__}: {error}"[:MOST_REASON] + (f" ({where})" if where else "")
-        became = what_became_of_a_peer(error)
+        became = peer_failure(error)
         self._reporter.fail(error, waited=bool(became))
         if remedy := _remedy(error, session.progress.taken):
             return self._fail(f"{what}; {remedy}")
         noted = read_status(self._directory)
         if not session.progress.taken and noted is not None and noted.reason.endswith(what):
             return self._fail(f"crashed twice in the same way before its first step: {what}")
-        lines = self._reporter.explain(NEWS_S if became == LATE else 0.0) if became else []
+        lines = self._reporter.explain(wait=became == LATE) if became else []
         for line in lines:
             say(line, self._rank)
         self._note_crash(lines[0] if lines else what, lost=bool(became) and not lines)

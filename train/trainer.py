@@ -148,7 +148,6 @@ def run(worker: Worker) -> int:
             with doing("last checkpoint"):
                 trainer.finish(outcome)
         finally:
-            worker.reporter.hold()
             if trainer.records is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
                 trainer.records.checkpointer.settle()

@@ -23,7 +23,7 @@ from train.errors import (
     ToldError,
     TrainError,
     exit_at_once,
-    what_became_of_a_peer,
+    peer_failure,
 )
 from train.fatal_error import LAST_WAIT_S, FatalErrorBroadcast
 from train.health.phase import doing
@@ -165,15 +165,14 @@ class Worker:
 
     def _crash(self, error: Exception) -> None:
         """Say what has happened; of what happened to others, who and where it was."""
-        text, peer = str(error), what_became_of_a_peer(error)
+        text, peer = str(error), peer_failure(error)
         lines: list[str] = []
         self.reporter.fail(error, waited=bool(peer))
         if peer:
             # A traceback through DDP would only hide the cause.
             what = "lost a peer" if peer == GONE else "timed out waiting for a peer"
             self._say(f"{what}: {text.splitlines()[0][:200]}")
-            explain = self.reporter.explain
-            lines = explain() if peer == LATE else explain(timeout_s=0.0)
+            lines = self.reporter.explain(wait=peer == LATE)
             for line in lines:
                 self._say(line)
             reason = f"{what}: {lines[0] if lines else text.splitlines()[0]}"

@@ -6,8 +6,6 @@ Owns the way from a cluster and a spec to a job in its queue. Knows nothing of w
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
 import sys
 import tempfile
 import time
@@ -72,7 +70,7 @@ class Batch:
         # Not rendered there: seen from here it lies below /proc, where real paths end.
         with tempfile.TemporaryDirectory() as here:
             jobs.render(Path(here), wanted, code, target="slurm")
-            copy(Path(here), self.place)
+            access.copy(Path(here), self.place)
         self.id = self.submit(*options, arguments=arguments)
 
     def submit(self, *options: str, arguments: Sequence[str] = ()) -> str:
@@ -158,20 +156,3 @@ def environment(pid: int) -> bytes:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return b""
-
-
-def alone(place: Path) -> Path:
-    """The checkpoint directory of the same job on this machine, undisturbed."""
-    local = {"targets": {"local": {"procs_per_node": 1}}, "rendezvous": {"launcher": "env"}}
-    wanted = {**spec("job"), **local}
-    done = jobs.run(jobs.render(place, wanted))
-    assert done.process.returncode == 0, done.output
-    return place / "checkpoints" / "job"
-
-
-def copy(source: Path, target: Path) -> None:
-    """Copy a directory into a cluster's shared one: it is trainer's there."""
-    shutil.copytree(source, target)
-    for directory, _, files in os.walk(target):
-        for path in (directory, *(os.path.join(directory, name) for name in files)):
-            os.chown(path, access.UID, access.UID)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.ci import do_without
 from tests.real import preflight
-from tests.real.rig import Host, Rig, sky, slurm, unavailable
+from tests.real.rig import Rig, sky, slurm, unavailable
 from tests.real.rig.sky import Sky
 from tests.real.rig.slurm import Slurm
 
@@ -38,37 +38,28 @@ def sky_possible(slurm_possible: None) -> None:
     do_without("SkyPilot", sky.unavailable())
 
 
+def bring_up(make: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """What brings them up; they are down at the end of the module."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *hosts, **options: stack.enter_context(make(*hosts, **options))
+
+
 @pytest.fixture(scope="module")
 def new_rig(rig_possible: None) -> Iterator[NewRig]:
-    """Bring up a rig of these hosts; it is down at the end of the module."""
-    with contextlib.ExitStack() as stack:
-
-        def bring_up(*hosts: Host, **options: Any) -> Rig:
-            return stack.enter_context(Rig(hosts, **options))
-
-        yield bring_up
+    """Bring up a rig of these hosts."""
+    yield from bring_up(lambda *hosts, **options: Rig(hosts, **options))
 
 
 @pytest.fixture(scope="module")
 def new_slurm(slurm_possible: None) -> Iterator[NewSlurm]:
-    """Bring up a Slurm cluster; it is down at the end of the module."""
-    with contextlib.ExitStack() as stack:
-
-        def bring_up(**options: Any) -> Slurm:
-            return stack.enter_context(Slurm(**options))
-
-        yield bring_up
+    """Bring up a Slurm cluster."""
+    yield from bring_up(Slurm)
 
 
 @pytest.fixture(scope="module")
 def new_sky(sky_possible: None) -> Iterator[NewSky]:
-    """Bring up SkyPilot, its cloud and its storage; they are down at the end of the module."""
-    with contextlib.ExitStack() as stack:
-
-        def bring_up(**options: Any) -> Sky:
-            return stack.enter_context(Sky(**options))
-
-        yield bring_up
+    """Bring up SkyPilot, its cloud and its storage."""
+    yield from bring_up(Sky)
 
 
 @pytest.fixture(scope="module")

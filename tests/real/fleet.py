@@ -53,8 +53,7 @@ class Launched(jobs.Job):
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ddpgen", "launch", str(spec), *options],
             env={**os.environ, **way_in(rig), "PYTHONPATH": str(jobs.ROOT)}, cwd=spec.parent,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace",
+            **jobs.PIPED,
         )  # fmt: skip
         self._listen()
 

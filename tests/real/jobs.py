@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import py_compile
-import queue
 import re
 import shutil
 import signal
@@ -160,33 +159,67 @@ def compiled(package: Path) -> Path:
     return place
 
 
-class Job:
-    """A started script. Its lines, standard error among them, are kept and can be waited for."""
+# How a process is started whose lines are read.
+PIPED: dict[str, Any] = {
+    "stdin": subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.STDOUT,
+    "text": True,
+    "errors": "replace",
+}
 
-    script = "local.sh"
 
-    def __init__(self, bundle: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            ["bash", str(bundle / self.script), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, **(env or {})},
-        )
-        self._listen()
+class Lines:
+    """What a process prints, standard error among it: kept, with the times, and can be waited for."""
+
+    process: subprocess.Popen[Any]
 
     def _listen(self) -> None:
+        self.began = time.monotonic()
         self.lines: list[str] = []
-        self._coming: queue.Queue[str | None] = queue.Queue()
+        self.times: list[float] = []
+        self.ended_at: float | None = None
+        self._passed = 0
+        self._news = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._coming.put(line.rstrip("\n"))
-        self._coming.put(None)
+        with self.process.stdout as stream:
+            for line in stream:
+                with self._news:
+                    self.lines.append(line.rstrip("\n"))
+                    self.times.append(time.monotonic())
+                    self._news.notify_all()
+        with self._news:
+            self.ended_at = time.monotonic()
+            self._news.notify_all()
+
+    def next(self, within: float) -> str | None:
+        """The next line, None at the end. Raises TimeoutError when none comes."""
+        with self._news:
+            more = lambda: self._passed < len(self.lines) or self.ended_at is not None  # noqa: E731
+            if not self._news.wait_for(more, within):
+                raise TimeoutError
+            if self._passed == len(self.lines):
+                return None
+            self._passed += 1
+            return self.lines[self._passed - 1]
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+
+class Job(Lines):
+    """A started script."""
+
+    script = "local.sh"
+
+    def __init__(self, bundle: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+        command = ["bash", str(bundle / self.script), *arguments]
+        self.process = subprocess.Popen(command, env={**os.environ, **(env or {})}, **PIPED)
+        self._listen()
 
     def until(self, pattern: str) -> re.Match[str]:
         """Read on until a line matches."""
@@ -215,26 +248,19 @@ class Job:
         """Read everything to come and return the exit code."""
         for _ in self._more():
             pass
-        assert self.process.stdout is not None
-        self.process.stdout.close()
         return self.process.wait(PATIENCE_S)
 
     def _more(self) -> Iterator[str]:
         while True:
             # For each line anew: how long all of it may take is pytest's affair.
             try:
-                line = self._coming.get(timeout=PATIENCE_S)
-            except queue.Empty:
+                line = self.next(PATIENCE_S)
+            except TimeoutError:
                 self.process.send_signal(signal.SIGKILL)
-                raise TimeoutError(f"no word in {PATIENCE_S} s:\n{self.output}") from None
+                raise TimeoutError(f"no line in {PATIENCE_S} s:\n{self.output}") from None
             if line is None:
                 return
-            self.lines.append(line)
             yield line
-
-    @property
-    def output(self) -> str:
-        return "\n".join(self.lines)
 
     def agent(self) -> int:
         """Process id of torchrun's agent."""
@@ -250,6 +276,16 @@ def run(bundle: Path, *arguments: str, env: dict[str, str] | None = None) -> Job
     job = Job(bundle, *arguments, env=env)
     job.end()
     return job
+
+
+def alone(place: Path, job: dict[str, Any]) -> Path:
+    """The checkpoint directory of the same job on this machine by itself, undisturbed, without torchrun."""
+    here = {**job, "nodes": 1, "targets": {"local": {"procs_per_node": 1}}}
+    here["rendezvous"] = {"launcher": "env"}
+    here["train"] = {**job["train"], "args": {**job["train"]["args"], "pause": 0.0}}
+    done = run(render(place, here))
+    assert done.process.returncode == 0, done.output
+    return place / "checkpoints" / str(job["name"])
 
 
 def children(pid: int) -> list[int]:

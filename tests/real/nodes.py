@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import queue
 import re
 import signal
 import subprocess
@@ -72,10 +71,8 @@ class Host(jobs.Job):
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "PYTHONUNBUFFERED": "1",
         }
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", env={**os.environ, **fixed, **env}, cwd=jobs.ROOT,
-        )  # fmt: skip
+        everything = {**os.environ, **fixed, **env}
+        self.process = subprocess.Popen(command, env=everything, cwd=jobs.ROOT, **jobs.PIPED)
         self._listen()
 
     @property
@@ -117,10 +114,9 @@ def until_met(of: Sequence[Host]) -> None:
 def _until(hosts: Sequence[Host], pattern: str, is_it: Callable[[re.Match[str]], bool]) -> None:
     deadline = time.monotonic() + jobs.PATIENCE_S
     for host in itertools.cycle(hosts):
-        with contextlib.suppress(queue.Empty):
-            line = host._coming.get(timeout=0.02)
+        with contextlib.suppress(TimeoutError):
+            line = host.next(within=0.02)
             assert line is not None, f"ended before {pattern}:\n{host.output}"
-            host.lines.append(line)
             found = re.match(pattern, line)
             if found and is_it(found):
                 return

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.real import fleet, jobs
-from tests.real.rig import Host, Machine, Rig
+from tests.real.rig import Host, Machine, Rig, access
 
 NAMES = ("desk", "laptop", "tower")
 # --preflight never reads which launcher comes after it: one is enough outside of the night.
@@ -67,60 +65,36 @@ def mend(rig: Rig) -> None:
         each.empty(SMALL_DISK)
 
 
-class Terminal:
-    """A script that runs on a host, and what it has said so far."""
+class Terminal(jobs.Lines):
+    """A script that runs on a host, and what it has printed so far."""
 
     def __init__(self, machine: Machine, argv: Sequence[str], **options: Any) -> None:
         self.host = machine.name
-        self.lines: list[tuple[float, str]] = []
-        self._news = threading.Condition()
-        self._ended = False
-        self.began = time.monotonic()
-        self.process = machine.popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", **options,
-        )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stream:
-            for line in stream:
-                with self._news:
-                    self.lines.append((time.monotonic(), line.rstrip("\n")))
-                    self._news.notify_all()
-        with self._news:
-            self._ended = True
-            self._news.notify_all()
-
-    @property
-    def output(self) -> str:
-        return "\n".join(line for _, line in self.lines)
+        self.process = machine.popen(argv, **jobs.PIPED, **options)
+        self._listen()
 
     @property
     def text(self) -> str:
-        """Everything said, without the line breaks: for sentences that a table breaks."""
+        """Everything printed, without the line breaks: for sentences that a table breaks."""
         return " ".join(self.output.split())
 
     def until(self, pattern: str, within: float = PATIENCE_S) -> float:
         """Wait for a line that matches; when it came."""
-        deadline = time.monotonic() + within
-        seen = 0
+
+        def found() -> float | None:
+            lines = zip(self.times, self.lines, strict=False)
+            return next((at for at, line in lines if re.search(pattern, line)), None)
+
         with self._news:
-            while True:
-                for at, line in self.lines[seen:]:
-                    if re.search(pattern, line):
-                        return at
-                seen = len(self.lines)
-                left = deadline - time.monotonic()
-                assert not self._ended, f"{self.host}: no {pattern!r}:\n{self.output}"
-                assert left > 0, f"{self.host}: no {pattern!r} in {within} s:\n{self.output}"
-                self._news.wait(left)
+            self._news.wait_for(lambda: found() or self.ended_at is not None, within)
+            at = found()
+        assert at is not None, f"{self.host}: no {pattern!r} in {within} s:\n{self.output}"
+        return at
 
     def ended(self, within: float) -> bool:
         """Wait for its end; whether it came."""
         with self._news:
-            return self._news.wait_for(lambda: self._ended, within)
+            return self._news.wait_for(lambda: self.ended_at is not None, within)
 
     def end(self, within: float = PATIENCE_S) -> int:
         """Wait for its end; the exit code."""
@@ -130,7 +104,7 @@ class Terminal:
     def findings(self) -> list[Shown]:
         """The rows of the table, as far as it was printed."""
         found: list[Shown] = []
-        for at, line in self.lines:
+        for at, line in zip(self.times, self.lines, strict=False):
             if row := re.match(r"(error|warning|note) +([A-Z]+\d{3}) +(\S+) *(.*)", line):
                 found.append(Shown(at, *row.groups()))
             elif found and line.startswith("  "):
@@ -207,7 +181,7 @@ class Launch:
         return "\n".join(
             f"{each.host} {at - self.began:6.2f} | {line}"
             for each in self.terminals.values()
-            for at, line in each.lines
+            for at, line in zip(each.times, each.lines, strict=False)
         )
 
 
@@ -251,11 +225,9 @@ class Bundle:
         """Lay it on this host, in place of whatever lies there."""
         parent = machine.path("ddpgen")
         shutil.rmtree(parent, ignore_errors=True)
-        shutil.copytree(self.place, parent / self.name)
-        home = machine.path(".").stat()
-        for folder, _, files in os.walk(parent):
-            for path in (folder, *(os.path.join(folder, file) for file in files)):
-                os.chown(path, home.st_uid, home.st_gid)
+        parent.mkdir()
+        os.chown(parent, access.UID, access.UID)
+        access.copy(self.place, parent / self.name)
 
     @property
     def hosts(self) -> list[str]:

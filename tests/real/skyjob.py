@@ -175,13 +175,3 @@ class SkyJob:
         if not self.id:
             return ""
         return f"{self.sky.logs(self.id)[-6000:]}\n{self.sky.controller_log(self.id)[-3000:]}"
-
-
-def alone(place: Path, wanted: dict[str, Any]) -> Path:
-    """The checkpoint directory of the same job on this machine, undisturbed."""
-    here = {**wanted, "nodes": 1, "targets": {"local": {"procs_per_node": 1}}}
-    here["rendezvous"] = {"launcher": "env"}
-    here["train"] = {**here["train"], "args": {**here["train"]["args"], "pause": 0.0}}
-    done = jobs.run(jobs.render(place, here))
-    assert done.process.returncode == 0, done.output
-    return place / "checkpoints" / str(wanted["name"])

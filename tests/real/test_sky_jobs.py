@@ -36,7 +36,7 @@ def test_a_job_whose_machines_are_taken_away_comes_back_and_ends_in_the_same_bit
     wanted = skyjob.spec("once", PAUSE_S, mode="cached", steps=SHORT, procs_per_node=1)
     job = SkyJob(sky, wanted)
     job.launch()
-    alone = skyjob.alone(tmp_path, wanted)
+    alone = jobs.alone(tmp_path, wanted)
     job.until_checkpoint(EVERY, WITHIN_S)
     job.lose(lambda: sky.preempt(job.id))
     job.hurry()
@@ -56,7 +56,7 @@ def test_a_job_comes_back_from_all_that_takes_its_machines_and_stays_away_after_
     # moment before the others: whether a notice's is acted on, a job of one machine shows.
     single = SkyJob(sky, skyjob.spec("single", PAUSE_S, nodes=1))
     single.launch()
-    alone = skyjob.alone(tmp_path, wanted)
+    alone = jobs.alone(tmp_path, wanted)
     job.until_checkpoint(EVERY, WITHIN_S)
     sky.wait(job.id, "RUNNING")
     told = job.types("status")
@@ -81,7 +81,7 @@ def test_a_job_comes_back_from_all_that_takes_its_machines_and_stays_away_after_
     left: dict[str, int] = {}
 
     def power_off() -> None:
-        sky.power_off(head)
+        head.power_off()
         left.update(cut_off=job.begun()[-1], whole=job.checkpoints()[-1])
 
     job.lose(power_off, then=job.bucket.fast)
@@ -113,5 +113,5 @@ def test_a_job_comes_back_from_all_that_takes_its_machines_and_stays_away_after_
     jobs.assert_same_bits(job.final_tensors(), jobs.final_tensors(alone))
 
     assert sky.wait(single.id, "SUCCEEDED", within=WITHIN_S) == "SUCCEEDED"
-    small = skyjob.alone(tmp_path / "small", skyjob.spec("single", nodes=1))
+    small = jobs.alone(tmp_path / "small", skyjob.spec("single", nodes=1))
     jobs.assert_same_bits(single.final_tensors(), jobs.final_tensors(small))

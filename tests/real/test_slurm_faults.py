@@ -43,7 +43,7 @@ def cluster(whole: Slurm) -> Slurm:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return batch.alone(tmp_path_factory.mktemp("alone"))
+    return jobs.alone(tmp_path_factory.mktemp("alone"), batch.spec("job"))
 
 
 def test_a_killed_worker_a_warning_and_a_killed_node_one_after_the_other(

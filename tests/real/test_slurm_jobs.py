@@ -15,6 +15,7 @@ import yaml
 from tests.real import batch, jobs
 from tests.real.batch import Batch, assert_done_with_the_bits_of_one_machine
 from tests.real.conftest import NewSlurm
+from tests.real.rig import access
 from tests.real.rig.slurm import Slurm
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
@@ -34,7 +35,7 @@ def cluster(new_slurm: NewSlurm) -> Slurm:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return batch.alone(tmp_path_factory.mktemp("alone"))
+    return jobs.alone(tmp_path_factory.mktemp("alone"), batch.spec("job"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,7 +66,7 @@ def test_twenty_jobs_at_once_on_one_node_have_twenty_ports(cluster: Slurm) -> No
     first = Batch(cluster, batch.spec("ports"), "--hold", "--nodelist=node1")
     ids = []
     for number in range(AT_ONCE):
-        batch.copy(first.place, cluster.rig.shared / f"at{number}")
+        access.copy(first.place, cluster.rig.shared / f"at{number}")
         script = f"{cluster.shared}/at{number}/bundle/slurm.sbatch"
         held = ("--hold", "--nodelist=node1", f"--output={cluster.shared}/at{number}.log")
         ids.append(cluster.sbatch(*held, script, "--steps=2"))

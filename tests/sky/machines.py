@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.real import batch, jobs
-from tests.real.rig import Machine, Rig, processes
+from tests.real import jobs
+from tests.real.rig import Machine, Rig, access, processes
 from tests.sky.skypilot import SkyPilot
 
 BUCKET = "/checkpoints"
@@ -132,7 +132,7 @@ class Task:
         for machine in self.machines:
             where = machine.path(WORKDIR)
             shutil.rmtree(where, ignore_errors=True)
-            batch.copy(self.bundle, where)
+            access.copy(self.bundle, where)
         return [
             Run(machine, self.script(rank, run or self.read["run"], **variables))
             for rank, machine in enumerate(self.machines)

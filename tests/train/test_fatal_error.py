@@ -1,4 +1,4 @@
-"""What ends one process for good is heard by all, whatever they wait for."""
+"""What ends one process for good ends all of them, whatever they wait for."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ def stores(count: int) -> list[dist.TCPStore]:
     ]
 
 
-class Ear:
-    """What a process has heard."""
+class Heard:
+    """What a process has received."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
-        self.heard = threading.Event()
+        self.event = threading.Event()
 
     def __call__(self, reason: str) -> None:
         self.reasons.append(reason)
-        self.heard.set()
+        self.event.set()
 
 
 def test_all_others_hear_the_first_reason_with_the_host_it_came_from() -> None:
-    ears = [Ear() for _ in range(4)]
-    broadcasts = [FatalErrorBroadcast(f"host{rank}", rank, ear) for rank, ear in enumerate(ears)]
+    heard = [Heard() for _ in range(4)]
+    broadcasts = [FatalErrorBroadcast(f"host{n}", n, each) for n, each in enumerate(heard)]
     met = stores(4)  # kept: the first one serves the others
     for failures, store in zip(broadcasts, met, strict=True):
         failures.listen(store, 4)
     assert broadcasts[2].tell("no space") == ("host2: no space", True)
-    assert ears[3].heard.wait(10)
+    assert heard[3].event.wait(10)
     assert broadcasts[3].tell("no peer") == ("host2: no space", False)
     for rank in (0, 1):
-        assert ears[rank].heard.wait(10)
-        assert ears[rank].reasons == ["host2: no space"]
-    assert not ears[2].reasons
+        assert heard[rank].event.wait(10)
+        assert heard[rank].reasons == ["host2: no space"]
+    assert not heard[2].reasons
     broadcasts[0].wait_until_read()
     assert met[0].add("failure/read", 0) == 4
 
@@ -62,9 +62,9 @@ def test_who_has_heard_a_reason_has_the_time_to_write_it_down() -> None:
 
 
 def test_after_a_good_end_nobody_listens_any_more() -> None:
-    ear = Ear()
+    heard = Heard()
     first, second = (
-        FatalErrorBroadcast("a", 0, ear),
+        FatalErrorBroadcast("a", 0, heard),
         FatalErrorBroadcast("b", 1, lambda reason: None),
     )
     met = stores(2)
@@ -73,11 +73,11 @@ def test_after_a_good_end_nobody_listens_any_more() -> None:
     first.close()
     first.wait_for_word()
     second.tell("too late")
-    assert not ear.heard.wait(1)
+    assert not heard.event.wait(1)
 
 
 def test_before_the_world_has_met_there_is_nobody_to_tell() -> None:
-    failures = FatalErrorBroadcast("a", 0, Ear())
+    failures = FatalErrorBroadcast("a", 0, Heard())
     assert failures.tell("why") == ("a: why", True)
     failures.wait_until_read()
     failures.wait_for_word()

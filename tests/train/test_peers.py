@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests.train.world import in_world
-from train.errors import GONE, LATE, PeerGoneError, PeerLateError, what_became_of_a_peer
+from train.errors import GONE, LATE, PeerGoneError, PeerLateError, peer_failure
 from train.parallel.process_group import World
 
 
@@ -21,7 +21,7 @@ def raised_by(action: object) -> str:
         for _ in range(3):  # a send into a socket that was closed just now succeeds
             action()
     except Exception as error:  # noqa: BLE001 - which one it is, is the question
-        return f"{what_became_of_a_peer(error)}: {error}"
+        return f"{peer_failure(error)}: {error}"
     return "nothing was raised"
 
 
@@ -77,4 +77,4 @@ def test_a_process_that_does_not_come_is_late() -> None:
     ],
 )
 def test_an_error_of_the_users_own_code_is_none_of_a_peer(error: Exception, meaning: str) -> None:
-    assert what_became_of_a_peer(error) == meaning
+    assert peer_failure(error) == meaning

@@ -1,8 +1,7 @@
 """Which rank the others wait for: from heartbeats to sentences.
 
 Owns the judgement: which rank is gone, stopped, silent or a straggler, and who waits for it. Pure: it
-is given the beats with their ages, and what this machine knows of its own processes.
-Knows nothing of files, stores or sockets.
+is given the heartbeats with their ages, and what this machine knows of its own processes.
 """
 
 from __future__ import annotations
@@ -13,29 +12,30 @@ from dataclasses import dataclass, replace
 from train.health.heartbeats import Beat, Heard
 from train.health.phase import BACKWARD, DATA, EXCHANGE, FORWARD, SCRIPT, TRAINING
 
-# A heartbeat may be late: a loaded machine, a long call into native code, two looks in between.
+# A heartbeat may be late: a loaded machine, a long call into native code, two reads in between.
 SILENT_S = 6.0
-# One older than so many usual ones says how the rank was, not how it is.
-_FRESH = 2.5
-# A step may take this many times what it usually takes, and at least so many seconds.
+# A step may take this many times its usual time, and at least so many seconds.
 _LONGER = 10.0
 STANDING_S = 10.0
-# What comes before and after the steps (a download, an evaluation) takes its time.
+# What comes before and after the steps (a download, an evaluation) may take longer.
 LONG_PHASE_S = 300.0
 # Hosts start their processes, and import torch, at different speeds.
 COMING_S = 30.0
-GOES_ON, WAITS, STANDS, LATE, SILENT, STOPPED, GONE, ENDED, UNKNOWN, TO_COME = (
-    "goes on", "waits", "stands", "late", "silent", "stopped", "gone", "ended", "unknown", "to come",
+GOES_ON, WAITS, STANDS, SILENT, STOPPED, GONE, ENDED, UNKNOWN, TO_COME = (
+    "goes on", "waits", "stands", "silent", "stopped", "gone", "ended", "unknown", "to come",
 )  # fmt: skip
 _LOST = (SILENT, STOPPED, GONE, ENDED)
 _STATES = {"T": STOPPED, "t": STOPPED, "Z": GONE, "X": GONE, "": GONE}
+# Within a step, from the first phase to the last.
+_ORDER = (DATA, FORWARD, SCRIPT, BACKWARD, EXCHANGE)
 _NAMED = 4
+_HOST_LOST = "the host or its network is gone, or it is frozen there"
 
 
 @dataclass(frozen=True)
 class RankState:
     """A rank and how it is. `state`: of its process, where this machine can see it (proc(5); "" for
-    one that is gone), else None. `beat` is None where it was never heard of."""
+    one that is gone), else None. `beat` is None where no heartbeat of it is known."""
 
     rank: int
     condition: str
@@ -63,84 +63,55 @@ def examine(
     heard: Sequence[Heard],
     states: Mapping[int, str],
     cut_off: bool = False,
-    late: float = 0.0,
+    delay: float = 0.0,
     homes: Mapping[int, str] | None = None,
     partial: bool = False,
 ) -> Diagnosis:
-    """Judge a world by what was heard of it; `partial`: of these ranks only, the others are well or unknown.
+    """Judge a world by its heartbeats; `partial`: these ranks only, the others cannot be known here.
 
     `states`: of the processes of ranks on this machine. `cut_off`: this host hears nothing of the others
-    any more, so that their silence says nothing. `late`: seconds by which what is heard may be behind.
-    `homes`: on which host a rank that was never heard of should be.
+    any more, so that their silence says nothing. `delay`: seconds by which the heartbeats may be late.
+    `homes`: on which host a rank without a heartbeat should be.
     """
     if not heard:
         return Diagnosis((), (), False)
-    size = max(each.beat.world_size for each in heard)
     known = {each.beat.rank: each for each in heard}
+    size = max(each.beat.world_size for each in heard)
     age = max(each.beat.time - each.beat.born + each.age for each in heard)
-    unheard = UNKNOWN if cut_off else TO_COME if age < COMING_S + late else SILENT
-    front = max(heard, key=lambda each: (each.beat.step, -_since(each)))
-    members = tuple(
-        _state_of(rank, known.get(rank), front, states.get(rank), cut_off, late, unheard)
+    unheard = UNKNOWN if cut_off else TO_COME if age < COMING_S + delay else SILENT
+    members = [
+        _examine_rank(known[rank], states.get(rank), cut_off, delay)
+        if rank in known
+        else RankState(rank, unheard)
         for rank in (sorted(known) if partial else range(size))
-    )
-    lost = [p for p in members if p.condition in _LOST]
-    culprits = [p for p in lost if not (p.beat and p.beat.waited)]
+    ]
+    culprits = [p for p in members if p.condition in _LOST and not (p.beat and p.beat.waited)]
+    at_work = [p for p in members if p.condition == GOES_ON and not _beat(p).waits]
+    ended = [p for p in members if p.condition == ENDED]
+    standing = [p for p in members if p.condition == STANDS] + (at_work if ended else [])
+    if culprits or standing or ended:
+        members = [_waiting_at_once(p) for p in members]
     if culprits:
-        members = tuple(_waiting(p) for p in members)
-        sentences = _about_lost(culprits, members, homes or {})
-        return Diagnosis(members, tuple(sentences), True, tuple(p.rank for p in culprits))
-    return _no_rank_lost(members)
+        waiting = [p for p in members if p.condition == WAITS]
+        sentences = [*_lost(culprits, members, homes or {}), *_who_waits(waiting)]
+        return Diagnosis(tuple(members), tuple(sentences), True, _numbers(culprits))
+    sentences, wrong, blamed = _none_lost(members, standing)
+    return Diagnosis(tuple(members), tuple(sentences), wrong, _numbers(blamed))
 
 
-def _since(heard: Heard) -> float:
-    """Seconds since this rank completed its last step, at least."""
-    beat = heard.beat
-    between = 0.0 if beat.phase in TRAINING else beat.in_phase
-    return heard.age + max(beat.in_step, between)
-
-
-def _state_of(
-    rank: int,
-    heard: Heard | None,
-    front: Heard,
-    state: str | None,
-    cut_off: bool,
-    late: float,
-    unheard: str,
-) -> RankState:
-    if heard is None:
-        return RankState(rank, unheard)
-    # All take part in every step: when the front completed its last one, this rank still lived.
-    moved = front.beat.step > heard.beat.step + 1
-    silence = min(heard.age, _since(front)) if moved else heard.age
-    condition = _condition(heard, silence, state, cut_off, late)
-    return RankState(rank, condition, heard.beat, heard.age, state)
-
-
-def _condition(heard: Heard, silence: float, state: str | None, cut_off: bool, late: float) -> str:
-    """`silence`: seconds since the last sign of life, which others may have given."""
-    beat = heard.beat
+def _examine_rank(heard: Heard, state: str | None, cut_off: bool, delay: float) -> RankState:
+    beat, age = heard.beat, heard.age
     if beat.ended:
-        return ENDED
-    if state is not None and state in _STATES:
-        return _STATES[state]
-    if silence > max(SILENT_S, 4 * beat.every) + late:
-        return UNKNOWN if cut_off and state is None else SILENT
-    if heard.age > max(_FRESH * beat.every, beat.every + late / 2):
-        return LATE
-    if not _stands(beat):
-        return GOES_ON
-    if silence < heard.age:
-        return LATE  # the others have left that step since
-    return WAITS if beat.waits else STANDS
-
-
-def _waiting(member: RankState) -> RankState:
-    """Where one is lost, the others need not have waited for long to wait for it."""
-    beat = member.beat
-    waits = member.condition == GOES_ON and beat is not None and beat.waits and beat.step >= 0
-    return replace(member, condition=WAITS) if waits else member
+        condition = ENDED
+    elif state is not None and state in _STATES:
+        condition = _STATES[state]
+    elif age > max(SILENT_S, 4 * beat.every) + delay:
+        condition = UNKNOWN if cut_off and state is None else SILENT
+    elif not _stands(beat):
+        condition = GOES_ON
+    else:
+        condition = WAITS if beat.waits else STANDS
+    return RankState(beat.rank, condition, beat, age, state)
 
 
 def _stands(beat: Beat) -> bool:
@@ -149,32 +120,42 @@ def _stands(beat: Beat) -> bool:
     return beat.in_phase > LONG_PHASE_S and beat.step >= 0
 
 
-def _about_lost(
+def _waiting_at_once(member: RankState) -> RankState:
+    """For a rank that is lost or stands the others wait from the first second on."""
+    beat = member.beat
+    waits = member.condition == GOES_ON and beat is not None and beat.waits and beat.step >= 0
+    return replace(member, condition=WAITS) if waits else member
+
+
+# --- a rank is lost ---------------------------------------------------------------------------------
+
+
+def _lost(
     culprits: Sequence[RankState], members: Sequence[RankState], homes: Mapping[int, str]
 ) -> list[str]:
     hosts = _silent_hosts(culprits, members)
     among = {p.rank for theirs in hosts for p in theirs}
-    sentences = [_silent_host(silent) for silent in hosts]
-    unheard = [p for p in culprits if p.beat is None]
-    alone = [p for p in culprits if p.beat is not None and p.rank not in among]
-    sentences += _each(alone, _lost)
-    if unheard:
-        at = sorted({homes[p.rank] for p in unheard if p.rank in homes})
+    sentences = []
+    for theirs in hosts:
+        last = [f"rank {p.rank} last stood {stood(_beat(p))}" for p in theirs[:_NAMED]]
+        sentences.append(
+            f"{ranks(_numbers(theirs))} on {_beat(theirs[0]).host} have not been heard of for "
+            f"{duration(max(p.age for p in theirs))}: {_HOST_LOST}; {'; '.join(last)}"
+        )
+    sentences += _each([p for p in culprits if p.beat and p.rank not in among], _lost_rank)
+    if unheard := _numbers([p for p in culprits if p.beat is None]):
+        at = sorted({homes[rank] for rank in unheard if rank in homes})
         where = f" (on {', '.join(at[:_NAMED])})" if at else ""
         sentences.append(
-            f"{ranks([p.rank for p in unheard])}{where}: no heartbeat was ever seen here; look at the "
-            "output of its host"
+            f"{ranks(unheard)}{where}: no heartbeat was ever seen here; look at the output of its host"
         )
-    waiting = [p for p in members if p.condition == WAITS]
-    if waiting:
-        sentences.append(_who_waits(waiting))
     return sentences
 
 
 def _silent_hosts(
     culprits: Sequence[RankState], members: Sequence[RankState]
 ) -> list[list[RankState]]:
-    """The hosts elsewhere all of whose ranks, several, are silent: one thing has happened to them."""
+    """The hosts elsewhere all of whose ranks, several, are silent: they have one cause."""
     blamed = set(_numbers(culprits))
     of_host: dict[str, list[RankState]] = {}
     for member in members:
@@ -188,16 +169,7 @@ def _silent_hosts(
     ]
 
 
-def _silent_host(theirs: Sequence[RankState]) -> str:
-    last = [f"rank {p.rank} last stood {stood(_beat(p))}" for p in theirs[:_NAMED]]
-    return (
-        f"{ranks(_numbers(theirs))} on {_beat(theirs[0]).host} have not been heard of for "
-        f"{duration(max(p.age for p in theirs))}: the host or its network is gone, or it is frozen "
-        f"there; {'; '.join(last)}"
-    )
-
-
-def _lost(member: RankState) -> str:
+def _lost_rank(member: RankState) -> str:
     beat = _beat(member)
     return f"{member.name} (process {beat.pid}) {_how(member, beat)}; it last stood {stood(beat)}"
 
@@ -210,7 +182,7 @@ def _how(member: RankState, beat: Beat) -> str:
         return f"is stopped, by SIGSTOP, Ctrl-Z or a debugger; kill -CONT {beat.pid} has it go on"
     if member.condition == GONE:
         return (
-            f"is gone without a word (last heartbeat {ago} ago): killed (out of memory? see dmesg "
+            f"ended without an exception (last heartbeat {ago} ago): killed (out of memory? see dmesg "
             "there), or crashed in native code"
         )
     if member.state == "D":
@@ -220,89 +192,43 @@ def _how(member: RankState, beat: Beat) -> str:
             f"has been silent for {ago} although it runs: native code keeps Python's interpreter "
             "lock, or the machine is overloaded"
         )
-    return (
-        f"has not been heard of for {ago}: its host or its network is gone, or it is frozen there"
-    )
+    return f"has not been heard of for {ago}: {_HOST_LOST}"
 
 
-def _no_rank_lost(members: Sequence[RankState]) -> Diagnosis:
-    """Nobody is lost, but perhaps some whose wait was in vain. Who keeps the others waiting?"""
+# --- no rank is lost, but some may keep the others waiting ------------------------------------------
+
+
+def _none_lost(
+    members: Sequence[RankState], standing: Sequence[RankState]
+) -> tuple[list[str], bool, Sequence[RankState]]:
+    """The sentences, whether anything is wrong, and which ranks are to blame."""
     unknown = [p for p in members if p.condition == UNKNOWN]
     if unknown:
-        sentence = f"{ranks(_numbers(unknown))}: nothing can be heard of from this host"
-        return Diagnosis(tuple(members), (sentence,), True, _numbers(unknown))
+        return (
+            [f"{ranks(_numbers(unknown))}: nothing can be heard of from this host"],
+            True,
+            unknown,
+        )
     present = [p for p in members if p.beat is not None]
-    gave_up = [p for p in present if p.condition == ENDED]
-    standing = [p for p in present if p.condition == STANDS or (gave_up and _is_at_work(p))]
-    if standing or gave_up:
-        members = tuple(_waiting(p) for p in members)
-        present = [p for p in members if p.beat is not None]
     waiting = [p for p in present if p.condition in (WAITS, ENDED)]
-    late = [p for p in present if p.condition == LATE]
+    timed_out = any(p.condition == ENDED for p in present)
+    who_waits = _who_waits(waiting, timed_out)
     if standing:
-        first = min(_position(p) for p in standing)
+        first = min(map(_position, standing))
         behind = [p for p in standing if _position(p) == first]
-        sentences = _each(behind, lambda p: f"{p.name} stands {_standing_at(p)}")
-        if waiting:
-            sentences.append(_who_waits(waiting, "waited" if gave_up else "wait"))
-        return Diagnosis(tuple(members), (*sentences, *_late(late)), True, _numbers(behind))
-    if gave_up and late:
-        return Diagnosis(tuple(members), tuple(_late(late)), True, _numbers(late))
+        about = _each(behind, lambda p: f"{p.name} stands {_standing_at(p)}")
+        return [*about, *who_waits], True, behind
     if waiting and len(waiting) == len(present):
-        behind = _behind(waiting)
-        sentence = _lagging(behind) if behind else _all_wait(waiting, bool(gave_up))
-        return Diagnosis(tuple(members), (sentence,), True, _numbers(behind))
-    said = (*_late(late), *([_who_waits(waiting)] if waiting else ()))
-    nobody_goes_on = len(waiting) + len(late) == len(present)
-    wrong = bool(gave_up) or (bool(waiting) and nobody_goes_on)
-    return Diagnosis(tuple(members), said, wrong)
-
-
-def _is_at_work(member: RankState) -> bool:
-    return member.condition == GOES_ON and not _beat(member).waits
-
-
-def _all_wait(waiting: Sequence[RankState], in_vain: bool) -> str:
-    if in_vain:
-        return f"{ranks(_numbers(waiting))} waited for each other in vain: look at the network"
-    return f"all ranks wait for each other {stood(_beat(waiting[0]))}: look at the network"
-
-
-def _late(late: Sequence[RankState]) -> list[str]:
-    return _each(
-        late,
-        lambda p: (
-            f"{p.name} was last heard of {duration(p.age)} ago, {stood(_beat(p))}: how it is "
-            "now is not known yet"
-        ),
-    )
-
-
-def _each(members: Sequence[RankState], say: Callable[[RankState], str]) -> list[str]:
-    """A sentence on each of the first few, and the numbers of the others."""
-    sentences = [say(member) for member in members[:_NAMED]]
-    if len(members) > _NAMED:
-        sentences.append(f"and {len(members) - _NAMED} more: {ranks(_numbers(members[_NAMED:]))}")
-    return sentences
-
-
-def _behind(waiting: Sequence[RankState]) -> list[RankState]:
-    """Those who wait in an earlier step than others: what these have sent has not reached them."""
-    steps = {_beat(p).step for p in waiting}
-    return [p for p in waiting if _beat(p).step == min(steps)] if len(steps) > 1 else []
-
-
-def _lagging(behind: Sequence[RankState]) -> str:
-    return (
-        f"{ranks(_numbers(behind))} still waits {stood(_beat(behind[0]))}, which the others have "
-        "left behind: what they sent has not arrived; look at the network between them"
-    )
+        steps = {_beat(p).step for p in waiting}
+        behind = [p for p in waiting if len(steps) > 1 and _beat(p).step == min(steps)]
+        network = "each for the others: look at the network between them"
+        return [f"{who_waits[0]}, {network}"], True, behind
+    return who_waits, timed_out, ()
 
 
 def _position(member: RankState) -> tuple[int, int]:
     beat = _beat(member)
-    order = [DATA, FORWARD, SCRIPT, BACKWARD, EXCHANGE]
-    return beat.step, order.index(beat.phase) if beat.phase in order else len(order)
+    return beat.step, _ORDER.index(beat.phase) if beat.phase in _ORDER else len(_ORDER)
 
 
 def _standing_at(member: RankState) -> str:
@@ -314,29 +240,36 @@ def _standing_at(member: RankState) -> str:
     return says
 
 
-def _who_waits(waiting: Sequence[RankState], verb: str = "wait") -> str:
-    """`ranks 0-2 wait in step 121, the exchange at its end`, for each place where some do."""
+# --- words ------------------------------------------------------------------------------------------
+
+
+def _each(members: Sequence[RankState], say: Callable[[RankState], str]) -> list[str]:
+    """A sentence on each of the first few, and the numbers of the others."""
+    sentences = [say(member) for member in members[:_NAMED]]
+    if len(members) > _NAMED:
+        sentences.append(f"and {len(members) - _NAMED} more: {ranks(_numbers(members[_NAMED:]))}")
+    return sentences
+
+
+def _who_waits(waiting: Sequence[RankState], timed_out: bool = False) -> list[str]:
+    """`ranks 0-2 wait in step 121, the exchange at its end`, for each place where some do; or nothing."""
     places: dict[str, list[int]] = {}
     for member in waiting:
         beat = _beat(member)
-        place = (
-            f"in {beat.phase or 'their own code'}"
-            if beat.step < 0
-            else (f"in step {beat.step + 1}, {beat.phase or 'starting'}")
-        )
-        places.setdefault(place, []).append(member.rank)
-    said = [
-        f"{ranks(found)} {verb if verb != 'wait' or len(found) > 1 else 'waits'} {place}"
-        for place, found in sorted(places.items(), key=lambda each: each[1][0])
-    ]
-    return "; ".join(said[:_NAMED])
+        step = f"in step {beat.step + 1}, " if beat.step >= 0 else "in "
+        places.setdefault(step + (beat.phase or "their own code"), []).append(member.rank)
+    said = []
+    for place, found in sorted(places.items(), key=lambda each: each[1][0]):
+        verb = "waited" if timed_out else "wait" if len(found) > 1 else "waits"
+        said.append(f"{ranks(found)} {verb} {place}")
+    return ["; ".join(said[:_NAMED])] if said else []
 
 
 def stood(beat: Beat) -> str:
     """`at step 121, backward, my_model.py:88 in forward`."""
     parts = [f"at step {beat.step + 1}"] if beat.step >= 0 else []
     parts += [part for part in (beat.phase, beat.where) if part]
-    return ", ".join(parts) or "nobody knows where"
+    return ", ".join(parts) or "at an unknown place"
 
 
 def ranks(numbers: Sequence[int]) -> str:

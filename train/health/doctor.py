@@ -8,23 +8,26 @@ and is shown with its control characters spelled out.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from train import processes
+from train import lock, processes
 from train.files import read_file
 from train.health import heartbeats, network, view
 from train.health.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, RankState, duration, ranks
 from train.health.heartbeats import plain
-from train.health.view import Launch, Preflight
+from train.health.view import Preflight
 from train.layout import steps_on_disk
+from train.lock import Holder
+from train.scheduler import Scheduled
 from train.status import Status, read_status
 
 EXIT_WELL, EXIT_WRONG, EXIT_USAGE = 0, 1, 2
@@ -33,49 +36,43 @@ _MOST_ROWS = 64
 _MOST_STACKS = 4
 _MOST_HOSTS = 32
 _MOST_UNREADABLE = 8
-# How long a late heartbeat is waited for.
-NEWS_S = 4.0
 
 
 @dataclass(frozen=True)
 class Page:
-    """Everything the doctor has found. `statuses`: by the host's name, "" for the job's own; `said`:
-    by host, the lines a process said before it ended; `network`: (is it well, what to say);
-    `newest`: the step of the newest checkpoint here; `launches`: who holds the job and its parts;
-    `unreadable`: what cannot be read here, and why."""
+    """Everything the doctor has found. `statuses`: by the host's name, "" for the job's own; `newest`: the
+    step of the newest checkpoint here; `holders`: who holds the job and its parts, and whether that is
+    alive (None where it is another host's, and cannot be seen here); `unreadable`: what cannot be read
+    here, and why."""
 
     directory: Path
     statuses: dict[str, Status]
     found: Diagnosis
-    said: dict[str, list[str]]
-    network: list[tuple[bool, str]]
-    newest: int | None = None
-    launches: tuple[Launch, ...] = ()
-    preflight: Preflight | None = None
-    unreadable: tuple[str, ...] = ()
+    network: list[network.Answer]
+    newest: int | None
+    holders: list[tuple[Holder, bool | None]]
+    preflight: Preflight
+    unreadable: tuple[str, ...]
 
     @property
     def over(self) -> Status | None:
         """The end, where there is one: what the heartbeats say is then of the past."""
-        words = [s for name, s in self.statuses.items() if name] or list(self.statuses.values())
         job = self.statuses.get("")
-        ends = [job] if job is not None and job.word != "running" else words
+        of_hosts = [s for name, s in self.statuses.items() if name]
+        ends = [job] if job is not None and (job.word != "running" or not of_hosts) else of_hosts
         return ends[0] if ends and all(s.word != "running" for s in ends) else None
 
     @property
-    def refused(self) -> Preflight | None:
-        """The preflight, where the job never came further."""
-        check = self.preflight
-        further = self.statuses or self.found.members
-        return check if check is not None and not check.ok and not further else None
+    def refused(self) -> bool:
+        """Whether the preflight refused the last launch, and the job never came further."""
+        return self.preflight.ok is False and not self.statuses and not self.found.members
 
     @property
     def wrong(self) -> bool:
         """Whether there is something to do."""
         if self.over is not None:
             return self.over.word == "failed"
-        found = self.found.wrong or self.unwell or bool(self.unreadable)
-        return found or self.refused is not None
+        return self.found.wrong or self.unwell or bool(self.unreadable) or self.refused
 
     @property
     def unwell(self) -> bool:
@@ -120,35 +117,29 @@ def _not_one_of_ours(directory: Path) -> str:
 
 
 def look(directory: Path) -> Page:
-    """Find out everything. Takes some seconds where a heartbeat is late or the network is asked."""
-    found = view.settled(directory, NEWS_S)
+    """Find out everything. Takes about two seconds where the network is asked."""
+    found = view.diagnose(directory)
     places = _places(directory)
-    statuses = dict(_statuses(places))
     beats = [p.beat for p in found.members if p.beat is not None]
-    said = heartbeats.read_said(directory, beats[0].world) if beats else {}
-    launches = [view.launch(place) for place in places.values()]
     page = Page(
         directory,
-        statuses,
+        dict(_statuses(places)),
         found,
-        said,
         network=[],
         newest=_newest_checkpoint(directory),
-        launches=tuple(launch for launch in launches if launch is not None),
-        preflight=view.preflight(directory),
+        holders=list(_holders(places.values())),
+        preflight=view.read_preflight(directory),
         unreadable=tuple(islice(_unreadable(directory, places), _MOST_UNREADABLE)),
     )
     if not beats or page.over is not None:
         return page
     here = processes.machine()
     own = next((beat for beat in beats if beat.machine == here), None)
-    others = view.addresses(found, own.host if own else "", directory)
+    others = view.addresses(found, own.host if own else "", page.preflight)
     if not others and len({beat.host for beat in beats}) == 1:
         return page  # one host: no network takes part
-    ways = network.look(
-        others, own.head if own else "", own.nic if own else "", own.address if own else ""
-    )
-    return replace(page, network=ways)
+    near = (own.head, own.nic, own.address) if own else ()
+    return replace(page, network=network.look(others, *near))
 
 
 def _newest_checkpoint(directory: Path) -> int | None:
@@ -166,6 +157,17 @@ def _places(directory: Path) -> dict[str, Path]:
     except OSError:
         return places  # see _unreadable
     return places | {path.name: path for path in found[:_MOST_HOSTS]}
+
+
+def _holders(places: Iterable[Path]) -> Iterator[tuple[Holder, bool | None]]:
+    for place in places:
+        with contextlib.suppress(OSError):
+            read_file(place / "lock")  # no pipe, and no end of bytes
+            holder = lock.read_lock(place)
+            if holder is not None and lock.is_here(holder):
+                yield lock.look(place, 0.0) or (holder, False)
+            elif holder is not None:
+                yield holder, None
 
 
 def _unreadable(directory: Path, places: Mapping[str, Path]) -> Iterator[str]:
@@ -189,29 +191,23 @@ def _statuses(places: Mapping[str, Path]) -> Iterator[tuple[str, Status]]:
     for name, place in places.items():
         status = read_status(place)
         if status is not None:
-            reason = plain(status.reason, 1000)
-            yield (
-                plain(name, 80),
-                Status(status.word, plain(status.attempt, 40), status.step, reason),
-            )
+            texts = plain(status.attempt, 40), plain(status.reason, 1000)
+            yield plain(name, 80), replace(status, attempt=texts[0], reason=texts[1])
 
 
 def as_text(page: Page, width: int = 100) -> list[str]:
     """The page for people."""
     lines = [f"{plain(str(page.directory), 2000)}, seen from {socket.gethostname()}"]
     for name, status in page.statuses.items():
-        lines.append(f"status of {name}" if name else "status")
-        lines[-1] += f": {_how(status, page.newest, name)}"
+        whose = f"status of {name}" if name else "status"
+        lines.append(f"{whose}: {_how(status, page.newest, name)}")
     lines += [f"cannot be read: {which}" for which in page.unreadable]
     if page.found.members and page.over is None:
         lines += ["", *_table(page.found.members, width)]
     lines += ["", *_verdict(page)]
-    if page.refused is not None:
-        found = page.refused.findings
+    if page.refused:
+        found = page.preflight.findings
         lines += [f"  {f['code']}  {f['host']}: {f['cause']}; {f['remedy']}" for f in found]
-    for host, said in sorted(page.said.items()):
-        if any(said):
-            lines += ["", f"what {host} said before it ended:", *(f"  {line}" for line in said)]
     if page.over is None:
         lines += _stacks(page.found)
         if page.network:
@@ -254,37 +250,41 @@ def _verdict(page: Page) -> list[str]:
 
 
 def _without_heartbeats(page: Page) -> str:
-    if page.refused is not None:
+    if page.refused:
         return "The last launch was refused by the preflight, and nothing was started:"
-    for launch in page.launches:
-        if launch.lives:
-            which = f"{launch.scheduled.name}, " if launch.scheduled else ""
+    for holder, lives in page.holders:
+        if lives:
+            scheduled = Scheduled.parse(holder.scheduler)
+            which = f"{scheduled.name}, " if scheduled else ""
             return (
-                f"The job is alive ({which}process {launch.pid} on {launch.host}), but nothing of it has a "
-                "heartbeat here: a command (train.command) never has one, and other jobs have none while "
-                "they start."
+                f"The job is alive ({which}process {holder.launcher[0]} on {_host_of(holder)}), but nothing "
+                "of it has a heartbeat here: a command (train.command) never has one, and other jobs have "
+                "none while they start."
             )
-    if not page.statuses and page.preflight is not None:
+    if not page.statuses and page.preflight.ok is not None:
         return "Nothing has begun: there was a preflight, which found no reason against a launch."
-    away = sorted({launch.host for launch in page.launches if launch.lives is None})
+    away = [holder for holder, lives in page.holders if lives is None]
     if away:
-        asks = (launch.scheduled.ask for launch in page.launches if launch.scheduled)
-        ask = next((f", or by '{command}'" for command in asks if command), "")
+        jobs = [Scheduled.parse(holder.scheduler) for holder in away]
+        ask = next((f", or by '{job.ask}'" for job in jobs if job and job.ask), "")
         return (
             "No process of this job has a heartbeat here; whether it is alive can be seen on "
-            f"{', '.join(away)}{ask}."
+            f"{', '.join(sorted(set(map(_host_of, away))))}{ask}."
         )
     return "No process of this job has a heartbeat here: it has not begun, or has ended."
 
 
+def _host_of(holder: Holder) -> str:
+    return plain(str(holder.host), 80)
+
+
 def _going(members: Sequence[RankState]) -> list[str]:
-    """Of those only whose heartbeats are young."""
     going = {p.rank: p.beat.step for p in members if p.condition == GOES_ON and p.beat}
     if not going:
         return []
     step = max(going.values())
     where = f"at step {step + 1}" if step >= 0 else "the first step has not begun"
-    if len(going) == len(members):
+    if len(going) == max(p.beat.world_size for p in members if p.beat):
         return [f"All ranks beat and go on, {where}."]
     return [f"These go on, {where}: {ranks(list(going))}."]
 
@@ -327,26 +327,17 @@ def _stacks(found: Diagnosis) -> Iterator[str]:
 
 def as_json(page: Page) -> dict[str, Any]:
     """The page for programs."""
+    check = page.preflight
     return {
         "directory": str(page.directory),
         "seen_from": socket.gethostname(),
         "wrong": page.wrong,
         "status": {name: vars(status) for name, status in page.statuses.items()},
         "newest_checkpoint": page.newest,
-        "preflight": vars(page.preflight) if page.preflight is not None else None,
+        "preflight": None if check.ok is None else {"ok": check.ok, "findings": check.findings},
         "unreadable": list(page.unreadable),
         "verdict": _verdict(page),
         "blamed": list(page.found.blamed),
-        "ranks": [
-            {
-                "rank": p.rank,
-                "condition": p.condition,
-                "age_s": round(p.age, 1),
-                "process_state": p.state,
-                "beat": p.beat.as_json() if p.beat is not None else None,
-            }
-            for p in page.found.members
-        ],
-        "said": page.said,
+        "ranks": [asdict(member) for member in page.found.members],
         "network": [{"well": well, "says": says} for well, says in page.network],
     }

@@ -1,11 +1,10 @@
-"""The heartbeats of all hosts, by way of the store in which the processes met.
+"""The heartbeats of all hosts, through the store in which the processes met.
 
 Owns a connection of its own and the thread that uses it: a store that does not answer blocks nobody else.
 
-Every rank puts its beat there. In a small job one process of each host reads all of them. Where that would
-be too much, rank 0 alone does, and puts a summary there that the other hosts read: the beats of the ranks
-that it blames, and of a few others. Then the traffic grows with the ranks and not with ranks times hosts
-(benchmarks/heartbeats.py).
+Every rank puts its heartbeat there, and one process of each host reads all of them. Where that would be
+too much for one store, rank 0 alone reads: the traffic then grows with the ranks and not with ranks
+times hosts.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ import json
 import os
 import threading
 import time
-from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from train.health.diagnosis import examine
-from train.health.heartbeats import Beat, Heard, HostView
+from train.health.heartbeats import Beat, Heard, HostView, parse
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-# How often a host asks for the others' beats, and how much that may move at the store, all together.
+# How often a host asks for the others' heartbeats, and how much that may move at the store, all together.
 _LISTEN_S = 2.0
 _BYTES_A_SECOND = 2e6
 _BEAT_BYTES = 900
@@ -33,25 +31,25 @@ _SLOWEST_S = 60.0
 _HURRY_S = 1.0
 # How soon the thread sees that somebody does.
 _TICK_S = 0.3
-# So many beats are in a summary, at most.
-_SUMMARY = 16
 
 
 class Exchange:
-    """The beats of all hosts, as one process of this host has them from the store; see the module."""
+    """The heartbeats of all hosts, as one process of this host has them from the store; see the module.
+
+    `reads`: whether this process may read them.
+    """
 
     def __init__(self, store: Store, own: Beat) -> None:
         self._store, self._own = store, own
         size = own.world_size
         hosts = max(1.0, size / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-        everything, most = hosts * size * _BEAT_BYTES, _LISTEN_S * _BYTES_A_SECOND
-        self._summarised = everything > most
-        moved = (size + hosts * (_SUMMARY + 1)) * _BEAT_BYTES if self._summarised else everything
+        everything = hosts * size * _BEAT_BYTES
+        is_large = everything > _LISTEN_S * _BYTES_A_SECOND
+        self.reads = own.rank == 0 or not is_large
+        moved = 2 * size * _BEAT_BYTES if is_large else everything
         self.every = min(_SLOWEST_S, max(_LISTEN_S, moved / _BYTES_A_SECOND))
-        self._partial = self._summarised and own.rank != 0
-        self._summary, self._summary_at = b"", 0.0
         self._latest: Beat | None = None
-        # By rank, with the time since when that is its youngest beat, by the clock of this process.
+        # By rank, with the time since when that is its newest heartbeat, by the clock of this process.
         self._beats: dict[int, tuple[Beat, float]] = {}
         self._answered = time.monotonic()
         self._wake = threading.Condition()
@@ -62,7 +60,7 @@ class Exchange:
         threading.Thread(target=self._run, name="heartbeats", daemon=True).start()
 
     def send(self, beat: Beat) -> None:
-        """Have this beat put into the store; never waits."""
+        """Have this heartbeat put into the store; never waits."""
         with self._wake:
             self._latest = beat
             self._wake.notify_all()
@@ -71,12 +69,7 @@ class Exchange:
         """What is known of the others now."""
         now = time.monotonic()
         with self._wake:
-            # Of rank 0 the silence counts from now on; the others were, in its summary, as they were then.
-            till = self._summary_at if self._partial else now
-            beats = [
-                Heard(beat, max(0.0, (now if rank == 0 else till) - since))
-                for rank, (beat, since) in sorted(self._beats.items())
-            ]
+            beats = [Heard(beat, now - since) for beat, since in self._beats.values()]
             unanswered_s = now - self._answered
         return HostView(
             host=self._own.host,
@@ -86,11 +79,12 @@ class Exchange:
             every=self.every,
             unanswered_s=round(unanswered_s, 1),
             heard=tuple(beats),
-            partial=self._partial,
+            partial=not self.reads,
+            world=self._own.world,
         )
 
     def fresh(self, timeout_s: float) -> None:
-        """Ask once a second for `timeout_s`: whose beat does not change meanwhile is silent."""
+        """Ask once a second for `timeout_s`: a rank whose heartbeat does not change meanwhile is silent."""
         with self._wake:
             self._hurry = True
             self._wake.wait_for(lambda: self._closed, timeout_s)
@@ -103,7 +97,7 @@ class Exchange:
             self._wake.notify_all()
 
     def _run(self) -> None:
-        listened = 0.0
+        read = 0.0
         try:
             while True:
                 with self._wake:
@@ -114,65 +108,33 @@ class Exchange:
                     hurry = self._hurry
                 if beat is not None:
                     self._put(beat)
-                reads = hurry or self._own.local_rank == 0
-                if reads and time.monotonic() - listened >= (_HURRY_S if hurry else self.every):
-                    listened = time.monotonic()
-                    self._listen()
+                is_due = time.monotonic() - read >= (_HURRY_S if hurry else self.every)
+                if self.reads and is_due and (hurry or self._own.local_rank == 0):
+                    read = time.monotonic()
+                    self._read()
         except RuntimeError:
             return  # the store is gone; how long it has been silent is known
 
     def _put(self, beat: Beat) -> None:
-        self._store.set(self._key(beat.rank), json.dumps(beat.as_json()))
+        self._store.set(self._key(beat.rank), json.dumps(asdict(beat)))
         with self._wake:
             self._answered = time.monotonic()
 
-    def _listen(self) -> None:
-        if self._partial:
-            self._read_summary()
-        for rank, text in self._ask([0] if self._partial else range(self._own.world_size)):
+    def _read(self) -> None:
+        # A store that is asked for what nobody has put there yet waits.
+        ranks = range(self._own.world_size)
+        known = [r for r in ranks if r in self._beats or self._store.check([self._key(r)])]
+        texts: list[Any] = self._store.multi_get([self._key(r) for r in known]) if known else []
+        for rank, text in zip(known, texts):
             with contextlib.suppress(ValueError, RecursionError):
-                self._take(rank, Beat.from_json(json.loads(text)))
-        if self._summarised and self._own.rank == 0:
-            self._store.set(self._key("summary"), json.dumps(self._summarise()))
+                self._take(rank, parse(Beat, json.loads(text)))
         with self._wake:
             self._answered = time.monotonic()
-
-    def _summarise(self) -> list[dict[str, Any]]:
-        """Who is blamed, and some of the others, each with its age."""
-        heard = self.heard().heard
-        blamed = set(examine(heard, {}, late=2 * self.every).blamed)
-        first = sorted(heard, key=lambda each: (each.beat.rank not in blamed, each.beat.rank))
-        return [each.as_json() for each in first[:_SUMMARY]]
-
-    def _read_summary(self) -> None:
-        key = self._key("summary")
-        if not self._summary and not self._store.check([key]):
-            return
-        text = self._store.get(key)
-        if text == self._summary:
-            return
-        heard = [Heard.from_json(each) for each in json.loads(text)]
-        with self._wake:
-            self._summary, self._summary_at = text, time.monotonic()
-            # Of rank 0 it is told by rank 0 itself.
-            own = {rank: beat for rank, beat in self._beats.items() if rank == 0}
-            told = {h.beat.rank: (h.beat, self._summary_at - h.age) for h in heard}
-            self._beats = {**told, **own}
-
-    def _ask(self, ranks: Sequence[int]) -> list[tuple[int, bytes]]:
-        # Asked for what nobody has put there yet, a store waits.
-        known = [r for r in ranks if r in self._beats]
-        new = [r for r in ranks if r not in self._beats]
-        known += [rank for rank in new if self._store.check([self._key(rank)])]
-        if not known:
-            return []
-        texts: Sequence[Any] = self._store.multi_get([self._key(rank) for rank in known])
-        return list(zip(known, texts))
 
     def _take(self, rank: int, beat: Beat) -> None:
-        """A beat's age counts from when it first came here, so that no two clocks are compared.
+        """A heartbeat's age counts from when it first came here, so that no two clocks are compared.
 
-        Of the first of a rank that is not known: only there its own clock has to do.
+        For the first one of a rank that is not known: its age is by the sender's clock.
         """
         with self._wake:
             held, now = self._beats.get(rank), time.monotonic()
@@ -182,5 +144,5 @@ class Exchange:
                 since = held[1] if held[0].monotonic == beat.monotonic else now
             self._beats[rank] = beat, since
 
-    def _key(self, which: int | str) -> str:
-        return f"heartbeat/{self._own.world}/{which}"
+    def _key(self, rank: int) -> str:
+        return f"heartbeat/{self._own.world}/{rank}"

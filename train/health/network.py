@@ -1,15 +1,15 @@
 """What the network says now: this host's own interface, and whether the others answer.
 
-Owns a few short looks, all at once and bounded in time. Sends nothing but connection attempts and
-pings. Knows nothing of ranks: it is given names and addresses.
+Owns a few short tests, all at once and bounded in time. Sends nothing but connection attempts. Knows
+nothing of ranks: it is given names and addresses.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
-import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -19,66 +19,61 @@ from train import nic
 TRY_S = 2.0
 MOST_HOSTS = 16
 _SSH = 22
+# (Is it well, what to say).
+Answer = tuple[bool, str]
 _Said = TypeVar("_Said")
-_ECHO = struct.Struct("!BBHHH")
 
 
 def look(
     hosts: Mapping[str, str], head: str = "", interface: str = "", address: str = ""
-) -> list[tuple[bool, str]]:
-    """(is it well, what to say) of the own interface, of each host, and of the run's store.
+) -> list[Answer]:
+    """The state of the own interface, of each host, and of the run's store.
 
     `hosts`: addresses by name, of which the first 16 are asked; `head`: `HOST:PORT` of the store;
     `interface`, `address`: by which this host takes part. Takes about two seconds at most.
     """
-    port = _port(head)
+    store, _, number = head.rpartition(":")
+    port = int(number) if number.isdecimal() and 0 < int(number) < 65536 else 0
     asked = [(name, at) for name, at in hosts.items() if at and at != address][:MOST_HOSTS]
-    looks = [partial(_host, name, at, port) for name, at in asked]
+    tests = [partial(_host, name, at, port) for name, at in asked]
     if port:
-        looks.append(partial(_store, head.rpartition(":")[0], port))
-    own = _own(interface, address) if interface else []
-    return own + _at_once(looks)
+        tests.append(partial(_store, store, port))
+    own = [_own(interface, address)] if interface else []
+    return own + _at_once(tests)
 
 
-def _port(head: str) -> int:
-    word = head.rpartition(":")[2]
-    return int(word) if word.isdecimal() and 0 < int(word) < 65536 else 0
-
-
-def _own(interface: str, address: str) -> list[tuple[bool, str]]:
+def _own(interface: str, address: str) -> Answer:
     here = socket.gethostname()
     try:
-        found = next((i for i in nic.interfaces() if i.name == interface), None)
+        known = nic.interfaces()
+        found = next((i for i in known if i.name == interface), None)
+        if found is None:
+            return False, f"{here} has no interface {interface} any more; what took it away?"
+        nic.check_usable(found, known)
     except nic.NetworkError as error:
-        return [(False, str(error))]
-    if found is None:
-        return [(False, f"{here} has no interface {interface} any more; what took it away?")]
-    if not found.up:
-        return [(False, f"{interface} of {here} is down; ip link set {interface} up")]
-    if not found.carrier:
-        return [(False, f"{interface} of {here} has no carrier; look after its cable")]
+        return False, str(error)
     if address and address not in found.addresses:
-        has = ", ".join(found.addresses) or "none"
-        return [(False, f"{interface} of {here} has lost its address {address} (now: {has})")]
-    return [(True, f"{interface} of {here} ({address}) is up and has a carrier")]
+        has = ", ".join(found.addresses)
+        return False, f"{interface} of {here} has lost its address {address} (now: {has})"
+    return True, f"{interface} of {here} ({address}) is up and has a carrier"
 
 
-def _host(name: str, address: str, port: int) -> tuple[bool, str]:
-    """Whether the host answers at all: takes or refuses a connection, or a ping."""
-    tries: list[Callable[[], str]] = [lambda: _ping(address), lambda: _connect(address, _SSH)]
-    if port:
-        tries.append(lambda: _connect(address, port))
-    said = _at_once(tries, until=lambda answer: answer in ("taken", "refused"))
+def _host(name: str, address: str, port: int) -> Answer:
+    """Whether the host answers at all, by taking or refusing a connection."""
+    said = _at_once([partial(_connect, address, at) for at in (_SSH, port) if at])
     who = f"{name} ({address})"
     if "taken" in said or "refused" in said:
         return True, f"{who} answers"
     for answer in said:
-        if answer not in ("silent", "cannot ask"):
+        if answer != "silent":
             return False, f"{who} cannot be reached: {answer}; is its network (or this host's) up?"
-    return False, f"{who} does not answer; is it switched on, and its cable in?"
+    return (
+        False,
+        f"{who} does not answer; is it switched on, its cable in, and no firewall between?",
+    )
 
 
-def _store(host: str, port: int) -> tuple[bool, str]:
+def _store(host: str, port: int) -> Answer:
     answer = _connect(host, port)
     who = f"the run's store ({host} port {port})"
     if answer == "taken":
@@ -102,44 +97,20 @@ def _connect(address: str, port: int) -> str:
     return "taken"
 
 
-def _ping(address: str) -> str:
-    """One ICMP echo, where the system lets an ordinary user send one."""
-    if not hasattr(socket, "IPPROTO_ICMP"):
-        return "cannot ask"
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP) as icmp:
-            icmp.settimeout(TRY_S)
-            icmp.sendto(_ECHO.pack(8, 0, 0xFFFF - 0x0800 - 1, 0, 1), (address, 0))
-            icmp.recv(64)
-    except TimeoutError:
-        return "silent"
-    except OSError:
-        return "cannot ask"
-    return "taken"
-
-
-def _at_once(
-    looks: Sequence[Callable[[], _Said]], until: Callable[[_Said], bool] | None = None
-) -> list[_Said]:
-    """What each says, in their order; those that are not done in time say nothing."""
+def _at_once(tests: Sequence[Callable[[], _Said]]) -> list[_Said]:
+    """What each says, in their order; one that is not done in time (a name server) says nothing."""
     answers: dict[int, _Said] = {}
-    changed = threading.Condition()
 
-    def one(number: int) -> None:
-        answer = looks[number]()
-        with changed:
-            answers[number] = answer
-            changed.notify()
+    def run(number: int) -> None:
+        answers[number] = tests[number]()
 
-    def enough() -> bool:
-        done = until is not None and any(map(until, answers.values()))
-        return done or len(answers) == len(looks)
-
-    for number in range(len(looks)):
-        threading.Thread(target=one, args=(number,), daemon=True).start()
-    with changed:
-        changed.wait_for(enough, timeout=TRY_S + 1.0)
-        return [answers[number] for number in sorted(answers)]
+    threads = [threading.Thread(target=run, args=[n], daemon=True) for n in range(len(tests))]
+    deadline = time.monotonic() + TRY_S + 1.0
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [said for _, said in sorted(answers.copy().items())]
 
 
 def own_place(env: Mapping[str, str]) -> tuple[str, str, str]:

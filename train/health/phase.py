@@ -1,6 +1,6 @@
-"""What this process does at present: said by the thread that trains, read by the one that sends heartbeats.
+"""What this process does at present: set by the thread that trains, read by the one that sends heartbeats.
 
-Owns the words. To say one costs a step some nanoseconds: no lock, no file, no clock.
+Owns the names of the phases. To set one costs a step some nanoseconds: no lock, no file, no clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOW = Phase()
 
 @contextmanager
 def doing(name: str) -> Iterator[None]:
-    """In here it does that; after a good end what it did before. After an error the last word stays."""
+    """In here the phase is this; after a good end what it was before. After an error it stays."""
     before, NOW.name = NOW.name, name
     yield
     NOW.name = before

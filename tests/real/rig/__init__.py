@@ -25,7 +25,7 @@ are where they are outside, for both users.
          resolves={"laptop": "127.0.1.1", "desk": None},  # names in its /etc/hosts; None: unknown
          port=22, jump=None, small_disk={"/data": 32}, shared="/shared", decoy=True,
          files={"/etc/x": ("text", 0o644)}, services=[("munged",)])  # run at each boot, as root, in order
-    Rig(hosts, subnets={"lan": "192.168.7.0/24"}, control=("lan",), lifetime_s=3600)
+    Rig(hosts, subnets={"lan": "192.168.7.0/24"}, control=("lan",))
 
 **A host's handle** `rig["desk"]`: `.name .nic .address .addresses[network] .home .up`;
 `.run(argv, user="trainer", timeout=60, stdin=None, env=None, cwd=None, check=False)`,

@@ -5,15 +5,15 @@ Owns making the keys; everything else is values in, text out.
 
 from __future__ import annotations
 
-import subprocess
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.real.rig.errors import RigError
 from tests.real.rig.spec import CONTROL, Host, Wiring
-from tests.real.rig.tools import TIMEOUT_S, environment, program, where
+from tests.real.rig.tools import call, program, where
 
 USER, UID = "trainer", 2000
 HOME = f"/home/{USER}"
@@ -23,42 +23,46 @@ HOMES = {"root": "/root", USER: HOME}
 
 @dataclass(frozen=True)
 class Keys:
-    """One key of the users, the same on all hosts, and one of each host."""
+    """One key of the users and one of the hosts, the same on all of them."""
 
     directory: Path
-    hosts: Sequence[Host]
 
     def make(self) -> None:
-        making = [
-            subprocess.Popen(
-                [where("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", path.name, "-f", path],
-                env=environment(),
+        for path in (self.identity, self.host):
+            call(
+                [
+                    where("ssh-keygen"),
+                    "-q",
+                    "-t",
+                    "ed25519",
+                    "-N",
+                    "",
+                    "-C",
+                    path.name,
+                    "-f",
+                    str(path),
+                ]
             )
-            for path in (self.identity, *(self._of(host.name) for host in self.hosts))
-        ]
-        for process in making:
-            if process.wait(TIMEOUT_S):
-                raise RigError(f"ssh-keygen: ended with {process.returncode}")
 
     @property
     def identity(self) -> Path:
         return self.directory / "identity"
 
-    def private(self, host: str) -> str:
-        return self._of(host).read_text()
+    @property
+    def host(self) -> Path:
+        return self.directory / "host"
 
-    def known_hosts(self, wiring: Wiring) -> str:
-        """All hosts by name and by every address, as ssh writes them for ports other than 22."""
-        lines = []
-        for host in self.hosts:
-            names = [host.name, *(link.address for link in wiring.links[host.name])]
-            if host.port != 22:
-                names = [f"[{name}]:{host.port}" for name in names]
-            lines.append(f"{','.join(names)} {public(self._of(host.name))}")
-        return "".join(lines)
+    @property
+    def known_hosts(self) -> str:
+        return f"* {public(self.host)}"
 
-    def _of(self, host: str) -> Path:
-        return self.directory / f"host.{host}"
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a directory to a host, or into what hosts share: it is trainer's there."""
+    shutil.copytree(source, target)
+    for directory, _, files in os.walk(target):
+        for path in (directory, *(os.path.join(directory, name) for name in files)):
+            os.chown(path, UID, UID)
 
 
 def public(key: Path) -> str:
@@ -70,7 +74,7 @@ def ssh_config(hosts: Sequence[Host], wiring: Wiring, keys: Keys, control: int) 
     text = "# Written by tests/real/rig.\n"
     for host in hosts:
         text += f"Host {host.name}\n  HostName {wiring.address(host.name, CONTROL)}\n"
-        text += f"  Port {host.port}\n  HostKeyAlias {alias(host)}\n"
+        text += f"  Port {host.port}\n"
         text += f"  ProxyJump {host.jump}\n" if host.jump else ""
     netns = f"/proc/{control}/ns/net"
     # `Match exec` and not a proxy for everybody: in the network ssh is to connect by itself.
@@ -88,10 +92,6 @@ def ssh_config(hosts: Sequence[Host], wiring: Wiring, keys: Keys, control: int) 
         "  GlobalKnownHostsFile /dev/null\n"
         "  StrictHostKeyChecking yes\n"
     )
-
-
-def alias(host: Host) -> str:
-    return host.name if host.port == 22 else f"[{host.name}]:{host.port}"
 
 
 def outside(control: int) -> str:
@@ -118,10 +118,10 @@ def files(host: Host, hosts: Sequence[Host], wiring: Wiring, keys: Keys) -> list
         file("/etc/hosts", etc_hosts(host, hosts, wiring)),
         # Nobody to ask: a name is in /etc/hosts or it is not, and that is known at once.
         file("/etc/resolv.conf", ""),
-        file("/etc/ssh/host_key", keys.private(host.name), mode=0o600),
+        file("/etc/ssh/host_key", keys.host.read_text(), mode=0o600),
         file("/etc/ssh/sshd_config", sshd_config(host.port)),
         file("/etc/ssh/ssh_config", ports + "Host *\n  HashKnownHosts yes\n"),
-        file("/etc/ssh/ssh_known_hosts", keys.known_hosts(wiring)),
+        file("/etc/ssh/ssh_known_hosts", keys.known_hosts),
     ]
     for user, owner in OWNERS.items():
         place = f"{HOMES[user]}/.ssh"

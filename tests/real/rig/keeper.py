@@ -55,7 +55,7 @@ class Reports:
 class Keeper:
     """PID 1 around everything in the rig. Closing it, or dying, ends everything in the rig."""
 
-    def __init__(self, directory: Path, lifetime_s: float) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._number = 0
         (directory / "disks").mkdir()
@@ -64,7 +64,7 @@ class Keeper:
             self._process = subprocess.Popen(
                 [
                     *(where("unshare"), "--net", "--mount", "--pid", "--fork", "--kill-child"),
-                    *(*program("keep"), str(directory), str(lifetime_s)),
+                    *(*program("keep"), str(directory)),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -91,10 +91,6 @@ class Keeper:
         reports = Reports(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), log)
         self._ask({"argv": list(argv), "out": str(fifo), "log": str(log)})
         return reports
-
-    def live(self, lifetime_s: float) -> None:
-        """End by itself so many seconds from now."""
-        self._ask({"lifetime_s": lifetime_s})
 
     def _ask(self, request: dict[str, Any]) -> None:
         assert self._process.stdin is not None

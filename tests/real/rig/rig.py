@@ -22,8 +22,7 @@ from tests.real.rig.machine import Machine
 from tests.real.rig.processes import Process
 from tests.real.rig.spec import CONTROL, SUBNETS, Host, wire
 from tests.real.rig.switch import Switch
-from tests.real.rig.tools import call, unavailable, where
-from tests.real.rig.upkeep import Upkeep
+from tests.real.rig.tools import Upkeep, call, unavailable, where
 
 ROOT = Path(__file__).resolve().parents[3]
 PREFIX = "ddpgen-rig."
@@ -40,13 +39,11 @@ class Rig(Upkeep):
         *,
         subnets: Mapping[str, str] = SUBNETS,
         control: Sequence[str] | None = None,
-        lifetime_s: float = 3600.0,
     ) -> None:
         self.hosts = tuple(hosts)
         if control is None:
             control = [next(iter(hosts[0].interfaces))] if hosts else []
         self.wiring = wire(hosts, subnets, control)
-        self._lifetime_s = lifetime_s
         self._machines: dict[str, Machine] = {}
         self._directory: Path | None = None
         self._keeper: Keeper | None = None
@@ -77,12 +74,6 @@ class Rig(Upkeep):
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
-
-    def live(self, lifetime_s: float) -> None:
-        """End by itself so many seconds from now, whatever it was made with."""
-        if self._keeper is None:
-            raise RigError("this rig is down")
-        self._keeper.live(lifetime_s)
 
     @property
     def directory(self) -> Path:
@@ -119,9 +110,9 @@ class Rig(Upkeep):
 
     def _start(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._keys = access.Keys(self.directory, self.hosts)
+        self._keys = access.Keys(self.directory)
         self._keys.make()
-        self._keeper = Keeper(self.directory, self._lifetime_s)
+        self._keeper = Keeper(self.directory)
         switch = Switch(self._keeper, self.wiring.bridges)
         self.control = Control(CONTROL, self.wiring.links[CONTROL], switch)
         held = self._keeper.start(CONTROL, [where("unshare"), "--net", "sh", "-c", HOLD])
@@ -180,15 +171,13 @@ class Rig(Upkeep):
         return path
 
     def _write_access(self) -> None:
-        """The driver's way in; and what another terminal needs to find this rig."""
+        """The driver's way in."""
         config = access.ssh_config(self.hosts, self.wiring, self._keys, self.control.pid)
         self.ssh_config.write_text(config)
-        (self.directory / "known_hosts").write_text(self._keys.known_hosts(self.wiring))
+        (self.directory / "known_hosts").write_text(self._keys.known_hosts)
         outside = self.directory / "outside"
         outside.write_text(access.outside(self.control.pid))
         outside.chmod(0o755)
-        about = {"keeper": self.keeper_pid, "hosts": [host.name for host in self.hosts]}
-        (self.directory / "rig.json").write_text(json.dumps(about))
 
 
 def needed() -> list[Path]:

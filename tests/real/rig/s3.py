@@ -7,8 +7,7 @@ An object is there whole or not at all: an upload that is cut off leaves nothing
 SkyPilot says "any S3 server" (credentials() are the files it looks into); endpoint() and KEY, SECRET are
 for everybody else.
 
-    .objects() -> {key: size}   .get(key) -> bytes   .put(key, bytes)   .delete(key)   .when(...)
-    .make()  .remove()          the bucket itself
+    .make()   .objects() -> {key: size}   .get(key) -> bytes
     .slow(kib_per_s)  .fast()   the wire to the server: uploads take their time
 
 Owns the server and the faults of storage. Knows neither SkyPilot nor what is stored.
@@ -18,12 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.real.rig import access
-from tests.real.rig.errors import RigError
 from tests.real.rig.machine import Machine
 from tests.real.rig.spec import Host
 
@@ -31,8 +27,6 @@ PORT = 9000
 KEY, SECRET = "rig", "secret-of-the-rig"
 PLACE = "/srv/s3"
 SERVE = "/usr/local/sbin/serve-s3"
-AGAIN_S = 0.1
-PATIENCE_S = 30.0
 
 
 def host(name: str, rclone: Path, size_mib: int = 512) -> Host:
@@ -101,32 +95,8 @@ class Bucket:
     def get(self, key: str) -> bytes:
         return (self.path / key).read_bytes()
 
-    def put(self, key: str, content: bytes = b"") -> None:
-        (self.path / key).parent.mkdir(parents=True, exist_ok=True)
-        (self.path / key).write_bytes(content)
-
-    def delete(self, key: str) -> None:
-        """A key ending in / stands for everything below it. What is empty then is no directory."""
-        self.machine.run(["rm", "-r", f"{PLACE}/{self.name}/{key}"], user="root", check=True)
-        argv = ["find", f"{PLACE}/{self.name}", "-mindepth", "1", "-type", "d", "-empty", "-delete"]
-        self.machine.run(argv, user="root", check=True)
-
-    def when(
-        self, is_so: Callable[[dict[str, int]], bool], within: float = PATIENCE_S
-    ) -> dict[str, int]:
-        """Wait until it holds what you ask for."""
-        deadline = time.monotonic() + within
-        while not is_so(found := self.objects()):
-            if time.monotonic() > deadline:
-                raise RigError(f"after {within:.0f} s bucket {self.name} still holds {found}")
-            time.sleep(AGAIN_S)
-        return found
-
     def make(self) -> None:
         self.path.mkdir()
-
-    def remove(self) -> None:
-        self.machine.run(["rm", "-r", f"{PLACE}/{self.name}"], user="root", check=True)
 
     # Faults
 

@@ -5,10 +5,10 @@
     with Sky(nodes=3) as sky:
         bucket = sky.bucket("runs"); bucket.make()
         bundle = sky.bring(Path("build/job"))                # the path of a copy on the desk
-        job = sky.jobs_launch("sky.yaml", cwd=bundle)        # see PROGRAM for what is added
+        sky.run("jobs", "launch", "--yes", "--detach-run", "sky.yaml", cwd=bundle)    # see PROGRAM
         sky.wait(job, "RUNNING")
         lost = sky.slurm_job(job)
-        sky.preempt(job)                                     # or sky.power_off(sky.nodes_of(job)[0])
+        sky.preempt(job)                                     # or sky.nodes_of(job)[0].power_off()
         sky.recovered(job, lost); sky.wait(job, "SUCCEEDED")
 
 As a fixture (tests/real/conftest.py): `def sky(new_sky): return new_sky(nodes=3)`.
@@ -25,15 +25,12 @@ installs on each machine (uv by curl, a Python, itself) is there already: curl a
 say so. inside/skypilot/sitecustomize.py shortens SkyPilot's intervals, each with its reason.
 
     .launch(file, *options, cwd=, cluster=) -> CompletedProcess  `sky launch`, to the end of the job
-    .down(cluster)                                        `sky down`
-    .jobs_launch(file, *options, cwd=) -> number          `sky jobs launch`, returns when it is submitted
     .status(job) -> "PENDING", "STARTING", "RUNNING", "RECOVERING", "SUCCEEDED", "CANCELLED", "FAILED", ...
     .recoveries(job) -> int        .reason(job) -> why it failed
     .wait(job, *states, within=)   .recovered(job, lost, within=)   until it is so
     .logs(job) -> what it printed, all starts    .controller_log(job) -> what SkyPilot thought
-    .cancel(job)                   `sky jobs cancel`, and waits until that is done
     .slurm_job(job) -> number in Slurm, "" between two    .nodes_of(job) -> [Machine], the head first
-    .preempt(job)                  scancel: TERM, KillWait, KILL    .power_off(node)  .power_on(node)
+    .preempt(job)                  scancel: TERM, KillWait, KILL
     .bucket(name) -> s3.Bucket     .bring(directory, name=) -> path on the desk
     .run(*words)                   any `sky ...` on the desk, as trainer; .environment: what that takes
 
@@ -47,7 +44,6 @@ import re
 import secrets
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -59,8 +55,7 @@ from tests.real.rig.machine import Machine
 from tests.real.rig.rig import ROOT
 from tests.real.rig.slurm import Slurm
 from tests.real.rig.spec import Host
-from tests.real.rig.tools import TEST_ID
-from tests.real.rig.upkeep import Upkeep
+from tests.real.rig.tools import TEST_ID, Upkeep, wait
 
 ENVIRONMENT = ROOT / ".venv-sky"
 BIN = ENVIRONMENT / "bin"
@@ -87,7 +82,7 @@ class SkyError(RigError):
 class Sky(Upkeep):
     """See the module's docstring."""
 
-    def __init__(self, nodes: int = 3, *, lifetime_s: float = 3600.0, **words: Any) -> None:
+    def __init__(self, nodes: int = 3, **words: Any) -> None:
         # A port of its own, although it has its own network: `sky api stop` anywhere on this machine
         # ends every server of this port that it finds among the processes.
         self._port = 47000 + secrets.randbelow(10000)
@@ -100,7 +95,6 @@ class Sky(Upkeep):
                 ("chmod", "666", "/dev/fuse"),
             ],
             adopts=False,
-            lifetime_s=lifetime_s,
             **{**DEFAULTS, **words},
         )
 
@@ -128,7 +122,6 @@ class Sky(Upkeep):
     def desk(self) -> Machine:
         return self.slurm.node(DESK)
 
-    @property
     def nodes(self) -> list[Machine]:
         return self.slurm.nodes
 
@@ -143,11 +136,7 @@ class Sky(Upkeep):
     def bring(self, directory: Path, name: str | None = None) -> str:
         """Copy a directory to the desk; its path there."""
         there = f"{self.desk.home}/{name or directory.name}"
-        target = self.desk.path(there)
-        shutil.copytree(directory, target)
-        for place, _, files in os.walk(target):
-            for path in (place, *(os.path.join(place, file) for file in files)):
-                os.chown(path, access.UID, access.UID)
+        access.copy(directory, self.desk.path(there))
         return there
 
     def bucket(self, name: str) -> s3.Bucket:
@@ -162,18 +151,7 @@ class Sky(Upkeep):
         words = ("launch", "--yes", "--cluster", cluster, *options, file)
         return self.run(*words, cwd=cwd, timeout=timeout)
 
-    def down(self, cluster: str) -> None:
-        self._must("down", "--yes", cluster)
-
     # Managed jobs
-
-    def jobs_launch(self, file: str, *options: Any, cwd: str) -> int:
-        words = ("jobs", "launch", "--yes", "--detach-run", *options, file)
-        said = self._must(*words, cwd=cwd)
-        found = re.search(r"Managed Job ID: \D*(\d+)", said)
-        if not found:
-            raise SkyError(f"sky jobs launch: no number in\n{said}")
-        return int(found[1])
 
     def status(self, job: int) -> str:
         return self._column(job, "status")
@@ -213,10 +191,6 @@ class Sky(Upkeep):
         text = path.read_text(errors="replace") if path.exists() else ""
         return "".join(line for line in text.splitlines(True) if "<sky-payload" not in line)
 
-    def cancel(self, job: int) -> None:
-        self._must("jobs", "cancel", "--yes", str(job))
-        self._until(job, lambda: self.status(job) in OVER, "is cancelled", PATIENCE_S)
-
     # What it runs on
 
     def slurm_job(self, job: int) -> str:
@@ -236,14 +210,6 @@ class Sky(Upkeep):
     def preempt(self, job: int) -> None:
         """Take its machines away: TERM to all, SIGKILL after KillWait."""
         self.slurm.run(["scancel", self.slurm_job(job)], check=True)
-
-    def power_off(self, node: Machine) -> None:
-        node.power_off()
-
-    def power_on(self, node: Machine) -> None:
-        """Returns when it can be had again."""
-        node.boot()
-        self.slurm.is_ready()
 
     # How
 
@@ -276,11 +242,8 @@ class Sky(Upkeep):
         return self.desk.run(argv, check=True).stdout
 
     def _until(self, job: int, is_so: Callable[[], bool], what: str, within: float) -> None:
-        deadline = time.monotonic() + within
-        while not is_so():
-            if time.monotonic() > deadline:
-                raise SkyError(f"after {within:.0f} s no: job {job} {what}; {self._about(job)}")
-            time.sleep(AGAIN_S)
+        failed = f"after {within:.0f} s no: job {job} {what}"
+        wait(is_so, within, lambda: SkyError(f"{failed}; {self._about(job)}"), AGAIN_S)
 
     def _about(self, job: int) -> str:
         return f"{self.status(job)} {self.reason(job)}\n{self.controller_log(job)[-4000:]}"

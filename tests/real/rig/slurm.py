@@ -16,13 +16,13 @@ MariaDB too, for sacct); `node1`, `node2`, ... run slurmd, each with another nam
 CUDA_VISIBLE_DEVICES, nothing is behind it). `/shared` is one directory on all of them. Everything else is
 the rig's: users root and trainer, sshd everywhere, the interpreter of the tests, faults, no ssh needed.
 
-    Slurm(nodes=3, accounting=False, grace_s=0, config="extra lines", **slurm.conf's own words)
+    Slurm(nodes=3, accounting=False, **slurm.conf's own words)
       KillWait=5  SlurmdTimeout=10  MinJobAge=3000  AuthInfo="cred_expire=6" (how long a requeued job waits)
     Slurm(hosts=[Host("desk")], files={"/usr/local/bin/x": (text, 0o755)}, services=[...], adopts=True)
       more hosts in its network; files on login node and nodes; services on the nodes
 
 Partitions: `work` (the default, neither preempts nor is preempted); `high` preempts `low`
-(PreemptMode=REQUEUE), `lowc` (CANCEL) and `lowg` (CANCEL with GraceTime=20; `grace_s` is the other two's).
+(PreemptMode=REQUEUE), `lowc` (CANCEL) and `lowg` (CANCEL with GraceTime=20).
 
 **The handle.** `.login`, `.nodes`: Machines; `.rig`; `.shared`: the directory there, `.rig.shared`: the
 same from here.
@@ -62,8 +62,7 @@ from tests.real.rig.errors import RigError
 from tests.real.rig.machine import Machine
 from tests.real.rig.rig import Rig
 from tests.real.rig.spec import Host
-from tests.real.rig.tools import SEARCH, TEST_ID, program
-from tests.real.rig.upkeep import Upkeep
+from tests.real.rig.tools import SEARCH, TEST_ID, Upkeep, program, wait
 
 SHARED = "/shared"
 LOGIN = "ctl"
@@ -102,17 +101,14 @@ class Slurm(Upkeep):
         nodes: int = 3,
         *,
         accounting: bool = False,
-        grace_s: int = 0,
-        config: str = "",
         hosts: Sequence[Host] = (),
         files: Mapping[str, tuple[str, int]] | None = None,
         services: Sequence[Sequence[str]] = (),
         adopts: bool = True,
-        lifetime_s: float = 3600.0,
         **words: Any,
     ) -> None:
         names = [f"node{number}" for number in range(1, nodes + 1)]
-        text = slurm_conf(names, words, grace_s, accounting=accounting) + config
+        text = slurm_conf(names, words, accounting=accounting)
         common = {
             "/etc/munge/munge.key": (secrets.token_hex(64), 0o600),
             "/etc/slurm/slurm.conf": (text, 0o644),
@@ -136,7 +132,7 @@ class Slurm(Upkeep):
                 for number, name in enumerate(names)
             ),
         ]
-        self.rig = Rig([*cluster, *hosts], lifetime_s=lifetime_s)
+        self.rig = Rig([*cluster, *hosts])
         self.shared = SHARED
         self._names = names
         self._logs: dict[str, str] = {}
@@ -170,17 +166,17 @@ class Slurm(Upkeep):
 
     def is_ready(self, timeout: float = READY_S) -> None:
         """Wait until every node is there for jobs, or busy with some."""
-        deadline = time.monotonic() + timeout
-        while True:
+
+        def states() -> list[str]:
             # A star after the state: it does not answer (yet).
-            lines = self.run(["sinfo", "-h", "-N", "-p", "work", "-o", "%N %t"]).stdout.splitlines()
-            states = dict(line.split() for line in lines)
-            good = [name for name, state in states.items() if state in {"idle", "alloc", "mix"}]
-            if len(good) == len(self._names):
-                return
-            if time.monotonic() > deadline:
-                raise SlurmError(f"nodes are not ready: {states}\n{self._daemons_logs()}")
-            time.sleep(AGAIN_S)
+            return self.run(["sinfo", "-h", "-N", "-p", "work", "-o", "%t"]).stdout.split()
+
+        def failure() -> SlurmError:
+            return SlurmError(f"nodes are not ready: {states()}\n{self._daemons_logs()}")
+
+        ready = {"idle", "alloc", "mix"}
+        count = len(self._names)
+        wait(lambda: [s in ready for s in states()] == [True] * count, timeout, failure, AGAIN_S)
 
     # Jobs
 
@@ -203,15 +199,14 @@ class Slurm(Upkeep):
         return done.stdout.split(";")[0].strip()
 
     def show(self, job: str) -> dict[str, str]:
-        deadline = time.monotonic() + ANSWER_S
-        while True:
-            done = self.run(["scontrol", "show", "job", "-o", job])
+
+        def asked() -> CompletedProcess[str] | None:
             # A busy controller may leave a question without an answer.
-            if not done.returncode or "Invalid job id" in done.stderr:
-                break
-            if time.monotonic() > deadline:
-                raise SlurmError(f"of job {job} Slurm says nothing: {done.stderr}")
-            time.sleep(AGAIN_S)
+            done = self.run(["scontrol", "show", "job", "-o", job])
+            return done if not done.returncode or "Invalid job id" in done.stderr else None
+
+        failure = SlurmError(f"of job {job} Slurm says nothing")
+        done = wait(asked, ANSWER_S, lambda: failure, AGAIN_S)
         # Of an array the first; a value may hold spaces.
         pairs = (word.partition("=") for word in WORD.split(done.stdout.partition("\n")[0].strip()))
         return {name: value for name, _, value in pairs if name}
@@ -222,11 +217,15 @@ class Slurm(Upkeep):
     def when(
         self, job: str, is_so: Callable[[dict[str, str]], bool], timeout: float = 60
     ) -> dict[str, str]:
-        deadline = time.monotonic() + timeout
-        while not is_so(shown := self.show(job)):
-            if time.monotonic() > deadline:
-                raise SlurmError(f"job {job} is still {shown}\n{self.log(job)}")
-            time.sleep(AGAIN_S)
+        shown: dict[str, str] = {}
+
+        def asked() -> bool:
+            shown.clear()
+            shown.update(self.show(job))
+            return is_so(shown)
+
+        still = f"job {job} is still"
+        wait(asked, timeout, lambda: SlurmError(f"{still} {shown}\n{self.log(job)}"), AGAIN_S)
         return shown
 
     def ended(self, job: str, timeout: float = 200) -> tuple[str, str]:
@@ -247,12 +246,10 @@ class Slurm(Upkeep):
 
     def wait_log(self, job: str, words: str, timeout: float = 60) -> str:
         """Until it has printed this."""
-        deadline = time.monotonic() + timeout
-        while words not in (text := self.log(job)):
-            if time.monotonic() > deadline:
-                raise SlurmError(f"job {job} has not said {words!r}: {self.show(job)}\n{text}")
-            time.sleep(AGAIN_S)
-        return text
+        lacks = f"job {job} has not printed {words!r}"
+        failure = lambda: SlurmError(f"{lacks}: {self.show(job)}\n{self.log(job)}")  # noqa: E731
+        wait(lambda: words in self.log(job), timeout, failure, AGAIN_S)
+        return self.log(job)
 
     # Daemons
 
@@ -367,9 +364,7 @@ def controller(*, accounting: bool) -> list[tuple[str, ...]]:
     return [*started, ("slurmctld",)]
 
 
-def slurm_conf(
-    nodes: list[str], words: Mapping[str, Any], grace_s: int, *, accounting: bool
-) -> str:
+def slurm_conf(nodes: list[str], words: Mapping[str, Any], *, accounting: bool) -> str:
     """The one file that is the same everywhere."""
     chosen = {**DEFAULTS, **words}
     text = FIXED + "".join(f"{name}={value}\n" for name, value in chosen.items() if value != "")
@@ -379,11 +374,11 @@ def slurm_conf(
         )
     for name in nodes:
         text += f"NodeName={name} CPUs={CPUS} RealMemory=32000 Gres=gpu:toy:{GPUS} State=UNKNOWN\n"
-    low = f"Nodes=ALL MaxTime=2:00:00 PriorityTier=1 GraceTime={grace_s}"
+    low = "Nodes=ALL MaxTime=2:00:00 PriorityTier=1 GraceTime="
     return text + (
         "PartitionName=work Nodes=ALL Default=YES MaxTime=2:00:00 PriorityTier=5 PreemptMode=OFF\n"
         "PartitionName=high Nodes=ALL MaxTime=2:00:00 PriorityTier=10 PreemptMode=OFF\n"
-        f"PartitionName=low {low} PreemptMode=REQUEUE\n"
-        f"PartitionName=lowc {low} PreemptMode=CANCEL\n"
-        f"PartitionName=lowg {low.rpartition('=')[0]}=20 PreemptMode=CANCEL\n"
+        f"PartitionName=low {low}0 PreemptMode=REQUEUE\n"
+        f"PartitionName=lowc {low}0 PreemptMode=CANCEL\n"
+        f"PartitionName=lowg {low}20 PreemptMode=CANCEL\n"
     )

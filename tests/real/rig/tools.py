@@ -1,4 +1,4 @@
-"""The few commands of the system that the rig is made of, and whether this machine has them.
+"""The few commands of the system that the rig is made of, and whether this machine has them; waiting.
 
 Owns running them with a deadline and an error that says what they said. Knows no host.
 """
@@ -9,8 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.real.rig.errors import RigError
 
@@ -37,6 +39,34 @@ SEARCH = os.pathsep.join(
 )
 TEST_ID = "DDPGEN_TEST_ID"
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid", "--fork")
+
+
+class Upkeep:
+    """`with each as up:` is start(), and close() at the end, however that comes."""
+
+    def start(self) -> Any:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def wait(
+    until: Callable[[], Any], within: float, else_: Callable[[], Exception], every: float = 0.1
+) -> Any:
+    """What `until` returns as soon as that is true, for what has no event to wait for; else raise."""
+    deadline = time.monotonic() + within
+    while not (found := until()):
+        if time.monotonic() > deadline:
+            raise else_()
+        time.sleep(every)
+    return found
 
 
 def program(name: str) -> list[str]:
