@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpgen.job import Render
-    from ddpgen.monitor.commands import Following
-    from ddpgen.monitor.record import Launched
+    from ddpgen.monitor.record import Following, Launched
     from ddpgen.spec.job import JobSpec
     from ddpgen.spec.reader import Reading
 

@@ -16,12 +16,17 @@ from ddpgen.resources import resource
 START = {"local": "local.sh", "hosts": "hosts/run.sh"}  # of each tier, in the bundle
 
 
+def say(text: str) -> None:
+    """To the user, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def become(argv: Sequence[str]) -> NoReturn:
     """Replace this process by `argv`, so that Ctrl-C and the exit code are the job's own.
 
     Raises TargetUnavailableError when the program is not there.
     """
-    print("+", shlex.join(argv), file=sys.stderr, flush=True)
+    say(f"+ {shlex.join(argv)}")
     _exec(argv)
 
 
@@ -39,6 +44,20 @@ def output(argv: Sequence[str]) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+def stream(argv: Sequence[str], text: bytes) -> int:
+    """Run `argv`, whose output is ours, with `text` on its input, which stays open until it ends; its exit
+    code. Raises TargetUnavailableError when the program is not there.
+    """
+    try:
+        with subprocess.Popen(argv, stdin=subprocess.PIPE) as running:
+            assert running.stdin is not None
+            running.stdin.write(text)
+            running.stdin.flush()
+            return running.wait()
+    except OSError as error:
+        raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
+
+
 def become_doctor(directory: Path, options: Sequence[str]) -> NoReturn:
     """Replace this process by the training module's doctor, which needs no torch.
 
@@ -46,18 +65,9 @@ def become_doctor(directory: Path, options: Sequence[str]) -> NoReturn:
     only looks, so it is not echoed, and speaks under the name it was called by.
     """
     home = resource("train").parent
-    argv = [
-        sys.executable,
-        "-B",
-        "-m",
-        "train",
-        "doctor",
-        *options,
-        "--",
-        str(directory.absolute()),
-    ]
+    words = ["-B", "-m", "train", "doctor", *options, "--", str(directory.absolute())]
     os.environ["DDPGEN_CALLED_AS"] = "ddpgen doctor"
-    _exec(argv, home)
+    _exec([sys.executable, *words], home)
 
 
 def _exec(argv: Sequence[str], where: Path | None = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""status and stop of a job on this machine: what its checkpoint directory and its lock say.
+"""status, logs and stop of a job on this machine, by its checkpoint directory.
 
 Owns whether the processes in the lock live: by pid and start time, on the boot that they began in.
 """
@@ -9,20 +9,25 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from ddpgen.monitor import places, scripts, state
-from ddpgen.monitor.places import Here
+from ddpgen.errors import DdpgenError
+from ddpgen.launch import become
+from ddpgen.monitor import places, scripts, state, store
+from ddpgen.monitor.places import Place
 from ddpgen.monitor.state import JobState, Report
+from ddpgen.spec.job import JobSpec
 
 _EXITING = 0x4  # PF_EXITING of include/linux/sched.h
 
 
-def status(directory: Path) -> Iterator[str | Report]:
+def status(directory: Path, job: JobSpec | None = None) -> Iterator[str | Report]:
     """How the job in a checkpoint directory stands. Raises TargetUnavailableError."""
     found = look(directory)
     yield Report(places.short(str(directory)), found, lives(found.lock))
     yield from _elsewhere(found)
+    if job is not None and found.newest is None:
+        yield from store.kept(job)
 
 
 def stop(directory: Path) -> Iterator[str]:
@@ -31,23 +36,27 @@ def stop(directory: Path) -> Iterator[str]:
     if found.there != "yes" or found.lock is None:
         yield f"nothing to stop: no job has begun in {shown}"
     elif lives(found.lock) is False:
-        word = Report(shown, found, runs=False).words()[0]
-        yield f"nothing to stop: nothing runs in {shown}: {word}"
+        ended = Report(shown, found, runs=False).facts()["state"]
+        yield f"nothing to stop: nothing runs in {shown}: {ended}"
     else:
-        places.facts(Here(directory).ask(scripts.stop(str(directory))))
+        Place("").facts(scripts.stop(str(directory)))
         yield "asked for a clean stop"
         yield from _elsewhere(found)
 
 
-def output(directory: Path) -> Path:
-    """What is kept of the newest start: all that a user's script has printed; of a workload, its metrics."""
-    logs = sorted((directory / "logs").glob("*.log"))
-    return logs[-1] if logs else directory / "metrics.jsonl"
+def logs(directory: Path, lines: int, follow: bool) -> NoReturn:
+    """Become the end of what is kept of the newest start: all that a user's script has printed; of a
+    workload, its metrics. Raises DdpgenError where there is nothing yet."""
+    file = max((directory / "logs").glob("*.log"), default=directory / "metrics.jsonl")
+    if not file.exists() and not follow:
+        message = f"{places.short(str(file))} is not there: no step is on record yet"
+        raise DdpgenError(f"{message}; what local.sh says goes to the terminal it runs in")
+    become(places.tail([str(file)], lines, follow))
 
 
 def look(directory: Path) -> JobState:
     """What a checkpoint directory says. Raises TargetUnavailableError."""
-    return state.read(places.facts(Here(directory).ask(scripts.look(str(directory)))))
+    return state.read(Place("").facts(scripts.look(str(directory))))
 
 
 def _elsewhere(found: JobState) -> Iterator[str]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-FITS = (0, 14)  # the version whose formats these are, and the one the rendered file is for
+FITS = "0.14"  # the version whose formats these are, and the one the rendered file is for
 # Of the newest; a row takes 2 KB, and what a program says is not kept without end.
 _MOST = 300
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -87,11 +87,6 @@ class Managed(NamedTuple):
         return f"it could not start: {self.why}" if _UNABLE in codes else self.why
 
 
-def version() -> list[str]:
-    """Ask which SkyPilot it is."""
-    return ["--version"]
-
-
 def queue() -> list[str]:
     """Ask for this user's jobs, the newest first, with what SkyPilot knows of their reasons."""
     return ["jobs", "queue", "--verbose", f"--limit={_MOST}", "--output=json"]
@@ -111,13 +106,8 @@ def cancel(ids: Sequence[str]) -> list[str]:
 
 def logs(number: str, lines: int, follow: bool) -> list[str]:
     """Show the end of what a job has said. To SkyPilot a tail of 0 lines is all of them."""
-    return [
-        "jobs",
-        "logs",
-        "--follow" if follow else "--no-follow",
-        f"--tail={max(1, lines)}",
-        number,
-    ]
+    how = "--follow" if follow else "--no-follow"
+    return ["jobs", "logs", how, f"--tail={max(1, lines)}", number]
 
 
 def plain(said: str) -> str:
@@ -125,10 +115,9 @@ def plain(said: str) -> str:
     return _COLOUR.sub("", said).replace("\r", "")
 
 
-def version_in(said: str) -> tuple[int, ...] | None:
-    """The version in an answer; None when there is none, as from a program that is no SkyPilot."""
-    found = re.search(r"\bskypilot, version (\d+(?:\.\d+)*)", plain(said))
-    return tuple(map(int, found[1].split("."))) if found else None
+def fits(said: str) -> bool:
+    """Whether the answer to --version is that of a SkyPilot whose formats are known."""
+    return re.search(rf"\bskypilot, version {re.escape(FITS)}\b", plain(said)) is not None
 
 
 def submitted(said: str) -> str | None:

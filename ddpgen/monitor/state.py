@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -15,7 +16,8 @@ _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 @dataclass(frozen=True)
 class JobState:
     """`attempt`: whose word it is. `step`: the newest on record, of the training itself. `newest`: of its
-    checkpoints; `saved`: what a user's script has saved last, and at which step. `begun`: how often its workers have begun."""
+    checkpoints; `saved`: what a user's script has saved last, and at which step. `longest_step_s`: with what
+    stands between it and the next; `write_s`: of a checkpoint. `begun`: how often its workers have begun."""
 
     there: str = "no"  # yes, no, closed
     word: str = ""
@@ -29,6 +31,8 @@ class JobState:
     loss: float | None = None
     evaluation: str = ""
     steps_per_s: float | None = None
+    longest_step_s: float | None = None
+    write_s: float | None = None
     begun: int = 0
     age_s: float | None = None
     stop_asked: bool = False
@@ -57,11 +61,12 @@ class JobState:
 def read(facts: Mapping[str, str]) -> JobState:
     """From what the text found out."""
     line = _LINE.fullmatch(facts.get("status", "").strip())
-    rows = [_mapping(line) or {} for line in facts.get("row", "").strip("\t").split("\t")]
-    row = rows[-1]
-    lock = _mapping(facts.get("lock", ""))
+    rows = [_mapping(row) for row in facts.get("row", "").split("\t")]
+    steps = [row for row in rows if row.get("kind") == "step"] or [{}]
+    lock = _mapping(facts.get("lock", "")) or None
     newest = facts.get("newest", "")
-    slurm_job = facts.get("slurm-job", "").partition(" ")[0].strip()  # and which of its starts
+    number = re.fullmatch(r"([0-9]+(?:_[0-9]+)?)(?: .*)?", facts.get("slurm-job", ""))
+    longest_step_s, write_s = _measured(rows)
     return JobState(
         there=facts.get("there", "no"),
         word=line[1] if line else "",
@@ -69,18 +74,20 @@ def read(facts: Mapping[str, str]) -> JobState:
         at=int(line[3]) if line else 0,
         reason=(line[4] or "") if line else "",
         newest=int(newest) if newest.isdigit() else None,
-        saved=_saved(_mapping(facts.get("saved", "")) or {}),
-        step=_whole(row.get("step")),
-        last_step=_whole((_mapping(facts.get("start", "").strip()) or {}).get("last_step")),
-        loss=_number(row.get("loss")),
-        evaluation=_evaluation(_mapping(facts.get("eval", "").strip()) or {}),
-        steps_per_s=_speed(rows),
+        saved=_saved(_mapping(facts.get("saved", ""))),
+        step=_whole(steps[-1].get("step")),
+        last_step=_whole(_mapping(facts.get("start", "")).get("last_step")),
+        loss=_number(steps[-1].get("loss")),
+        evaluation=_evaluation(_mapping(facts.get("eval", ""))),
+        steps_per_s=_speed(steps),
+        longest_step_s=longest_step_s,
+        write_s=write_s,
         begun=_whole((lock or {}).get("generation")) or 0,
-        age_s=_age(facts.get("now", ""), _number(row.get("time"))),
+        age_s=_age(facts.get("now", ""), _number(steps[-1].get("time"))),
         stop_asked="stop" in facts,
-        slurm_job=slurm_job if re.fullmatch("[0-9]+(_[0-9]+)?", slurm_job, re.ASCII) else "",
+        slurm_job=number[1] if number else "",
         lock=lock,
-        starts=_starts(_mapping(facts.get("slurm-starts", "")) or {}),
+        starts=_starts(_mapping(facts.get("slurm-starts", ""))),
     )
 
 
@@ -220,6 +227,22 @@ def _speed(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return (last_step - step) / (last_when - when)
 
 
+def _measured(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """The longest step and the last write of a checkpoint, in seconds.
+
+    What a run writes when it ends comes after its last checkpoint, so the time since the row before
+    is that of the write.
+    """
+    steps, writes = list[float](), list[float]()
+    for before, row in itertools.pairwise(rows):
+        then, now = _number(before.get("time")), _number(row.get("time"))
+        same = all(before.get(key) == row.get(key) for key in ("attempt", "generation"))
+        if same and then is not None and now is not None:
+            ends = row.get("kind") in ("stopped", "done")
+            (writes if ends else steps).append(max(0.0, now - then))
+    return max(steps, default=None), writes[-1] if writes else None
+
+
 def clock(seconds: float) -> str:
     """Hours, minutes and seconds: 1:02:03 or 2:03."""
     minutes, s = divmod(round(seconds), 60)
@@ -256,12 +279,12 @@ def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _mapping(text: str) -> dict[str, Any] | None:
+def _mapping(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _starts(kept: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddpgen.monitor import bucket
-from ddpgen.monitor.bucket import STOP, Address
+from ddpgen.monitor.bucket import R2_ACCOUNT, STOP, Address
 from ddpgen.spec.job import JobSpec
 
 ANSWER_S = 40.0
@@ -83,18 +83,19 @@ def _look(files: Any, root: str) -> dict[str, str]:
     names = _names(files, root)
     if not names:
         return {"there": "no"}
-    facts = {"there": "yes", "now": str(int(time.time()))}
-    facts["newest"] = next(
-        (
-            str(step)
-            for step in sorted(_steps(names), reverse=True)
-            if files.exists(f"{root}/step-{step:09}/checkpoint.json")
-        ),
-        "",
-    )
-    facts["status"] = _first_line(_content(files, f"{root}/status", names))
-    facts["row"] = _newest_row(files, f"{root}/metrics") if "metrics" in names else ""
     owner = _mapping(_content(files, f"{root}/owner.json", names))
+    whole = (
+        str(step)
+        for step in sorted(_steps(names), reverse=True)
+        if files.exists(f"{root}/step-{step:09}/checkpoint.json")
+    )
+    facts = {
+        "there": "yes",
+        "now": str(int(time.time())),
+        "newest": next(whole, ""),
+        "status": _content(files, f"{root}/status", names).partition("\n")[0],
+        "row": _newest_row(files, f"{root}/metrics") if "metrics" in names else "",
+    }
     if isinstance(renewed := owner.get("time"), (int, float)):
         facts["owner-age"] = str(max(0, int(time.time() - renewed)))
     if STOP in names:
@@ -137,10 +138,6 @@ def _newest_row(files: Any, place: str) -> str:
             if _mapping(line).get("kind") == "step":
                 return line
     return ""
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
 
 
 def _mapping(text: str) -> dict[str, Any]:
@@ -208,7 +205,7 @@ def _is_shut(error: BaseException) -> bool:
 
 
 def _reach(at: Address) -> tuple[Any, str]:
-    known = at.fsspec(_account(at))
+    known = at.fsspec(_account() if at.scheme == "r2" else "")
     if known is None:
         raise NoWayError(f"ddpgen has no way into {at.scheme}:// from here")
     url, options, package = known
@@ -222,15 +219,13 @@ def _reach(at: Address) -> tuple[Any, str]:
     return files, str(root).rstrip("/")
 
 
-def _account(at: Address) -> str:
-    if not at.account_file:
-        return ""
+def _account() -> str:
     try:
-        return Path(at.account_file).expanduser().read_text(encoding="utf-8").strip()
+        return Path(R2_ACCOUNT).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "no text"
         raise NoWayError(
-            f"{at.account_file}: {why}; SkyPilot has the account's id written there"
+            f"{R2_ACCOUNT}: {why}; SkyPilot has the account's id written there"
         ) from None
 
 

@@ -16,14 +16,13 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"monitor.commands", "monitor.submit", "monitor.submit_sky"},
-    {"monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
-    {"monitor.queue", "monitor.skypilot", "monitor.store"},
+    {"monitor.at_hosts", "monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
+    {"monitor.skypilot", "monitor.store"},
     {"monitor.places"},
     {
         "monitor.bucket",
         "monitor.jobs",
         "monitor.managed",
-        "monitor.pace",
         "monitor.record",
         "monitor.snapshot",
         "monitor.state",
@@ -62,9 +61,7 @@ LAYERS = [
     {"driver"},
 ]
 PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "lines", "pace", "plan", "remote")}
-PURE_MONITOR = {
-    f"monitor.{name}" for name in ("bucket", "jobs", "managed", "pace", "scripts", "state")
-}
+PURE_MONITOR = {f"monitor.{name}" for name in ("bucket", "jobs", "managed", "scripts", "state")}
 PURE_MODULES = {"errors", "explain", "shell", "yamltext"} | PURE_DRIVER | PURE_MONITOR
 IMPURE = {
     "jinja2",

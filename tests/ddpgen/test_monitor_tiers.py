@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ddpgen.monitor import at_local, jobs, pace, record, state
-from tests.ddpgen.conftest import GPT, ROOT, Run
+from ddpgen.monitor import at_local, record, state
+from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from train.processes import start_time
 
 Spec = Callable[..., Path]
@@ -47,10 +47,7 @@ def said(word: str) -> None:
 
 def later(*words: str) -> subprocess.CompletedProcess[str]:
     """A command that becomes another program."""
-    return subprocess.run(
-        [sys.executable, "-m", "ddpgen", *words], env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    return ddpgen(*words, cwd=Path.cwd())
 
 
 def test_a_job_on_this_machine_that_runs_is_asked_to_stop(
@@ -120,6 +117,10 @@ def test_a_job_that_began_on_another_host_is_asked_all_the_same(run: Run, spec: 
         ("done a 300", "  done at step 300\n"),
         ("stopped a 40", "  stopped at step 40\n"),
         ("failed a 0 rank 1: out of memory", "  failed: rank 1: out of memory\n"),
+        (
+            "running a 7 rank 1: x (m.py:3 in load)",
+            "  ended after this: rank 1: x (m.py:3 in load)\n",
+        ),
         ("nonsense", "  no job has begun there\n"),
         ("", "  no job has begun there\n"),
     ],
@@ -127,6 +128,7 @@ def test_a_job_that_began_on_another_host_is_asked_all_the_same(run: Run, spec: 
 def test_the_last_word_of_a_job(run: Run, spec: Spec, status: str, line: str) -> None:
     spec()
     said(status)
+    holds(2**22 + 1)
     assert line in run("status", "job.yaml").out
 
 
@@ -171,7 +173,7 @@ def test_logs_of_this_machine_are_its_metrics(run: Run, spec: Spec) -> None:
     )
 
 
-def test_logs_of_a_script_are_all_that_its_newest_start_has_printed(run: Run, spec: Spec) -> None:
+def test_logs_of_a_script_are_all_that_its_newest_start_has_printed(spec: Spec, run: Run) -> None:
     spec()
     (KEPT / "logs").mkdir(parents=True)
     (KEPT / "metrics.jsonl").write_text("a row\n")
@@ -179,14 +181,6 @@ def test_logs_of_a_script_are_all_that_its_newest_start_has_printed(run: Run, sp
         (KEPT / "logs" / f"{name}.log").write_text(f"{text}\n")
     for what in ("job.yaml", str(KEPT)):
         assert later("logs", what).stdout == "second\n"
-
-
-def test_what_is_known_of_an_end_that_nobody_has_told_is_said(run: Run, spec: Spec) -> None:
-    spec()
-    said("running a 7 rank 1: ValueError: x (mine.py:3 in load)")
-    holds(2**22 + 1)
-    told = run("status", "job.yaml").out.splitlines()
-    assert told[1] == "  ended after this: rank 1: ValueError: x (mine.py:3 in load)"
 
 
 @pytest.mark.parametrize(
@@ -340,31 +334,17 @@ def test_a_tier_that_does_not_exist_is_refused(run: Run, spec: Spec) -> None:
     assert run("stop", "job.yaml", "--target", "all").code == 2
 
 
-def test_what_squeue_says_is_read_line_by_line() -> None:
-    text = (
-        "slurm_load_jobs: note\n 7|RUNNING|None|n1|0:01|1:00|2026-01-01T00:00:00\n"
-        "8_[1-3%2]|PENDING|JobArrayTaskLimit||0:00|UNLIMITED|N/A\n9|x\n"
-    )
-    assert jobs.from_squeue(text) == [
-        jobs.Job("7", "RUNNING", "", "n1", "0:01", "1:00"),
-        jobs.Job("8_[1-3%2]", "PENDING", "JobArrayTaskLimit", "", "", "UNLIMITED"),
-    ]
-    assert [job.task for job in jobs.from_squeue(text)] == ["", ""]
-
-
-def test_a_log_is_found_in_what_scontrol_says() -> None:
-    line = "JobId=12 ArrayJobId=11 ArrayTaskId=3 JobState=RUNNING StdOut=/a b/c=d.log Power="
-    (job,) = jobs.from_scontrol(f"{line}\n")
-    assert (job.id, job.task, job.log) == ("11_3", "3", "/a b/c=d.log")
-
-
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
         ({}, state.JobState()),
         ({"there": "yes", "newest": "x", "row": "{", "lock": "[]"}, state.JobState("yes")),
         (
-            {"there": "yes", "slurm-job": "4711; rm", "row": '{"step": "9", "loss": true}'},
+            {
+                "there": "yes",
+                "slurm-job": "4711; rm",
+                "row": '{"kind": "step", "step": "9", "loss": true}',
+            },
             state.JobState("yes"),
         ),
     ],
@@ -386,13 +366,17 @@ def test_how_often_a_job_of_slurm_has_come_back() -> None:
         assert found.starts == ""
 
 
-def test_a_pace_needs_steps_and_a_write_of_one_start() -> None:
+def test_the_longest_step_and_the_last_write_are_of_one_start() -> None:
     def row(kind: str, when: float, generation: int = 1) -> str:
         return json.dumps({"kind": kind, "time": when, "attempt": "a", "generation": generation})
 
-    rows = [row("start", 0), row("step", 9), row("step", 10), row("stopped", 12)]
-    again = [row("start", 100, 2), row("step", 200, 2), row("step", 203, 2), row("done", 204, 2)]
-    assert pace.measured(rows) == pace.Pace(1, 2)
-    assert pace.measured(["torn", *rows, "[]", *again]) == pace.Pace(3, 1)
-    assert pace.measured(rows[:-1]) is None
-    assert pace.measured([rows[0], rows[-1]]) is None
+    def measured(*rows: str) -> tuple[float | None, float | None]:
+        found = state.read({"row": "\t".join(rows)})
+        return found.longest_step_s, found.write_s
+
+    rows = [row("step", 9), row("step", 10), row("stopped", 12)]
+    again = [row("step", 200, 2), row("step", 203, 2), row("done", 204, 2)]
+    assert measured(*rows) == (1, 2)
+    assert measured("torn", *rows, "[]", *again) == (3, 1)
+    assert measured(*rows[:-1]) == (1, None)
+    assert measured(rows[0], rows[-1]) == (None, 3)
