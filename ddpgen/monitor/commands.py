@@ -10,17 +10,11 @@ from pathlib import Path
 
 from ddpgen.bundle.write import LISTING
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.monitor import at_hosts, at_local, at_sky, at_slurm, places, record
+from ddpgen.monitor import at_hosts, at_local, at_sky, at_slurm, record
 from ddpgen.monitor.places import Place
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.state import JobState, Report
 from ddpgen.spec.job import JobSpec
-
-_AT_ONCE = {
-    "local": "press Ctrl-C twice where it runs",
-    "hosts": "press Ctrl-C twice where run.sh runs",
-    "slurm": "scancel JOBID",
-}  # what ends a job there
 
 
 class UnclearError(DdpgenError):
@@ -99,15 +93,10 @@ def directory(following: Following) -> Path:
 def visible(following: Following) -> Path:
     """The checkpoint directory, for what has to look into it here. Raises TargetUnavailableError."""
     where = directory(following)
-    if _is_elsewhere(following):
+    if _is_elsewhere(following) or (following.tier == "hosts" and not where.is_dir()):
         raise TargetUnavailableError(
             f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; run "
             "ddpgen doctor CHECKPOINT_DIR where the job runs"
-        )
-    if following.tier == "hosts" and not where.is_dir():
-        raise TargetUnavailableError(
-            f"{places.short(str(where))} is not on this machine; run ddpgen doctor CHECKPOINT_DIR on a host of the "
-            "job: ddpgen status names them"
         )
     return where
 
@@ -147,7 +136,8 @@ def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
     """
     tier = "local" if isinstance(following, Path) else following.tier
     if now and tier != "sky":
-        raise DdpgenError(f"--now is for sky; on {tier}: {_AT_ONCE[tier]}")
+        at_once = "scancel JOBID" if tier == "slurm" else "press Ctrl-C twice where it runs"
+        raise DdpgenError(f"--now is for sky; on {tier}: {at_once}")
     if isinstance(following, Path):
         return at_local.stop(following)
     if tier == "hosts":

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ddpgen.monitor.state import clock
+
 FITS = "0.14"  # the version whose formats these are, and the one the rendered file is for
 # Of the newest; a row takes 2 KB, and what a program says is not kept without end.
 _MOST = 300
@@ -68,6 +70,16 @@ class Managed(NamedTuple):
     def ending(self) -> bool:
         """It is being cancelled."""
         return self.state == "CANCELLING"
+
+    @property
+    def returns(self) -> str:
+        """How often it has come back."""
+        return {0: "", 1: "once"}.get(self.recoveries, f"{self.recoveries} times")
+
+    @property
+    def ran(self) -> str:
+        """The time on machines."""
+        return clock(self.ran_s) if self.ran_s > 0 else ""
 
     @property
     def words(self) -> str:
@@ -157,9 +169,7 @@ def from_queue(said: str) -> list[Managed] | None:
 def table(jobs: Iterable[Managed]) -> list[tuple[str, ...]]:
     """Rows for people, the heading first; columns that say nothing are left out."""
     heads = ("job", "state", "came back", "where", "machines", "ran", "why")
-    rows = [
-        (j.id, j.words, _times(j), j.where, j.machines, _clock(j.ran_s), j.reason) for j in jobs
-    ]
+    rows = [(j.id, j.words, j.returns, j.where, j.machines, j.ran, j.reason) for j in jobs]
     told = [column for column in range(len(heads)) if any(row[column] for row in rows)]
     return [tuple(row[column] for column in told) for row in (heads, *rows)]
 
@@ -191,16 +201,3 @@ def _codes(why: str) -> list[int]:
     """The exit codes of the machines: `exit code 1`, `exit codes [1, 130]`."""
     found = re.search(r"exit codes? (\d+|\[[\d, ]+\])", why)
     return list(map(int, re.findall(r"\d+", found[1]))) if found else []
-
-
-def _times(job: Managed) -> str:
-    return (
-        "" if not job.recoveries else "once" if job.recoveries == 1 else f"{job.recoveries} times"
-    )
-
-
-def _clock(seconds: float) -> str:
-    whole = int(seconds)
-    if whole <= 0:
-        return ""
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

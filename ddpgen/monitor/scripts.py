@@ -113,13 +113,8 @@ fact stop asked
 _RECEIVE = r"""
 type -P rsync >/dev/null ||
   trouble "there is no rsync on the login node (PATH=$PATH); ask for it, or launch there"
-for place in "$bundle" "$logs"; do
-  why=$(mkdir -p -- "$place" 2>&1) ||
-    trouble "cannot make $place: ${why##*: }; correct dir in the spec, or the permissions there"
-  [ -w "$place" ] && [ -x "$place" ] ||
-    trouble "cannot write into $place; correct dir in the spec, or the permissions there"
-done
-fact ready yes
+why=$(mkdir -p -- "$bundle" "$logs" 2>&1) ||
+  trouble "cannot make $bundle: ${why##*: }; correct dir in the spec, or the permissions there"
 """
 
 _TAIL = r"""

@@ -83,7 +83,7 @@ def _look(files: Any, root: str) -> dict[str, str]:
     names = _names(files, root)
     if not names:
         return {"there": "no"}
-    owner = _mapping(_content(files, f"{root}/owner.json", names))
+    owner = _mapping(_content(files, f"{root}/owner.json"))
     whole = (
         str(step)
         for step in sorted(_steps(names), reverse=True)
@@ -93,8 +93,8 @@ def _look(files: Any, root: str) -> dict[str, str]:
         "there": "yes",
         "now": str(int(time.time())),
         "newest": next(whole, ""),
-        "status": _content(files, f"{root}/status", names).partition("\n")[0],
-        "row": _newest_row(files, f"{root}/metrics") if "metrics" in names else "",
+        "status": _content(files, f"{root}/status").partition("\n")[0],
+        "row": _newest_row(files, f"{root}/metrics"),
     }
     if isinstance(renewed := owner.get("time"), (int, float)):
         facts["owner-age"] = str(max(0, int(time.time() - renewed)))
@@ -118,13 +118,11 @@ def _steps(names: set[str]) -> list[int]:
     return [int(number) for number in numbers if number.isdigit()]
 
 
-def _content(files: Any, path: str, names: set[str]) -> str:
-    if path.rpartition("/")[2] not in names:
-        return ""
+def _content(files: Any, path: str) -> str:
     try:
         return bytes(files.cat_file(path)).decode("utf-8", "replace")
     except FileNotFoundError:
-        return ""  # gone since
+        return ""
 
 
 def _newest_row(files: Any, place: str) -> str:

@@ -176,7 +176,8 @@ def test_the_id_is_found_among_what_else_sbatch_says(
 
 
 METRICS = (
-    row("start", 0, 0.0)
+    row("step", 9, -999.0, generation=0)
+    + row("start", 0, 0.0)
     + "".join(row("step", step, 10.0 + 2 * step) for step in range(1, 5))
     + row("eval", 4, 25.0)
     + row("stopped", 4, 37.5)

@@ -68,27 +68,12 @@ Spec = Callable[..., Path]
 
 
 def row(number: int, status: str, **more: Any) -> dict[str, Any]:
-    """One job as `sky jobs queue --verbose --output json` tells of it."""
+    """What `sky jobs queue --verbose --output json` tells of a job, as far as it is read."""
     return {
-        "task_job_id": None,
-        "job_id": number,
-        "task_id": 0,
-        "job_name": "gpt",
-        "task_name": "gpt",
-        "job_duration": 0.0,
-        "workspace": "default",
-        "status": status,
-        "schedule_state": "ALIVE",
-        "resources": "1x[CPU:1]",
-        "cluster_resources": "-",
-        "infra": "-",
-        "recovery_count": 0,
-        "details": None,
-        "failure_reason": None,
-        "submitted_at": 1795298075.585699,
-        "metadata": {},
-        **more,
-    }
+        "job_id": number, "task_id": 0, "job_name": "gpt", "job_duration": 0.0, "status": status,
+        "resources": "1x[CPU:1]", "cluster_resources": "-", "infra": "-", "recovery_count": 0,
+        "details": None, "failure_reason": None, "submitted_at": 1795298075.585699, **more,
+    }  # fmt: skip
 
 
 class Sky(Programs):
@@ -136,6 +121,8 @@ class Objects:
         return len(self.held[path])
 
     def cat_file(self, path: str, start: int = 0) -> bytes:
+        if path not in self.held:
+            raise FileNotFoundError(path)
         return self.held[path][start:]
 
     def pipe_file(self, path: str, content: bytes) -> None:
@@ -180,14 +167,6 @@ def launched(run: Run, spec: Spec, sky: Sky) -> Sky:
     assert run("launch", spec(SKY), "--target", "sky").code == 0
     sky.forget_calls()
     return sky
-
-
-def launching() -> subprocess.Popen[str]:
-    """A launch in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "ddpgen", "launch", "job.yaml", "--target=sky"], text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
 
 
 # --- launch -----------------------------------------------------------------------------------------
@@ -238,26 +217,6 @@ def test_a_gitignore_around_it_takes_nothing_out_of_what_is_sent(
     kept = (there / ".skyignore").read_text()
     assert all(line.startswith("#") for line in kept.splitlines())
     assert json.loads((there / "bundle.json").read_text())["files"][".skyignore"]
-
-
-def test_what_skypilot_says_is_seen_while_it_says_it(
-    run: Run, spec: Spec, sky: Sky, tmp_path: Path
-) -> None:
-    spec(SKY)
-    os.mkfifo(tmp_path / "gate")
-    then = f'echo "a machine for the controller" >&2\ncat "{tmp_path}/gate"\n'
-    (sky.state / "launch.then").write_text(then)
-    begun = launching()
-    try:
-        assert begun.stderr is not None
-        lines = iter(begun.stderr.readline, "")
-        assert "a machine for the controller\n" in lines  # and the launch is not over
-        (tmp_path / "gate").write_text("")
-        out, _ = begun.communicate(timeout=60)
-    finally:
-        begun.kill()
-        begun.communicate()
-    assert (begun.returncode, out) == (0, "7\n")
 
 
 def test_secrets_are_named_and_their_values_stay_where_they_are(
@@ -350,39 +309,48 @@ def test_a_skypilot_that_was_never_tried_is_refused_before_anything_is_paid_for(
     assert sky.calls("sky") == [["--version"]]
 
 
-def test_a_job_of_the_same_name_that_lives_is_in_the_way(
-    run: Run, spec: Spec, sky: Sky, tmp_path: Path
-) -> None:
-    sky.has(
-        row(9, "RECOVERING"), row(8, "FAILED"), row(6, "RUNNING"), row(5, "RUNNING", job_name="x")
-    )
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (
-        69,
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
         (
-            "there is a job called gpt already: 6 (running), 9 (recovering); ddpgen stop ends it cleanly, "
-            "sky jobs cancel --yes 6 9 at once"
+            [row(9, "RECOVERING"), row(8, "FAILED"), row(6, "RUNNING"), row(5, "RUNNING", job_name="x")],
+            ("there is a job called gpt already: 6 (running), 9 (recovering); ddpgen stop ends it "
+             "cleanly, sky jobs cancel --yes 6 9 at once"),
         ),
-    )
+        (
+            f"1\n{DOWN}\n\nThe above exception was the direct cause of …:\n\n{DOWN}\n",
+            f"{shlex.join(['sky', *QUEUE])}: {DOWN.removeprefix('sky.exceptions.')}",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_of_the_same_name_or_a_server_that_is_down_is_in_the_way(
+    run: Run, spec: Spec, sky: Sky, tmp_path: Path, answer: str | list[dict[str, Any]], told: str
+) -> None:
+    sky.answers("queue", answer if isinstance(answer, str) else f"0\n{json.dumps(answer)}\n")
+    outcome = run("launch", spec(SKY), "--target", "sky")
+    assert (outcome.code, outcome.err.splitlines()[-1]) == (69, told)
     assert sky.asked("launch") == []
     assert not (tmp_path / "build" / "gpt.launched.json").exists()
 
 
-def test_a_launch_that_is_interrupted_leaves_no_program_and_no_doubt_unsaid(
+def test_a_launch_is_seen_while_it_runs_and_leaves_no_program_when_it_is_interrupted(
     run: Run, spec: Spec, sky: Sky, tmp_path: Path
 ) -> None:
     spec(SKY)
     (sky.state / "launch.then").write_text('echo "pid $$" >&2\nexec tail -f /dev/null\n')
-    begun = launching()
+    launching = subprocess.Popen(
+        [sys.executable, "-m", "ddpgen", "launch", "job.yaml", "--target=sky"], text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
     try:
-        assert begun.stderr is not None
-        number = next(line for line in begun.stderr if line.startswith("pid ")).split()[1]
-        begun.send_signal(signal.SIGINT)
-        out, err = begun.communicate(timeout=60)
+        assert launching.stderr is not None
+        number = next(line for line in launching.stderr if line.startswith("pid ")).split()[1]
+        launching.send_signal(signal.SIGINT)
+        out, err = launching.communicate(timeout=60)
     finally:
-        begun.kill()
-        begun.communicate()
-    assert (begun.returncode, out) == (130, "")
+        launching.kill()
+        launching.communicate()
+    assert (launching.returncode, out) == (130, "")
     assert list(filter(None, err.splitlines())) == [
         "whether it was launched all the same, sky jobs queue tells",
         "aborted",
@@ -396,16 +364,6 @@ def test_where_no_controller_is_up_there_is_no_job_in_the_way(
 ) -> None:
     sky.answers("queue", f"1\n{NO_CONTROLLER}\n")
     assert run("launch", spec(SKY), "--target", "sky").code == 0
-
-
-def test_a_server_that_is_down_is_told_and_nothing_is_launched(
-    run: Run, spec: Spec, sky: Sky
-) -> None:
-    sky.answers("queue", f"1\n{DOWN}\n\nThe above exception was the direct cause of …:\n\n{DOWN}\n")
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    told = f"{shlex.join(['sky', *QUEUE])}: {DOWN.removeprefix('sky.exceptions.')}"
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (69, told)
-    assert sky.asked("launch") == []
 
 
 @pytest.mark.parametrize(
@@ -428,48 +386,6 @@ def test_a_launch_that_tells_no_id_is_shown_as_it_is(
     assert not (tmp_path / "build" / "gpt.launched.json").exists()
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        FileNotFoundError("The specified bucket does not exist"),
-        PermissionError("Access Denied"),
-        OSError("Forbidden: b/ours\nme@theirs does not have storage.objects.list access"),
-    ],
-)
-def test_a_bucket_that_says_no_is_told_before_anything_is_paid_for(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, tmp_path: Path, fault: Exception
-) -> None:
-    objects.fault = fault
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (
-        69,
-        (
-            f"s3://ours/gpt: {' '.join(str(fault).split())}; the bucket has to exist, and whoever "
-            "launches to be allowed to list, read, write and delete there"
-        ),
-    )
-    assert sky.asked("launch") == []
-    assert not (tmp_path / "build" / ".submitted").exists()
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        RuntimeError("Unable to locate credentials"),
-        PermissionError(13, "Permission denied", "/etc/credentials"),
-        OSError("Forbidden: b/ours\nAnonymous caller does not have storage.objects.list access"),
-        TimeoutError(),
-    ],
-)
-def test_a_bucket_that_cannot_be_looked_into_is_left_to_the_machines(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, fault: Exception
-) -> None:
-    objects.fault = fault
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.out) == (0, "7\n")
-    assert "ours" not in outcome.err
-
-
 # --- status -----------------------------------------------------------------------------------------
 
 
@@ -479,7 +395,7 @@ def test_a_bucket_that_cannot_be_looked_into_is_left_to_the_machines(
         (row(7, "PENDING", details="Waiting for other jobs to launch"),
          ["job  state   machines   why", "7    queued  1x[CPU:1]  Waiting for other jobs to launch"]),
         (row(7, "STARTING"), ["job  state     machines", "7    starting  1x[CPU:1]"]),
-        (row(7, "RUNNING", recovery_count=2, job_duration=3723.9, infra="AWS (us-east-1a)",
+        (row(7, "RUNNING", recovery_count=2, job_duration=3723.4, infra="AWS (us-east-1a)",
              cluster_resources="2x[A100:8][Spot]"),
          ["job  state    came back  where             machines          ran",
           "7    running  2 times    AWS (us-east-1a)  2x[A100:8][Spot]  1:02:03"]),
@@ -582,17 +498,6 @@ def test_of_the_jobs_of_this_name_those_that_live_are_meant(
     assert len(launched.asked("cancel")) == 2
 
 
-def test_a_job_that_was_launched_by_hand_is_found_by_its_name(
-    run: Run, spec: Spec, sky: Sky
-) -> None:
-    spec(SKY)
-    sky.has()
-    unknown = run("status", "job.yaml", "--target=sky")
-    assert unknown.out.splitlines()[0] == "SkyPilot knows no job called gpt"
-    sky.has(row(4, "RUNNING"))
-    assert run("status", "job.yaml", "--target=sky").out.splitlines()[1].split()[0] == "4"
-
-
 def test_status_reads_the_bucket_where_that_is_possible(
     run: Run, spec: Spec, sky: Sky, objects: Objects
 ) -> None:
@@ -637,27 +542,40 @@ def test_status_reads_the_bucket_where_that_is_possible(
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "said", "refused"),
     [
-        (PermissionError("Access Denied"), "Access Denied"),
+        (PermissionError("Access Denied"), "Access Denied", True),
         (
             FileNotFoundError("The specified bucket does not exist"),
             "The specified bucket does not exist",
+            True,
         ),
-        (RuntimeError("no\ncredentials"), "RuntimeError: no credentials"),
-        (TimeoutError(), "TimeoutError"),
+        (
+            OSError("Forbidden: b/ours\nme@theirs does not have access"),
+            "Forbidden: b/ours me@theirs does not have access",
+            True,
+        ),
+        (OSError("Forbidden: Anonymous caller"), "Forbidden: Anonymous caller", False),
+        (PermissionError(13, "Denied", "/etc/x"), "[Errno 13] Denied: '/etc/x'", False),
+        (RuntimeError("no\ncredentials"), "RuntimeError: no credentials", False),
+        (TimeoutError(), "TimeoutError", False),
     ],
 )
-def test_a_bucket_that_says_no_is_told_and_the_rest_is_shown(
-    run: Run, launched: Sky, objects: Objects, fault: Exception, said: str
+def test_a_bucket_that_says_no_is_told_before_anything_is_paid_for(
+    run: Run, spec: Spec, sky: Sky, objects: Objects, fault: Exception, said: str, refused: bool
 ) -> None:
-    launched.has(row(7, "RUNNING"))
+    """What cannot be looked into from here is left to the machines."""
     objects.fault = fault
-    outcome = run("status", "job.yaml")
-    assert (outcome.code, outcome.out.splitlines()[2:]) == (
-        0,
-        [f"s3://ours/gpt: not looked at: {said}"],
-    )
+    outcome = run("launch", spec(SKY), "--target", "sky")
+    remedy = "the bucket has to exist, and whoever launches to be allowed to list, read, write and"
+    told = f"s3://ours/gpt: {said}; {remedy} delete there\n"
+    assert (outcome.code, outcome.out) == ((69, "") if refused else (0, "7\n"))
+    assert outcome.err.endswith(told) is refused
+    assert (sky.asked("launch") == []) is refused
+    sky.has(row(7, "RUNNING"))
+    assert run("status", "job.yaml", "--target=sky").out.splitlines()[2:] == [
+        f"s3://ours/gpt: not looked at: {said}"
+    ]
 
 
 def test_a_bucket_behind_a_silent_network_is_given_up(
@@ -676,82 +594,49 @@ def test_a_bucket_behind_a_silent_network_is_given_up(
 # --- stop -------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_runs_is_asked_through_the_bucket(
-    run: Run, launched: Sky, objects: Objects
-) -> None:
-    launched.has(row(7, "RUNNING"))
-    said = "7: asked for a clean stop, which it sees within some 10 s\n"
-    assert run("stop", "job.yaml") == (0, said, "")
-    assert objects.held == {"ours/gpt/stop": b"ddpgen stop\n"}
-    assert launched.calls("sky") == [QUEUE]
-    objects.began("ours/gpt", "running launched.a.1 0")
-    assert "  a stop has been asked for" in run("status", "job.yaml").out
-
-
 @pytest.mark.parametrize(
-    ("state", "word"),
-    [("PENDING", "queued"), ("STARTING", "starting"), ("RECOVERING", "recovering")],
-)
-def test_a_job_that_waits_is_cancelled_as_nothing_is_lost_by_that(
-    run: Run, launched: Sky, objects: Objects, state: str, word: str
-) -> None:
-    launched.has(row(7, state))
-    said = f"7: cancelled while it was {word}: nothing more is lost by that\n"
-    assert run("stop", "job.yaml") == (0, said, "")
-    assert launched.asked("cancel") == [[*CANCEL, "7"]]
-    assert objects.held == {}
-
-
-def test_a_stop_at_once_cancels_what_runs_and_says_what_that_costs(
-    run: Run, launched: Sky, objects: Objects
-) -> None:
-    launched.has(row(7, "RUNNING"))
-    assert run("stop", "job.yaml", "--now").out.splitlines() == [
-        "7: cancelled; what it did since its newest checkpoint may be lost",
-    ]
-    assert launched.asked("cancel") == [[*CANCEL, "7"]]
-    assert objects.held == {}
-    launched.has(row(7, "CANCELLING"))
-    assert run("stop", "job.yaml").out == "7: it is being cancelled already\n"
-    assert len(launched.asked("cancel")) == 1
-
-
-def test_a_cancellation_that_skypilot_refuses_is_told(run: Run, launched: Sky) -> None:
-    launched.has(row(7, "RUNNING"))
-    launched.answers("cancel", f"1\n{DOWN}\n")
-    told = DOWN.removeprefix("sky.exceptions.")
-    assert run("stop", "job.yaml", "--now") == (69, "", f"sky jobs cancel --yes 7: {told}\n")
-
-
-@pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "options", "said", "cancelled", "asked"),
     [
-        ("SUCCEEDED", "7 (done)"),
-        ("CANCELLED", "7 (cancelled)"),
-        ("FAILED_SETUP", "7 (failed in setup)"),
+        ("RUNNING", [], "7: asked for a clean stop, which it sees within some 10 s", 0, True),
+        ("RUNNING", ["--now"], "7: cancelled; what it did since its newest checkpoint may be lost", 1, False),
+        ("PENDING", [], "7: cancelled while it was queued: nothing more is lost by that", 1, False),
+        ("RECOVERING", [], "7: cancelled while it was recovering: nothing more is lost by that", 1, False),
+        ("CANCELLING", [], "7: it is being cancelled already", 0, False),
+        ("SUCCEEDED", [], "nothing to stop: 7 (done)", 0, False),
+        ("FAILED_SETUP", ["--now"], "nothing to stop: 7 (failed in setup)", 0, False),
     ],
-)
-def test_what_has_ended_is_left_alone(
-    run: Run, launched: Sky, objects: Objects, state: str, said: str
-) -> None:
+)  # fmt: skip
+def test_what_runs_is_asked_through_the_bucket_and_what_waits_is_cancelled(
+    run: Run, launched: Sky, objects: Objects, state: str, options: list[str], said: str,
+    cancelled: int, asked: bool,
+) -> None:  # fmt: skip
     launched.has(row(7, state))
-    assert run("stop", "job.yaml") == (0, f"nothing to stop: {said}\n", "")
-    assert launched.calls("sky") == [QUEUE]
-    assert objects.held == {}
+    assert run("stop", "job.yaml", *options) == (0, f"{said}\n", "")
+    assert launched.calls("sky") == [QUEUE, *[[*CANCEL, "7"]] * cancelled]
+    assert objects.held == ({"ours/gpt/stop": b"ddpgen stop\n"} if asked else {})
+    objects.began("ours/gpt", "running sky.a.1 0")
+    assert ("  a stop has been asked for" in run("status", "job.yaml").out) is asked
 
 
-def test_where_the_bucket_cannot_be_written_the_remedies_are_told(run: Run, launched: Sky) -> None:
-    launched.has(row(7, "RUNNING"))
-    assert run("stop", "job.yaml") == (
-        69,
-        "",
-        (
-            "s3://ours/gpt cannot be written from here: that takes pip install s3fs\n"
-            f"for a clean stop, {BY_HAND}\n"
-            "at once, without a checkpoint: sky jobs cancel --yes 7\n"
-        ),
+def test_a_stop_that_cannot_be_asked_for_is_told_with_the_remedies(
+    run: Run, launched: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pipe_file(*_: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(objects, "pipe_file", pipe_file)
+    stamped(objects, 20)
+    told = (
+        f"s3://ours/gpt cannot be written from here: Access Denied\nfor a clean stop, {BY_HAND}\n"
     )
-    assert launched.calls("sky") == [QUEUE]
+    at_once = "at once, without a checkpoint: sky jobs cancel --yes 7\n"
+    launched.has()
+    assert run("stop", "job.yaml") == (69, "", told)
+    launched.has(row(7, "RUNNING"))
+    assert run("stop", "job.yaml") == (69, "", told + at_once)
+    launched.answers("cancel", f"1\n{DOWN}\n")
+    refused = f"sky jobs cancel --yes 7: {DOWN.removeprefix('sky.exceptions.')}\n"
+    assert run("stop", "job.yaml", "--now") == (69, "", refused)
 
 
 def test_a_stop_at_once_is_no_business_of_the_other_tiers(run: Run, spec: Spec) -> None:
@@ -832,26 +717,6 @@ def test_the_bucket_decides_where_skypilot_knows_of_none_that_lives(
         stamped(objects, ago_s, status)
     assert run("stop", "job.yaml") == (0, f"{told}\n", "")
     assert ("ours/gpt/stop" in objects.held) is not told.startswith("nothing to stop")
-
-
-def test_a_bucket_that_may_be_read_and_not_written_is_told_with_the_remedy(
-    run: Run, launched: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launched.has()
-    stamped(objects, 20)
-
-    def pipe_file(*_: object) -> None:
-        raise PermissionError("Access Denied")
-
-    monkeypatch.setattr(objects, "pipe_file", pipe_file)
-    outcome = run("stop", "job.yaml")
-    assert (outcome.code, outcome.err.splitlines()) == (
-        69,
-        [
-            "s3://ours/gpt cannot be written from here: Access Denied",
-            f"for a clean stop, {BY_HAND}",
-        ],
-    )
 
 
 def test_without_skypilot_the_bucket_says_how_it_stands_and_takes_the_stop(
@@ -1001,10 +866,15 @@ def test_logs_are_skypilots_own(
     assert launched.calls("sky") == [QUEUE, ["jobs", "logs", *words, "7"]]
 
 
-def test_where_there_is_no_job_there_is_no_log(run: Run, spec: Spec, sky: Sky) -> None:
+def test_a_job_that_was_launched_by_hand_is_found_by_its_name(
+    run: Run, spec: Spec, sky: Sky
+) -> None:
     spec(SKY)
-    told = "SkyPilot knows no job called gpt\n"
-    assert run("logs", "job.yaml", "--target=sky") == (1, "", told)
+    unknown = "SkyPilot knows no job called gpt\n"
+    assert run("status", "job.yaml", "--target=sky").out.startswith(unknown)
+    assert run("logs", "job.yaml", "--target=sky") == (1, "", unknown)
+    sky.has(row(4, "RUNNING"))
+    assert run("status", "job.yaml", "--target=sky").out.splitlines()[1].split()[0] == "4"
 
 
 # --- formats ----------------------------------------------------------------------------------------
