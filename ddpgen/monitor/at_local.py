@@ -1,12 +1,12 @@
 """status, logs and stop of a job on this machine, by its checkpoint directory.
 
-Owns whether the processes in the lock live: by pid and start time, on the boot that they began in.
+Owns whether the processes in the lock live, as the training module judges it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import functools
+import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,9 +16,8 @@ from ddpgen.launch import become
 from ddpgen.monitor import places, scripts, state, store
 from ddpgen.monitor.places import Place
 from ddpgen.monitor.state import JobState, Report
+from ddpgen.resources import resource
 from ddpgen.spec.job import JobSpec
-
-_EXITING = 0x4  # PF_EXITING of include/linux/sched.h
 
 
 def status(directory: Path, job: JobSpec | None = None) -> Iterator[str | Report]:
@@ -68,33 +67,16 @@ def lives(lock: Mapping[str, Any] | None) -> bool | None:
     """Whether a process of the lock is there; None when it is not of this boot of this host."""
     if lock is None:
         return False
-    if lock.get("boot") != _machine():
+    processes = _processes()
+    if lock.get("boot") != processes["machine"]():
         return None
-    pairs = (lock.get("launcher"), lock.get("writer"))
-    return any(_is_running(*pair) for pair in pairs if isinstance(pair, list) and len(pair) == 2)
+    pairs = [lock.get("launcher"), lock.get("writer")]
+    known = [p for p in pairs if isinstance(p, list) and [type(n) for n in p] == [int, int]]
+    return any(processes["process_state"](*pair) not in processes["ENDED"] for pair in known)
 
 
-def _is_running(pid: Any, began: Any) -> bool:
-    """As train/processes.py judges it."""
-    if not os.path.isdir("/proc/self"):
-        with contextlib.suppress(PermissionError):  # somebody else's, and there
-            try:
-                os.kill(int(pid), 0)
-            except (ProcessLookupError, OverflowError, TypeError, ValueError):
-                return False
-        return True
-    try:
-        fields = Path(f"/proc/{int(pid)}/stat").read_bytes().rpartition(b")")[2].split()
-    except (OSError, TypeError, ValueError):
-        return False
-    ends = fields[0] in (b"Z", b"X") or int(fields[6]) & _EXITING
-    return not ends and began in (0, int(fields[19]))
-
-
-def _machine() -> str:
-    """As train/processes.py names it."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))])
-    except OSError:
-        return os.uname().nodename
+@functools.cache
+def _processes() -> Mapping[str, Any]:
+    """What the training module's own file knows of processes: it needs nothing but Python, and is run, not
+    imported."""
+    return runpy.run_path(str(resource("train") / "processes.py"))

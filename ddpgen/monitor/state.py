@@ -61,9 +61,9 @@ class JobState:
 def read(facts: Mapping[str, str]) -> JobState:
     """From what the text found out."""
     line = _LINE.fullmatch(facts.get("status", "").strip())
-    rows = [_mapping(row) for row in facts.get("row", "").split("\t")]
+    rows = [mapping(row) for row in facts.get("row", "").split("\t")]
     steps = [row for row in rows if row.get("kind") == "step"] or [{}]
-    lock = _mapping(facts.get("lock", "")) or None
+    lock = mapping(facts.get("lock", "")) or None
     newest = facts.get("newest", "")
     number = re.fullmatch(r"([0-9]+(?:_[0-9]+)?)(?: .*)?", facts.get("slurm-job", ""))
     longest_step_s, write_s = _measured(rows)
@@ -74,11 +74,11 @@ def read(facts: Mapping[str, str]) -> JobState:
         at=int(line[3]) if line else 0,
         reason=(line[4] or "") if line else "",
         newest=int(newest) if newest.isdigit() else None,
-        saved=_saved(_mapping(facts.get("saved", ""))),
+        saved=_saved(mapping(facts.get("saved", ""))),
         step=_whole(steps[-1].get("step")),
-        last_step=_whole(_mapping(facts.get("start", "")).get("last_step")),
+        last_step=_whole(mapping(facts.get("start", "")).get("last_step")),
         loss=_number(steps[-1].get("loss")),
-        evaluation=_evaluation(_mapping(facts.get("eval", ""))),
+        evaluation=_evaluation(mapping(facts.get("eval", ""))),
         steps_per_s=_speed(steps),
         longest_step_s=longest_step_s,
         write_s=write_s,
@@ -87,7 +87,7 @@ def read(facts: Mapping[str, str]) -> JobState:
         stop_asked="stop" in facts,
         slurm_job=number[1] if number else "",
         lock=lock,
-        starts=_starts(_mapping(facts.get("slurm-starts", ""))),
+        starts=_starts(mapping(facts.get("slurm-starts", ""))),
     )
 
 
@@ -279,7 +279,8 @@ def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _mapping(text: str) -> dict[str, Any]:
+def mapping(text: str) -> dict[str, Any]:
+    """A JSON object that somebody else may have written; {} for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

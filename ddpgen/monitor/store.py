@@ -1,15 +1,15 @@
-"""Read and write a job's part of a bucket from here, where fsspec and credentials are at hand.
+"""Read and write a job's part of a bucket from here, by fsspec, where that and credentials are installed.
 
-Owns what is looked at there, and how long that may take: a network that swallows everything costs no
-more than told. Who has no fsspec is told so in words; nothing else depends on it.
+Owns what is read there, and how long that may take on a network that does not answer. Nothing else
+depends on fsspec.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ddpgen.monitor import bucket
 from ddpgen.monitor.bucket import R2_ACCOUNT, STOP, Address
+from ddpgen.monitor.state import mapping
 from ddpgen.spec.job import JobSpec
 
 ANSWER_S = 40.0
@@ -35,11 +36,10 @@ class ShutError(NoWayError):
     """The bucket was reached, and it is not there, or not for this user."""
 
 
-def look(at: Address, within: float | None = None) -> dict[str, str]:
+def look(at: Address, within: float = ANSWER_S) -> dict[str, str]:
     """What the job's part of the bucket says, as the texts of a checkpoint directory would.
 
-    Beside that `owner-age`: seconds since rank 0 last said that it lives. `within` seconds. Raises
-    NoWayError.
+    Beside that `owner-age`: the age of rank 0's time stamp in seconds. Raises NoWayError.
     """
     return _in_time(at, _look, within)
 
@@ -76,23 +76,21 @@ def ask_to_stop(at: Address, said: str) -> None:
     def write(files: Any, root: str) -> None:
         files.pipe_file(f"{root}/{STOP}", f"{said}\n".encode())
 
-    _in_time(at, write)
+    _in_time(at, write, ANSWER_S)
 
 
 def _look(files: Any, root: str) -> dict[str, str]:
     names = _names(files, root)
     if not names:
         return {"there": "no"}
-    owner = _mapping(_content(files, f"{root}/owner.json"))
-    whole = (
-        str(step)
-        for step in sorted(_steps(names), reverse=True)
-        if files.exists(f"{root}/step-{step:09}/checkpoint.json")
-    )
+    owner = mapping(_content(files, f"{root}/owner.json"))
+    steps = [name for name in names if re.fullmatch(r"step-\d{9,}", name)]
+    numbers = sorted((int(name.removeprefix("step-")) for name in steps), reverse=True)
+    whole = (n for n in numbers if files.exists(f"{root}/step-{n:09}/checkpoint.json"))
     facts = {
         "there": "yes",
         "now": str(int(time.time())),
-        "newest": next(whole, ""),
+        "newest": str(next(whole, "")),
         "status": _content(files, f"{root}/status").partition("\n")[0],
         "row": _newest_row(files, f"{root}/metrics"),
     }
@@ -113,11 +111,6 @@ def _names(files: Any, place: str) -> set[str]:
     return {str(path).rstrip("/").rpartition("/")[2] for path in found}
 
 
-def _steps(names: set[str]) -> list[int]:
-    numbers = [name.removeprefix("step-") for name in names if name.startswith("step-")]
-    return [int(number) for number in numbers if number.isdigit()]
-
-
 def _content(files: Any, path: str) -> str:
     try:
         return bytes(files.cat_file(path)).decode("utf-8", "replace")
@@ -133,22 +126,12 @@ def _newest_row(files: Any, place: str) -> str:
         path = f"{place}/{name}"
         end = bytes(files.cat_file(path, start=max(0, int(files.size(path)) - _ROWS)))
         for line in reversed(end.decode("utf-8", "replace").splitlines()):
-            if _mapping(line).get("kind") == "step":
+            if mapping(line).get("kind") == "step":
                 return line
     return ""
 
 
-def _mapping(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _in_time(
-    at: Address, work: Callable[[Any, str], _Found], within: float | None = None
-) -> _Found:
+def _in_time(at: Address, work: Callable[[Any, str], _Found], within: float) -> _Found:
     """Do it in a thread that is left behind when it hangs; the process ends without asking for it."""
     outcome: list[_Found | BaseException] = []
 
@@ -158,13 +141,12 @@ def _in_time(
         except BaseException as error:  # noqa: BLE001 (whatever a cloud's library raises)
             outcome.append(error)
 
-    timeout_s = ANSWER_S if within is None else within
     worker = threading.Thread(target=attempt, daemon=True)
     with _in_its_environment(at):
         worker.start()
-        worker.join(timeout_s)
+        worker.join(within)
     if not outcome:
-        raise NoWayError(f"no answer within {timeout_s:.0f} s")
+        raise NoWayError(f"no answer within {within:.0f} s")
     (found,) = outcome
     if isinstance(found, NoWayError):
         raise found
@@ -177,16 +159,13 @@ def _in_time(
 def _in_its_environment(at: Address) -> Iterator[None]:
     """With what is said of the cloud, for as long as is looked: the clouds' libraries read it."""
     added = {name: value for name, value in at.settings.items() if not _is_of_the_machines(value)}
-    before = {name: os.environ.get(name) for name in added}
+    before = dict(os.environ)
     os.environ.update(added)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _is_of_the_machines(value: str) -> bool:

@@ -582,7 +582,7 @@ def test_a_bucket_behind_a_silent_network_is_given_up(
     run: Run, launched: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched.has(row(7, "RUNNING"))
-    monkeypatch.setattr(store, "ANSWER_S", 0.3)
+    monkeypatch.setattr(store.look, "__defaults__", (0.3,))
     never = threading.Event()
     monkeypatch.setattr(objects, "ls", lambda *_, **__: never.wait())
     assert run("status", "job.yaml").out.splitlines()[2] == (

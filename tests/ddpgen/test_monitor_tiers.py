@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ddpgen.monitor import at_local, record, state
+from ddpgen.monitor import record, state
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
-from train.processes import start_time
+from train.processes import machine, start_time
 
 Spec = Callable[..., Path]
 HOSTS = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"
@@ -35,7 +35,7 @@ def holds(pid: int, **more: Any) -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
     lock = {
         "attempt": "a", "generation": 1, "job": "gpt", "host": "desk",
-        "boot": at_local._machine(), "launcher": [pid, start_time(pid)], "writer": None, **more,
+        "boot": machine(), "launcher": [pid, start_time(pid)], "writer": None, **more,
     }  # fmt: skip
     (KEPT / "lock").write_text(json.dumps(lock, indent=1))
 
@@ -83,22 +83,6 @@ def test_a_job_that_was_killed_is_known_by_its_processes(
     nothing = "nothing to stop: nothing runs in build/checkpoints/gpt: it was running when it was"
     assert run("stop", "job.yaml").out.startswith(nothing)
     assert not (KEPT / "stop").exists()
-
-
-def test_the_generator_and_the_training_judge_a_holder_alike(
-    process: subprocess.Popen[bytes],
-) -> None:
-    from train import lock  # it needs no torch
-
-    zombie = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    began = {pid: start_time(pid) for pid in (process.pid, os.getpid(), zombie.pid, 2**22 + 1)}
-    assert at_local._machine() == lock.machine()
-    for pid, ticks in began.items():
-        lives = pid in (process.pid, os.getpid())
-        assert at_local._is_running(pid, ticks) is lock._is_running((pid, ticks)) is lives
-        assert at_local._is_running(pid, ticks + 1) is lock._is_running((pid, ticks + 1)) is False
-    zombie.wait()
 
 
 def test_a_job_that_began_on_another_host_is_asked_all_the_same(run: Run, spec: Spec) -> None:
