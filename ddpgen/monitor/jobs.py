@@ -14,17 +14,9 @@ _NOTHING = ("", "None", "(null)", "N/A", "Unknown", "None assigned", "0:0")
 # Of what is in the queue. Everything else has no process any more, or none yet.
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 _OVER = (
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "REVOKED",
-    "TIMEOUT",
-)
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+    "REVOKED", "TIMEOUT",
+)  # fmt: skip
 _MEANINGS = {"69:0": "it could not start", "75:0": "it was stopped"}  # exit codes of our script
 
 

@@ -1,6 +1,6 @@
 """What SkyPilot says of a managed job: the questions as argv, the answers as values. Pure.
 
-Owns the formats of SkyPilot 0.14's command line, and what its states mean in our words.
+Owns the formats of SkyPilot 0.14's command line, and what its states and exit codes mean.
 """
 
 from __future__ import annotations
@@ -17,26 +17,13 @@ FITS = "0.14"  # the version whose formats these are, and the one the rendered f
 _MOST = 300
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WAITING = ("PENDING", "SUBMITTED", "STARTING", "RECOVERING")
-_OVER = (
-    "CANCELLED",
-    "FAILED",
-    "FAILED_CONTROLLER",
-    "FAILED_NO_RESOURCE",
-    "FAILED_PRECHECKS",
-    "FAILED_SETUP",
-    "SUCCEEDED",
-)
+# The others in SkyPilot's own words.
 _WORDS = {
     "PENDING": "queued",
     "SUBMITTED": "queued",
-    "STARTING": "starting",
     "WINDING_DOWN": "running",
     "CANCELLING": "being cancelled",
     "SUCCEEDED": "done",
-    "FAILED_CONTROLLER": "failed in SkyPilot",
-    "FAILED_NO_RESOURCE": "failed: no machines",
-    "FAILED_PRECHECKS": "failed before it began",
-    "FAILED_SETUP": "failed in setup",
 }
 _STOPPED, _UNABLE = 130, 69  # exit codes of our script
 
@@ -64,7 +51,7 @@ class Managed(NamedTuple):
     @property
     def over(self) -> bool:
         """It has ended, and does not come back."""
-        return self.state in _OVER
+        return self.state.startswith(("SUCCEEDED", "CANCELLED", "FAILED"))
 
     @property
     def ending(self) -> bool:

@@ -109,7 +109,8 @@ class Report(NamedTuple):
         left = None
         if speed and found.step is not None and found.last_step is not None:
             left = max(0, round((found.last_step - found.step) / speed))
-        at = {"done": found.at, "stopped": found.at}.get(found.word, 0)
+        at = found.at if found.word in ("done", "stopped") else 0
+        whole = found.newest is not None
         known = {
             "directory": self.place,
             "state": _job(found, self.runs),
@@ -121,16 +122,12 @@ class Report(NamedTuple):
             "speed": None if speed is None else round(speed, 4),
             "time_left_s": left,
             "starts": found.begun if found.begun > 1 else None,
-            "newest_checkpoint": found.newest if found.newest is not None else _saved_path(found),
-            "weights": self._weights(),
+            "newest_checkpoint": found.newest if whole else found.saved and found.saved[0],
+            "weights": f"{self.place}/step-{found.newest:09}/model.pt" if whole else None,
             "slurm_starts": found.starts if found.of_slurm and found.starts else None,
             "stop_asked": True if found.stop_asked and self.runs is not False else None,
         }
         return {name: value for name, value in known.items() if value is not None}
-
-    def _weights(self) -> str | None:
-        newest = self.found.newest
-        return None if newest is None else f"{self.place}/step-{newest:09}/model.pt"
 
     def words(self) -> list[str]:
         """Lines for people."""
@@ -186,24 +183,16 @@ def _job(found: JobState, runs: bool | None) -> str:
     if found.word == "running":
         if runs is not False:
             return "running"
-        return (
-            f"ended after this: {found.reason}"
-            if found.reason
-            else "it was running when it was killed"
-        )
+        killed = "it was running when it was killed"
+        return f"ended after this: {found.reason}" if found.reason else killed
     at = f" at step {found.at}" if found.at else ""
     return f"{found.word}{at}" + (f": {found.reason}" if found.reason else "")
 
 
 def _newest(found: JobState) -> str:
-    if found.saved is not None and found.newest is None:
-        path, step = found.saved
-        return f"{path}, of step {step}"
-    return "none" if found.newest is None else f"step {found.newest}"
-
-
-def _saved_path(found: JobState) -> str | None:
-    return found.saved[0] if found.saved is not None else None
+    if found.newest is not None:
+        return f"step {found.newest}"
+    return f"{found.saved[0]}, of step {found.saved[1]}" if found.saved else "none"
 
 
 def _evaluation(row: Mapping[str, Any]) -> str:

@@ -414,7 +414,7 @@ def test_a_launch_that_tells_no_id_is_shown_as_it_is(
         (row(7, "FAILED", details=f"Failure: {CODES.format(' 1')}"),
          ["job  state   machines   why", f"7    failed  1x[CPU:1]  {CODES.format(' 1')}"]),
         (row(7, "FAILED_NO_RESOURCE"),
-         ["job  state                machines", "7    failed: no machines  1x[CPU:1]"]),
+         ["job  state               machines", "7    failed no resource  1x[CPU:1]"]),
         (row(7, "SOME_NEW_STATE"), ["job  state           machines", "7    some new state  1x[CPU:1]"]),
     ],
 )  # fmt: skip
@@ -603,7 +603,7 @@ def test_a_bucket_behind_a_silent_network_is_given_up(
         ("RECOVERING", [], "7: cancelled while it was recovering: nothing more is lost by that", 1, False),
         ("CANCELLING", [], "7: it is being cancelled already", 0, False),
         ("SUCCEEDED", [], "nothing to stop: 7 (done)", 0, False),
-        ("FAILED_SETUP", ["--now"], "nothing to stop: 7 (failed in setup)", 0, False),
+        ("FAILED_SETUP", ["--now"], "nothing to stop: 7 (failed setup)", 0, False),
     ],
 )  # fmt: skip
 def test_what_runs_is_asked_through_the_bucket_and_what_waits_is_cancelled(
