@@ -10,13 +10,12 @@ from typing import NoReturn
 from ddpgen.driver.logs import newest
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.launch import START, become, output
-from ddpgen.monitor import places, store
+from ddpgen.monitor import places
 from ddpgen.monitor.record import Following
 
 
 def status(following: Following, captured: bool) -> Iterator[str]:
     """What run.sh says of the hosts; without being `captured`, this process becomes it."""
-    yield from store.kept(following.job)
     if not captured:
         become(_run_sh(following, "--status"))
     yield _table(following)

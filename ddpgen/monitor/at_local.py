@@ -13,20 +13,17 @@ from typing import Any, NoReturn
 
 from ddpgen.errors import DdpgenError
 from ddpgen.launch import become
-from ddpgen.monitor import places, scripts, state, store
+from ddpgen.monitor import places, scripts, state
 from ddpgen.monitor.places import Place
 from ddpgen.monitor.state import JobState, Report
 from ddpgen.resources import resource
-from ddpgen.spec.job import JobSpec
 
 
-def status(directory: Path, job: JobSpec | None = None) -> Iterator[str | Report]:
+def status(directory: Path) -> Iterator[str | Report]:
     """How the job in a checkpoint directory stands. Raises TargetUnavailableError."""
     found = look(directory)
     yield Report(places.short(str(directory)), found, lives(found.lock))
     yield from _elsewhere(found)
-    if job is not None and found.newest is None:
-        yield from store.kept(job)
 
 
 def stop(directory: Path) -> Iterator[str]:

@@ -152,7 +152,7 @@ def _there(following: Following) -> There:
         return There()
     try:
         facts = store.look(at)
-    except store.NoWayError as closed:
+    except store.UnreachableError as closed:
         return There(at.url, closed=f"{at.url}: not looked at: {closed}")
     age = facts.get("owner-age")
     return There(at.url, state.read(facts), None if age is None else float(age))
@@ -202,7 +202,7 @@ def _ask_to_stop(following: Following, otherwise: str = "") -> None:
         )
     try:
         store.ask_to_stop(at, _REASON)
-    except store.NoWayError as error:
+    except store.UnreachableError as error:
         told = [
             f"{at.url} cannot be written from here: {error}",
             f"for a clean stop, {_by_hand(at.url)}",

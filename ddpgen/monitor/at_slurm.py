@@ -16,7 +16,7 @@ from ddpgen.driver.ends import SSH_FAILED
 from ddpgen.driver.screen import table
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.launch import become, say
-from ddpgen.monitor import jobs, places, scripts, state, store
+from ddpgen.monitor import jobs, places, scripts, state
 from ddpgen.monitor.jobs import Job
 from ddpgen.monitor.places import Login, Place
 from ddpgen.monitor.record import Following, Launched
@@ -60,8 +60,6 @@ def status(following: Following) -> Iterator[str | Report]:
         for task in tasks if asked.job.array else [""]:
             there = _read(asked, task) if task else found
             yield Report(asked.place.shown(asked.directory(task)), there, _runs(there, seen))
-        if found.newest is None and not asked.job.array:
-            yield from store.kept(asked.job)
         if asked.launched is not None and asked.launched.log:
             yield f"log: {asked.place.shown(asked.launched.log)}"
 

@@ -126,7 +126,7 @@ def status(following: Following | Path, captured: bool = False) -> Iterator[str 
         return at_slurm.status(following)
     if following.tier == "sky":
         return at_sky.status(following)
-    return at_local.status(directory(following), following.job)
+    return at_local.status(directory(following))
 
 
 def stop(following: Following | Path, now: bool = False) -> Iterator[str]:

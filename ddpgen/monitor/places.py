@@ -1,7 +1,7 @@
 """Where Slurm's programs and the checkpoints are: on this machine, or on a login node by ssh.
 
-Owns how a text gets there and back, and the message for a login node that cannot be reached. Nothing here
-waits longer than told, but for who follows a log. Knows nothing of what the texts do.
+Owns how a text gets there and back, and the message for a login node that cannot be reached. Everything
+but following a log has a time limit. Knows nothing of what the texts do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.spec.slurm import SlurmJob
 
 ANSWER_S = 60.0
-# rsync gives up by itself when nothing moves; this is for whatever may keep it from that.
+# rsync ends by itself when nothing moves for _STALL_S; this limit is for when that fails.
 _STALL_S = 60
 _SEND_S = 3600.0
 _NO_PROGRAM = 127
@@ -123,8 +123,8 @@ class Login(Place):
 
     def send(self, bundle: Path, directory: str) -> None:
         """Have `directory` there hold what `bundle` holds. Raises TargetUnavailableError."""
-        way = self._ssh.shell_for_rsync(self._host, directory)
-        argv = ["rsync", "-rlpc", "--exclude=__pycache__", f"--timeout={_STALL_S}", *way]
+        shell = self._ssh.shell_for_rsync(self._host, directory)
+        argv = ["rsync", "-rlpc", "--exclude=__pycache__", f"--timeout={_STALL_S}", *shell]
         try:
             sending = child.run([*argv, "./", "host:./"], b"", _SEND_S, str(bundle))
             outcome = asyncio.run(sending)
@@ -161,10 +161,10 @@ def reach(job: SlurmJob, beside: Path) -> Iterator[Place]:
         yield Place(str(beside))
         return
     host = Host(job.login, job.login, job.dir, "slurm.sbatch")
-    way = Plan(job.name, "", None, 0, job.login, job.ssh_options, "", (host,))
+    plan = Plan(job.name, "", None, 0, job.login, job.ssh_options, "", (host,))
     with contextlib.ExitStack() as stack:
         try:
-            ssh = stack.enter_context(ready(way, os.environ))
+            ssh = stack.enter_context(ready(plan, os.environ))
         except ValueError as error:
             raise TargetUnavailableError(str(error)) from None
         yield Login(ssh, host)

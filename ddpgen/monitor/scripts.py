@@ -122,7 +122,7 @@ _TAIL = r"""
 exec tail -n "$lines" -- "${files[@]}"
 """
 
-# The end of the input is the end of whoever reads: nothing stays behind on the login node.
+# The input ends when the reader does, so that no tail is left on the login node.
 _FOLLOW = r"""
 exec 3<&0
 tail -n "$lines" -F -- "${files[@]}" &

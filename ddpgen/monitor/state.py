@@ -15,34 +15,32 @@ _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 
 @dataclass(frozen=True)
 class JobState:
-    """`attempt`: whose word it is. `step`: the newest on record, of the training itself. `newest`: of its
-    checkpoints; `saved`: what a user's script has saved last, and at which step. `longest_step_s`: with what
-    stands between it and the next; `write_s`: of a checkpoint. `begun`: how often its workers have begun."""
+    """What the files say; None, "" or 0 for what they do not."""
 
     there: str = "no"  # yes, no, closed
-    word: str = ""
+    word: str = ""  # the status: running, done, stopped, failed
     attempt: str = ""
-    at: int = 0
+    at: int = 0  # the status's step
     reason: str = ""
-    newest: int | None = None
-    saved: tuple[str, int] | None = None
-    step: int | None = None
-    last_step: int | None = None
+    newest: int | None = None  # checkpoint
+    saved: tuple[str, int] | None = None  # by a user's script: the path, of which step
+    step: int | None = None  # of the newest row of the metrics
+    last_step: int | None = None  # with which the training ends
     loss: float | None = None
     evaluation: str = ""
     steps_per_s: float | None = None
-    longest_step_s: float | None = None
-    write_s: float | None = None
-    begun: int = 0
-    age_s: float | None = None
+    longest_step_s: float | None = None  # with what is done before the next one
+    write_s: float | None = None  # of a checkpoint
+    begun: int = 0  # how often the workers have begun
+    age_s: float | None = None  # of the newest row
     stop_asked: bool = False
-    slurm_job: str = ""
+    slurm_job: str = ""  # that holds the directory
     lock: Mapping[str, Any] | None = None
-    starts: str = ""
+    starts: str = ""  # of a job of Slurm, in words
 
     @property
     def started_by(self) -> str:
-        """The tier whose run the directory's word is of, or ""; on sky the directory is in the bucket."""
+        """The tier whose run the status is of, or ""; on sky the directory is in the bucket."""
         if self.of_slurm:
             return "slurm"
         if not self.attempt:
@@ -53,7 +51,7 @@ class JobState:
 
     @property
     def of_slurm(self) -> str:
-        """The Slurm job whose word this is, or ""."""
+        """The Slurm job that the status is of, or ""."""
         found = re.fullmatch(r"slurm\.(\d+)(?:_\d+)?\.\d+", self.attempt)
         return found[1] if found else ""
 

@@ -16,10 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddpgen.monitor import bucket
 from ddpgen.monitor.bucket import R2_ACCOUNT, STOP, Address
 from ddpgen.monitor.state import mapping
-from ddpgen.spec.job import JobSpec
 
 ANSWER_S = 40.0
 SHORT_S = 15.0  # where the answer is only good to know
@@ -28,50 +26,35 @@ _SEGMENTS = 3  # that are looked through for a step, the newest first
 _Found = TypeVar("_Found")
 
 
-class NoWayError(Exception):
+class UnreachableError(Exception):
     """The bucket cannot be reached from here. The message says why, and what would help."""
 
 
-class ShutError(NoWayError):
+class RefusedError(UnreachableError):
     """The bucket was reached, and it is not there, or not for this user."""
 
 
-def look(at: Address, within: float = ANSWER_S) -> dict[str, str]:
+def look(at: Address) -> dict[str, str]:
     """What the job's part of the bucket says, as the texts of a checkpoint directory would.
 
-    Beside that `owner-age`: the age of rank 0's time stamp in seconds. Raises NoWayError.
+    Beside that `owner-age`: the age of rank 0's time stamp in seconds. Raises UnreachableError.
     """
-    return _in_time(at, _look, within)
+    return _in_time(at, _look, ANSWER_S)
 
 
-def kept(job: JobSpec) -> Iterator[str]:
-    """What there is of it at the URL of its checkpoints, if it has one."""
-    at = bucket.address(job, os.environ) if job.checkpoint.url else None
-    if at is None:
-        return
-    try:
-        facts = look(at, SHORT_S)
-    except NoWayError as error:
-        yield f"checkpoints are kept in {at.url}, not looked at: {error}"
-        return
-    newest = facts.get("newest")
-    yield f"{at.url}:"
-    yield f"  newest checkpoint: {f'step {newest}' if newest else 'none'}"
-
-
-def shut(at: Address) -> str:
-    """Why nobody will get into the bucket, as it says itself; "" where it did not say that."""
+def refusal(at: Address) -> str:
+    """Why the bucket refuses everybody, as it says itself; "" where it does not, or cannot be reached."""
     try:
         _in_time(at, _names, SHORT_S)
-    except ShutError as error:
+    except RefusedError as error:
         return str(error)
-    except NoWayError:
+    except UnreachableError:
         pass  # that is for the machines to find out
     return ""
 
 
 def ask_to_stop(at: Address, said: str) -> None:
-    """Have the job stop after its current step. Raises NoWayError."""
+    """Have the job stop after its current step. Raises UnreachableError."""
 
     def write(files: Any, root: str) -> None:
         files.pipe_file(f"{root}/{STOP}", f"{said}\n".encode())
@@ -146,12 +129,12 @@ def _in_time(at: Address, work: Callable[[Any, str], _Found], within: float) -> 
         worker.start()
         worker.join(within)
     if not outcome:
-        raise NoWayError(f"no answer within {within:.0f} s")
+        raise UnreachableError(f"no answer within {within:.0f} s")
     (found,) = outcome
-    if isinstance(found, NoWayError):
+    if isinstance(found, UnreachableError):
         raise found
     if isinstance(found, BaseException):
-        raise (ShutError if _is_shut(found) else NoWayError)(_words(found)) from None
+        raise (RefusedError if _is_refusal(found) else UnreachableError)(_words(found)) from None
     return found
 
 
@@ -173,7 +156,7 @@ def _is_of_the_machines(value: str) -> bool:
     return value.startswith(("/", "~")) and not os.path.exists(os.path.expanduser(value))
 
 
-def _is_shut(error: BaseException) -> bool:
+def _is_refusal(error: BaseException) -> bool:
     """Of a file of this machine, as one with credentials, the error would tell the name."""
     if not isinstance(error, OSError) or error.filename is not None:
         return False
@@ -184,7 +167,7 @@ def _is_shut(error: BaseException) -> bool:
 def _reach(at: Address) -> tuple[Any, str]:
     known = at.fsspec(_account() if at.scheme == "r2" else "")
     if known is None:
-        raise NoWayError(f"ddpgen has no way into {at.scheme}:// from here")
+        raise UnreachableError(f"ddpgen cannot read {at.scheme}:// from here")
     url, options, package = known
     try:
         fsspec = importlib.import_module("fsspec")
@@ -192,7 +175,7 @@ def _reach(at: Address) -> tuple[Any, str]:
             url, skip_instance_cache=True, use_listings_cache=False, **options
         )
     except ImportError:
-        raise NoWayError(f"that takes pip install {package}") from None
+        raise UnreachableError(f"that takes pip install {package}") from None
     return files, str(root).rstrip("/")
 
 
@@ -201,7 +184,7 @@ def _account() -> str:
         return Path(R2_ACCOUNT).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "no text"
-        raise NoWayError(
+        raise UnreachableError(
             f"{R2_ACCOUNT}: {why}; SkyPilot has the account's id written there"
         ) from None
 

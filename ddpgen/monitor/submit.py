@@ -26,7 +26,7 @@ _SUBMIT_S = 180.0
 def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launched:
     """Submit a copy of `bundle`.
 
-    Raises TargetUnavailableError when there is no way to sbatch, or it refuses; FileTroubleError.
+    Raises TargetUnavailableError when sbatch cannot be reached, or refuses; FileTroubleError.
     """
     copy = snapshot.take(bundle)
     with places.reach(job, bundle.absolute().parent) as place:

@@ -84,7 +84,7 @@ def _check_bucket(job: SkyJob) -> None:
     """Raise TargetUnavailableError when the bucket itself says no; one that cannot be looked into from
     here is left to the machines."""
     at = bucket.address(job, os.environ)
-    if at is not None and (told := store.shut(at)):
+    if at is not None and (told := store.refusal(at)):
         raise TargetUnavailableError(
             f"{at.url}: {told}; the bucket has to exist, and whoever launches to be allowed to list, "
             "read, write and delete there"

@@ -582,7 +582,7 @@ def test_a_bucket_behind_a_silent_network_is_given_up(
     run: Run, launched: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched.has(row(7, "RUNNING"))
-    monkeypatch.setattr(store.look, "__defaults__", (0.3,))
+    monkeypatch.setattr(store, "ANSWER_S", 0.3)
     never = threading.Event()
     monkeypatch.setattr(objects, "ls", lambda *_, **__: never.wait())
     assert run("status", "job.yaml").out.splitlines()[2] == (
@@ -808,41 +808,13 @@ def test_the_spec_and_skypilot_say_how_the_bucket_is_reached_unless_the_user_doe
     assert dict(os.environ) == before
 
 
-URL = GPT + 'checkpoint: {dir: "gs://theirs/place/"}\ntargets:\n'
-
-
 def test_checkpoints_at_a_url_of_their_own_are_found_there(
     run: Run, spec: Spec, sky: Sky, objects: Objects
 ) -> None:
-    spec(URL + "  sky: {}\n")
+    spec(GPT + 'checkpoint: {dir: "gs://theirs/place/"}\ntargets:\n  sky: {}\n')
     sky.has(row(7, "RUNNING"))
     assert run("stop", "job.yaml", "--target=sky").code == 0
     assert objects.held == {"theirs/place/stop": b"ddpgen stop\n"}
-
-
-@pytest.mark.parametrize("tier", ["local: {}", "slurm: {}", "hosts: {hosts: [desk, laptop]}"])
-def test_on_another_tier_the_url_says_what_the_directory_does_not_have(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, tier: str
-) -> None:
-    (sky.bin / "squeue").symlink_to(sky.bin / "sky")
-    script = sky.root / "build" / "gpt" / "hosts" / "run.sh"
-    script.parent.mkdir(parents=True)
-    script.write_text('echo "said $*"\n')
-    spec(f"{URL}  {tier}\n")
-    objects.began("theirs/place", "stopped 4711 100")
-
-    def said() -> list[str]:
-        words = ["status", "job.yaml", "--json", f"--target={tier.partition(':')[0]}"]
-        lines: list[str] = json.loads(run(*words).out)["said"]
-        return lines
-
-    there = ["gs://theirs/place:", "  newest checkpoint: step 100"]
-    assert [line for line in said() if "checkpoint" in line or "://" in line] == there
-    if tier.startswith("local"):
-        newest = sky.root / "build" / "checkpoints" / "gpt" / "step-000000150" / "checkpoint.json"
-        newest.parent.mkdir(parents=True)
-        newest.write_text("{}")
-        assert said() == []
 
 
 # --- logs -------------------------------------------------------------------------------------------
