@@ -1,7 +1,8 @@
-"""Become a rendered artefact, its command echoed first, or the doctor."""
+"""Run other programs in the foreground: a rendered artefact, ssh, the doctor."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -49,13 +50,14 @@ def stream(argv: Sequence[str], text: bytes) -> int:
     code. Raises TargetUnavailableError when the program is not there.
     """
     try:
-        with subprocess.Popen(argv, stdin=subprocess.PIPE) as running:
-            assert running.stdin is not None
-            running.stdin.write(text)
-            running.stdin.flush()
-            return running.wait()
+        running = subprocess.Popen(argv, stdin=subprocess.PIPE, bufsize=0)
     except OSError as error:
         raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
+    with running:
+        assert running.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and its exit code says why
+            running.stdin.write(text)
+        return running.wait()
 
 
 def become_doctor(directory: Path, options: Sequence[str]) -> NoReturn:
