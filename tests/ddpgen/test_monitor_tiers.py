@@ -329,3 +329,11 @@ def test_how_often_a_job_of_slurm_has_come_back() -> None:
     for spoilt in ({**kept, "starts": [[0, 0, ""]]}, {**kept, "starts": 5}, {"starts": []}, []):
         found = state.read({**facts, "slurm-starts": json.dumps(spoilt)})
         assert found.starts == ""
+
+
+@pytest.mark.parametrize("tier", ["sky: {bucket: s3://ours}", "hosts: {hosts: [desk, laptop]}"])
+def test_the_doctor_needs_the_checkpoint_directory_here(run: Run, spec: Spec, tier: str) -> None:
+    name = tier.partition(":")[0]
+    refused = run("doctor", spec(f"{GPT}targets:\n  {tier}\n"), f"--target={name}")
+    told = f"the checkpoint directory of gpt on {name} is not on this machine; run ddpgen doctor"
+    assert (refused.code, refused.err) == (69, f"{told} CHECKPOINT_DIR where the job runs\n")
