@@ -230,14 +230,14 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
 
 
 def _submit(job: JobSpec, directory: Path, arguments: tuple[str, ...]) -> Launched:
-    from ddpgen.monitor import submit, submit_sky
+    from ddpgen.monitor import submit_sky, submit_slurm
     from ddpgen.spec.sky import SkyJob
     from ddpgen.spec.slurm import SlurmJob
 
     if isinstance(job, SkyJob):
         return submit_sky.submit(job, directory, arguments)
     assert isinstance(job, SlurmJob)
-    return submit.submit(job, directory, arguments)
+    return submit_slurm.submit(job, directory, arguments)
 
 
 def _named(spec: str, output: Path | None) -> str:

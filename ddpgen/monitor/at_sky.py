@@ -14,9 +14,9 @@ from typing import NamedTuple, NoReturn
 from ddpgen.driver.screen import table
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.launch import become
-from ddpgen.monitor import bucket, managed, skypilot, state, store
-from ddpgen.monitor.managed import Managed
+from ddpgen.monitor import bucket, sky_jobs, skypilot, state, store
 from ddpgen.monitor.record import Following
+from ddpgen.monitor.sky_jobs import Managed
 from ddpgen.monitor.state import JobState, Report
 
 # What the job records as the reason of its end, behind `user: `.
@@ -66,7 +66,7 @@ def status(following: Following) -> Iterator[str | Report]:
     seen, there = _look(following), _there(following)
     if seen.trouble and (there.closed or not there.url):
         raise TargetUnavailableError("\n".join(filter(None, [seen.why, there.closed])))
-    yield from table(managed.table(seen.jobs)) if seen.jobs else [seen.why]
+    yield from table(sky_jobs.table(seen.jobs)) if seen.jobs else [seen.why]
     if there.closed:
         yield there.closed
     elif there.url:
@@ -98,7 +98,7 @@ def stop(following: Following, now: bool) -> Iterator[str]:
     if running:
         _ask_to_stop(
             following,
-            f"at once, without a checkpoint: {skypilot.typed(managed.cancel(running))}",
+            f"at once, without a checkpoint: {skypilot.typed(sky_jobs.cancel(running))}",
         )
         yield f"{', '.join(running)}: {_SOON}"
 
@@ -110,7 +110,7 @@ def logs(following: Following, lines: int, follow: bool) -> NoReturn:
         raise TargetUnavailableError(seen.why)
     if not seen.jobs:
         raise DdpgenError(seen.why)
-    become([*skypilot.command(), *managed.logs(seen.jobs[-1].id, lines, follow)])
+    become([*skypilot.command(), *sky_jobs.logs(seen.jobs[-1].id, lines, follow)])
 
 
 def lives(following: Following) -> bool:
@@ -121,16 +121,16 @@ def lives(following: Following) -> bool:
 def find(name: str, launched: str = "") -> Seen:
     """What SkyPilot says of the jobs of this name. `launched`: the number of the last one from here."""
     try:
-        answer = skypilot.ask(managed.queue())
+        answer = skypilot.ask(sky_jobs.queue())
     except TargetUnavailableError as error:
         return Seen((), str(error), trouble=True)
-    if managed.nothing_up(answer.said):
+    if sky_jobs.nothing_up(answer.said):
         refresh = skypilot.typed(["jobs", "queue", "--refresh"])
         down = "SkyPilot's controller of jobs is not up, so none of its jobs runs"
         return Seen((), f"{down}; how the last ones ended: {refresh}")
-    found = managed.from_queue(answer.said)
+    found = sky_jobs.from_queue(answer.said)
     if answer.code != 0 or found is None:
-        why = f"{skypilot.typed(managed.queue())}: {managed.complaint(answer.said)}"
+        why = f"{skypilot.typed(sky_jobs.queue())}: {sky_jobs.complaint(answer.said)}"
         return Seen((), why, trouble=True)
     # Another server numbers its jobs anew: the name has to fit, too.
     ours = [each for each in found if each.name == name]
@@ -183,10 +183,10 @@ def _stop_in_bucket(following: Following, seen: Seen, now: bool) -> Iterator[str
 
 
 def _cancel(job: Managed) -> Iterator[str]:
-    words = managed.cancel([job.id])
+    words = sky_jobs.cancel([job.id])
     answer = skypilot.ask(words)
     if answer.code != 0:
-        raise TargetUnavailableError(f"{skypilot.typed(words)}: {managed.complaint(answer.said)}")
+        raise TargetUnavailableError(f"{skypilot.typed(words)}: {sky_jobs.complaint(answer.said)}")
     if job.waits:
         yield f"{job.id}: cancelled while it was {job.words}: nothing more is lost by that"
     else:

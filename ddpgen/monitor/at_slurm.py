@@ -16,10 +16,10 @@ from ddpgen.driver.ends import SSH_FAILED
 from ddpgen.driver.screen import table
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.launch import become, say
-from ddpgen.monitor import jobs, places, scripts, state
-from ddpgen.monitor.jobs import Job
+from ddpgen.monitor import places, scripts, slurm_jobs, state
 from ddpgen.monitor.places import Login, Place
 from ddpgen.monitor.record import Following, Launched
+from ddpgen.monitor.slurm_jobs import Job
 from ddpgen.monitor.state import JobState, Report
 from ddpgen.spec.slurm import SlurmJob
 
@@ -55,7 +55,7 @@ def status(following: Following) -> Iterator[str | Report]:
     """Lines that say how it stands. Raises TargetUnavailableError."""
     with _reach(following) as asked:
         found, seen = _look(asked)
-        yield from table(jobs.table(seen)) if seen else [asked.unknown]
+        yield from table(slurm_jobs.table(seen)) if seen else [asked.unknown]
         tasks = list(dict.fromkeys(each.task for each in seen if each.task))[:_MOST_TASKS]
         for task in tasks if asked.job.array else [""]:
             there = _read(asked, task) if task else found
@@ -70,7 +70,7 @@ def stop(following: Following) -> Iterator[str]:
         _, seen = _look(asked)
         waiting = [each.id for each in seen if each.waits]
         if waiting:
-            _told(asked.place, jobs.cancel_waiting(waiting, asked.cluster))
+            _told(asked.place, slurm_jobs.cancel_waiting(waiting, asked.cluster))
             yield f"taken out of the queue: {', '.join(waiting)}"
             _, seen = _look(asked)  # one may have begun at that moment
         running = [each for each in seen if not each.waits and not each.over]
@@ -131,7 +131,7 @@ def _look(asked: Asked) -> tuple[JobState, list[Job]]:
     ids = [found.slurm_job, asked.launched.job if asked.launched else ""]
     ids = list(dict.fromkeys(filter(None, ids)))
     if not ids:
-        ids = jobs.numbers(_told(asked.place, jobs.by_name(asked.job.name)))
+        ids = slurm_jobs.numbers(_told(asked.place, slurm_jobs.by_name(asked.job.name)))
     return found, [job for number in ids for job in _find(asked, number)]
 
 
@@ -141,19 +141,21 @@ def _read(asked: Asked, task: str = "") -> JobState:
 
 def _find(asked: Asked, number: str) -> list[Job]:
     """A job, or the tasks of an array; [] when it is forgotten. Raises TargetUnavailableError."""
-    known = jobs.from_scontrol(_told(asked.place, jobs.in_memory(number, asked.cluster)))
+    known = slurm_jobs.from_scontrol(
+        _told(asked.place, slurm_jobs.in_memory(number, asked.cluster))
+    )
     if known:
         return known
     try:
-        booked = asked.place.run(jobs.in_the_books(number, asked.cluster))
+        booked = asked.place.run(slurm_jobs.in_the_books(number, asked.cluster))
     except TargetUnavailableError:
         return []  # a cluster without accounting may be without its programs
-    return jobs.from_sacct(booked.said) if booked.code == 0 else []
+    return slurm_jobs.from_sacct(booked.said) if booked.code == 0 else []
 
 
 def _told(place: Place, argv: Sequence[str]) -> str:
     answer = place.run(argv)
-    if answer.code != 0 and not jobs.unknown(answer.said):
+    if answer.code != 0 and not slurm_jobs.unknown(answer.said):
         said = answer.said.strip() or f"{argv[0]} ended with code {answer.code}"
         raise TargetUnavailableError(said)
     return answer.said

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from ddpgen.driver.child import Child
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor import managed
+from ddpgen.monitor import sky_jobs
 from ddpgen.monitor.places import Ran
 
 VARIABLE = "DDPGEN_SKY"
 # It starts its server when there is none, and wakes a controller in the cloud.
 ANSWER_S = 300.0
 INSTALL = (
-    f"python3 -m venv ~/skypilot && ~/skypilot/bin/pip install 'skypilot[aws]=={managed.FITS}.*', then "
+    f"python3 -m venv ~/skypilot && ~/skypilot/bin/pip install 'skypilot[aws]=={sky_jobs.FITS}.*', then "
     f"{VARIABLE}=~/skypilot/bin/sky, or have it on PATH"
 )
 
@@ -71,7 +71,7 @@ def _run(argv: Sequence[str], within: float | None, shown_in: Path | None = None
             f"{shlex.join(argv)}: no answer within {within:.0f} s; is SkyPilot's server up? {argv[0]} api "
             "info tells"
         )
-    return Ran(code, managed.plain(output.decode("utf-8", "replace")))
+    return Ran(code, sky_jobs.plain(output.decode("utf-8", "replace")))
 
 
 async def _running(

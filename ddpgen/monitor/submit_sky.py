@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.launch import say
-from ddpgen.monitor import at_sky, bucket, managed, skypilot, snapshot, store
+from ddpgen.monitor import at_sky, bucket, sky_jobs, skypilot, snapshot, store
 from ddpgen.monitor.record import Launched
 from ddpgen.spec.sky import SkyJob
 
@@ -28,7 +28,7 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
     _check_name_is_free(job.name)
     _check_bucket(job)
     copy = snapshot.take(bundle)
-    words = managed.launch(job.name, job.secrets, arguments)
+    words = sky_jobs.launch(job.name, job.secrets, arguments)
     say(f"+ {skypilot.typed(words, copy)}")
     queue = skypilot.typed(["jobs", "queue"])
     try:
@@ -36,7 +36,7 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
     except KeyboardInterrupt:
         say(f"whether it was launched all the same, {queue} tells")
         raise
-    number = managed.submitted(answer.said)
+    number = sky_jobs.submitted(answer.said)
     if number is None:  # refused, or its server went away and may go on with it
         raise TargetUnavailableError(
             f"SkyPilot has named no job that it launched, see above; {queue} tells what there is"
@@ -59,10 +59,10 @@ def _missing(job: SkyJob, arguments: Sequence[str]) -> Iterator[str]:
 def _check_version() -> None:
     """Raise TargetUnavailableError for another SkyPilot, or a program that is none."""
     answer = skypilot.ask(["--version"])
-    if answer.code != 0 or not managed.fits(answer.said):
+    if answer.code != 0 or not sky_jobs.fits(answer.said):
         raise TargetUnavailableError(
-            f"{skypilot.typed(['--version'])} says {managed.complaint(answer.said)!r}, and ddpgen is for "
-            f"SkyPilot {managed.FITS}; {skypilot.INSTALL}"
+            f"{skypilot.typed(['--version'])} says {sky_jobs.complaint(answer.said)!r}, and ddpgen is for "
+            f"SkyPilot {sky_jobs.FITS}; {skypilot.INSTALL}"
         )
 
 
@@ -74,7 +74,7 @@ def _check_name_is_free(name: str) -> None:
         raise TargetUnavailableError(seen.why)
     if seen.live:
         told = ", ".join(f"{job.id} ({job.words})" for job in seen.live)
-        ends = skypilot.typed(managed.cancel([job.id for job in seen.live]))
+        ends = skypilot.typed(sky_jobs.cancel([job.id for job in seen.live]))
         raise TargetUnavailableError(
             f"there is a job called {name} already: {told}; ddpgen stop ends it cleanly, {ends} at once"
         )

@@ -15,14 +15,14 @@ from tests.ddpgen.conftest import GPT, ROOT
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"monitor.commands", "monitor.submit", "monitor.submit_sky"},
+    {"monitor.commands", "monitor.submit_slurm", "monitor.submit_sky"},
     {"monitor.at_hosts", "monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
     {"monitor.skypilot", "monitor.store"},
     {"monitor.places"},
     {
         "monitor.bucket",
-        "monitor.jobs",
-        "monitor.managed",
+        "monitor.slurm_jobs",
+        "monitor.sky_jobs",
         "monitor.record",
         "monitor.snapshot",
         "monitor.state",
@@ -61,7 +61,9 @@ LAYERS = [
     {"driver"},
 ]
 PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "lines", "pace", "plan", "remote")}
-PURE_MONITOR = {f"monitor.{name}" for name in ("bucket", "jobs", "managed", "scripts", "state")}
+PURE_MONITOR = {
+    f"monitor.{name}" for name in ("bucket", "scripts", "sky_jobs", "slurm_jobs", "state")
+}
 PURE_MODULES = {"errors", "explain", "shell", "yamltext"} | PURE_DRIVER | PURE_MONITOR
 IMPURE = {
     "jinja2",

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from ddpgen.monitor import bucket, managed, store
+from ddpgen.monitor import bucket, sky_jobs, store
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from tests.ddpgen.programs import Programs, remembered
 
@@ -860,6 +860,6 @@ def test_a_row_with_anything_in_it_does_no_harm() -> None:
         "details": "a\x1b[1mb\x1b[0m\x1b]0;x\x07\u202e",
     }
     said = json.dumps([strange, {"job_id": "2"}, {}])
-    assert managed.from_queue(said) == [managed.Managed("1", "", "", why="ab]0;x")]
-    assert managed.from_queue("[" * 100_000) is None
-    assert managed.from_queue("[]\nbye\n") == []
+    assert sky_jobs.from_queue(said) == [sky_jobs.Managed("1", "", "", why="ab]0;x")]
+    assert sky_jobs.from_queue("[" * 100_000) is None
+    assert sky_jobs.from_queue("[]\nbye\n") == []

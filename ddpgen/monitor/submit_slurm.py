@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddpgen.errors import FileTroubleError, TargetUnavailableError
 from ddpgen.launch import say
-from ddpgen.monitor import jobs, places, scripts, snapshot, state
+from ddpgen.monitor import places, scripts, slurm_jobs, snapshot, state
 from ddpgen.monitor.places import Login, Place, Ran
 from ddpgen.monitor.record import Launched
 from ddpgen.plan import slurm
@@ -40,7 +40,7 @@ def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launched:
         except TargetUnavailableError as error:
             message = f"{error}\nwhether it was submitted all the same, squeue --me tells"
             raise TargetUnavailableError(message) from None
-        found = jobs.submitted(said)
+        found = slurm_jobs.submitted(said)
         if code != 0 or found is None:
             raise TargetUnavailableError("sbatch has not submitted the job, see above")
         number, cluster = found
@@ -91,7 +91,7 @@ def _sbatch(place: Place, argv: list[str], directory: str) -> Ran:
     """Run it; what it says is shown, but for the job's id. Raises TargetUnavailableError."""
     say(f"+ {place.typed(argv, directory)}")
     answer = place.run(argv, directory, _SUBMIT_S)
-    shown = "".join(line for line in answer.said.splitlines(True) if not jobs.submitted(line))
+    shown = "".join(line for line in answer.said.splitlines(True) if not slurm_jobs.submitted(line))
     if shown.strip():
         say(shown.rstrip("\n"))
     return answer

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.monitor import jobs
+from ddpgen.monitor import slurm_jobs
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from tests.ddpgen.programs import Programs, remembered
 
@@ -552,7 +552,9 @@ def test_a_login_shell_may_know_where_sbatch_is(
 
 def test_a_task_and_a_log_are_found_in_what_scontrol_says() -> None:
     line = "JobId=12 ArrayJobId=11 ArrayTaskId=3 JobState=RUNNING StdOut=/a b/c=d.log Power="
-    (job,) = jobs.from_scontrol(f"a note\n{line}\n")
+    (job,) = slurm_jobs.from_scontrol(f"a note\n{line}\n")
     assert (job.id, job.task, job.log) == ("11_3", "3", "/a b/c=d.log")
-    (waiting,) = jobs.from_scontrol("JobId=8 ArrayJobId=8 ArrayTaskId=1-3%2 JobState=PENDING\n")
+    (waiting,) = slurm_jobs.from_scontrol(
+        "JobId=8 ArrayJobId=8 ArrayTaskId=1-3%2 JobState=PENDING\n"
+    )
     assert (waiting.id, waiting.task, waiting.waits) == ("8_1-3%2", "", True)
