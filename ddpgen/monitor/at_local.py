@@ -57,7 +57,7 @@ def look(directory: Path) -> JobState:
 
 def _elsewhere(found: JobState) -> Iterator[str]:
     if found.lock is not None and lives(found.lock) is None and found.word == "running":
-        yield f"it was started on {found.lock.get('host', 'another host')}: look there whether it lives"
+        yield f"it was started on {found.lock.get('host', 'another host')}: ddpgen status there tells whether it lives"
 
 
 def lives(lock: Mapping[str, Any] | None) -> bool | None:

@@ -89,7 +89,7 @@ def test_a_job_that_began_on_another_host_is_asked_all_the_same(run: Run, spec: 
     spec()
     said("running a 0")
     holds(1, boot="another")
-    there = "it was started on desk: look there whether it lives\n"
+    there = "it was started on desk: ddpgen status there tells whether it lives\n"
     assert run("status", "job.yaml").out.endswith(there)
     assert run("stop", "job.yaml").out.endswith(there)
     assert (KEPT / "stop").exists()
