@@ -56,7 +56,8 @@ def status(following: Following) -> Iterator[str | Report]:
     with _reach(following) as asked:
         found, seen = _look(asked)
         yield from table(slurm_jobs.table(seen)) if seen else [asked.unknown]
-        tasks = list(dict.fromkeys(each.task for each in seen if each.task))[:_MOST_TASKS]
+        live_first = sorted(seen, key=lambda job: job.over)
+        tasks = list(dict.fromkeys(each.task for each in live_first if each.task))[:_MOST_TASKS]
         for task in tasks if asked.job.array else [""]:
             there = _read(asked, task) if task else found
             yield Report(asked.place.shown(asked.directory(task)), there, _runs(there, seen))
