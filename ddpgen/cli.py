@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddpgen.job import Render
-    from ddpgen.monitor.commands import Following
-    from ddpgen.monitor.record import Launched
+    from ddpgen.monitor.record import Following, Launched
     from ddpgen.spec.job import JobSpec
     from ddpgen.spec.reader import Reading
 
@@ -248,14 +247,14 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
 
 
 def _submit(job: JobSpec, directory: Path, arguments: Sequence[str]) -> Launched:
-    from ddpgen.monitor import submit, submit_sky
+    from ddpgen.monitor import submit_sky, submit_slurm
     from ddpgen.spec.sky import SkyJob
     from ddpgen.spec.slurm import SlurmJob
 
     if isinstance(job, SkyJob):
         return submit_sky.submit(job, directory, arguments)
     assert isinstance(job, SlurmJob)
-    return submit.submit(job, directory, arguments)
+    return submit_slurm.submit(job, directory, arguments)
 
 
 def _named(spec: str, output: Path | None) -> str:

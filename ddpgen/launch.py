@@ -1,7 +1,8 @@
-"""Become a rendered artefact, its command echoed first, or a command of the training module."""
+"""Run other programs in the foreground: a rendered artefact, ssh, a command of the training module."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -16,12 +17,17 @@ from ddpgen.resources import resource
 START = {"local": "local.sh", "hosts": "hosts/run.sh"}  # of each tier, in the bundle
 
 
+def say(text: str) -> None:
+    """To the user, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def become(argv: Sequence[str]) -> NoReturn:
     """Replace this process by `argv`, so that Ctrl-C and the exit code are the job's own.
 
     Raises TargetUnavailableError when the program is not there.
     """
-    print("+", shlex.join(argv), file=sys.stderr, flush=True)
+    say(f"+ {shlex.join(argv)}")
     _exec(argv)
 
 
@@ -54,6 +60,21 @@ def output(argv: Sequence[str]) -> tuple[int, str]:
     except OSError as error:
         raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
     return done.returncode, done.stdout
+
+
+def stream(argv: Sequence[str], text: bytes) -> int:
+    """Run `argv`, whose output is ours, with `text` on its input, which stays open until it ends; its exit
+    code. Raises TargetUnavailableError when the program is not there.
+    """
+    try:
+        running = subprocess.Popen(argv, stdin=subprocess.PIPE, bufsize=0)
+    except OSError as error:
+        raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
+    with running:
+        assert running.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and its exit code says why
+            running.stdin.write(text)
+        return running.wait()
 
 
 def become_module(command: str, directory: Path, options: Sequence[str]) -> NoReturn:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpgen.monitor import places
-from ddpgen.monitor.places import Here
+from ddpgen.monitor.places import Place, short
 from ddpgen.monitor.state import JobState
 from ddpgen.spec.job import JobSpec
 
@@ -64,8 +63,8 @@ class Run:
 
 def newest(jobs: Iterable[JobSpec], bundle: Path) -> Run | None:
     """The newest run that these jobs, one for each tier, have left on this machine."""
-    place = Here(bundle.absolute().parent)
-    runs = {Path(places.checkpoints(place, job)) / "metrics.jsonl" for job in jobs}
+    place = Place(str(bundle.absolute().parent))
+    runs = {Path(place.checkpoints(job)) / "metrics.jsonl" for job in jobs}
     written = {path: time for path in runs if (time := _modified(path)) is not None}
     return read(max(written, key=lambda path: written[path]).parent) if written else None
 
@@ -80,7 +79,7 @@ def read(directory: Path) -> Run:
     starts = [row for row in (about, *rows) if "world_size" in row and _start(row) == attempt]
     settings, facts = about.get("settings"), about.get("facts")
     return Run(
-        places.short(str(directory)),
+        short(str(directory)),
         _whole(about.get("parameters")),
         _whole(about.get("gradient_bytes")),
         settings if isinstance(settings, dict) else None,

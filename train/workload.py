@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from train.errors import TrainError, what_became_of_a_peer
+from train.errors import TrainError, peer_failure
 
 BUILT_IN = ("gpt", "mnist", "toy")
 
@@ -103,7 +103,7 @@ def load_workload(name: str, context: Context, args: Mapping[str, Any]) -> Workl
     except (TrainError, OSError):
         raise  # told well already, or worth another try (a file server that is away)
     except Exception as error:
-        if what_became_of_a_peer(error):
+        if peer_failure(error):
             raise  # the other process says why it has ended
         raise TrainError(_users_own(error)) from error
     return _as_workload(name, result)

@@ -22,11 +22,6 @@ _SHORT = {
     "w": "nodelist", "G": "gpus", "d": "dependency", "a": "array", "D": "chdir",
 }  # fmt: skip
 _FLAGS = frozenset(["exclusive", "requeue", "no-requeue", "parsable"])
-# Options of sbatch that are fields of the spec, as they are.
-_SAME = frozenset([
-    "partition", "account", "qos", "constraint", "nodelist", "exclude", "reservation", "licenses", "dependency",
-    "comment", "array",
-])  # fmt: skip
 _SIZES = frozenset([
     "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "job-name",
 ])  # fmt: skip
@@ -52,15 +47,22 @@ def _duration(value: str) -> str | None:
     return f"{seconds}s" if seconds % 60 else f"{seconds // 60}min"
 
 
-# Others: their fields, and how a value is written there; None where it is none.
-_CHANGED: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+# Options of sbatch: their fields, and how a value is written there; None where it is none.
+_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    **{
+        name: (name, str)
+        for name in (
+            "partition", "account", "qos", "constraint", "nodelist", "exclude", "reservation", "licenses",
+            "dependency", "comment", "array",
+        )
+    },
     "time": ("time", _duration),
     "mem": ("mem", lambda value: value.removesuffix("B")),
     "exclusive": ("exclusive", lambda value: None if value else True),
     "mail-user": ("mail_to", str),
     "mail-type": ("mail_on", lambda value: value.upper().split(",")),
     "signal": ("warning", lambda value: f"{value.partition('@')[2]}s" if "@" in value else None),
-}
+}  # fmt: skip
 # Lines that change nothing.
 _IDLE = frozenset([
     "echo", "printf", "date", "hostname", "pwd", "nvidia-smi", "set", "wait", "which", "printenv", ":", "true",
@@ -71,6 +73,7 @@ _ACTIVATES = frozenset(["module", "ml", "source", ".", "conda", "mamba", "eval"]
 _MEETING = frozenset(
     ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK"]
 )
+_SLOW = ("NCCL_SOCKET_IFNAME=lo", "NCCL_IB_DISABLE=1", "NCCL_P2P_DISABLE=1")
 _BEFORE = frozenset(["exec", "time", "nohup", "env", "command", "stdbuf"])
 _LAUNCHERS = {
     ("torchrun",): "torchrun",
@@ -239,10 +242,8 @@ class Script:
         draft = self.draft
         for name, (value, line) in self._directives.items():
             shown = f"--{name}={value}" if value else f"--{name}"
-            if name in _SAME:
-                draft.put(f"targets.slurm.{name}", value, line)
-            elif name in _CHANGED:
-                field, change = _CHANGED[name]
+            if name in _FIELDS:
+                field, change = _FIELDS[name]
                 changed = change(value)
                 if changed is None:
                     draft.lost(line, shown, f"write targets.slurm.{field}")
@@ -362,13 +363,8 @@ class Script:
 
     def _trap_of(self, name: str, value: str, line: int) -> None:
         if name == "MASTER_PORT" and value.isdigit():
-            what = f"port {value} is fixed: two jobs on one node meet"
-            self.draft.trap(line, what, "the spec's job takes a free one")
-        elif (name, value) in (
-            ("NCCL_SOCKET_IFNAME", "lo"),
-            ("NCCL_IB_DISABLE", "1"),
-            ("NCCL_P2P_DISABLE", "1"),
-        ):
+            self._trap_of_port(value, line)
+        elif f"{name}={value}" in _SLOW:
             what = f"{name}={value} keeps NCCL from the fast network"
             self.draft.trap(line, what, "leave it out, unless you know why it is there")
 
@@ -492,21 +488,21 @@ class Script:
                 self.draft.variable("ACCELERATE_MIXED_PRECISION", value, line)
             elif name not in ("m", "module") and not _MEETS.fullmatch(name):
                 self.draft.lost(line, f"--{name}={value}" if value else f"--{name}")
-            place, _, port = value.rpartition(":") if "endpoint" in name else ("", "", value)
-            local = (
-                place in ("localhost", "127.0.0.1") or "$(hostname" in value or "$HOSTNAME" in value
-            )
+            local = re.match(r"(localhost|127\.0\.0\.1):|.*\$(\(hostname|HOSTNAME)", value)
             if local and self.nodes > 1:
                 what = f"--{name}={value} is another place on each of {self.nodes} nodes"
                 self.draft.trap(line, what, "the spec's job meets at its first node")
-            if (
-                ("port" in name or "endpoint" in name)
-                and port.isdigit()
-                and port != "0"
-                and self.tier == "slurm"
-            ):
-                what = f"port {port} is fixed: two jobs on one node meet"
-                self.draft.trap(line, what, "the spec's job takes a free one")
+            port = (
+                re.fullmatch(r"(?:.*:)?([1-9]\d*)", value)
+                if re.search("port|endpoint", name)
+                else None
+            )
+            if port and self.tier == "slurm":
+                self._trap_of_port(port[1], line)
+
+    def _trap_of_port(self, port: str, line: int) -> None:
+        what = f"port {port} is fixed: two jobs on one node meet"
+        self.draft.trap(line, what, "the spec's job takes a free one")
 
 
 def _launched(words: list[str], command: Command) -> Launch | None:

@@ -1,5 +1,7 @@
 """What has been launched: submit it to Slurm or SkyPilot, say how it stands, show its output, stop it.
 
-Knows the tiers from outside only: by the files of the checkpoint directory, by the hosts driver's
-options, by what the programs of Slurm and SkyPilot say. Nothing of it is loaded to render.
+`commands` finds the tier and hands over to its `at_…`. `submit_…` launch. `slurm_jobs` and `sky_jobs` are the
+formats of the two schedulers' programs; `places` runs those here or on a login node, `skypilot` here, and
+`scripts` are the texts for bash. `state` is what a checkpoint directory says, `bucket` and `store` where and how
+a bucket says the same, `record` what was launched last. Nothing of it is loaded to render.
 """

@@ -1,21 +1,22 @@
-"""status and stop of a job on this machine: what its checkpoint directory and its lock say.
+"""status, logs and stop of a job on this machine, by its checkpoint directory.
 
-Owns whether the processes in the lock live: by pid and start time, on the boot that they began in.
+Owns whether the processes in the lock live, as the training module judges it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import functools
+import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from ddpgen.errors import DdpgenError
+from ddpgen.launch import become
 from ddpgen.monitor import places, scripts, state
-from ddpgen.monitor.places import Here
+from ddpgen.monitor.places import Place
 from ddpgen.monitor.state import JobState, Report
-
-_EXITING = 0x4  # PF_EXITING of include/linux/sched.h
+from ddpgen.resources import resource
 
 
 def status(directory: Path) -> Iterator[str | Report]:
@@ -31,61 +32,48 @@ def stop(directory: Path) -> Iterator[str]:
     if found.there != "yes" or found.lock is None:
         yield f"nothing to stop: no job has begun in {shown}"
     elif lives(found.lock) is False:
-        word = Report(shown, found, runs=False).words()[0]
-        yield f"nothing to stop: nothing runs in {shown}: {word}"
+        ended = Report(shown, found, runs=False).facts()["state"]
+        yield f"nothing to stop: nothing runs in {shown}: {ended}"
     else:
-        places.facts(Here(directory).ask(scripts.stop(str(directory))))
+        Place("").facts(scripts.stop(str(directory)))
         yield "asked for a clean stop"
         yield from _elsewhere(found)
 
 
-def output(directory: Path) -> Path:
-    """What is kept of the newest start: all that a user's script has printed; of a workload, its metrics."""
-    logs = sorted((directory / "logs").glob("*.log"))
-    return logs[-1] if logs else directory / "metrics.jsonl"
+def logs(directory: Path, lines: int, follow: bool) -> NoReturn:
+    """Become the end of what is kept of the newest start: all that a user's script has printed; of a
+    workload, its metrics. Raises DdpgenError where there is nothing yet."""
+    file = max((directory / "logs").glob("*.log"), default=directory / "metrics.jsonl")
+    if not file.exists() and not follow:
+        message = f"{places.short(str(file))} is not there: no step is on record yet"
+        raise DdpgenError(f"{message}; what local.sh says goes to the terminal it runs in")
+    become(places.tail([str(file)], lines, follow))
 
 
 def look(directory: Path) -> JobState:
     """What a checkpoint directory says. Raises TargetUnavailableError."""
-    return state.read(places.facts(Here(directory).ask(scripts.look(str(directory)))))
+    return state.read(Place("").facts(scripts.look(str(directory))))
 
 
 def _elsewhere(found: JobState) -> Iterator[str]:
     if found.lock is not None and lives(found.lock) is None and found.word == "running":
-        yield f"it was started on {found.lock.get('host', 'another host')}: look there whether it lives"
+        yield f"it was started on {found.lock.get('host', 'another host')}: ddpgen status there tells whether it lives"
 
 
 def lives(lock: Mapping[str, Any] | None) -> bool | None:
     """Whether a process of the lock is there; None when it is not of this boot of this host."""
     if lock is None:
         return False
-    if lock.get("boot") != _machine():
+    processes = _processes()
+    if lock.get("boot") != processes["machine"]():
         return None
-    pairs = (lock.get("launcher"), lock.get("writer"))
-    return any(_is_running(*pair) for pair in pairs if isinstance(pair, list) and len(pair) == 2)
+    pairs = [lock.get("launcher"), lock.get("writer")]
+    known = [p for p in pairs if isinstance(p, list) and [type(n) for n in p] == [int, int]]
+    return any(processes["process_state"](*pair) not in processes["ENDED"] for pair in known)
 
 
-def _is_running(pid: Any, began: Any) -> bool:
-    """As train/processes.py judges it."""
-    if not os.path.isdir("/proc/self"):
-        with contextlib.suppress(PermissionError):  # somebody else's, and there
-            try:
-                os.kill(int(pid), 0)
-            except (ProcessLookupError, OverflowError, TypeError, ValueError):
-                return False
-        return True
-    try:
-        fields = Path(f"/proc/{int(pid)}/stat").read_bytes().rpartition(b")")[2].split()
-    except (OSError, TypeError, ValueError):
-        return False
-    ends = fields[0] in (b"Z", b"X") or int(fields[6]) & _EXITING
-    return not ends and began in (0, int(fields[19]))
-
-
-def _machine() -> str:
-    """As train/processes.py names it."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))])
-    except OSError:
-        return os.uname().nodename
+@functools.cache
+def _processes() -> Mapping[str, Any]:
+    """What the training module's own file knows of processes: it needs nothing but Python, and is run, not
+    imported."""
+    return runpy.run_path(str(resource("train") / "processes.py"))

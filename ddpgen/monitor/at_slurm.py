@@ -1,20 +1,25 @@
-"""status and stop of a job that Slurm runs, and where its output is.
+"""status, logs and stop of a job that Slurm runs.
 
 Owns which jobs are meant: the one submitted from here and the one that the checkpoint directory
-belongs to, else what has the spec's name.
+belongs to, else what has the spec's name; and who is asked: the controller, then the accounting.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ddpgen.driver.ends import SSH_FAILED
 from ddpgen.driver.screen import table
-from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor import jobs, places, queue, scripts, state, store
-from ddpgen.monitor.jobs import Job
-from ddpgen.monitor.places import Here, Login
-from ddpgen.monitor.record import Launched
+from ddpgen.errors import DdpgenError, TargetUnavailableError
+from ddpgen.launch import become, say
+from ddpgen.monitor import places, scripts, slurm_jobs, state
+from ddpgen.monitor.places import Login, Place
+from ddpgen.monitor.record import Following, Launched
+from ddpgen.monitor.slurm_jobs import Job
 from ddpgen.monitor.state import JobState, Report
 from ddpgen.spec.slurm import SlurmJob
 
@@ -22,17 +27,11 @@ _MOST_TASKS = 8  # of an array have their directories looked at
 
 
 class Asked(NamedTuple):
-    """A job of the spec, where its Slurm is, and what was launched last; that of another login node
-    counts for nothing."""
+    """A job of the spec, where its Slurm is, and what was launched last there."""
 
     job: SlurmJob
-    place: Here | Login
+    place: Place
     launched: Launched | None
-
-    @property
-    def directory(self) -> str:
-        """The checkpoint directory; of an array, what its tasks' directories begin with."""
-        return places.checkpoints(self.place, self.job)
 
     @property
     def cluster(self) -> str:
@@ -46,94 +45,121 @@ class Asked(NamedTuple):
             return f"Slurm does not know job {self.launched.job} any more"
         return f"no job called {self.job.name} was launched from here, and none is in the queue"
 
+    def directory(self, task: str = "") -> str:
+        """The checkpoint directory; each task of an array has its own."""
+        directory = self.place.checkpoints(self.job)
+        return f"{directory}-{task}" if self.job.array else directory
 
-def status(asked: Asked) -> Iterator[str | Report]:
+
+def status(following: Following) -> Iterator[str | Report]:
     """Lines that say how it stands. Raises TargetUnavailableError."""
-    found, seen = _look(asked)
-    if seen:
-        yield from table(jobs.table(seen))
-    else:
-        yield asked.unknown
-    for directory, there in _directories(asked, found, seen):
-        yield Report(shown(asked.place, directory), there, _runs(there, seen))
-    if found.newest is None and not asked.job.array:
-        yield from store.kept(asked.job)
-    if asked.launched is not None and asked.launched.log:
-        yield f"log: {shown(asked.place, asked.launched.log)}"
+    with _reach(following) as asked:
+        found, seen = _look(asked)
+        yield from table(slurm_jobs.table(seen)) if seen else [asked.unknown]
+        live_first = sorted(seen, key=lambda job: job.over)
+        tasks = list(dict.fromkeys(each.task for each in live_first if each.task))[:_MOST_TASKS]
+        for task in tasks if asked.job.array else [""]:
+            there = _read(asked, task) if task else found
+            yield Report(asked.place.shown(asked.directory(task)), there, _runs(there, seen))
+        if asked.launched is not None and asked.launched.log:
+            yield f"log: {asked.place.shown(asked.launched.log)}"
 
 
-def stop(asked: Asked) -> Iterator[str]:
+def stop(following: Following) -> Iterator[str]:
     """Cancel what waits, ask what runs for a clean stop. Raises TargetUnavailableError."""
-    _, seen = _look(asked)
-    waiting = [each.id for each in seen if each.waits]
-    if waiting:
-        yield from _cancel(asked, waiting)
-        _, seen = _look(asked)  # one may have begun at that moment
-    running = [each for each in seen if not each.waits and not each.over]
-    if not waiting and not running:
-        yield f"nothing to stop: {', '.join(f'{e.id} {e.state}' for e in seen) or asked.unknown}"
-    of_directory = {_own(asked, each): each for each in running}
-    for directory, each in of_directory.items():
-        yield from _ask_to_stop(asked, directory, each)
+    with _reach(following) as asked:
+        _, seen = _look(asked)
+        waiting = [each.id for each in seen if each.waits]
+        if waiting:
+            _told(asked.place, slurm_jobs.cancel_waiting(waiting, asked.cluster))
+            yield f"taken out of the queue: {', '.join(waiting)}"
+            _, seen = _look(asked)  # one may have begun at that moment
+        running = [each for each in seen if not each.waits and not each.over]
+        if not waiting and not running:
+            yield f"nothing to stop: {', '.join(f'{e.id} {e.state}' for e in seen) or asked.unknown}"
+        for directory, each in {asked.directory(each.task): each for each in running}.items():
+            yield _ask_to_stop(asked, directory, each)
 
 
-def log(asked: Asked) -> str:
-    """The file of the job's output, for a text; the name may end in a pattern. "" when not known.
+def logs(following: Following, lines: int, follow: bool) -> int:
+    """Show the end of the job's output; the exit code. Raises TargetUnavailableError, DdpgenError."""
+    with _reach(following) as asked:
+        file = asked.launched.log if asked.launched else ""
+        if not file:
+            _, seen = _look(asked)
+            file = seen[-1].log if seen else ""
+        if not file:
+            raise DdpgenError(asked.unknown)
+        if isinstance(asked.place, Login):
+            say(f"{asked.place.shown(file)}:")
+            code = asked.place.tail(file, lines, follow)
+            if code == SSH_FAILED:
+                raise TargetUnavailableError(f"{asked.place.name}: ssh has failed")
+            if code != os.EX_NOINPUT:
+                return code
+        else:
+            directory, name = os.path.split(file)
+            files = sorted(glob.glob(os.path.join(glob.escape(directory), name)))
+            if files or (follow and not asked.job.array):
+                become(places.tail(files or [file], lines, follow))
+        told = [
+            f"job {e.id} is {e.state}" + (f" ({e.why})" if e.why else "") for e in _look(asked)[1]
+        ]
+        raise DdpgenError(
+            f"{asked.place.shown(file)} is not there yet: {', '.join(told) or asked.unknown}"
+        )
 
-    Raises TargetUnavailableError.
-    """
-    if asked.launched is not None and asked.launched.log:
-        return asked.launched.log
-    _, seen = _look(asked)
-    return queue.log_of(asked.place, seen[-1].id, asked.cluster) if seen else ""
 
-
-def lives(asked: Asked) -> bool:
+def lives(following: Following) -> bool:
     """Whether one of the jobs waits or runs. Raises TargetUnavailableError."""
-    return any(not each.over for each in _look(asked)[1])
+    with _reach(following) as asked:
+        return any(not each.over for each in _look(asked)[1])
 
 
-def states(asked: Asked) -> str:
-    """The jobs and their states in a few words. Raises TargetUnavailableError."""
-    _, seen = _look(asked)
-    told = (f"job {e.id} is {e.state}" + (f" ({e.why})" if e.why else "") for e in seen)
-    return ", ".join(told) or asked.unknown
-
-
-def shown(place: Here | Login, path: str) -> str:
-    """A path as people write it."""
-    return f"{place.name}:{path.removeprefix('./')}" if place.name else places.short(path)
+@contextlib.contextmanager
+def _reach(following: Following) -> Iterator[Asked]:
+    job, launched = following.job, following.launched
+    assert isinstance(job, SlurmJob)
+    if launched is not None and launched.login != (job.login or ""):
+        launched = None  # the spec has gone to another cluster since
+    with places.reach(job, following.beside) as place:
+        yield Asked(job, place, launched)
 
 
 def _look(asked: Asked) -> tuple[JobState, list[Job]]:
     """What the directory says, and every job that is meant, the remembered one last."""
-    found = JobState()
-    if not asked.job.array:
-        found = _job_state(asked, asked.directory)
+    found = JobState() if asked.job.array else _read(asked)
     ids = [found.slurm_job, asked.launched.job if asked.launched else ""]
     ids = list(dict.fromkeys(filter(None, ids)))
-    seen = queue.look(asked.place, ids, asked.cluster)
-    return found, seen if ids else queue.named(asked.place, asked.job.name)
+    if not ids:
+        ids = slurm_jobs.numbers(_told(asked.place, slurm_jobs.by_name(asked.job.name)))
+    return found, [job for number in ids for job in _find(asked, number)]
 
 
-def _job_state(asked: Asked, directory: str) -> JobState:
-    return state.read(places.facts(asked.place.ask(scripts.look(directory))))
+def _read(asked: Asked, task: str = "") -> JobState:
+    return state.read(asked.place.facts(scripts.look(asked.directory(task))))
 
 
-def _directories(
-    asked: Asked, found: JobState, seen: Sequence[Job]
-) -> Iterator[tuple[str, JobState]]:
-    if not asked.job.array:
-        yield asked.directory, found
-        return
-    tasks = list(dict.fromkeys(each.task for each in seen if each.task))
-    for task in tasks[:_MOST_TASKS]:
-        directory = f"{asked.directory}-{task}"
-        yield directory, _job_state(asked, directory)
+def _find(asked: Asked, number: str) -> list[Job]:
+    """A job, or the tasks of an array; [] when it is forgotten. Raises TargetUnavailableError."""
+    known = slurm_jobs.from_scontrol(
+        _told(asked.place, slurm_jobs.in_memory(number, asked.cluster))
+    )
+    if known:
+        return known
+    try:
+        booked = asked.place.run(slurm_jobs.in_the_books(number, asked.cluster))
+    except TargetUnavailableError:
+        return []  # a cluster without accounting may be without its programs
+    return slurm_jobs.from_sacct(booked.said) if booked.code == 0 else []
 
 
-def _own(asked: Asked, job: Job) -> str:
-    return f"{asked.directory}-{job.task}" if asked.job.array else asked.directory
+def _told(place: Place, argv: Sequence[str]) -> str:
+    answer = place.run(argv)
+    if answer.code != 0 and not slurm_jobs.unknown(answer.said):
+        said = answer.said.strip() or f"{argv[0]} ended with code {answer.code}"
+        raise TargetUnavailableError(said)
+    return answer.said
 
 
 def _runs(found: JobState, seen: Sequence[Job]) -> bool | None:
@@ -143,21 +169,12 @@ def _runs(found: JobState, seen: Sequence[Job]) -> bool | None:
     return any(not e.waits and not e.over for e in seen if e.id.partition("_")[0] == found.of_slurm)
 
 
-def _cancel(asked: Asked, waiting: Sequence[str]) -> Iterator[str]:
-    answer = places.run(asked.place, jobs.cancel_waiting(waiting, asked.cluster))
-    if answer.code != 0 and not jobs.unknown(answer.said):
-        raise TargetUnavailableError(
-            answer.said.strip() or f"scancel ended with code {answer.code}"
-        )
-    yield f"taken out of the queue: {', '.join(waiting)}"
-
-
-def _ask_to_stop(asked: Asked, directory: str, job: Job) -> Iterator[str]:
+def _ask_to_stop(asked: Asked, directory: str, job: Job) -> str:
     try:
-        places.facts(asked.place.ask(scripts.stop(directory)))
+        asked.place.facts(scripts.stop(directory))
     except TargetUnavailableError as error:
         raise TargetUnavailableError(
             f"{error}; job {job.id} runs: create the file stop in its checkpoint directory where that "
             f"can be seen, or kill the job: scancel {job.id}"
         ) from None
-    yield f"{job.id}: asked for a clean stop; it will not be requeued"
+    return f"{job.id}: asked for a clean stop; it will not be requeued"

@@ -1,57 +1,20 @@
-"""`ddpgen status`, `logs` and `stop` on every tier: which tier, then its own way.
-
-Decides what is asked of whom. Lines go to the caller; the output of a job goes where ours goes.
-"""
+"""`ddpgen status`, `logs` and `stop`: which tier is meant, then that tier's own module."""
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
-import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
 from ddpgen.bundle.write import LISTING
-from ddpgen.driver.logs import newest
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.launch import START, become, output
-from ddpgen.monitor import (
-    at_local,
-    at_sky,
-    at_slurm,
-    managed,
-    places,
-    record,
-    scripts,
-    skypilot,
-    store,
-)
-from ddpgen.monitor.at_slurm import Asked
-from ddpgen.monitor.places import Here
-from ddpgen.monitor.record import Launched
+from ddpgen.monitor import at_hosts, at_local, at_sky, at_slurm, record
+from ddpgen.monitor.places import Place
+from ddpgen.monitor.record import Following
 from ddpgen.monitor.state import JobState, Report
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.sky import SkyJob
-from ddpgen.spec.slurm import SlurmJob
-
-_AT_ONCE = {
-    "local": "press Ctrl-C twice where it runs",
-    "hosts": "press Ctrl-C twice where run.sh runs",
-    "slurm": "scancel JOBID",
-}  # what ends a job there
-
-
-class Following(NamedTuple):
-    """One tier of a spec, the bundle's directory, and what was launched from it on that tier."""
-
-    job: JobSpec
-    tier: str
-    bundle: Path
-    launched: Launched | None
 
 
 class UnclearError(DdpgenError):
@@ -88,11 +51,9 @@ def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Fol
 def _newest_run(following: Following) -> float | None:
     """When the tier's newest run was launched or has last said something; None without one."""
     times = [following.launched.time] if following.launched else []
-    if following.tier == "hosts":
-        launch = newest(_beside(following) / "logs" / following.job.name)
-        times += [launch.stat().st_mtime] if launch else []
-    found = None if following.tier == "sky" else _found_here(following)
-    if found is not None and found.started_by == following.tier:
+    if following.tier == "hosts" and (launch := at_hosts.newest_launch(following)):
+        times.append(launch.stat().st_mtime)
+    if _found_here(following) is not None:
         with contextlib.suppress(OSError):
             times.append((directory(following) / "status").stat().st_mtime)
     return max(times, default=None)
@@ -100,49 +61,42 @@ def _newest_run(following: Following) -> float | None:
 
 def _lives(following: Following) -> bool:
     """Whether the tier's newest run lives, as far as can be found out."""
-    found = None if following.tier == "sky" else _found_here(following)
-    if found is not None and found.started_by == following.tier:
-        here = at_local.lives(found.lock)
-        if here is not None or following.tier == "local":
-            return found.word == "running" and bool(here)
+    found = _found_here(following)
+    here = at_local.lives(found.lock) if found is not None else None
+    if found is not None and (here is not None or following.tier == "local"):
+        return found.word == "running" and bool(here)
+    ask = {"hosts": at_hosts.lives, "slurm": at_slurm.lives, "sky": at_sky.lives}
     try:
-        if isinstance(following.job, SkyJob):
-            return at_sky.lives(at_sky.Asked(following.job, following.launched))
-        if isinstance(following.job, SlurmJob):
-            with _at_slurm(following) as asked:
-                return at_slurm.lives(asked)
+        return following.tier in ask and ask[following.tier](following)
     except TargetUnavailableError:
         return False
-    if following.tier != "hosts":
-        return False
-    return bool(re.search(r"^\S+ +yes ", _table_of_hosts(following), re.MULTILINE))
 
 
 def _found_here(following: Following) -> JobState | None:
-    """What the checkpoint directory says, where it is on this machine."""
-    if isinstance(following.job, SlurmJob) and following.job.login is not None:
-        return None
+    """What the checkpoint directory on this machine says of a run of this tier; None without one."""
     where = directory(following)
-    return at_local.look(where) if os.path.exists(where / "status") else None
+    if _is_elsewhere(following) or not os.path.exists(where / "status"):
+        return None
+    found = at_local.look(where)
+    return found if found.started_by == following.tier else None
+
+
+def _is_elsewhere(following: Following) -> bool:
+    return following.tier == "sky" or getattr(following.job, "login", None) is not None
 
 
 def directory(following: Following) -> Path:
     """The checkpoint directory of a job that keeps it on this machine."""
-    return Path(places.checkpoints(Here(_beside(following)), following.job))
+    return Path(Place(str(following.beside)).checkpoints(following.job))
 
 
 def visible(following: Following) -> Path:
     """The checkpoint directory, for what has to look into it here. Raises TargetUnavailableError."""
-    if following.tier == "sky" or getattr(following.job, "login", None) is not None:
+    where = directory(following)
+    if _is_elsewhere(following) or (following.tier == "hosts" and not where.is_dir()):
         raise TargetUnavailableError(
             f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; run "
             "ddpgen doctor CHECKPOINT_DIR where the job runs"
-        )
-    where = directory(following)
-    if following.tier == "hosts" and not where.is_dir():
-        raise TargetUnavailableError(
-            f"{places.short(str(where))} is not on this machine; run ddpgen doctor CHECKPOINT_DIR on a host of the "
-            "job: ddpgen status names them"
         )
     return where
 
@@ -165,22 +119,14 @@ def status(following: Following | Path, captured: bool = False) -> Iterator[str 
     On hosts this process becomes run.sh, unless what it says is to be `captured`.
     """
     if isinstance(following, Path):
-        yield from at_local.status(following)
-    elif following.tier == "hosts":
-        yield from store.kept(following.job)
-        if not captured:
-            become(["bash", places.as_argument(str(_run_sh(following))), "--status"])
-        yield _table_of_hosts(following)
-    elif isinstance(following.job, SlurmJob):
-        with _at_slurm(following) as asked:
-            yield from at_slurm.status(asked)
-    elif isinstance(following.job, SkyJob):
-        yield from at_sky.status(at_sky.Asked(following.job, following.launched))
-    else:
-        for part in at_local.status(directory(following)):
-            yield part
-            if isinstance(part, Report) and part.found.newest is None:
-                yield from store.kept(following.job)
+        return at_local.status(following)
+    if following.tier == "hosts":
+        return at_hosts.status(following, captured)
+    if following.tier == "slurm":
+        return at_slurm.status(following)
+    if following.tier == "sky":
+        return at_sky.status(following)
+    return at_local.status(directory(following))
 
 
 def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
@@ -188,25 +134,19 @@ def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
 
     Raises TargetUnavailableError.
     """
+    tier = "local" if isinstance(following, Path) else following.tier
+    if now and tier != "sky":
+        at_once = "scancel JOBID" if tier == "slurm" else "press Ctrl-C twice where it runs"
+        raise DdpgenError(f"--now is for sky; on {tier}: {at_once}")
     if isinstance(following, Path):
-        if now:
-            raise DdpgenError(
-                "--now is for a spec with the tier sky, not for a checkpoint directory"
-            )
-        yield from at_local.stop(following)
-        return
-    if isinstance(following.job, SkyJob):
-        yield from at_sky.stop(at_sky.Asked(following.job, following.launched), now)
-        return
-    if now:
-        raise DdpgenError(f"--now is for sky; on {following.tier}: {_AT_ONCE[following.tier]}")
-    if following.tier == "hosts":
-        become(["bash", places.as_argument(str(_run_sh(following))), "--stop"])
-    if isinstance(following.job, SlurmJob):
-        with _at_slurm(following) as asked:
-            yield from at_slurm.stop(asked)
-    else:
-        yield from at_local.stop(directory(following))
+        return at_local.stop(following)
+    if tier == "hosts":
+        at_hosts.stop(following)
+    if tier == "slurm":
+        return at_slurm.stop(following)
+    if tier == "sky":
+        return at_sky.stop(following, now)
+    return at_local.stop(directory(following))
 
 
 def logs(following: Following | Path, lines: int, follow: bool) -> int:
@@ -214,100 +154,12 @@ def logs(following: Following | Path, lines: int, follow: bool) -> int:
 
     Raises TargetUnavailableError, DdpgenError where there is nothing yet.
     """
-    if isinstance(following, Path) or following.tier == "local":
-        where = following if isinstance(following, Path) else directory(following)
-        kept = at_local.output(where)
-        if not kept.exists() and not follow:
-            message = f"{places.short(str(kept))} is not there: no step is on record yet"
-            raise DdpgenError(f"{message}; what local.sh says goes to the terminal it runs in")
-        _tail([str(kept)], lines, follow)
-    if following.tier == "hosts":
-        _logs_of_hosts(following, lines, follow)
-    if isinstance(following.job, SkyJob):
-        _logs_of_sky(at_sky.Asked(following.job, following.launched), lines, follow)
-    with _at_slurm(following) as asked:
-        file = at_slurm.log(asked)
-        if not file:
-            raise DdpgenError(asked.unknown)
-        if isinstance(asked.place, Here):
-            _logs_here(asked, file, lines, follow)
-        return _logs_there(asked, file, lines, follow)
-
-
-@contextlib.contextmanager
-def _at_slurm(following: Following) -> Iterator[Asked]:
-    assert isinstance(following.job, SlurmJob)
-    launched = following.launched
-    if launched is not None and launched.login != (following.job.login or ""):
-        launched = None  # the spec has gone to another cluster since
-    with places.reach(following.job, _beside(following), dict(os.environ)) as place:
-        yield Asked(following.job, place, launched)
-
-
-def _logs_here(asked: Asked, file: str, lines: int, follow: bool) -> NoReturn:
-    directory, name = os.path.split(file)
-    files = sorted(glob.glob(os.path.join(glob.escape(directory), name)))
-    if not files and (not follow or asked.job.array):
-        raise DdpgenError(f"{places.short(file)} is not there yet: {at_slurm.states(asked)}")
-    _tail(files or [file], lines, follow)
-
-
-def _logs_there(asked: Asked, file: str, lines: int, follow: bool) -> int:
-    assert not isinstance(asked.place, Here)
-    words = ["tail", f"--lines={lines}", *(["-F"] if follow else []), file.removeprefix("./")]
-    print("+", asked.place.typed(words, "."), file=sys.stderr, flush=True)
-    if follow:
-        return asked.place.follow(file, lines)
-    outcome = asked.place.ask(scripts.tail(file, lines))
-    if outcome.code != 0:
-        raise DdpgenError(
-            f"{at_slurm.shown(asked.place, file)} is not there yet: {at_slurm.states(asked)}"
-        )
-    sys.stdout.write(scripts.said(outcome.output) or "")
-    return 0
-
-
-def _logs_of_sky(asked: at_sky.Asked, lines: int, follow: bool) -> NoReturn:
-    job = at_sky.log(asked)
-    if job is None:
-        raise DdpgenError(asked.unknown)
-    become([*skypilot.command(os.environ), *managed.logs(job.id, lines, follow)])
-
-
-def _logs_of_hosts(following: Following, lines: int, follow: bool) -> NoReturn:
-    if not follow:
-        become(["bash", places.as_argument(str(_run_sh(following))), "--logs"])
-    launch = newest(_beside(following) / "logs" / following.job.name)
-    if launch is None:
-        raise DdpgenError("no host has said anything yet; see ddpgen logs without --follow")
-    _tail(sorted(map(str, launch.glob("*.log"))), lines, follow)
-
-
-def _tail(files: Sequence[str], lines: int, follow: bool) -> NoReturn:
-    named = [places.as_argument(places.short(file)) for file in files]
-    become(["tail", "-n", str(lines), *(["-F"] if follow else []), *named])
-
-
-def _run_sh(following: Following) -> Path:
-    script = following.bundle / START["hosts"]
-    if not script.is_file():
-        raise TargetUnavailableError(
-            f"{script} is not there; render the job for hosts first, or name its bundle with -o"
-        )
-    return script
-
-
-def _table_of_hosts(following: Following) -> str:
-    """What run.sh --status says. Raises TargetUnavailableError when a host cannot be asked."""
-    argv = ["bash", places.as_argument(str(_run_sh(following))), "--status"]
-    code, said = output(argv)
-    if code != 0:
-        raise TargetUnavailableError(f"{said}not every host could be asked")
-    return said.rstrip("\n")
-
-
-def _beside(following: Following) -> Path:
-    return following.bundle.absolute().parent
+    if isinstance(following, Path):
+        return at_local.logs(following, lines, follow)
+    if following.tier == "local":
+        return at_local.logs(directory(following), lines, follow)
+    tier = {"hosts": at_hosts.logs, "slurm": at_slurm.logs, "sky": at_sky.logs}[following.tier]
+    return tier(following, lines, follow)
 
 
 def _rendered(bundle: Path) -> tuple[str, ...]:

@@ -10,8 +10,10 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ddpgen.errors import FileTroubleError
+from ddpgen.spec.job import JobSpec
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,20 @@ class Launched:
     log: str = ""
     login: str = ""
     time: float = 0.0
+
+
+class Following(NamedTuple):
+    """One tier of a spec, the bundle's directory, and what was launched from it on that tier."""
+
+    job: JobSpec
+    tier: str
+    bundle: Path
+    launched: Launched | None
+
+    @property
+    def beside(self) -> Path:
+        """The directory that holds the bundle and, where they are on this machine, checkpoints and logs."""
+        return self.bundle.absolute().parent
 
 
 def path(bundle: Path) -> Path:

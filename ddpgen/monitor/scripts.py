@@ -15,23 +15,15 @@ BEGIN = "ddpgen-output"  # what comes before this line is a login script's chatt
 
 
 def command(argv: Sequence[str], directory: str) -> bytes:
-    """Run a program in `directory`; 127 when there is none."""
-    return _text(_words(argv, directory), _COMMAND, "exit 127\n")
-
-
-def command_at_login(argv: Sequence[str], directory: str) -> bytes:
-    """The same over ssh, where the PATH may be a poor one: a login shell may know better."""
-    return _text(_words(argv, directory), _COMMAND, _BY_LOGIN_SHELL)
+    """Run a program in `directory`; 127 when there is none, also not for a login shell, whose PATH is
+    often the better one."""
+    words = " ".join(quote(word) for word in argv)
+    return _text(f"cd -- {quote(directory)} || exit 66\nset -- {words}\n", _COMMAND)
 
 
 def look(directory: str) -> bytes:
     """Find out what a checkpoint directory says."""
     return _text(f"directory={quote(directory)}\n", _FACT, _LOOK)
-
-
-def rows(directory: str) -> bytes:
-    """Print the newest rows of a checkpoint directory's metrics."""
-    return _text(f"directory={quote(directory)}\n", _ROWS)
 
 
 def stop(directory: str) -> bytes:
@@ -44,14 +36,12 @@ def receive(bundle: str, logs: str) -> bytes:
     return _text(f"bundle={quote(bundle)}\nlogs={quote(logs)}\n", _FACT, _RECEIVE)
 
 
-def tail(file: str, lines: int) -> bytes:
-    """Print the last lines of a file, or of several: * in its name stands for anything."""
-    return _text(f"files=({_pattern(file)})\nlines={lines}\n", _TAIL)
-
-
-def follow(file: str, lines: int) -> bytes:
-    """The same, and what is added to it until the input of bash ends."""
-    return _text(f"files=({_pattern(file)})\nlines={lines}\n", _FOLLOW)
+def tail(file: str, lines: int, follow: bool) -> bytes:
+    """Print the last lines of a file, or of several: * in its name stands for anything; 66 when there is
+    none. To `follow`: and what is added until the input of bash ends."""
+    directory, slash, name = file.rpartition("/")
+    pattern = quote(directory + slash) + "*".join(quote(part) for part in name.split("*"))
+    return _text(f"files=({pattern})\nlines={lines}\n", _FOLLOW if follow else _TAIL)
 
 
 def said(output: bytes) -> str | None:
@@ -59,16 +49,6 @@ def said(output: bytes) -> str | None:
     text = "\n" + output.decode("utf-8", "replace")
     _, begun, rest = text.partition(f"\n{BEGIN}\n")
     return rest if begun else None
-
-
-def _words(argv: Sequence[str], directory: str) -> str:
-    words = " ".join(quote(word) for word in argv)
-    return f"cd -- {quote(directory)} || exit 66\nset -- {words}\n"
-
-
-def _pattern(file: str) -> str:
-    directory, slash, name = file.rpartition("/")
-    return quote(directory + slash) + "*".join(quote(part) for part in name.split("*"))
 
 
 def _text(*parts: str) -> bytes:
@@ -81,9 +61,6 @@ if type -P "$1" >/dev/null; then
   echo {BEGIN}
   exec "$@" </dev/null
 fi
-"""
-
-_BY_LOGIN_SHELL = rf"""
 exec bash -lc 'type -P "$1" >/dev/null || exit 127; echo {BEGIN}; exec "$@"' ddpgen "$@" </dev/null
 """
 
@@ -111,7 +88,7 @@ done
 # Several on one line, with tabs between them: JSON holds none.
 newest_rows() {
   tail -c 4194304 -- "$directory/metrics.jsonl" 2>/dev/null |
-    grep "^{\"kind\": \"$1\"" | tail -n "$2" | tr '\n' '\t'
+    grep -E "^\{\"kind\": \"($1)\"" | tail -n "$2" | tr '\n' '\t'
 }
 fact there yes
 fact newest "$newest"
@@ -119,7 +96,7 @@ fact status "$(first_line "$directory/status")"
 fact slurm-job "$(first_line "$directory/slurm-job")"
 fact slurm-starts "$(first_line "$directory/slurm-starts")"
 fact lock "$(tr '\n' ' ' 2>/dev/null <"$directory/lock")"
-fact row "$(newest_rows step 50)"
+fact row "$(newest_rows 'step|eval|stopped|done' 100)"
 fact eval "$(newest_rows eval 1)"
 fact start "$(newest_rows start 1)"
 # What a framework can go on from, rather than a file of it; else what the script has saved last.
@@ -127,11 +104,6 @@ saves=$directory/script/saves-0.jsonl
 fact saved "$({ grep '"by": "[^"].*"whole": true' -- "$saves" || grep '"whole": true' -- "$saves"; } 2>/dev/null | tail -n 1)"
 fact now "$(date +%s)"
 [ ! -e "$directory/stop" ] || fact stop asked
-"""
-
-_ROWS = rf"""
-echo {BEGIN}
-[ -r "$directory/metrics.jsonl" ] && exec tail -c 262144 -- "$directory/metrics.jsonl"
 """
 
 _STOP = r"""
@@ -143,26 +115,20 @@ fact stop asked
 _RECEIVE = r"""
 type -P rsync >/dev/null ||
   trouble "there is no rsync on the login node (PATH=$PATH); ask for it, or launch there"
-for place in "$bundle" "$logs"; do
-  why=$(mkdir -p -- "$place" 2>&1) ||
-    trouble "cannot make $place: ${why##*: }; correct dir in the spec, or the permissions there"
-  [ -w "$place" ] && [ -x "$place" ] ||
-    trouble "cannot write into $place; correct dir in the spec, or the permissions there"
-done
-fact ready yes
+why=$(mkdir -p -- "$bundle" "$logs" 2>&1) ||
+  trouble "cannot make $bundle: ${why##*: }; correct dir in the spec, or the permissions there"
 """
 
-_TAIL = rf"""
-echo {BEGIN}
-[ -e "${{files[0]}}" ] || exit 66
-exec tail -n "$lines" -- "${{files[@]}}"
+_TAIL = r"""
+[ -e "${files[0]}" ] || exit 66
+exec tail -n "$lines" -- "${files[@]}"
 """
 
-# The end of the input is the end of whoever reads: nothing stays behind on the login node.
-_FOLLOW = rf"""
-echo {BEGIN}
-tail -n "$lines" -F -- "${{files[@]}}" &
+# The input ends when the reader does, so that no tail is left on the login node.
+_FOLLOW = r"""
+exec 3<&0
+tail -n "$lines" -F -- "${files[@]}" &
 tail=$!
-cat >/dev/null
-kill "$tail" 2>/dev/null
+{ cat <&3; kill "$tail"; } >/dev/null 2>&1 &
+wait "$tail"
 """

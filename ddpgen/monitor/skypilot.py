@@ -1,7 +1,7 @@
 """Run SkyPilot's command line, which lives in an environment of its own. It is never imported.
 
-Owns which command that is, how long it may take, and the words for one that is missing or silent.
-Knows nothing of what is asked.
+Owns which command that is, how long an answer may take, and the message for a program that is missing or
+silent.
 """
 
 from __future__ import annotations
@@ -10,30 +10,27 @@ import asyncio
 import contextlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from ddpgen.driver import child
+from ddpgen.driver.child import Child
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor import managed
+from ddpgen.monitor import sky_jobs
 from ddpgen.monitor.places import Ran
 
 VARIABLE = "DDPGEN_SKY"
 # It starts its server when there is none, and wakes a controller in the cloud.
 ANSWER_S = 300.0
-# The first job of all waits for a controller's machine.
-_LAUNCH_S = 3600.0
-_FITS = f">={managed.FITS[0]}.{managed.FITS[1]},<{managed.FITS[0]}.{managed.FITS[1] + 1}"
 INSTALL = (
-    f"python3 -m venv ~/skypilot && ~/skypilot/bin/pip install 'skypilot[aws]{_FITS}', then "
+    f"python3 -m venv ~/skypilot && ~/skypilot/bin/pip install 'skypilot[aws]=={sky_jobs.FITS}.*', then "
     f"{VARIABLE}=~/skypilot/bin/sky, or have it on PATH"
 )
 
 
-def command(environment: Mapping[str, str]) -> list[str]:
-    """The words that start SkyPilot. Raises TargetUnavailableError for a variable that is no words."""
+def command() -> list[str]:
+    """The words that start SkyPilot. Raises TargetUnavailableError when the variable cannot be split."""
     try:
-        words = shlex.split(environment.get(VARIABLE, ""))
+        words = shlex.split(os.environ.get(VARIABLE, ""))
     except ValueError as error:
         raise TargetUnavailableError(f"{VARIABLE}: {error}; write it as for a shell") from None
     if not words:
@@ -41,86 +38,57 @@ def command(environment: Mapping[str, str]) -> list[str]:
     return [os.path.expanduser(words[0]), *words[1:]]
 
 
-def ask(words: Sequence[str], within: float = ANSWER_S) -> Ran:
+def ask(words: Sequence[str]) -> Ran:
     """One question. Raises TargetUnavailableError when there is no SkyPilot, or it does not answer."""
-    argv = [*command(os.environ), *words]
-    try:
-        outcome = asyncio.run(child.run(argv, b"", within))
-    except OSError as error:
-        raise _missing(argv[0], error) from None
-    return _ran(outcome, argv, within)
-
-
-def version() -> tuple[int, ...]:
-    """Which SkyPilot it is. Raises TargetUnavailableError, also for a program that is none."""
-    answer = ask(managed.version())
-    found = managed.version_in(answer.said)
-    if found is not None and answer.code == 0:
-        return found
-    asked, told = typed(managed.version()), managed.complaint(answer.said)
-    if answer.code != 0:
-        raise TargetUnavailableError(f"{asked} does not work: {told}")
-    remedy = f"name SkyPilot's own program in {VARIABLE}, as ~/skypilot/bin/sky"
-    raise TargetUnavailableError(f"{asked}: this is no SkyPilot: {told}; {remedy}")
+    return _run([*command(), *words], ANSWER_S)
 
 
 def show(words: Sequence[str], directory: Path) -> Ran:
-    """The same in `directory`, and what it says is shown on stderr while it says it."""
-    argv = [*command(os.environ), *words]
-    if not directory.is_dir():
-        raise TargetUnavailableError(f"{directory} is not there any more; render again")
-    try:
-        outcome = asyncio.run(_shown(argv, str(directory)))
-    except OSError as error:
-        raise _missing(argv[0], error) from None
-    return _ran(outcome, argv, _LAUNCH_S)
+    """The same in `directory`, shown on stderr while it runs, for as long as it takes.
+
+    The first launch of all waits for a controller's machine.
+    """
+    return _run([*command(), *words], None, directory)
 
 
 def typed(words: Sequence[str], directory: Path | None = None) -> str:
-    """What to type for that, from where the user stands."""
-    line = shlex.join([*command(os.environ), *words])
+    """What to type for that, from the user's working directory."""
+    line = shlex.join([*command(), *words])
     return (
         line if directory is None else f"(cd {shlex.quote(os.path.relpath(directory))} && {line})"
     )
 
 
-async def _shown(argv: Sequence[str], directory: str) -> child.Outcome:
+def _run(argv: Sequence[str], within: float | None, shown_in: Path | None = None) -> Ran:
+    try:
+        code, output = asyncio.run(_running(argv, within, shown_in))
+    except OSError as error:
+        raise TargetUnavailableError(
+            f"cannot start {argv[0]}: {error.strerror}; {INSTALL}"
+        ) from None
+    if code is None:
+        raise TargetUnavailableError(
+            f"{shlex.join(argv)}: no answer within {within:.0f} s; is SkyPilot's server up? {argv[0]} api "
+            "info tells"
+        )
+    return Ran(code, sky_jobs.plain(output.decode("utf-8", "replace")))
+
+
+async def _running(
+    argv: Sequence[str], within: float | None, shown_in: Path | None
+) -> tuple[int | None, bytes]:
     heard = bytearray()
 
     def hear(data: bytes) -> None:
         heard.extend(data)
-        with contextlib.suppress(OSError):  # nobody watches any more; the launch goes on
-            while data:
+        with contextlib.suppress(OSError):  # stderr is closed; the launch goes on
+            while shown_in and data:
                 data = data[os.write(2, data) :]
 
-    running = await child.Child.start(argv, hear, directory)
+    running = await Child.start(argv, hear, str(shown_in) if shown_in else None)
     try:
         running.close_input()
-        code = await running.ended_within(_LAUNCH_S)
+        code = await running.ended_within(within)
     finally:
         await running.kill()
-    return child.Outcome(code, bytes(heard))
-
-
-def _ran(outcome: child.Outcome, argv: Sequence[str], within: float) -> Ran:
-    if outcome.code is None:
-        asked = shlex.join(argv)
-        raise TargetUnavailableError(
-            f"{asked}: no answer within {within:.0f} s; is SkyPilot's server up? {argv[0]} api info "
-            "tells"
-        )
-    return Ran(outcome.code, managed.plain(outcome.output.decode("utf-8", "replace")))
-
-
-def _missing(program: str, error: OSError) -> TargetUnavailableError:
-    if os.environ.get(VARIABLE):
-        what = f"{error.strerror}"
-        if os.path.isdir(program):
-            what = "that is a directory"
-        elif isinstance(error, FileNotFoundError):
-            what = "there is no such program"
-        remedy = "name SkyPilot's program, as ~/skypilot/bin/sky"
-        return TargetUnavailableError(f"{VARIABLE} names {program}: {what}; {remedy}")
-    if isinstance(error, FileNotFoundError):
-        return TargetUnavailableError(f"there is no {program} on this machine; {INSTALL}")
-    return TargetUnavailableError(f"cannot start {program}: {error.strerror}; {INSTALL}")
+    return code, bytes(heard)

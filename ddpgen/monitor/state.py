@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -14,31 +15,32 @@ _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 
 @dataclass(frozen=True)
 class JobState:
-    """`attempt`: whose word it is. `step`: the newest on record, of the training itself. `newest`: of its
-    checkpoints; `saved`: what a user's script has saved last, and at which step. `restarts`: of its workers, in this attempt."""
+    """What the files say; None, "" or 0 for what they do not."""
 
     there: str = "no"  # yes, no, closed
-    word: str = ""
+    word: str = ""  # the status: running, done, stopped, failed
     attempt: str = ""
-    at: int = 0
+    at: int = 0  # the status's step
     reason: str = ""
-    newest: int | None = None
-    saved: tuple[str, int] | None = None
-    step: int | None = None
-    last_step: int | None = None
+    newest: int | None = None  # checkpoint
+    saved: tuple[str, int] | None = None  # by a user's script: the path, of which step
+    step: int | None = None  # of the newest row of the metrics
+    last_step: int | None = None  # with which the training ends
     loss: float | None = None
     evaluation: str = ""
     steps_per_s: float | None = None
-    restarts: int = 0
-    age_s: float | None = None
+    longest_step_s: float | None = None  # with what is done before the next one
+    write_s: float | None = None  # of a checkpoint
+    restarts: int = 0  # of its workers, in this attempt
+    age_s: float | None = None  # of the newest row
     stop_asked: bool = False
-    slurm_job: str = ""
+    slurm_job: str = ""  # that holds the directory
     lock: Mapping[str, Any] | None = None
-    starts: str = ""
+    starts: str = ""  # of a job of Slurm, in words
 
     @property
     def started_by(self) -> str:
-        """The tier whose run the directory's word is of, or ""; on sky the directory is in the bucket."""
+        """The tier whose run the status is of, or ""; on sky the directory is in the bucket."""
         if self.of_slurm:
             return "slurm"
         if not self.attempt:
@@ -49,7 +51,7 @@ class JobState:
 
     @property
     def of_slurm(self) -> str:
-        """The Slurm job whose word this is, or ""."""
+        """The Slurm job that the status is of, or ""."""
         found = re.fullmatch(r"slurm\.(\d+)(?:_\d+)?\.\d+", self.attempt)
         return found[1] if found else ""
 
@@ -57,11 +59,12 @@ class JobState:
 def read(facts: Mapping[str, str]) -> JobState:
     """From what the text found out."""
     line = _LINE.fullmatch(facts.get("status", "").strip())
-    rows = [_mapping(line) or {} for line in facts.get("row", "").strip("\t").split("\t")]
-    row = rows[-1]
-    lock = _mapping(facts.get("lock", ""))
+    rows = [mapping(row) for row in facts.get("row", "").split("\t")]
+    steps = [row for row in rows if row.get("kind") == "step"] or [{}]
+    lock = mapping(facts.get("lock", "")) or None
     newest = facts.get("newest", "")
-    slurm_job = facts.get("slurm-job", "").partition(" ")[0].strip()  # and which of its starts
+    number = re.fullmatch(r"([0-9]+(?:_[0-9]+)?)(?: .*)?", facts.get("slurm-job", ""))
+    longest_step_s, write_s = _measured(rows)
     return JobState(
         there=facts.get("there", "no"),
         word=line[1] if line else "",
@@ -69,18 +72,20 @@ def read(facts: Mapping[str, str]) -> JobState:
         at=int(line[3]) if line else 0,
         reason=(line[4] or "") if line else "",
         newest=int(newest) if newest.isdigit() else None,
-        saved=_saved(_mapping(facts.get("saved", "")) or {}),
-        step=_whole(row.get("step")),
-        last_step=_whole((_mapping(facts.get("start", "").strip()) or {}).get("last_step")),
-        loss=_number(row.get("loss")),
-        evaluation=_evaluation(_mapping(facts.get("eval", "").strip()) or {}),
-        steps_per_s=_speed(rows),
+        saved=_saved(mapping(facts.get("saved", ""))),
+        step=_whole(steps[-1].get("step")),
+        last_step=_whole(mapping(facts.get("start", "")).get("last_step")),
+        loss=_number(steps[-1].get("loss")),
+        evaluation=_evaluation(mapping(facts.get("eval", ""))),
+        steps_per_s=_speed(steps),
+        longest_step_s=longest_step_s,
+        write_s=write_s,
         restarts=max(0, (_whole((lock or {}).get("generation")) or 0) - 1),
-        age_s=_age(facts.get("now", ""), _number(row.get("time"))),
+        age_s=_age(facts.get("now", ""), _number(steps[-1].get("time"))),
         stop_asked="stop" in facts,
-        slurm_job=slurm_job if re.fullmatch("[0-9]+(_[0-9]+)?", slurm_job, re.ASCII) else "",
+        slurm_job=number[1] if number else "",
         lock=lock,
-        starts=_starts(_mapping(facts.get("slurm-starts", "")) or {}),
+        starts=_starts(mapping(facts.get("slurm-starts", ""))),
     )
 
 
@@ -102,7 +107,8 @@ class Report(NamedTuple):
         left = None
         if speed and found.step is not None and found.last_step is not None:
             left = max(0, round((found.last_step - found.step) / speed))
-        at = {"done": found.at, "stopped": found.at}.get(found.word, 0)
+        at = found.at if found.word in ("done", "stopped") else 0
+        whole = found.newest is not None
         known = {
             "directory": self.place,
             "state": _job(found, self.runs),
@@ -114,16 +120,12 @@ class Report(NamedTuple):
             "speed": None if speed is None else round(speed, 4),
             "time_left_s": left,
             "restarts": found.restarts or None,
-            "newest_checkpoint": found.newest if found.newest is not None else _saved_path(found),
-            "weights": self._weights(),
+            "newest_checkpoint": found.newest if whole else found.saved and found.saved[0],
+            "weights": f"{self.place}/step-{found.newest:09}/model.pt" if whole else None,
             "slurm_starts": found.starts if found.of_slurm and found.starts else None,
             "stop_asked": True if found.stop_asked and self.runs is not False else None,
         }
         return {name: value for name, value in known.items() if value is not None}
-
-    def _weights(self) -> str | None:
-        newest = self.found.newest
-        return None if newest is None else f"{self.place}/step-{newest:09}/model.pt"
 
     def words(self) -> list[str]:
         """Lines for people."""
@@ -179,24 +181,16 @@ def _job(found: JobState, runs: bool | None) -> str:
     if found.word == "running":
         if runs is not False:
             return "running"
-        return (
-            f"ended after this: {found.reason}"
-            if found.reason
-            else "it was running when it was killed"
-        )
+        killed = "it was running when it was killed"
+        return f"ended after this: {found.reason}" if found.reason else killed
     at = f" at step {found.at}" if found.at else ""
     return f"{found.word}{at}" + (f": {found.reason}" if found.reason else "")
 
 
 def _newest(found: JobState) -> str:
-    if found.saved is not None and found.newest is None:
-        path, step = found.saved
-        return f"{path}, of step {step}"
-    return "none" if found.newest is None else f"step {found.newest}"
-
-
-def _saved_path(found: JobState) -> str | None:
-    return found.saved[0] if found.saved is not None else None
+    if found.newest is not None:
+        return f"step {found.newest}"
+    return f"{found.saved[0]}, of step {found.saved[1]}" if found.saved else "none"
 
 
 def _evaluation(row: Mapping[str, Any]) -> str:
@@ -218,6 +212,22 @@ def _speed(rows: Sequence[Mapping[str, Any]]) -> float | None:
     if step is None or when is None or last_step is None or last_when is None or last_when <= when:
         return None
     return (last_step - step) / (last_when - when)
+
+
+def _measured(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """The longest step and the last write of a checkpoint, in seconds.
+
+    What a run writes when it ends comes after its last checkpoint, so the time since the row before
+    is that of the write.
+    """
+    steps, writes = list[float](), list[float]()
+    for before, row in itertools.pairwise(rows):
+        then, now = _number(before.get("time")), _number(row.get("time"))
+        same = all(before.get(key) == row.get(key) for key in ("attempt", "generation"))
+        if same and then is not None and now is not None:
+            ends = row.get("kind") in ("stopped", "done")
+            (writes if ends else steps).append(max(0.0, now - then))
+    return max(steps, default=None), writes[-1] if writes else None
 
 
 def clock(seconds: float) -> str:
@@ -256,12 +266,13 @@ def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _mapping(text: str) -> dict[str, Any] | None:
+def mapping(text: str) -> dict[str, Any]:
+    """A JSON object that somebody else may have written; {} for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _starts(kept: Mapping[str, Any]) -> str:

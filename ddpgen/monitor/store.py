@@ -1,24 +1,23 @@
-"""Read and write a job's part of a bucket from here, where fsspec and credentials are at hand.
+"""Read and write a job's part of a bucket from here, by fsspec, where that and credentials are installed.
 
-Owns what is looked at there, and how long that may take: a network that swallows everything costs no
-more than told. Who has no fsspec is told so in words; nothing else depends on it.
+Owns what is read there, and how long that may take on a network that does not answer. Nothing else
+depends on fsspec.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddpgen.monitor import bucket
-from ddpgen.monitor.bucket import STOP, Address
-from ddpgen.spec.job import JobSpec
+from ddpgen.monitor.bucket import R2_ACCOUNT, STOP, Address
+from ddpgen.monitor.state import mapping
 
 ANSWER_S = 40.0
 SHORT_S = 15.0  # where the answer is only good to know
@@ -27,74 +26,57 @@ _SEGMENTS = 3  # that are looked through for a step, the newest first
 _Found = TypeVar("_Found")
 
 
-class NoWayError(Exception):
+class UnreachableError(Exception):
     """The bucket cannot be reached from here. The message says why, and what would help."""
 
 
-class ShutError(NoWayError):
+class RefusedError(UnreachableError):
     """The bucket was reached, and it is not there, or not for this user."""
 
 
-def look(at: Address, within: float | None = None) -> dict[str, str]:
+def look(at: Address) -> dict[str, str]:
     """What the job's part of the bucket says, as the texts of a checkpoint directory would.
 
-    Beside that `owner-age`: seconds since rank 0 last said that it lives. `within` seconds. Raises
-    NoWayError.
+    Beside that `owner-age`: the age of rank 0's time stamp in seconds. Raises UnreachableError.
     """
-    return _in_time(at, _look, within)
+    return _in_time(at, _look, ANSWER_S)
 
 
-def kept(job: JobSpec) -> Iterator[str]:
-    """What there is of it at the URL of its checkpoints, if it has one."""
-    at = bucket.address(job, os.environ) if job.checkpoint.url else None
-    if at is None:
-        return
-    try:
-        facts = look(at, SHORT_S)
-    except NoWayError as error:
-        yield f"checkpoints are kept in {at.url}, not looked at: {error}"
-        return
-    newest = facts.get("newest")
-    yield f"{at.url}:"
-    yield f"  newest checkpoint: {f'step {newest}' if newest else 'none'}"
-
-
-def shut(at: Address) -> str:
-    """Why nobody will get into the bucket, as it says itself; "" where it did not say that."""
+def refusal(at: Address) -> str:
+    """Why the bucket refuses everybody, as it says itself; "" where it does not, or cannot be reached."""
     try:
         _in_time(at, _names, SHORT_S)
-    except ShutError as error:
+    except RefusedError as error:
         return str(error)
-    except NoWayError:
+    except UnreachableError:
         pass  # that is for the machines to find out
     return ""
 
 
 def ask_to_stop(at: Address, said: str) -> None:
-    """Have the job stop after its current step. Raises NoWayError."""
+    """Have the job stop after its current step. Raises UnreachableError."""
 
     def write(files: Any, root: str) -> None:
         files.pipe_file(f"{root}/{STOP}", f"{said}\n".encode())
 
-    _in_time(at, write)
+    _in_time(at, write, ANSWER_S)
 
 
 def _look(files: Any, root: str) -> dict[str, str]:
     names = _names(files, root)
     if not names:
         return {"there": "no"}
-    facts = {"there": "yes", "now": str(int(time.time()))}
-    facts["newest"] = next(
-        (
-            str(step)
-            for step in sorted(_steps(names), reverse=True)
-            if files.exists(f"{root}/step-{step:09}/checkpoint.json")
-        ),
-        "",
-    )
-    facts["status"] = _first_line(_content(files, f"{root}/status", names))
-    facts["row"] = _newest_row(files, f"{root}/metrics") if "metrics" in names else ""
-    owner = _mapping(_content(files, f"{root}/owner.json", names))
+    owner = mapping(_content(files, f"{root}/owner.json"))
+    steps = [name for name in names if re.fullmatch(r"step-\d{9,}", name)]
+    numbers = sorted((int(name.removeprefix("step-")) for name in steps), reverse=True)
+    whole = (n for n in numbers if files.exists(f"{root}/step-{n:09}/checkpoint.json"))
+    facts = {
+        "there": "yes",
+        "now": str(int(time.time())),
+        "newest": str(next(whole, "")),
+        "status": _content(files, f"{root}/status").partition("\n")[0],
+        "row": _newest_row(files, f"{root}/metrics"),
+    }
     if isinstance(renewed := owner.get("time"), (int, float)):
         facts["owner-age"] = str(max(0, int(time.time() - renewed)))
     if STOP in names:
@@ -112,18 +94,11 @@ def _names(files: Any, place: str) -> set[str]:
     return {str(path).rstrip("/").rpartition("/")[2] for path in found}
 
 
-def _steps(names: set[str]) -> list[int]:
-    numbers = [name.removeprefix("step-") for name in names if name.startswith("step-")]
-    return [int(number) for number in numbers if number.isdigit()]
-
-
-def _content(files: Any, path: str, names: set[str]) -> str:
-    if path.rpartition("/")[2] not in names:
-        return ""
+def _content(files: Any, path: str) -> str:
     try:
         return bytes(files.cat_file(path)).decode("utf-8", "replace")
     except FileNotFoundError:
-        return ""  # gone since
+        return ""
 
 
 def _newest_row(files: Any, place: str) -> str:
@@ -134,26 +109,12 @@ def _newest_row(files: Any, place: str) -> str:
         path = f"{place}/{name}"
         end = bytes(files.cat_file(path, start=max(0, int(files.size(path)) - _ROWS)))
         for line in reversed(end.decode("utf-8", "replace").splitlines()):
-            if _mapping(line).get("kind") == "step":
+            if mapping(line).get("kind") == "step":
                 return line
     return ""
 
 
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
-
-
-def _mapping(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _in_time(
-    at: Address, work: Callable[[Any, str], _Found], within: float | None = None
-) -> _Found:
+def _in_time(at: Address, work: Callable[[Any, str], _Found], within: float) -> _Found:
     """Do it in a thread that is left behind when it hangs; the process ends without asking for it."""
     outcome: list[_Found | BaseException] = []
 
@@ -163,18 +124,17 @@ def _in_time(
         except BaseException as error:  # noqa: BLE001 (whatever a cloud's library raises)
             outcome.append(error)
 
-    timeout_s = ANSWER_S if within is None else within
     worker = threading.Thread(target=attempt, daemon=True)
     with _in_its_environment(at):
         worker.start()
-        worker.join(timeout_s)
+        worker.join(within)
     if not outcome:
-        raise NoWayError(f"no answer within {timeout_s:.0f} s")
+        raise UnreachableError(f"no answer within {within:.0f} s")
     (found,) = outcome
-    if isinstance(found, NoWayError):
+    if isinstance(found, UnreachableError):
         raise found
     if isinstance(found, BaseException):
-        raise (ShutError if _is_shut(found) else NoWayError)(_words(found)) from None
+        raise (RefusedError if _is_refusal(found) else UnreachableError)(_words(found)) from None
     return found
 
 
@@ -182,16 +142,13 @@ def _in_time(
 def _in_its_environment(at: Address) -> Iterator[None]:
     """With what is said of the cloud, for as long as is looked: the clouds' libraries read it."""
     added = {name: value for name, value in at.settings.items() if not _is_of_the_machines(value)}
-    before = {name: os.environ.get(name) for name in added}
+    before = dict(os.environ)
     os.environ.update(added)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _is_of_the_machines(value: str) -> bool:
@@ -199,7 +156,7 @@ def _is_of_the_machines(value: str) -> bool:
     return value.startswith(("/", "~")) and not os.path.exists(os.path.expanduser(value))
 
 
-def _is_shut(error: BaseException) -> bool:
+def _is_refusal(error: BaseException) -> bool:
     """Of a file of this machine, as one with credentials, the error would tell the name."""
     if not isinstance(error, OSError) or error.filename is not None:
         return False
@@ -208,9 +165,9 @@ def _is_shut(error: BaseException) -> bool:
 
 
 def _reach(at: Address) -> tuple[Any, str]:
-    known = at.fsspec(_account(at))
+    known = at.fsspec(_account() if at.scheme == "r2" else "")
     if known is None:
-        raise NoWayError(f"ddpgen has no way into {at.scheme}:// from here")
+        raise UnreachableError(f"ddpgen cannot read {at.scheme}:// from here")
     url, options, package = known
     try:
         fsspec = importlib.import_module("fsspec")
@@ -218,19 +175,17 @@ def _reach(at: Address) -> tuple[Any, str]:
             url, skip_instance_cache=True, use_listings_cache=False, **options
         )
     except ImportError:
-        raise NoWayError(f"that takes pip install {package}") from None
+        raise UnreachableError(f"that takes pip install {package}") from None
     return files, str(root).rstrip("/")
 
 
-def _account(at: Address) -> str:
-    if not at.account_file:
-        return ""
+def _account() -> str:
     try:
-        return Path(at.account_file).expanduser().read_text(encoding="utf-8").strip()
+        return Path(R2_ACCOUNT).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "no text"
-        raise NoWayError(
-            f"{at.account_file}: {why}; SkyPilot has the account's id written there"
+        raise UnreachableError(
+            f"{R2_ACCOUNT}: {why}; SkyPilot has the account's id written there"
         ) from None
 
 

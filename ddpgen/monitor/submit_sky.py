@@ -1,18 +1,18 @@
 """Hand a rendered bundle to SkyPilot: what can be seen to be missing first, then the launch itself.
 
-Owns what has to be there before machines are paid for. A refusal is shown as SkyPilot gave it.
+Owns what has to be there before machines are paid for. SkyPilot's refusal is shown unchanged.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor import bucket, managed, skypilot, snapshot, store
-from ddpgen.monitor.managed import Managed
+from ddpgen.launch import say
+from ddpgen.monitor import at_sky, bucket, sky_jobs, skypilot, snapshot, store
 from ddpgen.monitor.record import Launched
 from ddpgen.spec.sky import SkyJob
 
@@ -22,92 +22,70 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
 
     Raises TargetUnavailableError when something is missing, or SkyPilot refuses; FileTroubleError.
     """
-    missing = [*_missing(job), *_unsayable(arguments)]
-    if missing:
+    if missing := [*_missing(job, arguments)]:
         raise TargetUnavailableError("\n".join(missing))
-    _fits()
-    _alone(job.name)
-    _open(job)
+    _check_version()
+    _check_name_is_free(job.name)
+    _check_bucket(job)
     copy = snapshot.take(bundle)
-    words = managed.launch(job.name, job.secrets, arguments)
-    _say(f"+ {skypilot.typed(words, copy.path)}")
-    unsure = f"whether it was launched all the same, {skypilot.typed(['jobs', 'queue'])} tells"
+    words = sky_jobs.launch(job.name, job.secrets, arguments)
+    say(f"+ {skypilot.typed(words, copy)}")
+    queue = skypilot.typed(["jobs", "queue"])
     try:
-        answer = skypilot.show(words, copy.path)
-    except TargetUnavailableError as error:
-        raise TargetUnavailableError(f"{error}\n{unsure}") from None
+        answer = skypilot.show(words, copy)
     except KeyboardInterrupt:
-        _say(unsure)
+        say(f"whether it was launched all the same, {queue} tells")
         raise
-    number = managed.submitted(answer.said)
-    if number is None:
-        message = "SkyPilot has not launched the job, see above"
-        if answer.code == 0:
-            message = f"SkyPilot did not say the job's id; {skypilot.typed(['jobs', 'queue'])} may"
-        elif "Connection" in managed.complaint(answer.said):
-            message = f"{message}; {unsure}"  # its server may go on with it
-        else:
-            snapshot.give_up(copy)
-        raise TargetUnavailableError(message)
+    number = sky_jobs.submitted(answer.said)
+    if number is None:  # refused, or its server went away and may go on with it
+        raise TargetUnavailableError(
+            f"SkyPilot has named no job that it launched, see above; {queue} tells what there is"
+        )
     return Launched("sky", number)
 
 
-def _missing(job: SkyJob) -> Iterator[str]:
+def _missing(job: SkyJob, arguments: Sequence[str]) -> Iterator[str]:
     for name in job.secrets:
         if not os.environ.get(name):
             yield f"{name} is not in your environment; export it, or take it out of targets.sky.secrets"
-
-
-def _unsayable(arguments: Sequence[str]) -> Iterator[str]:
     for argument in arguments:
-        if not argument or len(argument.split()) != 1 or argument.strip() != argument:
+        if not re.fullmatch(r"\S+", argument):
             yield (
                 f"{argument!r} cannot be handed to the machines: one word without spaces each; write it "
                 "into the spec"
             )
 
 
-def _fits() -> None:
-    """Raise TargetUnavailableError for a SkyPilot that was never tried."""
-    found = skypilot.version()
-    if found[:2] != managed.FITS:
-        wanted = ".".join(map(str, managed.FITS))
-        have = ".".join(map(str, found))
+def _check_version() -> None:
+    """Raise TargetUnavailableError for another SkyPilot, or a program that is none."""
+    answer = skypilot.ask(["--version"])
+    if answer.code != 0 or not sky_jobs.fits(answer.said):
         raise TargetUnavailableError(
-            f"this is SkyPilot {have}, and ddpgen is for {wanted}; {skypilot.INSTALL}"
+            f"{skypilot.typed(['--version'])} says {sky_jobs.complaint(answer.said)!r}, and ddpgen is for "
+            f"SkyPilot {sky_jobs.FITS}; {skypilot.INSTALL}"
         )
 
 
-def _alone(name: str) -> None:
+def _check_name_is_free(name: str) -> None:
     """Raise TargetUnavailableError when a job of this name lives: two would want the same place in the
     bucket, and the second finds that out on machines that are paid for."""
-    answer = skypilot.ask(managed.queue())
-    found = managed.from_queue(answer.said)
-    if answer.code != 0 or found is None:
-        if managed.nothing_up(answer.said):
-            return
-        told = managed.complaint(answer.said)
-        raise TargetUnavailableError(f"SkyPilot does not say which jobs there are: {told}")
-    alive: list[Managed] = [job for job in found if job.name == name and not job.over]
-    if alive:
-        told = ", ".join(f"{job.id} ({job.words})" for job in alive)
-        ends = skypilot.typed(managed.cancel([job.id for job in alive]))
-        remedy = f"ddpgen stop ends it cleanly, {ends} at once"
-        if all(job.ending for job in alive):
-            remedy = "launch again when it is gone"
-        raise TargetUnavailableError(f"there is a job called {name} already: {told}; {remedy}")
+    seen = at_sky.find(name)
+    if seen.trouble:
+        raise TargetUnavailableError(seen.why)
+    if seen.live:
+        told = ", ".join(f"{job.id} ({job.words})" for job in seen.live)
+        ends = skypilot.typed(sky_jobs.cancel([job.id for job in seen.live]))
+        raise TargetUnavailableError(
+            f"there is a job called {name} already: {told}; ddpgen stop ends it cleanly, {ends} at once"
+        )
 
 
-def _open(job: SkyJob) -> None:
+def _check_bucket(job: SkyJob) -> None:
     """Raise TargetUnavailableError when the bucket itself says no; one that cannot be looked into from
     here is left to the machines."""
     at = bucket.address(job, os.environ)
-    if at is not None and (told := store.shut(at)):
+    if at is not None and (told := store.refusal(at)):
         raise TargetUnavailableError(
             f"{at.url}: {told}; the bucket has to exist, and whoever launches to be allowed to list, "
             "read, write and delete there"
         )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

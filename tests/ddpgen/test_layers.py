@@ -18,15 +18,14 @@ LAYERS = [
     {"predict_page", "predict_plot"},
     {"predict"},
     {"measure", "measured"},
-    {"monitor.commands", "monitor.submit", "monitor.submit_sky"},
-    {"monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
-    {"monitor.queue", "monitor.skypilot", "monitor.store"},
+    {"monitor.commands", "monitor.submit_slurm", "monitor.submit_sky"},
+    {"monitor.at_hosts", "monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
+    {"monitor.skypilot", "monitor.store"},
     {"monitor.places"},
     {
         "monitor.bucket",
-        "monitor.jobs",
-        "monitor.managed",
-        "monitor.pace",
+        "monitor.slurm_jobs",
+        "monitor.sky_jobs",
         "monitor.record",
         "monitor.snapshot",
         "monitor.state",
@@ -73,7 +72,7 @@ LAYERS = [
 ]
 PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "pace", "plan", "remote")}
 PURE_MONITOR = {
-    f"monitor.{name}" for name in ("bucket", "jobs", "managed", "pace", "scripts", "state")
+    f"monitor.{name}" for name in ("bucket", "scripts", "sky_jobs", "slurm_jobs", "state")
 }
 PURE_MODULES = (
     {"errors", "explain", "predict_page", "shell", "yamltext"} | PURE_DRIVER | PURE_MONITOR

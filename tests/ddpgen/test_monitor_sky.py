@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from ddpgen.monitor import bucket, managed, store
-from tests.ddpgen.conftest import GPT, ROOT, Run
+from ddpgen.monitor import bucket, sky_jobs, store
+from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
+from tests.ddpgen.programs import Programs, remembered
 
-HERE = Path(__file__).parent
 SKY = GPT + "targets:\n  sky: {bucket: s3://ours}\n"
 SECRET = GPT + "targets:\n  sky: {bucket: s3://ours, secrets: [WANDB_API_KEY, HF_TOKEN]}\n"
 LAUNCHED = """\
@@ -49,66 +49,48 @@ DOWN = (
 NO_CONTROLLER = "sky.exceptions.ClusterNotUpError: No in-progress managed jobs."
 QUEUE = ["jobs", "queue", "--verbose", "--limit=300", "--output=json"]
 CANCEL = ["jobs", "cancel", "--yes"]
-OTHER = (
-    "sky --version: this is no SkyPilot: {}; name SkyPilot's own program in DDPGEN_SKY, as "
-    "~/skypilot/bin/sky"
+BY_HAND = "create the object s3://ours/gpt/stop with the cloud's own tool (docs/sky.md)"
+INSTALL = (
+    "python3 -m venv ~/skypilot && ~/skypilot/bin/pip install 'skypilot[aws]==0.14.*', then "
+    "DDPGEN_SKY=~/skypilot/bin/sky, or have it on PATH"
 )
-BY_HAND = "echo by hand | aws s3 cp - s3://ours/gpt/stop"
+NOT_SHOWN = "SkyPilot does not show job 7 any more"
+CONTROLLER_DOWN = (
+    "SkyPilot's controller of jobs is not up, so none of its jobs runs; how the last ones ended: sky jobs "
+    "queue --refresh"
+)
+NOT_READ = "s3://ours/gpt: not looked at: that takes pip install s3fs"
+CODES = (
+    "Job exited with exit code{} (user program failure). To see the details, run: sky jobs logs 7"
+)
 
 Spec = Callable[..., Path]
 
 
 def row(number: int, status: str, **more: Any) -> dict[str, Any]:
-    """One job as `sky jobs queue --verbose --output json` tells of it."""
+    """What `sky jobs queue --verbose --output json` tells of a job, as far as it is read."""
     return {
-        "task_job_id": None,
-        "job_id": number,
-        "task_id": 0,
-        "job_name": "gpt",
-        "task_name": "gpt",
-        "job_duration": 0.0,
-        "workspace": "default",
-        "status": status,
-        "schedule_state": "ALIVE",
-        "resources": "1x[CPU:1]",
-        "cluster_resources": "-",
-        "infra": "-",
-        "recovery_count": 0,
-        "details": None,
-        "failure_reason": None,
-        "submitted_at": 1795298075.585699,
-        "metadata": {},
-        **more,
-    }
+        "job_id": number, "task_id": 0, "job_name": "gpt", "job_duration": 0.0, "status": status,
+        "resources": "1x[CPU:1]", "cluster_resources": "-", "infra": "-", "recovery_count": 0,
+        "details": None, "failure_reason": None, "submitted_at": 1795298075.585699, **more,
+    }  # fmt: skip
 
 
-class Sky:
-    """SkyPilot's program on PATH, and what it answers."""
+class Sky(Programs):
+    """SkyPilot's program."""
 
-    def __init__(self, root: Path):
-        self.root, self.state, self.bin = root, root / "sky", root / "bin"
-        self.state.mkdir()
-        self.bin.mkdir()
-        self.program = self.bin / "sky"
-        self.program.symlink_to(HERE / "fake_sky.sh")
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch):
+        super().__init__(root, monkeypatch, "sky")
         self.answers("version", "0\nskypilot, version 0.14.1\n")
         self.answers("launch", LAUNCHED)
         self.has()
-
-    def answers(self, name: str, text: str) -> None:
-        (self.state / name).write_text(text)
 
     def has(self, *rows: dict[str, Any], before: str = "") -> None:
         """These jobs are known."""
         self.answers("queue", f"0\n{before}{json.dumps(rows, indent=2)}\n")
 
-    def calls(self) -> list[list[str]]:
-        path = self.state / "calls"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [shlex.split(line)[1:] for line in lines]
-
     def asked(self, what: str) -> list[list[str]]:
-        return [call for call in self.calls() if call[1:2] == [what]]
+        return [call for call in self.calls("sky") if call[1:2] == [what]]
 
 
 class Objects:
@@ -139,6 +121,8 @@ class Objects:
         return len(self.held[path])
 
     def cat_file(self, path: str, start: int = 0) -> bytes:
+        if path not in self.held:
+            raise FileNotFoundError(path)
         return self.held[path][start:]
 
     def pipe_file(self, path: str, content: bytes) -> None:
@@ -163,11 +147,9 @@ class Objects:
 
 @pytest.fixture
 def sky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sky:
-    made = Sky(tmp_path)
-    monkeypatch.setenv("PATH", f"{made.bin}:{os.environ['PATH']}")
     monkeypatch.delenv("DDPGEN_SKY", raising=False)
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    return made
+    return Sky(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -179,19 +161,12 @@ def objects(sky: Sky, monkeypatch: pytest.MonkeyPatch) -> Objects:
     return made
 
 
-def remembered(root: Path) -> dict[str, str]:
-    found = json.loads((root / "build" / "gpt.launched.json").read_text())
-    launched: dict[str, str] = found["sky"]
-    assert launched.pop("time")
-    return launched
-
-
-def becoming(*words: str) -> subprocess.CompletedProcess[str]:
-    """A command that becomes another program."""
-    return subprocess.run(
-        [sys.executable, "-m", "ddpgen", *words], env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+@pytest.fixture
+def launched(run: Run, spec: Spec, sky: Sky) -> Sky:
+    """Job 7 was launched from here."""
+    assert run("launch", spec(SKY), "--target", "sky").code == 0
+    sky.forget_calls()
+    return sky
 
 
 # --- launch -----------------------------------------------------------------------------------------
@@ -205,7 +180,7 @@ def test_launch_hands_over_a_copy_and_says_what_to_type_next(
     assert (outcome.code, outcome.out) == (0, "7\n"), outcome.err
     arguments = "--env=DDPGEN_ARGS=--steps=5 --preflight"
     words = ["jobs", "launch", "--yes", "--detach-run", "--name=gpt", arguments, "sky.yaml"]
-    assert sky.calls() == [["--version"], QUEUE, words]
+    assert sky.calls("sky") == [["--version"], QUEUE, words]
     assert (sky.state / "launch.cwd").read_text() == f"{copy}\n"
     assert (copy / "sky.yaml").read_bytes() == (tmp_path / "build/gpt/sky.yaml").read_bytes()
     said = outcome.err.splitlines()
@@ -221,7 +196,7 @@ def test_launch_hands_over_a_copy_and_says_what_to_type_next(
         f"next: ddpgen {command} {tmp_path / 'job.yaml'}"
         for command in ("status", "logs --follow", "stop")
     ]
-    assert remembered(tmp_path) == {
+    assert remembered(tmp_path, "sky") == {
         "tier": "sky",
         "job": "7",
         "cluster": "",
@@ -244,31 +219,6 @@ def test_a_gitignore_around_it_takes_nothing_out_of_what_is_sent(
     assert json.loads((there / "bundle.json").read_text())["files"][".skyignore"]
 
 
-def test_what_skypilot_says_is_seen_while_it_says_it(
-    run: Run, spec: Spec, sky: Sky, tmp_path: Path
-) -> None:
-    spec(SKY)
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    (sky.state / "launch.then").write_text(
-        f'echo "a machine for the controller" >&2\ncat "{gate}"\n'
-    )
-    launching = subprocess.Popen(
-        [sys.executable, "-m", "ddpgen", "launch", "job.yaml", "--target=sky"], text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        assert launching.stderr is not None
-        lines = iter(launching.stderr.readline, "")
-        assert "a machine for the controller\n" in lines  # and the launch is not over
-        gate.write_text("")
-        out, _ = launching.communicate(timeout=60)
-    finally:
-        launching.kill()
-        launching.communicate()
-    assert (launching.returncode, out) == (0, "7\n")
-
-
 def test_secrets_are_named_and_their_values_stay_where_they_are(
     run: Run, spec: Spec, sky: Sky, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +229,7 @@ def test_secrets_are_named_and_their_values_stay_where_they_are(
     assert outcome.err.splitlines()[1:] == [
         "HF_TOKEN is not in your environment; export it, or take it out of targets.sky.secrets"
     ]
-    assert sky.calls() == []
+    assert sky.calls("sky") == []
     monkeypatch.setenv("HF_TOKEN", "hush")
     again = run("launch", "job.yaml", "--target", "sky")
     assert again.code == 0, again.err
@@ -303,22 +253,20 @@ def test_arguments_that_would_fall_apart_on_the_way_are_refused(
             "the spec"
         )
     ]
-    assert sky.calls() == []
+    assert sky.calls("sky") == []
 
 
 def test_without_skypilot_the_remedy_is_named(
     run: Run, spec: Spec, sky: Sky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec(SKY)
-    sky.program.unlink()
+    (sky.bin / "sky").unlink()
     monkeypatch.setenv("PATH", str(sky.bin))
-    missing = (
-        "there is no sky on this machine; python3 -m venv ~/skypilot && ~/skypilot/bin/pip install "
-        "'skypilot[aws]>=0.14,<0.15', then DDPGEN_SKY=~/skypilot/bin/sky, or have it on PATH"
-    )
+    missing = f"cannot start sky: No such file or directory; {INSTALL}"
     launch = run("launch", "job.yaml", "--target=sky")
     assert (launch.code, launch.err.splitlines()[-1]) == (69, missing)
     assert run("status", "job.yaml") == (69, "", f"{missing}\n{NOT_READ}\n")
+    assert run("logs", "job.yaml") == (69, "", f"{missing}\n")
 
 
 def test_skypilot_in_an_environment_of_its_own_is_named_by_a_variable(
@@ -327,122 +275,65 @@ def test_skypilot_in_an_environment_of_its_own_is_named_by_a_variable(
     aside = sky.root / "it's aside" / "bin"
     aside.parent.mkdir()
     sky.bin.rename(aside)
-    (aside.parent / "sky").symlink_to(sky.state)
+    (aside.parent / "answers").symlink_to(sky.state)
     monkeypatch.setenv("HOME", str(sky.root))
     monkeypatch.setenv("DDPGEN_SKY", '"~/it\'s aside/bin/sky"')
     outcome = run("launch", spec(SKY), "--target", "sky")
     assert (outcome.code, outcome.out) == (0, "7\n"), outcome.err
     monkeypatch.setenv("DDPGEN_SKY", "'oops")
-    broken = run("status", "job.yaml")
-    assert (broken.code, broken.err) == (
-        69,
-        f"DDPGEN_SKY: No closing quotation; write it as for a shell\n{NOT_READ}\n",
-    )
+    broken = run("launch", "job.yaml", "--target", "sky")
+    told = "DDPGEN_SKY: No closing quotation; write it as for a shell"
+    assert (broken.code, broken.err.splitlines()[-1]) == (69, told)
 
 
 @pytest.mark.parametrize(
-    ("named", "what"),
+    ("answer", "told"),
     [
-        ("", "that is a directory"),
-        ("/bin/sky", "there is no such program"),
-        ("/job.yaml", "Permission denied"),
+        ("0\nskypilot, version 0.13.2\n", "'skypilot, version 0.13.2'"),
+        ("0\nskypilot, version 1.0.0.dev20261101\n", "'skypilot, version 1.0.0.dev20261101'"),
+        ("0\nskypilot, version 0.140.1\n", "'skypilot, version 0.140.1'"),
+        ("0\nsky, version 0.14.1 (a game)\n", "'sky, version 0.14.1 (a game)'"),
+        ("1\nTraceback (most …):\nModuleNotFoundError: no\n", "'ModuleNotFoundError: no'"),
+        ("0\n", "'it said nothing'"),
     ],
 )
-def test_a_variable_that_names_no_program_is_told_without_a_second_installation(
-    run: Run, spec: Spec, sky: Sky, monkeypatch: pytest.MonkeyPatch, named: str, what: str
-) -> None:
-    spec(SKY)
-    sky.program.unlink()
-    monkeypatch.setenv("DDPGEN_SKY", f"{sky.root}{named}")
-    outcome = run("launch", "job.yaml", "--target=sky")
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (
-        69,
-        (
-            f"DDPGEN_SKY names {sky.root}{named}: {what}; name SkyPilot's program, as "
-            "~/skypilot/bin/sky"
-        ),
-    )
-
-
-def test_another_program_of_that_name_is_told_whatever_it_is_asked(
-    run: Run, spec: Spec, sky: Sky
-) -> None:
-    launched(run, spec, sky)
-    sky.answers("version", "0\nsky 3 (a game)\n")
-    sky.answers("queue", "2\nno such level: jobs\n")
-    assert run("logs", "job.yaml") == (
-        69,
-        "",
-        (f"{OTHER.format('sky 3 (a game)')}\n"),
-    )
-
-
-@pytest.mark.parametrize("version", ["0.13.2", "0.15.0", "1.0.0.dev20261101", "0.1.14"])
 def test_a_skypilot_that_was_never_tried_is_refused_before_anything_is_paid_for(
-    run: Run, spec: Spec, sky: Sky, version: str
+    run: Run, spec: Spec, sky: Sky, answer: str, told: str
 ) -> None:
-    sky.answers("version", f"0\nskypilot, version {version}\n")
+    sky.answers("version", answer)
     outcome = run("launch", spec(SKY), "--target", "sky")
-    have = version.removesuffix(".dev20261101")
     assert (outcome.code, outcome.err.splitlines()[-1]) == (
         69,
-        (
-            f"this is SkyPilot {have}, and ddpgen is for 0.14; python3 -m venv ~/skypilot && "
-            "~/skypilot/bin/pip install 'skypilot[aws]>=0.14,<0.15', then "
-            "DDPGEN_SKY=~/skypilot/bin/sky, or have it on PATH"
-        ),
+        f"sky --version says {told}, and ddpgen is for SkyPilot 0.14; {INSTALL}",
     )
-    assert sky.calls() == [["--version"]]
+    assert sky.calls("sky") == [["--version"]]
 
 
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
         (
-            "1\nTraceback (most recent call last):\nModuleNotFoundError: No module named 'sky'\n",
-            "sky --version does not work: ModuleNotFoundError: No module named 'sky'",
+            [row(9, "RECOVERING"), row(8, "FAILED"), row(6, "RUNNING"), row(5, "RUNNING", job_name="x")],
+            ("there is a job called gpt already: 6 (running), 9 (recovering); ddpgen stop ends it "
+             "cleanly, sky jobs cancel --yes 6 9 at once"),
         ),
-        ("0\nsky, version 0.14.1 (a game)\n", OTHER.format("sky, version 0.14.1 (a game)")),
-        ("0\n", OTHER.format("it said nothing")),
+        (
+            f"1\n{DOWN}\n\nThe above exception was the direct cause of …:\n\n{DOWN}\n",
+            f"{shlex.join(['sky', *QUEUE])}: {DOWN.removeprefix('sky.exceptions.')}",
+        ),
     ],
-)
-def test_a_sky_that_does_not_work_is_told(
-    run: Run, spec: Spec, sky: Sky, answer: str, told: str
+)  # fmt: skip
+def test_a_job_of_the_same_name_or_a_server_that_is_down_is_in_the_way(
+    run: Run, spec: Spec, sky: Sky, tmp_path: Path, answer: str | list[dict[str, Any]], told: str
 ) -> None:
-    sky.answers("version", answer)
+    sky.answers("queue", answer if isinstance(answer, str) else f"0\n{json.dumps(answer)}\n")
     outcome = run("launch", spec(SKY), "--target", "sky")
     assert (outcome.code, outcome.err.splitlines()[-1]) == (69, told)
-
-
-def test_a_job_of_the_same_name_that_lives_is_in_the_way(
-    run: Run, spec: Spec, sky: Sky, tmp_path: Path
-) -> None:
-    sky.has(
-        row(9, "RECOVERING"), row(8, "FAILED"), row(6, "RUNNING"), row(5, "RUNNING", job_name="x")
-    )
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (
-        69,
-        (
-            "there is a job called gpt already: 9 (recovering), 6 (running); ddpgen stop ends it cleanly, "
-            "sky jobs cancel --yes 9 6 at once"
-        ),
-    )
     assert sky.asked("launch") == []
     assert not (tmp_path / "build" / "gpt.launched.json").exists()
 
 
-def test_a_job_that_is_being_cancelled_is_waited_for(run: Run, spec: Spec, sky: Sky) -> None:
-    sky.has(row(9, "CANCELLING"))
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (
-        69,
-        "there is a job called gpt already: 9 (being cancelled); launch again when it is gone",
-    )
-    assert sky.asked("launch") == []
-
-
-def test_a_launch_that_is_interrupted_leaves_no_program_and_no_doubt_unsaid(
+def test_a_launch_is_seen_while_it_runs_and_leaves_no_program_when_it_is_interrupted(
     run: Run, spec: Spec, sky: Sky, tmp_path: Path
 ) -> None:
     spec(SKY)
@@ -453,7 +344,7 @@ def test_a_launch_that_is_interrupted_leaves_no_program_and_no_doubt_unsaid(
     )  # fmt: skip
     try:
         assert launching.stderr is not None
-        begun = next(line for line in launching.stderr if line.startswith("pid "))
+        number = next(line for line in launching.stderr if line.startswith("pid ")).split()[1]
         launching.send_signal(signal.SIGINT)
         out, err = launching.communicate(timeout=60)
     finally:
@@ -464,7 +355,7 @@ def test_a_launch_that_is_interrupted_leaves_no_program_and_no_doubt_unsaid(
         "whether it was launched all the same, sky jobs queue tells",
         "aborted",
     ]
-    assert not Path("/proc", begun.split()[1]).exists()
+    assert not Path("/proc", number).exists()
     assert not (tmp_path / "build" / "gpt.launched.json").exists()
 
 
@@ -475,149 +366,27 @@ def test_where_no_controller_is_up_there_is_no_job_in_the_way(
     assert run("launch", spec(SKY), "--target", "sky").code == 0
 
 
-def test_a_server_that_is_down_is_told_and_nothing_is_launched(
-    run: Run, spec: Spec, sky: Sky
-) -> None:
-    sky.answers("queue", f"1\n{DOWN}\n\nThe above exception was the direct cause of …:\n\n{DOWN}\n")
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    told = DOWN.removeprefix("sky.exceptions.")
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (
-        69,
-        f"SkyPilot does not say which jobs there are: {told}",
-    )
-    assert sky.asked("launch") == []
-
-
-def test_a_refusal_of_skypilot_is_shown_as_it_is(
-    run: Run, spec: Spec, sky: Sky, tmp_path: Path
-) -> None:
-    said = (
-        "sky.exceptions.NotSupportedError: Cloud-based file_mounts are specified, but no cloud storage "
-        "is available. Please specify local file_mounts only."
-    )
-    sky.answers("launch", f"1\nYAML to run: sky.yaml\n{said}\n")
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.out) == (69, "")
-    assert outcome.err.endswith(f"\n{said}\nSkyPilot has not launched the job, see above\n")
-    assert sorted(os.listdir(tmp_path / "build")) == ["gpt"]  # no copy that nobody needs
-
-
-def test_a_refused_launch_leaves_the_copies_of_others(
-    run: Run, spec: Spec, sky: Sky, tmp_path: Path
-) -> None:
-    launched(run, spec, sky)
-    sky.answers("launch", "1\nsky.exceptions.NotSupportedError: no\n")
-    assert run("launch", "job.yaml", "--target", "sky").code == 69
-    assert len(os.listdir(tmp_path / "build" / ".submitted")) == 1  # the same one
-    spec(SKY.replace("steps: 300", "steps: 301"))
-    assert run("launch", "job.yaml", "--target", "sky").code == 69
-    (copy,) = (tmp_path / "build" / ".submitted").iterdir()
-    assert "steps=300" in (copy / "sky.yaml").read_text()
-
-
-def test_a_launch_that_lost_its_server_on_the_way_keeps_what_that_may_go_on_with(
-    run: Run, spec: Spec, sky: Sky, tmp_path: Path
-) -> None:
-    sky.answers("launch", f"1\n{DOWN}\n")
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (
-        69,
-        (
-            "SkyPilot has not launched the job, see above; whether it was launched all the same, sky jobs "
-            "queue tells"
-        ),
-    )
-    assert len(os.listdir(tmp_path / "build" / ".submitted")) == 1
-
-
 @pytest.mark.parametrize(
-    "fault",
+    "answer",
     [
-        FileNotFoundError("The specified bucket does not exist"),
-        PermissionError("Access Denied"),
-        OSError("Forbidden: b/ours\nme@theirs does not have storage.objects.list access"),
+        "1\nYAML to run: sky.yaml\nsky.exceptions.NotSupportedError: no cloud storage is available.\n",
+        "0\nYAML to run: sky.yaml\nJobs submitted with IDs: 7-9.\n",
     ],
 )
-def test_a_bucket_that_says_no_is_told_before_anything_is_paid_for(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, tmp_path: Path, fault: Exception
+def test_a_launch_that_tells_no_id_is_shown_as_it_is(
+    run: Run, spec: Spec, sky: Sky, tmp_path: Path, answer: str
 ) -> None:
-    objects.fault = fault
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.err.splitlines()[-1]) == (
-        69,
-        (
-            f"s3://ours/gpt: {' '.join(str(fault).split())}; the bucket has to exist, and whoever "
-            "launches to be allowed to list, read, write and delete there"
-        ),
-    )
-    assert sky.asked("launch") == []
-    assert not (tmp_path / "build" / ".submitted").exists()
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        RuntimeError("Unable to locate credentials"),
-        PermissionError(13, "Permission denied", "/etc/credentials"),
-        OSError("Forbidden: b/ours\nAnonymous caller does not have storage.objects.list access"),
-        TimeoutError(),
-    ],
-)
-def test_a_bucket_that_cannot_be_looked_into_is_left_to_the_machines(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, fault: Exception
-) -> None:
-    objects.fault = fault
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    assert (outcome.code, outcome.out) == (0, "7\n")
-    assert "ours" not in outcome.err
-
-
-def test_a_silent_bucket_holds_no_launch_up(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "SHORT_S", 0.3)
-    never = threading.Event()
-    monkeypatch.setattr(objects, "ls", lambda *_, **__: never.wait())
-    assert run("launch", spec(SKY), "--target", "sky").out == "7\n"
-    never.set()
-
-
-def test_a_launch_that_tells_no_id_is_not_taken_for_one(run: Run, spec: Spec, sky: Sky) -> None:
-    sky.answers("launch", "0\nYAML to run: sky.yaml\nJobs submitted with IDs: 7-9.\n")
+    sky.answers("launch", answer)
     outcome = run("launch", spec(SKY), "--target", "sky")
     assert (outcome.code, outcome.out) == (69, "")
-    assert outcome.err.endswith("\nSkyPilot did not say the job's id; sky jobs queue may\n")
-
-
-def test_a_launch_that_hangs_says_how_to_find_out_what_became_of_it(
-    run: Run, spec: Spec, sky: Sky, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ddpgen.monitor.skypilot._LAUNCH_S", 0.5)
-    (sky.state / "launch.then").write_text("exec tail -f /dev/null\n")
-    outcome = run("launch", spec(SKY), "--target", "sky")
-    assert outcome.code == 69
-    assert outcome.err.splitlines()[-2:] == [
-        (
-            "sky jobs launch --yes --detach-run --name=gpt sky.yaml: no answer within 0 s; is SkyPilot's "
-            "server up? sky api info tells"
-        ),
-        "whether it was launched all the same, sky jobs queue tells",
-    ]
+    assert outcome.err.endswith(
+        f"\n{answer[2:]}SkyPilot has named no job that it launched, see above; sky jobs queue tells what "
+        "there is\n"
+    )
+    assert not (tmp_path / "build" / "gpt.launched.json").exists()
 
 
 # --- status -----------------------------------------------------------------------------------------
-
-
-def launched(run: Run, spec: Spec, sky: Sky, text: str = SKY) -> None:
-    """Job 7 was launched from here."""
-    assert run("launch", spec(text), "--target", "sky").code == 0
-    (sky.state / "calls").unlink()
-
-
-NOT_READ = "s3://ours/gpt: not looked at: that takes pip install s3fs"
-CODES = (
-    "Job exited with exit code{} (user program failure). To see the details, run: sky jobs logs 7"
-)
 
 
 @pytest.mark.parametrize(
@@ -626,7 +395,7 @@ CODES = (
         (row(7, "PENDING", details="Waiting for other jobs to launch"),
          ["job  state   machines   why", "7    queued  1x[CPU:1]  Waiting for other jobs to launch"]),
         (row(7, "STARTING"), ["job  state     machines", "7    starting  1x[CPU:1]"]),
-        (row(7, "RUNNING", recovery_count=2, job_duration=3723.9, infra="AWS (us-east-1a)",
+        (row(7, "RUNNING", recovery_count=2, job_duration=3723.4, infra="AWS (us-east-1a)",
              cluster_resources="2x[A100:8][Spot]"),
          ["job  state    came back  where             machines          ran",
           "7    running  2 times    AWS (us-east-1a)  2x[A100:8][Spot]  1:02:03"]),
@@ -645,26 +414,22 @@ CODES = (
         (row(7, "FAILED", details=f"Failure: {CODES.format(' 1')}"),
          ["job  state   machines   why", f"7    failed  1x[CPU:1]  {CODES.format(' 1')}"]),
         (row(7, "FAILED_NO_RESOURCE"),
-         ["job  state                machines", "7    failed: no machines  1x[CPU:1]"]),
+         ["job  state               machines", "7    failed no resource  1x[CPU:1]"]),
         (row(7, "SOME_NEW_STATE"), ["job  state           machines", "7    some new state  1x[CPU:1]"]),
     ],
 )  # fmt: skip
 def test_status_says_a_state_in_words(
-    run: Run, spec: Spec, sky: Sky, told: dict[str, Any], lines: list[str]
+    run: Run, launched: Sky, told: dict[str, Any], lines: list[str]
 ) -> None:
-    launched(run, spec, sky)
-    sky.has(told)
+    launched.has(told)
     outcome = run("status", "job.yaml")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.splitlines() == [*lines, NOT_READ]
-    assert sky.calls() == [QUEUE]
+    assert launched.calls("sky") == [QUEUE]
 
 
-def test_what_skypilot_says_before_its_answer_is_passed_over(
-    run: Run, spec: Spec, sky: Sky
-) -> None:
-    launched(run, spec, sky)
-    sky.has(row(7, "RUNNING"), before=f"{SERVER_STARTS}[WARN] a line with a bracket\n")
+def test_what_skypilot_says_before_its_answer_is_passed_over(run: Run, launched: Sky) -> None:
+    launched.has(row(7, "RUNNING"), before=f"{SERVER_STARTS}[WARN] a line with a bracket\n")
     assert run("status", "job.yaml").out.splitlines()[1].split() == ["7", "running", "1x[CPU:1]"]
 
 
@@ -680,88 +445,71 @@ def test_what_skypilot_says_before_its_answer_is_passed_over(
     ],
 )
 def test_an_answer_that_is_none_is_told_and_nothing_is_guessed(
-    run: Run, spec: Spec, sky: Sky, answer: str, told: str
+    run: Run, launched: Sky, answer: str, told: str
 ) -> None:
-    launched(run, spec, sky)
-    sky.answers("queue", answer)
+    launched.answers("queue", answer)
     said = f"{shlex.join(['sky', *QUEUE])}: {told}\n"
     assert run("status", "job.yaml") == (69, "", f"{said}{NOT_READ}\n")
     assert run("logs", "job.yaml") == (69, "", said)
-    by_hand = f"a clean stop takes no SkyPilot: {BY_HAND}\n"
-    assert run("stop", "job.yaml") == (69, "", f"{said}{NOT_READ}\n{by_hand}")
-    nothing = "so nothing can be cancelled from here\n"
-    assert run("stop", "job.yaml", "--now") == (69, "", said + nothing + by_hand)
+    unseen = f"{said}{NOT_READ}\nfor a clean stop, if it runs, {BY_HAND}\n"
+    assert run("stop", "job.yaml") == (69, "", unseen)
+    assert run("stop", "job.yaml", "--now") == (69, "", unseen)
 
 
 def test_a_program_that_hangs_is_given_up(
-    run: Run, spec: Spec, sky: Sky, monkeypatch: pytest.MonkeyPatch
+    run: Run, launched: Sky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched(run, spec, sky)
-    monkeypatch.setattr("ddpgen.monitor.skypilot.ask.__defaults__", (0.5,))
-    (sky.state / "queue.then").write_text("exec tail -f /dev/null\n")
+    monkeypatch.setattr("ddpgen.monitor.skypilot.ANSWER_S", 0.5)
+    (launched.state / "queue.then").write_text("exec tail -f /dev/null\n")
     outcome = run("status", "job.yaml")
     assert outcome.code == 69
     assert "no answer within 0 s; is SkyPilot's server up?" in outcome.err
 
 
-def test_a_controller_that_sleeps_has_no_job(run: Run, spec: Spec, sky: Sky) -> None:
-    launched(run, spec, sky)
-    sky.answers("queue", f"1\n{NO_CONTROLLER}\n")
-    assert run("status", "job.yaml").out.splitlines() == [
-        "SkyPilot's controller of jobs is not up, so none of its jobs runs",
-        "how the last ones ended: sky jobs queue --refresh",
-        NOT_READ,
-    ]
-    unseen = f"SkyPilot does not show job 7 any more\nwhether it runs elsewhere: {NOT_READ}\n"
-    by_hand = f"for a clean stop, if it runs: {BY_HAND}\n"
-    assert run("stop", "job.yaml") == (69, "", unseen + by_hand)
-    cannot = "--now cannot cancel what this SkyPilot does not know\n"
-    assert run("stop", "job.yaml", "--now") == (69, "", unseen + cannot + by_hand)
+def test_a_controller_that_sleeps_has_no_job(run: Run, launched: Sky) -> None:
+    launched.answers("queue", f"1\n{NO_CONTROLLER}\n")
+    assert run("status", "job.yaml").out.splitlines() == [CONTROLLER_DOWN, NOT_READ]
+    unseen = f"{CONTROLLER_DOWN}\n{NOT_READ}\nfor a clean stop, if it runs, {BY_HAND}\n"
+    assert run("stop", "job.yaml") == (69, "", unseen)
+    assert run("stop", "job.yaml", "--now") == (69, "", unseen)
 
 
-def test_two_jobs_of_one_name_are_both_shown_and_another_servers_is_not_taken_for_ours(
-    run: Run, spec: Spec, sky: Sky
+def test_of_the_jobs_of_this_name_those_that_live_are_meant(
+    run: Run, launched: Sky, objects: Objects
 ) -> None:
-    launched(run, spec, sky)
-    sky.has(
-        row(9, "RUNNING"), row(8, "FAILED"), row(7, "SUCCEEDED"), row(5, "RUNNING", job_name="x")
-    )
-    assert [line.split()[:2] for line in run("status", "job.yaml").out.splitlines()[1:-1]] == [
-        ["9", "running"],
-        ["7", "done"],
-    ]
-    sky.has(row(7, "RUNNING", job_name="another"), row(3, "SUCCEEDED"), row(2, "FAILED"))
-    assert [line.split()[:2] for line in run("status", "job.yaml").out.splitlines()[1:-1]] == [
-        ["3", "done"]
-    ]
-    sky.has(row(7, "RUNNING", job_name="another"))
-    assert run("stop", "job.yaml", "--now").code == 69
-    assert sky.asked("cancel") == []
+    def shown() -> list[list[str]]:
+        lines = run("status", "job.yaml").out.splitlines()
+        return [line.split()[:2] for line in lines[1 : lines.index("s3://ours/gpt:")]]
 
-
-def test_a_job_that_was_launched_by_hand_is_found_by_its_name(
-    run: Run, spec: Spec, sky: Sky
-) -> None:
-    spec(SKY)
-    sky.has()
-    unknown = run("status", "job.yaml", "--target=sky")
-    assert unknown.out.splitlines()[0] == "SkyPilot knows no job called gpt"
-    sky.has(row(4, "RUNNING"))
-    assert run("status", "job.yaml", "--target=sky").out.splitlines()[1].split()[0] == "4"
+    other = row(5, "RUNNING", job_name="x")
+    launched.has(row(9, "RECOVERING"), row(8, "FAILED"), row(7, "RUNNING"), other)
+    assert shown() == [["7", "running"], ["9", "recovering"]]
+    assert run("stop", "job.yaml", "--now").out.splitlines() == [
+        "7: cancelled; what it did since its newest checkpoint may be lost",
+        "9: cancelled while it was recovering: nothing more is lost by that",
+    ]
+    assert launched.asked("cancel") == [[*CANCEL, "7"], [*CANCEL, "9"]]
+    launched.has(row(8, "FAILED"), row(7, "SUCCEEDED"), other)
+    assert shown() == [["7", "done"]]  # the one launched from here
+    launched.has(row(7, "RUNNING", job_name="another"), row(3, "SUCCEEDED"), row(2, "FAILED"))
+    assert shown() == [["3", "done"]]  # another server numbers its jobs anew
+    launched.has(row(7, "RUNNING", job_name="another"))
+    assert run("stop", "job.yaml", "--now").out == f"nothing to stop: {NOT_SHOWN}\n"
+    assert len(launched.asked("cancel")) == 2
 
 
 def test_status_reads_the_bucket_where_that_is_possible(
     run: Run, spec: Spec, sky: Sky, objects: Objects
 ) -> None:
-    launched(run, spec, sky, SKY.replace("s3://ours", "{url: s3://ours, prefix: some/where}"))
+    spec(SKY.replace("s3://ours", "{url: s3://ours, prefix: some/where}"))
     sky.has(row(7, "RUNNING"))
-    assert run("status", "job.yaml").out.splitlines()[2:] == [
+    assert run("status", "job.yaml", "--target=sky").out.splitlines()[2:] == [
         "s3://ours/some/where:",
-        "  nothing there yet",
+        "  the checkpoint directory is not there yet",
     ]
     objects.began("ours/some/where", "running sky.a.1 0")
     objects.held["ours/some/where/owner.json"] = json.dumps({"time": time.time() - 270}).encode()
-    lines = run("status", "job.yaml").out.splitlines()
+    lines = run("status", "job.yaml", "--target=sky").out.splitlines()
     assert lines[2:] == [
         "s3://ours/some/where:",
         "  running",
@@ -772,7 +520,7 @@ def test_status_reads_the_bucket_where_that_is_possible(
         "  last sign of life 4 min ago",
     ]
     sky.has(row(7, "RECOVERING"))
-    assert run("status", "job.yaml").out.splitlines()[3:] == [
+    assert run("status", "job.yaml", "--target=sky").out.splitlines()[3:] == [
         "  it was running when it was killed",
         "  step:              120",
         "  loss:              2.5000",
@@ -783,7 +531,7 @@ def test_status_reads_the_bucket_where_that_is_possible(
     objects.began("ours/some/where", "stopped sky.a.1 130 user: ddpgen stop")
     objects.held["ours/some/where/stop"] = b"by hand\n"
     sky.has(row(7, "FAILED", details=f"Failure: {CODES.format(' 130')}"))
-    assert run("status", "job.yaml").out.splitlines()[1:] == [
+    assert run("status", "job.yaml", "--target=sky").out.splitlines()[1:] == [
         "7    stopped  1x[CPU:1]  by the user",
         "s3://ours/some/where:",
         "  stopped at step 130: user: ddpgen stop",
@@ -794,35 +542,46 @@ def test_status_reads_the_bucket_where_that_is_possible(
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "said", "refused"),
     [
-        (PermissionError("Access Denied"), "Access Denied"),
+        (PermissionError("Access Denied"), "Access Denied", True),
         (
             FileNotFoundError("The specified bucket does not exist"),
             "The specified bucket does not exist",
+            True,
         ),
-        (RuntimeError("no\ncredentials"), "RuntimeError: no credentials"),
-        (TimeoutError(), "TimeoutError"),
+        (
+            OSError("Forbidden: b/ours\nme@theirs does not have access"),
+            "Forbidden: b/ours me@theirs does not have access",
+            True,
+        ),
+        (OSError("Forbidden: Anonymous caller"), "Forbidden: Anonymous caller", False),
+        (PermissionError(13, "Denied", "/etc/x"), "[Errno 13] Denied: '/etc/x'", False),
+        (RuntimeError("no\ncredentials"), "RuntimeError: no credentials", False),
+        (TimeoutError(), "TimeoutError", False),
     ],
 )
-def test_a_bucket_that_says_no_is_told_and_the_rest_is_shown(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, fault: Exception, said: str
+def test_a_bucket_that_says_no_is_told_before_anything_is_paid_for(
+    run: Run, spec: Spec, sky: Sky, objects: Objects, fault: Exception, said: str, refused: bool
 ) -> None:
-    launched(run, spec, sky)
-    sky.has(row(7, "RUNNING"))
+    """What cannot be looked into from here is left to the machines."""
     objects.fault = fault
-    outcome = run("status", "job.yaml")
-    assert (outcome.code, outcome.out.splitlines()[2:]) == (
-        0,
-        [f"s3://ours/gpt: not looked at: {said}"],
-    )
+    outcome = run("launch", spec(SKY), "--target", "sky")
+    remedy = "the bucket has to exist, and whoever launches to be allowed to list, read, write and"
+    told = f"s3://ours/gpt: {said}; {remedy} delete there\n"
+    assert (outcome.code, outcome.out) == ((69, "") if refused else (0, "7\n"))
+    assert outcome.err.endswith(told) is refused
+    assert (sky.asked("launch") == []) is refused
+    sky.has(row(7, "RUNNING"))
+    assert run("status", "job.yaml", "--target=sky").out.splitlines()[2:] == [
+        f"s3://ours/gpt: not looked at: {said}"
+    ]
 
 
 def test_a_bucket_behind_a_silent_network_is_given_up(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
+    run: Run, launched: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched(run, spec, sky)
-    sky.has(row(7, "RUNNING"))
+    launched.has(row(7, "RUNNING"))
     monkeypatch.setattr(store, "ANSWER_S", 0.3)
     never = threading.Event()
     monkeypatch.setattr(objects, "ls", lambda *_, **__: never.wait())
@@ -835,105 +594,49 @@ def test_a_bucket_behind_a_silent_network_is_given_up(
 # --- stop -------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_runs_is_asked_through_the_bucket(
-    run: Run, spec: Spec, sky: Sky, objects: Objects
-) -> None:
-    launched(run, spec, sky)
-    sky.has(row(7, "RUNNING"))
-    said = "7: asked for a clean stop, which it sees within some 10 s\n"
-    assert run("stop", "job.yaml") == (0, said, "")
-    assert objects.held == {"ours/gpt/stop": b"ddpgen stop\n"}
-    assert sky.calls() == [QUEUE]
-    objects.began("ours/gpt", "running sky.a.1 0")
-    assert "  a stop has been asked for" in run("status", "job.yaml").out
-
-
 @pytest.mark.parametrize(
-    ("state", "word"),
-    [("PENDING", "queued"), ("STARTING", "starting"), ("RECOVERING", "recovering")],
-)
-def test_a_job_that_waits_is_cancelled_as_nothing_is_lost_by_that(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, state: str, word: str
-) -> None:
-    launched(run, spec, sky)
-    sky.has(row(7, state))
-    said = f"7: cancelled while it was {word}: nothing more is lost by that\n"
-    assert run("stop", "job.yaml") == (0, said, "")
-    assert sky.asked("cancel") == [[*CANCEL, "7"]]
-    assert objects.held == {}
-
-
-def test_a_stop_at_once_cancels_what_runs_and_says_what_that_costs(
-    run: Run, spec: Spec, sky: Sky, objects: Objects
-) -> None:
-    launched(run, spec, sky)
-    sky.has(row(7, "RUNNING"))
-    assert run("stop", "job.yaml", "--now").out.splitlines() == [
-        "7: cancelled; what it did since its newest checkpoint may be lost",
-    ]
-    assert sky.asked("cancel") == [[*CANCEL, "7"]]
-    assert objects.held == {}
-    sky.has(row(7, "CANCELLING"))
-    assert run("stop", "job.yaml").out == "7: it is being cancelled already\n"
-    assert len(sky.asked("cancel")) == 1
-
-
-def test_of_two_jobs_of_one_name_the_one_launched_from_here_is_stopped(
-    run: Run, spec: Spec, sky: Sky, objects: Objects
-) -> None:
-    launched(run, spec, sky)
-    sky.has(row(9, "RECOVERING"), row(7, "RUNNING"))
-    assert run("stop", "job.yaml", "--now").out.splitlines() == [
-        "9: of the same name, and recovering: left alone; to end it: sky jobs cancel --yes 9",
-        "7: cancelled; what it did since its newest checkpoint may be lost",
-    ]
-    assert sky.asked("cancel") == [[*CANCEL, "7"]]
-    sky.has(row(10, "RECOVERING"), row(9, "STARTING"), row(7, "CANCELLED"))
-    run("stop", "job.yaml")  # ours has ended: these were launched by hand, in its place
-    assert sky.asked("cancel")[1:] == [[*CANCEL, "9"], [*CANCEL, "10"]]
-
-
-def test_a_cancellation_that_skypilot_refuses_is_told(run: Run, spec: Spec, sky: Sky) -> None:
-    launched(run, spec, sky)
-    sky.has(row(7, "RUNNING"))
-    sky.answers("cancel", f"1\n{DOWN}\n")
-    told = DOWN.removeprefix("sky.exceptions.")
-    assert run("stop", "job.yaml", "--now") == (69, "", f"sky jobs cancel --yes 7: {told}\n")
-
-
-@pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "options", "said", "cancelled", "asked"),
     [
-        ("SUCCEEDED", "7 (done)"),
-        ("CANCELLED", "7 (cancelled)"),
-        ("FAILED_SETUP", "7 (failed in setup)"),
+        ("RUNNING", [], "7: asked for a clean stop, which it sees within some 10 s", 0, True),
+        ("RUNNING", ["--now"], "7: cancelled; what it did since its newest checkpoint may be lost", 1, False),
+        ("PENDING", [], "7: cancelled while it was queued: nothing more is lost by that", 1, False),
+        ("RECOVERING", [], "7: cancelled while it was recovering: nothing more is lost by that", 1, False),
+        ("CANCELLING", [], "7: it is being cancelled already", 0, False),
+        ("SUCCEEDED", [], "nothing to stop: 7 (done)", 0, False),
+        ("FAILED_SETUP", ["--now"], "nothing to stop: 7 (failed setup)", 0, False),
     ],
-)
-def test_what_has_ended_is_left_alone(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, state: str, said: str
-) -> None:
-    launched(run, spec, sky)
-    sky.has(row(7, state))
-    assert run("stop", "job.yaml") == (0, f"nothing to stop: {said}\n", "")
-    assert sky.calls() == [QUEUE]
-    assert objects.held == {}
+)  # fmt: skip
+def test_what_runs_is_asked_through_the_bucket_and_what_waits_is_cancelled(
+    run: Run, launched: Sky, objects: Objects, state: str, options: list[str], said: str,
+    cancelled: int, asked: bool,
+) -> None:  # fmt: skip
+    launched.has(row(7, state))
+    assert run("stop", "job.yaml", *options) == (0, f"{said}\n", "")
+    assert launched.calls("sky") == [QUEUE, *[[*CANCEL, "7"]] * cancelled]
+    assert objects.held == ({"ours/gpt/stop": b"ddpgen stop\n"} if asked else {})
+    objects.began("ours/gpt", "running sky.a.1 0")
+    assert ("  a stop has been asked for" in run("status", "job.yaml").out) is asked
 
 
-def test_where_the_bucket_cannot_be_written_the_commands_for_it_are_told(
-    run: Run, spec: Spec, sky: Sky
+def test_a_stop_that_cannot_be_asked_for_is_told_with_the_remedies(
+    run: Run, launched: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched(run, spec, sky)
-    sky.has(row(7, "RUNNING"))
-    assert run("stop", "job.yaml") == (
-        69,
-        "",
-        (
-            "s3://ours/gpt cannot be written from here: that takes pip install s3fs\n"
-            "for a clean stop of job 7, nothing lost: echo by hand | aws s3 cp - s3://ours/gpt/stop\n"
-            "at once, without a checkpoint: sky jobs cancel --yes 7\n"
-        ),
+    def pipe_file(*_: object) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(objects, "pipe_file", pipe_file)
+    stamped(objects, 20)
+    told = (
+        f"s3://ours/gpt cannot be written from here: Access Denied\nfor a clean stop, {BY_HAND}\n"
     )
-    assert sky.calls() == [QUEUE]
+    at_once = "at once, without a checkpoint: sky jobs cancel --yes 7\n"
+    launched.has()
+    assert run("stop", "job.yaml") == (69, "", told)
+    launched.has(row(7, "RUNNING"))
+    assert run("stop", "job.yaml") == (69, "", told + at_once)
+    launched.answers("cancel", f"1\n{DOWN}\n")
+    refused = f"sky jobs cancel --yes 7: {DOWN.removeprefix('sky.exceptions.')}\n"
+    assert run("stop", "job.yaml", "--now") == (69, "", refused)
 
 
 def test_a_stop_at_once_is_no_business_of_the_other_tiers(run: Run, spec: Spec) -> None:
@@ -942,62 +645,157 @@ def test_a_stop_at_once_is_no_business_of_the_other_tiers(run: Run, spec: Spec) 
     assert outcome.err == "--now is for sky; on local: press Ctrl-C twice where it runs\n"
 
 
-S3 = "echo by hand | aws s3 cp -"
+# --- what this SkyPilot does not know ---------------------------------------------------------------
+
+STRANGER = "something runs there that this SkyPilot does not know"
+ASKED = "s3://ours/gpt: asked for a clean stop, which it sees within some 10 s"
+LATER = "s3://ours/gpt: asked for a clean stop: should it come back, it ends at once"
+
+
+def stamped(objects: Objects, ago_s: float, status: str = "running sky.a.1 0") -> None:
+    """Rank 0 has renewed its time stamp so long ago."""
+    objects.began("ours/gpt", status)
+    owner = {"time": time.time() - ago_s}
+    objects.held["ours/gpt/owner.json"] = json.dumps(owner).encode()
 
 
 @pytest.mark.parametrize(
-    ("url", "command"),
+    ("answer", "known"), [("0\n[]\n", NOT_SHOWN), (f"1\n{NO_CONTROLLER}\n", CONTROLLER_DOWN)]
+)
+def test_what_another_skypilot_runs_is_seen_in_the_bucket_and_stopped_there(
+    run: Run, launched: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch, answer: str,
+    known: str,
+) -> None:  # fmt: skip
+    stamped(objects, 20)
+    now = time.time()
+    # It is told to the second, and these commands may take some.
+    monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: now))
+    launched.answers("queue", answer)
+    assert run("status", "job.yaml").out.splitlines() == [
+        known,
+        "s3://ours/gpt:",
+        "  running",
+        "  step:              120, 5 min ago",
+        "  loss:              2.5000",
+        "  newest checkpoint: step 100",
+        "  weights:           s3://ours/gpt/step-000000100/model.pt",
+        "  last sign of life 20 s ago",
+        f"  {STRANGER}",
+    ]
+    at_once = run("stop", "job.yaml", "--now")
+    assert at_once.code == 69
+    assert at_once.err == (
+        f"{known}\ns3://ours/gpt: it may run there, and --now cannot cancel what this SkyPilot does not "
+        "know; ddpgen stop without it asks for a clean stop\n"
+    )
+    assert "ours/gpt/stop" not in objects.held
+    assert run("stop", "job.yaml") == (0, f"{known}\n{ASKED}\n", "")
+    assert objects.held["ours/gpt/stop"] == b"ddpgen stop\n"
+    assert launched.asked("cancel") == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "ago_s", "told"),
     [
-        ("s3://ours/a b", f"{S3} 's3://ours/a b/stop'"),
-        ("gs://ours/gpt", "echo by hand | gcloud storage cp - gs://ours/gpt/stop"),
+        ([row(7, "CANCELLED")], "running sky.a.1 0", 20, f"7 (cancelled)\n{ASKED}"),
+        # Killed with its machines, and SkyPilot says that it does not come back.
+        ([row(7, "CANCELLED")], "running sky.a.1 0", 600, "nothing to stop: 7 (cancelled)"),
+        ([], "running sky.a.1 0", 600, f"{NOT_SHOWN}\n{LATER}"),
+        ([], "stopped sky.a.1 9 preempted: by AWS", 600, f"{NOT_SHOWN}\n{LATER}"),
+        ([], "stopped sky.a.1 9 signal: TERM", 600, f"{NOT_SHOWN}\n{LATER}"),
+        ([], "done sky.a.1 300", 600, f"nothing to stop: {NOT_SHOWN}"),
+        ([], "stopped sky.a.1 130 user: ddpgen stop", 600, f"nothing to stop: {NOT_SHOWN}"),
+        ([], "", 600, f"nothing to stop: {NOT_SHOWN}"),
+    ],
+)
+def test_the_bucket_decides_where_skypilot_knows_of_none_that_lives(
+    run: Run, launched: Sky, objects: Objects, rows: list[dict[str, Any]], status: str, ago_s: float,
+    told: str,
+) -> None:  # fmt: skip
+    launched.has(*rows)
+    if status:
+        stamped(objects, ago_s, status)
+    assert run("stop", "job.yaml") == (0, f"{told}\n", "")
+    assert ("ours/gpt/stop" in objects.held) is not told.startswith("nothing to stop")
+
+
+def test_without_skypilot_the_bucket_says_how_it_stands_and_takes_the_stop(
+    run: Run, launched: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (launched.bin / "sky").unlink()
+    monkeypatch.setenv("PATH", str(launched.bin))
+    stamped(objects, 3 * 3600)
+    outcome = run("status", "job.yaml")
+    assert outcome.code == 0
+    first, *lines = outcome.out.splitlines()
+    assert first.startswith("cannot start sky: ")
+    assert lines[:2] == ["s3://ours/gpt:", "  running"]
+    assert lines[-1] == "  last sign of life 3 h ago"
+    stopped = run("stop", "job.yaml")
+    assert (stopped.code, stopped.out.splitlines()[1:]) == (0, [LATER])
+    objects.began("ours/gpt", "done sky.a.1 300")
+    ended = run("stop", "job.yaml")
+    assert (ended.code, ended.err.splitlines()[1:]) == (
+        69,
+        ["nothing runs that could be asked; what waits only SkyPilot can cancel"],
+    )
+
+
+# --- the bucket -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
         (
             "https://me.blob.core.windows.net/box/some/gpt",
-            (
-                "az storage blob upload --account-name=me --container-name=box --name=some/gpt/stop "
-                "'--data=by hand' --overwrite --auth-mode=login"
-            ),
+            ("abfs://box/some/gpt", {"account_name": "me"}, "adlfs"),
         ),
+        ("gs://ours/gpt", ("gs://ours/gpt", {}, "gcsfs")),
         (
             "r2://ours/gpt",
             (
-                "echo by hand | AWS_SHARED_CREDENTIALS_FILE=~/.cloudflare/r2.credentials aws s3 cp - "
-                's3://ours/gpt/stop --profile r2 --endpoint-url "https://$(cat ~/.cloudflare/accountid)'
-                '.r2.cloudflarestorage.com"'
+                "s3://ours/gpt",
+                {"profile": "r2", "endpoint_url": "https://me.r2.cloudflarestorage.com"},
+                "s3fs",
             ),
         ),
-        ("nebius://ours/gpt", f"{S3} s3://ours/gpt/stop --profile nebius"),
-        (
-            "vastdata://ours/gpt",
-            (
-                "echo by hand | AWS_SHARED_CREDENTIALS_FILE=~/.vastdata/vastdata.credentials "
-                "AWS_CONFIG_FILE=~/.vastdata/vastdata.config aws s3 cp - s3://ours/gpt/stop --profile vastdata"
-            ),
-        ),
-        (
-            "oci://ours/gpt",
-            "echo by hand | oci os object put --bucket-name=ours --name=gpt/stop --file=- --force",
-        ),
-        ("cos://us-east/ours/gpt", "echo by hand | rclone rcat REMOTE:ours/gpt/stop"),
+        ("vastdata://ours/gpt", ("s3://ours/gpt", {"profile": "vastdata"}, "s3fs")),
+        ("oci://ours/gpt", None),
     ],
 )
-def test_every_kind_of_bucket_has_a_command_of_its_own(url: str, command: str) -> None:
-    assert bucket.stop_by_hand(bucket.Address(url)) == command
+def test_fsspec_is_asked_in_its_own_terms(url: str, expected: object) -> None:
+    assert bucket.Address(url).fsspec("me") == expected
 
 
-CLOUD = (
-    GPT + "env: {AWS_ENDPOINT_URL: 'http://minio:9000', AWS_REGION: eu-1, AWS_PROFILE: them, "
-    "AWS_CONFIG_FILE: /on/the/machines, HOME: /nowhere}\ntargets:\n  sky: {bucket: s3://ours}\n"
+CLOUD = "env: {AWS_ENDPOINT_URL: 'http://minio:9000', AWS_REGION: eu-1, AWS_CONFIG_FILE: /there, HOME: /no}\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "added"),
+    [
+        ("s3://ours", {"AWS_ENDPOINT_URL": "http://minio:9000"}),
+        # What SkyPilot has everybody set up for a relative of S3.
+        ("r2://ours", {"AWS_SHARED_CREDENTIALS_FILE": "~/.cloudflare/r2.credentials"}),
+    ],
 )
-
-
-def test_the_specs_own_words_for_a_cloud_count_while_the_bucket_is_looked_into(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_spec_and_skypilot_say_how_the_bucket_is_reached_unless_the_user_does(
+    run: Run, spec: Spec, sky: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch, url: str,
+    added: dict[str, str],
+) -> None:  # fmt: skip
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_REGION", "mine")
-    launched(run, spec, sky, CLOUD)
+    monkeypatch.setenv("HOME", str(sky.root))
+    spec(f"{GPT}{CLOUD}targets:\n  sky: {{bucket: {url}}}\n")
     sky.has(row(7, "RUNNING"))
+    account = sky.root / ".cloudflare" / "accountid"
+    if url.startswith("r2"):
+        told = run("status", "job.yaml", "--target=sky").out
+        assert "not looked at: ~/.cloudflare/accountid: No such file or directory; " in told
+        account.parent.mkdir()
+        account.write_text("me\n")
+        (account.parent / "r2.credentials").touch()
     before, during = dict(os.environ), dict[str, str]()
 
     def ls(path: str, detail: bool) -> list[str]:
@@ -1005,317 +803,18 @@ def test_the_specs_own_words_for_a_cloud_count_while_the_bucket_is_looked_into(
         return []
 
     monkeypatch.setattr(objects, "ls", ls)
-    assert run("status", "job.yaml").code == 0
-    changed = {name: value for name, value in during.items() if before.get(name) != value}
-    assert changed == {"AWS_ENDPOINT_URL": "http://minio:9000", "AWS_PROFILE": "them"}
+    assert run("status", "job.yaml", "--target=sky").code == 0
+    assert {name: value for name, value in during.items() if before.get(name) != value} == added
     assert dict(os.environ) == before
-
-
-def test_a_command_for_the_bucket_says_where_the_spec_has_it(
-    run: Run, spec: Spec, sky: Sky, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    launched(run, spec, sky, CLOUD)
-    sky.has(row(7, "RUNNING"))
-    stopped = f"{BY_HAND} --endpoint-url http://minio:9000 --region eu-1 --profile them"
-    assert f"nothing lost: {stopped}\n" in run("stop", "job.yaml").err
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://here:1")
-    assert f"nothing lost: {BY_HAND} --region eu-1 --profile them\n" in run("stop", "job.yaml").err
-
-
-# --- what this SkyPilot does not know ---------------------------------------------------------------
-
-STRANGER = "something runs there that this SkyPilot does not know"
-ASKED = "s3://ours/gpt: asked for a clean stop, which it sees within some 10 s"
-NOT_SHOWN = "SkyPilot does not show job 7 any more"
-
-
-def beats(objects: Objects, ago_s: float, now: float | None = None) -> None:
-    """Rank 0 has said so long ago that it lives."""
-    objects.began("ours/gpt", "running sky.a.1 0")
-    owner = {"time": (time.time() if now is None else now) - ago_s}
-    objects.held["ours/gpt/owner.json"] = json.dumps(owner).encode()
-
-
-def test_what_another_skypilot_runs_is_seen_in_the_bucket_and_stopped_there(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launched(run, spec, sky)
-    now = time.time()
-    beats(objects, 20, now)
-    # It is told to the second, and these commands may take some.
-    monkeypatch.setattr(store, "time", SimpleNamespace(time=lambda: now))
-    for answer, first in (
-        ("0\n[]\n", [NOT_SHOWN]),
-        (f"1\n{NO_CONTROLLER}\n",
-         ["SkyPilot's controller of jobs is not up, so none of its jobs runs",
-          "how the last ones ended: sky jobs queue --refresh"]),
-    ):  # fmt: skip
-        sky.answers("queue", answer)
-        assert run("status", "job.yaml").out.splitlines() == [
-            *first,
-            "s3://ours/gpt:",
-            "  running",
-            "  step:              120, 5 min ago",
-            "  loss:              2.5000",
-            "  newest checkpoint: step 100",
-            "  weights:           s3://ours/gpt/step-000000100/model.pt",
-            "  last sign of life 20 s ago",
-            f"  {STRANGER}",
-        ]
-        known = f"{NOT_SHOWN}; s3://ours/gpt: {STRANGER} (last sign of life 20 s ago)"
-        without = (
-            "--now cannot cancel what this SkyPilot does not know; ddpgen stop without it asks"
-        )
-        at_once = run("stop", "job.yaml", "--now")
-        assert at_once == (69, "", f"{known}\n{without} for a clean stop\n")
-        assert "ours/gpt/stop" not in objects.held
-        assert run("stop", "job.yaml") == (0, f"{known}\n{ASKED}\n", "")
-        assert objects.held.pop("ours/gpt/stop") == b"ddpgen stop\n"
-    assert sky.asked("cancel") == []
-
-
-def test_what_lives_though_skypilot_saw_its_job_end_is_told(
-    run: Run, spec: Spec, sky: Sky, objects: Objects
-) -> None:
-    launched(run, spec, sky)
-    sky.has(row(7, "CANCELLED"))
-    beats(objects, 20)
-    assert run("status", "job.yaml").out.splitlines()[-1] == (
-        f"  unless that was the last of 7, {STRANGER}"
-    )
-    assert run("stop", "job.yaml").out.splitlines()[-1] == ASKED
-    del objects.held["ours/gpt/stop"]
-    beats(objects, 600)  # killed with its machines, and SkyPilot says that it does not come back
-    assert run("status", "job.yaml").out.splitlines()[-1] == "  last sign of life 10 min ago"
-    assert run("stop", "job.yaml") == (0, "nothing to stop: 7 (cancelled)\n", "")
-    assert "ours/gpt/stop" not in objects.held
-
-
-@pytest.mark.parametrize(
-    "status",
-    ["running sky.a.1 0", "stopped sky.a.1 9 preempted: by AWS", "stopped sky.a.1 9 signal: TERM"],
-)
-def test_what_may_come_back_elsewhere_is_stopped_when_it_does(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, status: str
-) -> None:
-    launched(run, spec, sky)
-    sky.has()
-    objects.began("ours/gpt", status)
-    outcome = run("stop", "job.yaml")
-    assert (outcome.code, outcome.out.splitlines()) == (
-        0,
-        [
-            f"{NOT_SHOWN}; s3://ours/gpt: it may run, or come back, elsewhere",
-            "s3://ours/gpt: asked for a clean stop: should it come back, it ends at once",
-        ],
-    )
-    assert "ours/gpt/stop" in objects.held
-
-
-@pytest.mark.parametrize(
-    "status", ["", "done sky.a.1 300", "stopped sky.a.1 130 user: ddpgen stop"]
-)
-def test_a_bucket_in_which_nothing_goes_on_has_nothing_to_stop(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, status: str
-) -> None:
-    launched(run, spec, sky)
-    sky.has()
-    if status:
-        objects.began("ours/gpt", status)
-    for words in ([], ["--now"]):
-        assert run("stop", "job.yaml", *words) == (0, f"nothing to stop: {NOT_SHOWN}\n", "")
-    assert "ours/gpt/stop" not in objects.held
-
-
-def test_a_bucket_that_may_be_read_and_not_written_has_its_command_told(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launched(run, spec, sky)
-    sky.has()
-    beats(objects, 20)
-
-    def pipe_file(*_: object) -> None:
-        raise PermissionError("Access Denied")
-
-    monkeypatch.setattr(objects, "pipe_file", pipe_file)
-    outcome = run("stop", "job.yaml")
-    assert (outcome.code, outcome.err.splitlines()[1:]) == (
-        69,
-        [
-            "s3://ours/gpt cannot be written from here: Access Denied",
-            f"for a clean stop: {BY_HAND}",
-        ],
-    )
-
-
-def test_without_skypilot_the_bucket_says_how_it_stands_and_takes_the_stop(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launched(run, spec, sky)
-    sky.program.unlink()
-    monkeypatch.setenv("PATH", str(sky.bin))
-    beats(objects, 3 * 3600)
-    missing = "there is no sky on this machine; "
-    outcome = run("status", "job.yaml")
-    assert outcome.code == 0
-    first, *lines = outcome.out.splitlines()
-    assert first.startswith(missing)
-    assert lines[:2] == ["s3://ours/gpt:", "  running"]
-    assert lines[-1] == "  last sign of life 3 h ago"
-    beats(objects, 20)
-    at_once = run("stop", "job.yaml", "--now")
-    assert at_once.code == 69
-    assert at_once.err.splitlines()[1:] == [
-        "so nothing can be cancelled from here",
-        f"a clean stop takes no SkyPilot: {BY_HAND}",
-    ]
-    assert "ours/gpt/stop" not in objects.held
-    stopped = run("stop", "job.yaml")
-    assert (stopped.code, stopped.out.splitlines()[1:]) == (0, [ASKED])
-    assert objects.held.pop("ours/gpt/stop") == b"ddpgen stop\n"
-    objects.began("ours/gpt", "done sky.a.1 300")
-    ended = run("stop", "job.yaml")
-    assert (ended.code, ended.err.splitlines()[1:]) == (
-        69,
-        [
-            "nothing runs that could be asked; what waits only SkyPilot can cancel",
-            "s3://ours/gpt:",
-            "  done at step 300",
-            "  step:              300",
-            "  newest checkpoint: step 100",
-            "  weights:           s3://ours/gpt/step-000000100/model.pt",
-        ],
-    )
-    assert "ours/gpt/stop" not in objects.held
-
-
-def test_fsspec_is_asked_in_its_own_words() -> None:
-    azure = bucket.Address("https://me.blob.core.windows.net/box/some/gpt").fsspec()
-    assert azure == ("abfs://box/some/gpt", {"account_name": "me"}, "adlfs")
-    assert bucket.Address("gs://ours/gpt").fsspec() == ("gs://ours/gpt", {}, "gcsfs")
-    r2 = {"profile": "r2", "endpoint_url": "https://me.r2.cloudflarestorage.com"}
-    assert bucket.Address("r2://ours/gpt").fsspec("me") == ("s3://ours/gpt", r2, "s3fs")
-    vast = bucket.Address("vastdata://ours/gpt").fsspec()
-    assert vast == ("s3://ours/gpt", {"profile": "vastdata"}, "s3fs")
-    assert bucket.Address("oci://ours/gpt").fsspec() is None
-
-
-R2 = GPT + "env: {AWS_REGION: eu-1}\ntargets:\n  sky: {bucket: r2://ours}\n"
-
-
-def test_a_relative_of_s3_is_reached_with_what_skypilot_has_set_up_for_it(
-    run: Run,
-    spec: Spec,
-    sky: Sky,
-    objects: Objects,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/my/own")
-    launched(run, spec, sky, R2)
-    sky.has(row(7, "RUNNING"))
-    told = run("status", "job.yaml").out
-    assert (
-        "r2://ours/gpt: not looked at: ~/.cloudflare/accountid: No such file or directory; " in told
-    )
-    (tmp_path / ".cloudflare").mkdir()
-    (tmp_path / ".cloudflare/accountid").write_text("me\n")
-    (tmp_path / ".cloudflare/r2.credentials").touch()
-    during: dict[str, str | None] = {}
-
-    def ls(path: str, detail: bool) -> list[str]:
-        names = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_REGION")
-        during.update({name: os.environ.get(name) for name in names})
-        return []
-
-    monkeypatch.setattr(objects, "ls", ls)
-    assert "r2://ours/gpt:\n  nothing there yet\n" in run("status", "job.yaml").out
-    assert during == {
-        "AWS_SHARED_CREDENTIALS_FILE": "~/.cloudflare/r2.credentials",
-        "AWS_REGION": None,
-    }
-    assert os.environ["AWS_SHARED_CREDENTIALS_FILE"] == "/my/own"
-    assert run("stop", "job.yaml").code == 0
-    assert objects.held == {"ours/gpt/stop": b"ddpgen stop\n"}
 
 
 def test_checkpoints_at_a_url_of_their_own_are_found_there(
     run: Run, spec: Spec, sky: Sky, objects: Objects
 ) -> None:
-    text = GPT + 'checkpoint: {dir: "gs://theirs/place/"}\ntargets:\n  sky: {}\n'
-    launched(run, spec, sky, text)
+    spec(GPT + 'checkpoint: {dir: "gs://theirs/place/"}\ntargets:\n  sky: {}\n')
     sky.has(row(7, "RUNNING"))
-    assert run("stop", "job.yaml").code == 0
+    assert run("stop", "job.yaml", "--target=sky").code == 0
     assert objects.held == {"theirs/place/stop": b"ddpgen stop\n"}
-
-
-def test_on_another_tier_checkpoints_at_a_url_are_followed_by_the_directory(
-    run: Run, spec: Spec, sky: Sky
-) -> None:
-    text = GPT + 'checkpoint: {dir: "gs://theirs/place"}\ntargets:\n  local: {}\n'
-    assert run("status", spec(text)).out.splitlines() == [
-        "build/checkpoints/gpt:",
-        "  the checkpoint directory is not there yet",
-        "checkpoints are kept in gs://theirs/place, not looked at: that takes pip install gcsfs",
-    ]
-
-
-def test_on_another_tier_the_url_says_what_the_directory_does_not_have(
-    run: Run, spec: Spec, sky: Sky, objects: Objects, tmp_path: Path
-) -> None:
-    text = GPT + 'checkpoint: {dir: "gs://theirs/place"}\ntargets:\n  local: {}\n'
-    spec(text)
-    assert run("status", "job.yaml").out.splitlines()[2:] == [
-        "gs://theirs/place:",
-        "  newest checkpoint: none",
-    ]
-    objects.began("theirs/place", "stopped 4711 100")
-    there = ["gs://theirs/place:", "  newest checkpoint: step 100"]
-    assert run("status", "job.yaml").out.splitlines()[2:] == there
-    directory = tmp_path / "build" / "checkpoints" / "gpt"
-    directory.mkdir(parents=True)
-    assert run("status", "job.yaml").out.splitlines()[-2:] == there
-    (directory / "step-000000150").mkdir()
-    (directory / "step-000000150" / "checkpoint.json").write_text("{}")
-    looks = len(objects.opened)
-    assert run("status", "job.yaml").out.splitlines()[-2] == "  newest checkpoint: step 150"
-    assert len(objects.opened) == looks
-
-
-def test_on_slurm_the_url_says_what_the_directory_does_not_have(
-    run: Run, spec: Spec, sky: Sky, objects: Objects
-) -> None:
-    (sky.bin / "squeue").write_text("#!/bin/sh\n")
-    (sky.bin / "squeue").chmod(0o755)
-    spec(GPT + 'checkpoint: {dir: "gs://theirs/place"}\ntargets:\n  slurm: {}\n')
-    objects.began("theirs/place", "stopped 4711 100")
-    outcome = run("status", "job.yaml", "--target=slurm")
-    assert outcome.out.splitlines()[1:] == [
-        "build/checkpoints/gpt:",
-        "  the checkpoint directory is not there yet",
-        "gs://theirs/place:",
-        "  newest checkpoint: step 100",
-    ], outcome.err
-
-
-def test_on_hosts_the_url_is_named_before_they_are_asked(
-    run: Run, spec: Spec, sky: Sky, tmp_path: Path
-) -> None:
-    text = 'checkpoint: {dir: "oci://theirs/place"}\ntargets:\n  hosts: {hosts: [desk, laptop]}\n'
-    spec(GPT + text)
-    script = tmp_path / "build" / "gpt" / "hosts" / "run.sh"
-    script.parent.mkdir(parents=True)
-    script.write_text('echo "said $*"\n')
-    assert becoming("status", "job.yaml", "--target=hosts").stdout.splitlines() == [
-        (
-            "checkpoints are kept in oci://theirs/place, not looked at: ddpgen has no way into oci:// from "
-            "here"
-        ),
-        "said --status",
-    ]
 
 
 # --- logs -------------------------------------------------------------------------------------------
@@ -1325,29 +824,29 @@ def test_on_hosts_the_url_is_named_before_they_are_asked(
     ("options", "words"),
     [
         ((), ["--no-follow", "--tail=100"]),
-        (("--follow", "--lines=5"), ["--follow", "--tail=5"]),
-        (("-n", "0"), ["--no-follow", "--tail=1"]),  # of SkyPilot's 0 all would come
+        (("--follow", "-n0"), ["--follow", "--tail=1"]),  # of SkyPilot's 0 all would come
     ],
 )
 def test_logs_are_skypilots_own(
-    run: Run, spec: Spec, sky: Sky, options: tuple[str, ...], words: list[str]
+    run: Run, launched: Sky, options: tuple[str, ...], words: list[str]
 ) -> None:
-    launched(run, spec, sky)
-    sky.has(row(9, "RUNNING"), row(7, "RUNNING"))
-    sky.answers("logs", "100\n(gpt, pid=1) step 3\n")
-    done = becoming("logs", "job.yaml", *options)
+    launched.has(row(7, "RUNNING"), row(6, "FAILED"))
+    launched.answers("logs", "100\n(gpt, pid=1) step 3\n")
+    done = ddpgen("logs", "job.yaml", *options, cwd=launched.root)
     assert (done.returncode, done.stdout) == (100, "(gpt, pid=1) step 3\n")
     assert done.stderr == f"+ sky jobs logs {' '.join(words)} 7\n"
-    assert sky.calls() == [QUEUE, ["jobs", "logs", *words, "7"]]
+    assert launched.calls("sky") == [QUEUE, ["jobs", "logs", *words, "7"]]
 
 
-def test_where_there_is_no_job_there_is_no_log(run: Run, spec: Spec, sky: Sky) -> None:
+def test_a_job_that_was_launched_by_hand_is_found_by_its_name(
+    run: Run, spec: Spec, sky: Sky
+) -> None:
     spec(SKY)
-    assert run("logs", "job.yaml", "--target=sky") == (
-        1,
-        "",
-        "SkyPilot knows no job called gpt\n",
-    )
+    unknown = "SkyPilot knows no job called gpt\n"
+    assert run("status", "job.yaml", "--target=sky").out.startswith(unknown)
+    assert run("logs", "job.yaml", "--target=sky") == (1, "", unknown)
+    sky.has(row(4, "RUNNING"))
+    assert run("status", "job.yaml", "--target=sky").out.splitlines()[1].split()[0] == "4"
 
 
 # --- formats ----------------------------------------------------------------------------------------
@@ -1361,6 +860,6 @@ def test_a_row_with_anything_in_it_does_no_harm() -> None:
         "details": "a\x1b[1mb\x1b[0m\x1b]0;x\x07\u202e",
     }
     said = json.dumps([strange, {"job_id": "2"}, {}])
-    assert managed.from_queue(said) == [managed.Managed("1", "", "", why="ab]0;x")]
-    assert managed.from_queue("[" * 100_000) is None
-    assert managed.from_queue("[]\nbye\n") == []
+    assert sky_jobs.from_queue(said) == [sky_jobs.Managed("1", "", "", why="ab]0;x")]
+    assert sky_jobs.from_queue("[" * 100_000) is None
+    assert sky_jobs.from_queue("[]\nbye\n") == []

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ddpgen.monitor import at_local, jobs, pace, record, state
-from tests.ddpgen.conftest import GPT, ROOT, Run
-from train.processes import start_time
+from ddpgen.monitor import record, state
+from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
+from train.processes import machine, start_time
 
 Spec = Callable[..., Path]
 HOSTS = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"
@@ -35,7 +35,7 @@ def holds(pid: int, **more: Any) -> None:
     KEPT.mkdir(parents=True, exist_ok=True)
     lock = {
         "attempt": "a", "generation": 1, "job": "gpt", "host": "desk",
-        "boot": at_local._machine(), "launcher": [pid, start_time(pid)], "writer": None, **more,
+        "boot": machine(), "launcher": [pid, start_time(pid)], "writer": None, **more,
     }  # fmt: skip
     (KEPT / "lock").write_text(json.dumps(lock, indent=1))
 
@@ -47,10 +47,7 @@ def said(word: str) -> None:
 
 def later(*words: str) -> subprocess.CompletedProcess[str]:
     """A command that becomes another program."""
-    return subprocess.run(
-        [sys.executable, "-m", "ddpgen", *words], env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    return ddpgen(*words, cwd=Path.cwd())
 
 
 def test_a_job_on_this_machine_that_runs_is_asked_to_stop(
@@ -88,27 +85,11 @@ def test_a_job_that_was_killed_is_known_by_its_processes(
     assert not (KEPT / "stop").exists()
 
 
-def test_the_generator_and_the_training_judge_a_holder_alike(
-    process: subprocess.Popen[bytes],
-) -> None:
-    from train import lock  # it needs no torch
-
-    zombie = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    began = {pid: start_time(pid) for pid in (process.pid, os.getpid(), zombie.pid, 2**22 + 1)}
-    assert at_local._machine() == lock.machine()
-    for pid, ticks in began.items():
-        lives = pid in (process.pid, os.getpid())
-        assert at_local._is_running(pid, ticks) is lock._is_running((pid, ticks)) is lives
-        assert at_local._is_running(pid, ticks + 1) is lock._is_running((pid, ticks + 1)) is False
-    zombie.wait()
-
-
 def test_a_job_that_began_on_another_host_is_asked_all_the_same(run: Run, spec: Spec) -> None:
     spec()
     said("running a 0")
     holds(1, boot="another")
-    there = "it was started on desk: look there whether it lives\n"
+    there = "it was started on desk: ddpgen status there tells whether it lives\n"
     assert run("status", "job.yaml").out.endswith(there)
     assert run("stop", "job.yaml").out.endswith(there)
     assert (KEPT / "stop").exists()
@@ -120,6 +101,10 @@ def test_a_job_that_began_on_another_host_is_asked_all_the_same(run: Run, spec: 
         ("done a 300", "  done at step 300\n"),
         ("stopped a 40", "  stopped at step 40\n"),
         ("failed a 0 rank 1: out of memory", "  failed: rank 1: out of memory\n"),
+        (
+            "running a 7 rank 1: x (m.py:3 in load)",
+            "  ended after this: rank 1: x (m.py:3 in load)\n",
+        ),
         ("nonsense", "  no job has begun there\n"),
         ("", "  no job has begun there\n"),
     ],
@@ -127,6 +112,7 @@ def test_a_job_that_began_on_another_host_is_asked_all_the_same(run: Run, spec: 
 def test_the_last_word_of_a_job(run: Run, spec: Spec, status: str, line: str) -> None:
     spec()
     said(status)
+    holds(2**22 + 1)
     assert line in run("status", "job.yaml").out
 
 
@@ -151,9 +137,7 @@ def test_what_a_script_has_saved_is_its_newest_checkpoint(
     said("done a 7")
     (KEPT / "script").mkdir()
     (KEPT / "script" / "saves-0.jsonl").write_text(record)
-    lines = run("status", "job.yaml").out.splitlines()
-    assert lines[1] == "  done at step 7"
-    assert lines[3:] == [f"  newest checkpoint: {newest}"]
+    assert run("status", "job.yaml").out.endswith(f"\n  newest checkpoint: {newest}\n")
 
 
 def test_nothing_has_run_yet(run: Run, spec: Spec) -> None:
@@ -166,33 +150,20 @@ def test_nothing_has_run_yet(run: Run, spec: Spec) -> None:
     assert missing.err.startswith("build/checkpoints/gpt/metrics.jsonl is not there: no step")
 
 
-def test_logs_of_this_machine_are_its_metrics(run: Run, spec: Spec) -> None:
+def test_logs_are_the_metrics_or_all_that_the_newest_start_of_a_script_has_printed(
+    run: Run, spec: Spec
+) -> None:
     spec()
     said("done a 3")
     (KEPT / "metrics.jsonl").write_text("1\n2\n3\n")
     done = later("logs", "job.yaml", "--lines=2")
-    assert (done.stdout, done.stderr) == (
-        "2\n3\n",
-        "+ tail -n 2 build/checkpoints/gpt/metrics.jsonl\n",
-    )
-
-
-def test_logs_of_a_script_are_all_that_its_newest_start_has_printed(run: Run, spec: Spec) -> None:
-    spec()
-    (KEPT / "logs").mkdir(parents=True)
-    (KEPT / "metrics.jsonl").write_text("a row\n")
+    echo = "+ tail -n 2 build/checkpoints/gpt/metrics.jsonl\n"
+    assert (done.stdout, done.stderr) == ("2\n3\n", echo)
+    (KEPT / "logs").mkdir()
     for name, text in (("20260101-000000", "first"), ("20260102-000000", "second")):
         (KEPT / "logs" / f"{name}.log").write_text(f"{text}\n")
     for what in ("job.yaml", str(KEPT)):
         assert later("logs", what).stdout == "second\n"
-
-
-def test_what_is_known_of_an_end_that_nobody_has_told_is_said(run: Run, spec: Spec) -> None:
-    spec()
-    said("running a 7 rank 1: ValueError: x (mine.py:3 in load)")
-    holds(2**22 + 1)
-    told = run("status", "job.yaml").out.splitlines()
-    assert told[1] == "  ended after this: rank 1: ValueError: x (mine.py:3 in load)"
 
 
 @pytest.mark.parametrize(
@@ -324,61 +295,35 @@ def test_a_directory_that_is_none_of_a_job_is_refused(run: Run, spec: Spec) -> N
     assert not Path("mine/stop").exists()
 
 
-def test_a_bundle_elsewhere_is_followed_there(run: Run, spec: Spec) -> None:
+def test_a_bundle_and_a_checkpoint_directory_elsewhere_are_followed_there(
+    run: Run, spec: Spec, tmp_path: Path
+) -> None:
     spec()
     assert run("render", "job.yaml", "--target=local", "-o", "away/it").code == 0
     assert run("status", "job.yaml", "-o", "away/it").out.startswith("away/checkpoints/gpt:")
-
-
-def test_a_checkpoint_directory_of_ones_own(run: Run, spec: Spec, tmp_path: Path) -> None:
     place = tmp_path / "it's here"
     (place / "step-000000007").mkdir(parents=True)
     (place / "step-000000007" / "checkpoint.json").write_text("{}")
     told = run("status", spec(GPT + f'checkpoint: {{dir: "{place}"}}\n')).out
-    assert (
-        told
-        == "it's here:\n  no job has begun there\n  newest checkpoint: step 7\n  weights:           it's here/step-000000007/model.pt\n"
-    )
-
-
-def test_a_tier_that_does_not_exist_is_refused(run: Run, spec: Spec) -> None:
-    assert run("status", spec(), "--target", "kubernetes").code == 69
+    assert told.splitlines() == [
+        "it's here:",
+        "  no job has begun there",
+        "  newest checkpoint: step 7",
+        "  weights:           it's here/step-000000007/model.pt",
+    ]
+    assert run("status", "job.yaml", "--target", "kubernetes").code == 69
     assert run("stop", "job.yaml", "--target", "all").code == 2
 
 
-def test_what_squeue_says_is_read_line_by_line() -> None:
-    text = (
-        "slurm_load_jobs: note\n 7|RUNNING|None|n1|0:01|1:00|2026-01-01T00:00:00\n"
-        "8_[1-3%2]|PENDING|JobArrayTaskLimit||0:00|UNLIMITED|N/A\n9|x\n"
-    )
-    assert jobs.from_squeue(text) == [
-        jobs.Job("7", "RUNNING", "", "n1", "0:01", "1:00"),
-        jobs.Job("8_[1-3%2]", "PENDING", "JobArrayTaskLimit", "", "", "UNLIMITED"),
-    ]
-    assert [job.task for job in jobs.from_squeue(text)] == ["", ""]
-
-
-def test_a_log_is_found_in_what_scontrol_says() -> None:
-    line = "JobId=12 ArrayJobId=11 ArrayTaskId=3 JobState=RUNNING StdOut=/a b/c=d.log Power="
-    (job,) = jobs.from_scontrol(f"{line}\n")
-    assert (job.id, job.task, job.log) == ("11_3", "3", "/a b/c=d.log")
-
-
 @pytest.mark.parametrize(
-    ("facts", "expected"),
+    "facts",
     [
-        ({}, state.JobState()),
-        ({"there": "yes", "newest": "x", "row": "{", "lock": "[]"}, state.JobState("yes")),
-        (
-            {"there": "yes", "slurm-job": "4711; rm", "row": '{"step": "9", "loss": true}'},
-            state.JobState("yes"),
-        ),
+        {"newest": "x", "row": "{", "lock": "[]"},
+        {"slurm-job": "4711; rm", "row": '{"kind": "step", "step": "9", "loss": true}'},
     ],
 )
-def test_what_a_stranger_puts_into_the_directory_does_no_harm(
-    facts: dict[str, str], expected: state.JobState
-) -> None:
-    assert state.read(facts) == expected
+def test_what_a_stranger_puts_into_the_directory_does_no_harm(facts: dict[str, str]) -> None:
+    assert state.read({"there": "yes", **facts}) == state.JobState("yes")
 
 
 def test_how_often_a_job_of_slurm_has_come_back() -> None:
@@ -392,13 +337,9 @@ def test_how_often_a_job_of_slurm_has_come_back() -> None:
         assert found.starts == ""
 
 
-def test_a_pace_needs_steps_and_a_write_of_one_start() -> None:
-    def row(kind: str, when: float, generation: int = 1) -> str:
-        return json.dumps({"kind": kind, "time": when, "attempt": "a", "generation": generation})
-
-    rows = [row("start", 0), row("step", 9), row("step", 10), row("stopped", 12)]
-    again = [row("start", 100, 2), row("step", 200, 2), row("step", 203, 2), row("done", 204, 2)]
-    assert pace.measured(rows) == pace.Pace(1, 2)
-    assert pace.measured(["torn", *rows, "[]", *again]) == pace.Pace(3, 1)
-    assert pace.measured(rows[:-1]) is None
-    assert pace.measured([rows[0], rows[-1]]) is None
+@pytest.mark.parametrize("tier", ["sky: {bucket: s3://ours}", "hosts: {hosts: [desk, laptop]}"])
+def test_the_doctor_needs_the_checkpoint_directory_here(run: Run, spec: Spec, tier: str) -> None:
+    name = tier.partition(":")[0]
+    refused = run("doctor", spec(f"{GPT}targets:\n  {tier}\n"), f"--target={name}")
+    told = f"the checkpoint directory of gpt on {name} is not on this machine; run ddpgen doctor"
+    assert (refused.code, refused.err) == (69, f"{told} CHECKPOINT_DIR where the job runs\n")

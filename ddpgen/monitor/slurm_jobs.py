@@ -1,6 +1,6 @@
 """What Slurm says of a job: the questions as argv, the answers as values. Pure.
 
-Owns the formats of squeue, sacct and scontrol. Sources: squeue(1), sacct(1), scontrol(1).
+Owns the formats of scontrol and sacct. Sources: scontrol(1), sacct(1), squeue(1).
 """
 
 from __future__ import annotations
@@ -9,27 +9,15 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-_SQUEUE = "%i|%T|%r|%N|%M|%l|%S"
 _SACCT = "JobID,State,ExitCode,NodeList,Elapsed,Timelimit"
 _NOTHING = ("", "None", "(null)", "N/A", "Unknown", "None assigned", "0:0")
 # Of what is in the queue. Everything else has no process any more, or none yet.
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 _OVER = (
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "REVOKED",
-    "TIMEOUT",
-)
-_MEANINGS = {
-    "69:0": "it could not start",
-    "75:0": "it was stopped",
-}  # of an exit code of our script
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+    "REVOKED", "TIMEOUT",
+)  # fmt: skip
+_MEANINGS = {"69:0": "it could not start", "75:0": "it was stopped"}  # exit codes of our script
 
 
 class Job(NamedTuple):
@@ -61,20 +49,9 @@ class Job(NamedTuple):
         return index if index.isdigit() else ""
 
 
-def in_queue(ids: Sequence[str], cluster: str) -> list[str]:
-    """Ask for what waits or runs, of these jobs."""
-    return ["squeue", *_on(cluster), "--noheader", f"--jobs={','.join(ids)}", f"--format={_SQUEUE}"]
-
-
 def by_name(name: str) -> list[str]:
-    """Ask for what waits or runs under this name, of this user."""
-    return ["squeue", "--noheader", "--me", f"--name={name}", f"--format={_SQUEUE}"]
-
-
-def in_the_books(ids: Sequence[str], cluster: str) -> list[str]:
-    """Ask the accounting, which a cluster may not have."""
-    asked = [f"--jobs={','.join(ids)}", f"--format={_SACCT}"]
-    return ["sacct", *_on(cluster), "--noheader", "--parsable2", "--allocations", *asked]
+    """Ask for the numbers of what waits or runs under this name, of this user."""
+    return ["squeue", "--noheader", "--me", f"--name={name}", "--format=%F"]
 
 
 def in_memory(number: str, cluster: str) -> list[str]:
@@ -82,53 +59,58 @@ def in_memory(number: str, cluster: str) -> list[str]:
     return ["scontrol", *_on(cluster), "--oneliner", "show", "job", number]
 
 
+def in_the_books(number: str, cluster: str) -> list[str]:
+    """Ask the accounting, which a cluster may not have."""
+    asked = ["--noheader", "--parsable2", "--allocations", f"--jobs={number}", f"--format={_SACCT}"]
+    return ["sacct", *_on(cluster), *asked]
+
+
 def cancel_waiting(ids: Sequence[str], cluster: str) -> list[str]:
     """Take out of the queue what has not begun; what runs is left alone.
 
-    squeue writes `59_[0-7%2]` for what waits of an array; scancel knows that by the array's number.
+    What waits of an array is `59_0-7%2`; scancel knows that by the array's number.
     """
-    known = dict.fromkeys(number.partition("_[")[0] for number in ids)
+    known = dict.fromkeys(n if n.partition("_")[2].isdigit() else n.partition("_")[0] for n in ids)
     return ["scancel", *_on(cluster), "--state=PENDING", *known]
 
 
-def from_squeue(said: str) -> list[Job]:
-    """The jobs of an answer of squeue; other lines are passed over."""
-    jobs = []
-    for cells in _cells(said, 7):
-        number, state, why, nodes, runs, limit, starts = map(_plain, cells)
-        running = state not in _WAITING
-        jobs.append(
-            Job(
-                number, state, why, nodes, runs if running else "", limit, "" if running else starts
-            )
-        )
-    return jobs
+def numbers(said: str) -> list[str]:
+    """The numbers of an answer of squeue; other lines are passed over."""
+    return list(dict.fromkeys(word for word in said.split() if word.isdigit()))
 
 
 def from_sacct(said: str) -> list[Job]:
     """The jobs of an answer of sacct; the last line of a job is its last start."""
     found: dict[str, Job] = {}
-    for cells in _cells(said, 6):
-        number, state, code, nodes, runs, limit = map(_plain, cells)
-        found[number] = Job(number, state.partition(" ")[0], _ended(code), nodes, runs, limit)
+    for line in said.splitlines():
+        cells = line.strip().split("|")
+        if len(cells) == 6 and re.match(r"\d+(?:_|$)", cells[0]):
+            number, state, code, nodes, runs, limit = map(_plain, cells)
+            found[number] = Job(number, state.partition(" ")[0], _ended(code), nodes, runs, limit)
     return list(found.values())
 
 
 def from_scontrol(said: str) -> list[Job]:
     """The jobs of an answer of scontrol, one on each line."""
-    jobs = []
-    for line in said.splitlines():
-        if not re.match(r"JobId=\d", line):
-            continue
-        task = _value(line, "ArrayTaskId")
-        number = f"{_value(line, 'ArrayJobId')}_{task}" if task else _value(line, "JobId")
-        why = _ended(_value(line, "ExitCode")) or _value(line, "Reason")
-        names = ("NodeList", "RunTime", "TimeLimit")
-        nodes, runs, limit = (_value(line, name) for name in names)
-        log = re.search(r" StdOut=(.*?)(?: [A-Z]\w*=|\s*$)", line)
-        state = _value(line, "JobState")
-        jobs.append(Job(number, state, why, nodes, runs, limit, log=log[1] if log else ""))
-    return jobs
+    return [_job(line) for line in said.splitlines() if re.match(r"JobId=\d", line)]
+
+
+def _job(line: str) -> Job:
+    value = {name: _plain(text) for name, text in re.findall(r"(?:^| )([A-Z]\w*)=(\S*)", line)}
+    task = value.get("ArrayTaskId", "")
+    log = re.search(r" StdOut=(.*?)(?: [A-Z]\w*=|\s*$)", line)
+    job = Job(
+        id=f"{value.get('ArrayJobId')}_{task}" if task else value["JobId"],
+        state=value.get("JobState", ""),
+        why=value.get("Reason", ""),
+        nodes=value.get("NodeList", ""),
+        limit=value.get("TimeLimit", ""),
+        log=log[1] if log else "",
+    )
+    if job.waits:
+        return job._replace(starts=value.get("StartTime", ""))
+    ended = _ended(value.get("ExitCode", "")) if job.over else ""
+    return job._replace(why=ended or job.why, runs=value.get("RunTime", ""))
 
 
 def unknown(said: str) -> bool:
@@ -154,20 +136,8 @@ def _on(cluster: str) -> list[str]:
     return [f"--clusters={cluster}"] if cluster else []
 
 
-def _cells(said: str, count: int) -> Iterable[list[str]]:
-    for line in said.splitlines():
-        cells = line.strip().split("|")
-        if len(cells) == count and re.match(r"\d+(?:_|$)", cells[0]):
-            yield cells
-
-
 def _plain(cell: str) -> str:
     return "" if cell.strip() in _NOTHING else cell.strip()
-
-
-def _value(line: str, name: str) -> str:
-    found = re.search(rf"(?:^| ){name}=(\S*)", line)
-    return _plain(found[1]) if found else ""
 
 
 def _ended(code: str) -> str:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.ddpgen.conftest import GPT, ROOT, Run
+from ddpgen.monitor import slurm_jobs
+from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
+from tests.ddpgen.programs import Programs, remembered
 
 HERE = Path(__file__).parent
 SLURM = GPT + "targets:\n  slurm: {}\n"
@@ -26,40 +28,38 @@ FORGOTTEN = "1\nslurm_load_jobs error: Invalid job id specified\n"
 Spec = Callable[..., Path]
 
 
-class Cluster:
-    """Slurm's programs on PATH, and what they answer."""
+class Cluster(Programs):
+    """Slurm's programs."""
 
-    def __init__(self, root: Path):
-        self.root, self.state, self.bin = root, root / "slurm", root / "bin"
-        self.state.mkdir()
-        self.bin.mkdir()
-        for name in PROGRAMS:
-            (self.bin / name).symlink_to(HERE / "fake_slurm.sh")
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch):
+        super().__init__(root, monkeypatch, *PROGRAMS)
         self.answers("test", "0\nsbatch: Job 1 to start at 2026-01-01T00:00:00 on node1\n")
         self.answers("sbatch", "0\n4711\n")
         self.answers("sacct", NO_ACCOUNTING)
         self.answers("scontrol", FORGOTTEN)
 
-    def answers(self, name: str, text: str) -> None:
-        (self.state / name).write_text(text)
-
-    def runs(self, *jobs: str) -> None:
-        """These lines are in the queue: ID|STATE."""
-        rows = "".join(f"{job}|None|node[1-2]|1:23|2:00:00|N/A\n" for job in jobs)
-        self.answers("squeue", f"0\n{rows}")
-
-    def calls(self, name: str) -> list[list[str]]:
-        """What `name` was asked, and anything since is a new count."""
-        path = self.state / "calls"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [shlex.split(line)[1:] for line in lines if line.split()[0] == name]
+    def has(self, *jobs: str) -> None:
+        """These jobs are known, and in the queue: ID STATE [REASON]."""
+        for path in self.state.glob("scontrol.*"):
+            path.unlink()
+        said: dict[str, str] = {}
+        for job in jobs:
+            number, state, *why = job.split()
+            first, _, task = number.partition("_")
+            array = f"ArrayJobId={first} ArrayTaskId={task} " if task else ""
+            nodes = "NodeList=(null)" if state == "PENDING" else "NodeList=node[1-2]"
+            said[first] = said.get(first, "") + (
+                f"JobId={first} {array}JobName=gpt JobState={state} Reason={(*why, 'None')[0]} "
+                f"ExitCode=0:0 RunTime=00:01:23 TimeLimit=02:00:00 StartTime=2026-01-01T10:00:00 {nodes}\n"
+            )
+        self.answers("squeue", "0\n" + "".join(f"{number}\n" for number in said))
+        for number, lines in said.items():
+            self.answers(f"scontrol.{number}", f"0\n{lines}")
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    made = Cluster(tmp_path)
-    monkeypatch.setenv("PATH", f"{made.bin}:{os.environ['PATH']}")
-    return made
+    return Cluster(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -71,6 +71,13 @@ def gate(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DDPGEN_SSH", fake)
     monkeypatch.setenv("FAKE_HOMES", str(home.parent))
     return home
+
+
+@pytest.fixture
+def launched(run: Run, spec: Spec, cluster: Cluster) -> Path:
+    """Job 4711 was submitted from here; its checkpoint directory."""
+    assert run("launch", spec(SLURM), "--target", "slurm").code == 0
+    return cluster.root / "build/checkpoints/gpt"
 
 
 def began(directory: Path, status: str, **files: str) -> Path:
@@ -89,17 +96,6 @@ def began(directory: Path, status: str, **files: str) -> Path:
 def row(kind: str, step: int, when: float, **more: object) -> str:
     head = {"kind": kind, "step": step, "attempt": "a", "generation": 1, "time": when}
     return json.dumps(head | more) + "\n"
-
-
-def remembered(root: Path) -> dict[str, str]:
-    found = json.loads((root / "build" / "gpt.launched.json").read_text())
-    launched: dict[str, str] = found["slurm"]
-    assert launched.pop("time")
-    return launched
-
-
-def ddpgen(*words: str) -> list[str]:
-    return [sys.executable, "-m", "ddpgen", *words]
 
 
 def test_launch_submits_a_copy_and_says_what_to_type_next(
@@ -124,7 +120,7 @@ def test_launch_submits_a_copy_and_says_what_to_type_next(
         "next: ddpgen stop " + str(tmp_path / "job.yaml"),
     ]
     assert (tmp_path / "build" / "logs").is_dir()
-    assert remembered(tmp_path) == {
+    assert remembered(tmp_path, "slurm") == {
         "tier": "slurm",
         "job": "4711",
         "cluster": "",
@@ -133,90 +129,55 @@ def test_launch_submits_a_copy_and_says_what_to_type_next(
     }
 
 
-def test_what_was_submitted_stays_as_it_was_when_the_job_is_rendered_again(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
+def test_what_was_submitted_stays_as_it_was_and_an_edited_copy_is_made_anew(
+    run: Run, spec: Spec, launched: Path, tmp_path: Path
 ) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
     (first,) = (tmp_path / "build" / ".submitted").iterdir()
-    before = (first / "slurm.sbatch").read_bytes()
-    assert (first / "bundle.json").read_bytes() == (tmp_path / "build/gpt/bundle.json").read_bytes()
-    assert run("launch", "job.yaml", "--target", "slurm").code == 0
-    assert list((tmp_path / "build" / ".submitted").iterdir()) == [first]
-    run("launch", spec(SLURM.replace("steps: 300", "steps: 301")), "--target", "slurm")
-    assert len(list((tmp_path / "build" / ".submitted").iterdir())) == 2
-    assert (first / "slurm.sbatch").read_bytes() == before
-
-
-def test_a_copy_that_was_edited_is_made_anew(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
-) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
-    (copy,) = (tmp_path / "build" / ".submitted").iterdir()
-    script = copy / "slurm.sbatch"
+    script = first / "slurm.sbatch"
     before = script.read_bytes()
+    assert (first / "bundle.json").read_bytes() == (tmp_path / "build/gpt/bundle.json").read_bytes()
     script.write_text("exit 3\n")
     assert run("launch", "job.yaml", "--target", "slurm").code == 0
+    assert list((tmp_path / "build" / ".submitted").iterdir()) == [first]
+    assert script.read_bytes() == before
+    run("launch", spec(SLURM.replace("steps: 300", "steps: 301")), "--target", "slurm")
+    assert len(list((tmp_path / "build" / ".submitted").iterdir())) == 2
     assert script.read_bytes() == before
 
 
-def test_a_refusal_of_sbatch_is_shown_as_it_is_and_nothing_is_submitted(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("test", "sbatch refuses the job, see above; nothing was submitted"),
+        ("sbatch", "sbatch has not submitted the job, see above"),
+    ],
+)
+def test_a_refusal_of_sbatch_is_shown_as_it_is(
+    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path, name: str, told: str
 ) -> None:
-    said = "allocation failure: Requested node configuration is not available"
-    cluster.answers("test", f"1\n{said}\n")
+    cluster.answers(name, "1\nsbatch: error: AssocMaxSubmitJobLimit\n")
     outcome = run("launch", spec(SLURM), "--target", "slurm")
     assert (outcome.code, outcome.out) == (69, "")
-    assert outcome.err.endswith(
-        f"\n{said}\nsbatch refuses the job, see above; nothing was submitted\n"
-    )
-    assert len(cluster.calls("sbatch")) == 1
+    assert outcome.err.endswith(f"\nsbatch: error: AssocMaxSubmitJobLimit\n{told}\n")
+    assert len(cluster.calls("sbatch")) == (1 if name == "test" else 2)
     assert not (tmp_path / "build" / "gpt.launched.json").exists()
 
 
 def test_the_id_is_found_among_what_else_sbatch_says(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
+    run: Run, spec: Spec, cluster: Cluster
 ) -> None:
     cluster.answers("sbatch", "0\nsbatch: lua: 12 credits left\n17;blue\n")
     outcome = run("launch", spec(SLURM), "--target", "slurm")
     assert (outcome.code, outcome.out) == (0, "17\n")
     assert "\nsbatch: lua: 12 credits left\nnext: " in outcome.err
-    cluster.runs("17|RUNNING")
+    cluster.has("17 RUNNING")
     run("status", "job.yaml")
-    assert cluster.calls("squeue")[0][0] == "--clusters=blue"
-
-
-def test_a_submission_that_fails_after_its_test_is_told(
-    run: Run, spec: Spec, cluster: Cluster
-) -> None:
-    cluster.answers("sbatch", "1\nsbatch: error: AssocMaxSubmitJobLimit\n")
-    outcome = run("launch", spec(SLURM), "--target", "slurm")
-    assert outcome.code == 69
-    assert outcome.err.endswith(
-        "\nsbatch: error: AssocMaxSubmitJobLimit\nsbatch has not submitted the job, see above\n"
-    )
-
-
-def test_without_sbatch_the_remedy_is_named(
-    spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec(SLURM)
-    poor = tmp_path / "poor"
-    poor.mkdir()
-    (poor / "bash").symlink_to("/bin/bash")
-    done = subprocess.run(
-        ddpgen("launch", "job.yaml", "--target", "slurm"),
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": str(poor)},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 69
-    assert done.stderr.splitlines()[-1] == (
-        "there is no sbatch on this machine; run this on the cluster's login node, or name that in the "
-        "spec: targets: {slurm: {login: user@host}}"
-    )
+    assert cluster.calls("scontrol")[0] == ["--clusters=blue", "--oneliner", "show", "job", "17"]
 
 
 METRICS = (
-    row("start", 0, 0.0)
+    row("step", 9, -999.0, generation=0)
+    + row("start", 0, 0.0)
     + "".join(row("step", step, 10.0 + 2 * step) for step in range(1, 5))
     + row("eval", 4, 25.0)
     + row("stopped", 4, 37.5)
@@ -252,69 +213,58 @@ def test_an_array_has_a_log_and_a_directory_for_each_task(
 ) -> None:
     run("launch", spec(GPT + "targets:\n  slurm: {array: 0-3}\n"), "--target", "slurm")
     assert "--output=../../logs/%x-%A_%a.log" in cluster.calls("sbatch")[0]
-    cluster.runs("4711_0|RUNNING", "4711_1|RUNNING", "4711_[2-3]|PENDING")
+    cluster.has("4711_2-3 PENDING", "4711_0 RUNNING", "4711_1 RUNNING")
     for task in (0, 1):
         began(tmp_path / f"build/checkpoints/gpt-{task}", f"running slurm.4711_{task}.0 0")
     told = run("status", "job.yaml")
     assert "build/checkpoints/gpt-0:\n  running\n" in told.out
     assert "build/checkpoints/gpt-1:\n" in told.out
-    stopped = run("stop", "job.yaml")
+    assert run("stop", "job.yaml").code == 0
     assert cluster.calls("scancel") == [["--state=PENDING", "4711"]]
-    assert stopped.code == 0
     for task in (0, 1):
         assert (tmp_path / f"build/checkpoints/gpt-{task}/stop").read_text() == ""
         (tmp_path / f"build/logs/gpt-4711_{task}.log").write_text(f"task {task}\n")
-    shown = subprocess.run(
-        ddpgen("logs", "job.yaml"), cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert "task 0\n" in shown.stdout
-    assert "task 1\n" in shown.stdout
+    shown = ddpgen("logs", "job.yaml", cwd=tmp_path).stdout
+    assert "task 0\n" in shown
+    assert "task 1\n" in shown
 
 
-def test_status_of_a_running_job(run: Run, spec: Spec, cluster: Cluster, tmp_path: Path) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
+def test_status_of_a_running_job(run: Run, cluster: Cluster, launched: Path) -> None:
     now = time.time()
     rows = row("step", 119, now - 60, loss=2.5) + row("step", 120, now - 30, loss=2.25)
-    began(
-        tmp_path / "build/checkpoints/gpt",
-        "running slurm.4711.0 0",
-        **{"metrics.jsonl": rows + row("eval", 120, now, loss=1.0), "slurm_job": "4711 0"},
-    )
-    cluster.runs("4711|RUNNING")
+    rows += row("eval", 120, now, loss=1.0)
+    began(launched, "running slurm.4711.0 0", **{"metrics.jsonl": rows, "slurm_job": "4711 0"})
+    cluster.has("4711 RUNNING")
     outcome = run("status", "job.yaml")
     assert outcome.code == 0
     lines = outcome.out.splitlines()
     assert lines[:4] == [
-        "job   state    nodes      runs  limit",
-        "4711  RUNNING  node[1-2]  1:23  2:00:00",
+        "job   state    nodes      runs      limit",
+        "4711  RUNNING  node[1-2]  00:01:23  02:00:00",
         "build/checkpoints/gpt:",
         "  running",
     ]
     assert lines[4] in [f"  step:              120, {age} s ago" for age in range(29, 60)]
-    assert lines[5:8] == [
+    assert lines[5:] == [
         "  loss:              2.2500",
         "  evaluation:        loss 1.0000 at step 120",
         "  speed:             0.0333 steps/s",
-    ]
-    assert lines[8:] == [
         "  newest checkpoint: step 100",
         "  weights:           build/checkpoints/gpt/step-000000100/model.pt",
         "log: build/logs/gpt-4711.log",
     ]
-    assert cluster.calls("squeue")[0][:2] == ["--noheader", "--jobs=4711"]
-    assert cluster.calls("sacct") == []
+    assert cluster.calls("scontrol") == [["--oneliner", "show", "job", "4711"]]
+    assert cluster.calls("squeue") + cluster.calls("sacct") == []
 
 
 def test_status_of_a_job_that_waits_again_after_a_kill(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
+    run: Run, cluster: Cluster, launched: Path
 ) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
-    began(tmp_path / "build/checkpoints/gpt", "running slurm.4711.0 0", slurm_job="4711 0")
-    cluster.answers("squeue", "0\n4711|PENDING|BeginTime||0:00|1:00|2026-01-01T10:00:00\n")
+    began(launched, "running slurm.4711.0 0", slurm_job="4711 0")
+    cluster.has("4711 PENDING BeginTime")
     assert run("status", "job.yaml").out.splitlines() == [
-        "job   state    runs  limit  starts               why".replace("runs  ", ""),
-        "4711  PENDING  1:00   2026-01-01T10:00:00  BeginTime",
+        "job   state    limit     starts               why",
+        "4711  PENDING  02:00:00  2026-01-01T10:00:00  BeginTime",
         "build/checkpoints/gpt:",
         "  it was running when it was killed",
         "  newest checkpoint: step 100",
@@ -336,163 +286,136 @@ BOOKED = (
         (
             "0\n4711|COMPLETED|0:0|node1|0:10|1:00\n4711|FAILED|75:0|node1|0:11|1:00\n",
             FORGOTTEN,
-            "4711  FAILED  node1  0:11  1:00   exit code 75: it was stopped",
+            "4711 FAILED node1 0:11 1:00 exit code 75: it was stopped",
         ),
         (
             "0\n4711|CANCELLED by 1000|0:15|None assigned|0:00|1:00\n",
             FORGOTTEN,
-            "4711  CANCELLED  0:00  1:00   signal 15",
+            "4711 CANCELLED 0:00 1:00 signal 15",
         ),
         (
             NO_ACCOUNTING,
             BOOKED,
-            "4711  FAILED  node1  00:00:02  01:00:00  exit code 69: it could not start",
+            "4711 FAILED node1 00:00:02 01:00:00 exit code 69: it could not start",
         ),
         (NO_ACCOUNTING, FORGOTTEN, "Slurm does not know job 4711 any more"),
     ],
 )
 def test_status_of_an_ended_job_with_and_without_accounting(
-    run: Run, spec: Spec, cluster: Cluster, sacct: str, scontrol: str, line: str
+    run: Run, cluster: Cluster, launched: Path, sacct: str, scontrol: str, line: str
 ) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
-    cluster.answers("squeue", FORGOTTEN)
     cluster.answers("sacct", sacct)
     cluster.answers("scontrol", scontrol)
     outcome = run("status", "job.yaml")
     assert outcome.code == 0
-    assert " ".join(line.split()) in [" ".join(got.split()) for got in outcome.out.splitlines()]
+    assert line in [" ".join(got.split()) for got in outcome.out.splitlines()]
     assert "  the checkpoint directory is not there yet\n" in outcome.out
 
 
 def test_a_second_submission_is_shown_beside_the_one_that_has_the_directory(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
+    run: Run, cluster: Cluster, launched: Path
 ) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
-    began(tmp_path / "build/checkpoints/gpt", "running slurm.4700.1 0", slurm_job="4700 1")
-    cluster.runs("4700|RUNNING", "4711|PENDING")
+    began(launched, "running slurm.4700.1 0", slurm_job="4700 1")
+    cluster.has("4700 RUNNING", "4711 PENDING")
     outcome = run("status", "job.yaml")
-    assert cluster.calls("squeue")[0][1] == "--jobs=4700,4711"
     assert [line.split()[0] for line in outcome.out.splitlines()[1:3]] == ["4700", "4711"]
     assert "  running\n" in outcome.out
 
 
-def test_what_was_submitted_by_hand_is_found_by_the_directory_or_the_name(
+def test_what_was_submitted_by_hand_is_found_by_the_name_or_the_directory(
     run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
 ) -> None:
     spec(SLURM)
-    cluster.runs("99|RUNNING")
+    cluster.has("99 RUNNING")
     assert run("status", "job.yaml", "--target", "slurm").out.splitlines()[1].startswith("99 ")
     assert cluster.calls("squeue")[-1][1:3] == ["--me", "--name=gpt"]
+    known = (cluster.state / "scontrol.99").read_text().replace("NodeList=", "StdOut={} NodeList=")
+    cluster.answers("scontrol.99", known.format(tmp_path / "my log"))
+    (tmp_path / "my log").write_text("by hand\n")
+    assert ddpgen("logs", "job.yaml", "--target", "slurm", cwd=tmp_path).stdout == "by hand\n"
     began(tmp_path / "build/checkpoints/gpt", "running slurm.98.0 0", slurm_job="98 0")
-    cluster.runs("98|RUNNING")
     run("status", "job.yaml", "--target", "slurm")
-    assert cluster.calls("squeue")[-1][1] == "--jobs=98"
+    assert cluster.calls("scontrol")[-1][-1] == "98"
 
 
 def test_stop_asks_a_running_job_and_takes_a_waiting_one_out(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
+    run: Run, cluster: Cluster, launched: Path
 ) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
-    kept = began(tmp_path / "build/checkpoints/gpt", "running slurm.4711.0 0", slurm_job="4711 0")
-    cluster.runs("4711|RUNNING")
+    kept = began(launched, "running slurm.4711.0 0", slurm_job="4711 0")
+    cluster.has("4711 RUNNING")
     said = "4711: asked for a clean stop; it will not be requeued\n"
     assert run("stop", "job.yaml") == (0, said, "")
     assert (kept / "stop").read_text() == ""
     assert cluster.calls("scancel") == []
     assert "  a stop has been asked for\n" in run("status", "job.yaml").out
     (kept / "stop").unlink()
-    cluster.runs("4711|PENDING")
-    (cluster.state / "scancel.then").write_text('printf "0\\n" >"$state/squeue"\n')
+    cluster.has("4711 PENDING")
+    (cluster.state / "scancel.then").write_text('rm "$state/scontrol.4711"\n')
     assert run("stop", "job.yaml") == (0, "taken out of the queue: 4711\n", "")
     assert cluster.calls("scancel") == [["--state=PENDING", "4711"]]
     assert not (kept / "stop").exists()
 
 
 def test_a_job_that_begins_while_it_is_taken_out_is_asked_to_stop(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
+    run: Run, cluster: Cluster, launched: Path
 ) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
-    kept = began(tmp_path / "build/checkpoints/gpt", "running slurm.4711.0 0")
-    cluster.runs("4711|PENDING")
-    now = "0\\n4711|RUNNING|None|n|1|1|N/A\\n"
-    (cluster.state / "scancel.then").write_text(f"printf '{now}' >\"$state/squeue\"\n")
+    kept = began(launched, "running slurm.4711.0 0")
+    cluster.has("4711 PENDING")
+    (cluster.state / "scancel.then").write_text(
+        'sed -i "s/PENDING/RUNNING/" "$state/scontrol.4711"\n'
+    )
     assert run("stop", "job.yaml").code == 0
     assert (kept / "stop").exists()
 
 
 def test_stop_of_a_job_that_has_ended_changes_nothing(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
+    run: Run, cluster: Cluster, launched: Path
 ) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
-    kept = began(tmp_path / "build/checkpoints/gpt", "done slurm.4711.0 300")
-    cluster.answers("squeue", "0\n")
+    kept = began(launched, "done slurm.4711.0 300")
     cluster.answers("sacct", "0\n4711|COMPLETED|0:0|node1|0:10|1:00\n")
     assert run("stop", "job.yaml") == (0, "nothing to stop: 4711 COMPLETED\n", "")
     assert not (kept / "stop").exists()
 
 
 def test_stop_says_what_to_do_where_the_directory_cannot_be_seen(
-    run: Run, spec: Spec, cluster: Cluster
+    run: Run, cluster: Cluster, launched: Path
 ) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
-    cluster.runs("4711|RUNNING")
+    cluster.has("4711 RUNNING")
     outcome = run("stop", "job.yaml")
     assert outcome.code == 69
     assert "there is no " in outcome.err
     assert "create the file stop in its checkpoint directory where that can be seen" in outcome.err
 
 
-def test_a_controller_that_is_down_is_told_and_nothing_is_guessed(
-    run: Run, spec: Spec, cluster: Cluster
+def test_a_controller_that_is_down_or_hangs_is_told_and_nothing_is_guessed(
+    run: Run, cluster: Cluster, launched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
     said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    cluster.answers("squeue", f"1\n{said}\n")
+    cluster.answers("scontrol", f"1\n{said}\n")
     assert run("status", "job.yaml") == (69, "", f"{said}\n")
-
-
-def test_a_program_that_hangs_is_given_up(
-    run: Run, spec: Spec, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
-    monkeypatch.setattr("ddpgen.monitor.places.run.__defaults__", (".", 0.5))
-    (cluster.state / "squeue.then").write_text("exec tail -f /dev/null\n")
+    monkeypatch.setattr("ddpgen.monitor.places.Place.run.__defaults__", (".", 0.5))
+    (cluster.state / "scontrol.then").write_text("exec tail -f /dev/null\n")
     outcome = run("status", "job.yaml")
     assert outcome.code == 69
     assert "no answer within 0 s; is the cluster's controller up" in outcome.err
 
 
 def test_logs_show_the_end_and_where_it_is(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
+    run: Run, cluster: Cluster, launched: Path, tmp_path: Path
 ) -> None:
-    run("launch", spec(SLURM), "--target", "slurm")
-    cluster.answers("squeue", "0\n4711|PENDING|Priority||0:00|1:00|N/A\n")
+    cluster.has("4711 PENDING Priority")
     assert run("logs", "job.yaml") == (
         1,
         "",
         "build/logs/gpt-4711.log is not there yet: job 4711 is PENDING (Priority)\n",
     )
     (tmp_path / "build/logs/gpt-4711.log").write_text("one\ntwo\nthree\n")
-    done = subprocess.run(
-        ddpgen("logs", "job.yaml", "-n", "2"), cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = ddpgen("logs", "job.yaml", "-n", "2", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "two\nthree\n")
     assert done.stderr == "+ tail -n 2 build/logs/gpt-4711.log\n"
 
 
-def test_logs_of_a_job_submitted_by_hand_are_where_slurm_says(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path
-) -> None:
-    spec(SLURM)
-    cluster.runs("99|RUNNING")
-    cluster.answers("scontrol", f"0\nJobId=99 JobState=RUNNING StdOut={tmp_path}/my log Power=\n")
-    (tmp_path / "my log").write_text("by hand\n")
-    done = subprocess.run(
-        ddpgen("logs", "job.yaml", "--target", "slurm"), cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "by hand\n"), done.stderr
+# --- through a login node ---------------------------------------------------------------------------
 
 
 def test_through_a_login_node_all_happens_there(
@@ -515,27 +438,34 @@ def test_through_a_login_node_all_happens_there(
         "--output=../../logs/%x-%j.log slurm.sbatch 'it'\"'\"'s $HOME'"
     )
     kept = began(gate / "my jobs/checkpoints/gpt", "running slurm.4711.0 0", slurm_job="4711 0")
-    cluster.runs("4711|RUNNING")
+    cluster.has("4711 RUNNING")
+    (gate / ".door").write_text("noisy")
     told = run("status", "job.yaml").out
+    assert told.splitlines()[1] == "4711  RUNNING  node[1-2]  00:01:23  02:00:00"
     assert "me@gate:my jobs/checkpoints/gpt:\n  running\n" in told
     assert told.endswith("log: me@gate:my jobs/logs/gpt-4711.log\n")
     assert run("stop", "job.yaml").code == 0
     assert (kept / "stop").exists()
+    missing = run("logs", "job.yaml")
+    assert missing.code == 1
+    assert missing.err.endswith("gpt-4711.log is not there yet: job 4711 is RUNNING\n")
     (gate / "my jobs/logs/gpt-4711.log").write_text("one\ntwo\n")
     shown = run("logs", "job.yaml", "--lines=1")
-    assert (shown.code, shown.out) == (0, "two\n")
-    assert "tail --lines=1 '\"'\"'my jobs/logs/gpt-4711.log'\"'\"'" in shown.err
+    assert (shown.code, shown.out.splitlines()[-1]) == (0, "two")
+    assert shown.err == "me@gate:my jobs/logs/gpt-4711.log:\n"
+    spec(SLURM)  # that record is another cluster's
+    run("status", "job.yaml")
+    assert cluster.calls("squeue")[-1][1:3] == ["--me", "--name=gpt"]
 
 
 def test_a_log_followed_through_a_login_node_leaves_nothing_behind(
     run: Run, spec: Spec, cluster: Cluster, gate: Path, tmp_path: Path
 ) -> None:
     run("launch", spec(LOGIN), "--target", "slurm")
-    (gate / ".door").write_text("noisy")
     log = gate / "my jobs/logs/gpt-4711.log"
     log.write_text("one\n")
     following = subprocess.Popen(
-        ddpgen("logs", "job.yaml", "--follow"), cwd=tmp_path, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "ddpgen", "logs", "job.yaml", "--follow"], cwd=tmp_path, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert following.stdout is not None
@@ -565,16 +495,6 @@ def _in_session(leader: int) -> list[int]:
     return found
 
 
-def test_the_chatter_of_a_login_shell_is_passed_over(
-    run: Run, spec: Spec, cluster: Cluster, gate: Path
-) -> None:
-    run("launch", spec(LOGIN), "--target", "slurm")
-    (gate / ".door").write_text("noisy")
-    cluster.runs("4711|RUNNING")
-    outcome = run("status", "job.yaml")
-    assert outcome.out.splitlines()[1] == "4711  RUNNING  node[1-2]  1:23  2:00:00"
-
-
 @pytest.mark.parametrize(
     ("door", "said"),
     [
@@ -593,20 +513,21 @@ def test_a_login_node_that_lets_nobody_in_is_named_with_a_remedy(
     assert said in outcome.err
 
 
-def test_a_login_node_without_sbatch_is_no_login_node(
-    run: Run, spec: Spec, gate: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in PROGRAMS:
-        (cluster.bin / name).unlink()
+@pytest.mark.parametrize(("text", "where"), [(SLURM, "this machine"), (LOGIN, "me@gate")])
+def test_where_there_is_no_sbatch_the_remedy_is_named(
+    run: Run, spec: Spec, cluster: Cluster, gate: Path, monkeypatch: pytest.MonkeyPatch,
+    text: str, where: str,
+) -> None:  # fmt: skip
+    tools = _without_slurm(cluster)
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("HOME", str(gate))
     # A login shell is asked as well, and this one knows no more.
-    (gate / ".bash_profile").write_text(f"PATH={cluster.bin}\n")
-    bash = cluster.bin / "bash"
-    bash.symlink_to("/bin/bash")
-    monkeypatch.setenv("PATH", str(_without_slurm(cluster)))
-    outcome = run("launch", spec(LOGIN), "--target", "slurm")
+    (gate / ".bash_profile").write_text(f"PATH={tools}\n")
+    outcome = run("launch", spec(text), "--target", "slurm")
     assert outcome.code == 69
     assert outcome.err.splitlines()[-1] == (
-        "there is no sbatch on me@gate; is it the cluster's login node? name that in targets.slurm.login"
+        f"there is no sbatch on {where}; name the cluster's login node in the spec: targets: {{slurm: "
+        "{login: user@host}}"
     )
 
 
@@ -615,10 +536,8 @@ def _without_slurm(cluster: Cluster) -> Path:
     tools = cluster.root / "tools"
     tools.mkdir()
     for name in ("bash", "mkdir", "rsync", "cat", "tail", "tr", "grep", "date", "env"):
-        for place in ("/usr/bin", "/bin"):
-            if (Path(place) / name).exists():
-                (tools / name).symlink_to(Path(place) / name)
-                break
+        places = (Path(place) / name for place in ("/usr/bin", "/bin"))
+        (tools / name).symlink_to(next(path for path in places if path.exists()))
     return tools
 
 
@@ -631,11 +550,11 @@ def test_a_login_shell_may_know_where_sbatch_is(
     assert (outcome.code, outcome.out) == (0, "4711\n"), outcome.err
 
 
-def test_a_record_of_another_login_node_counts_for_nothing(
-    run: Run, spec: Spec, cluster: Cluster, gate: Path
-) -> None:
-    run("launch", spec(LOGIN), "--target", "slurm")
-    spec(SLURM)
-    cluster.runs("4711|RUNNING")
-    run("status", "job.yaml")
-    assert cluster.calls("squeue")[-1][1:3] == ["--me", "--name=gpt"]
+def test_a_task_and_a_log_are_found_in_what_scontrol_says() -> None:
+    line = "JobId=12 ArrayJobId=11 ArrayTaskId=3 JobState=RUNNING StdOut=/a b/c=d.log Power="
+    (job,) = slurm_jobs.from_scontrol(f"a note\n{line}\n")
+    assert (job.id, job.task, job.log) == ("11_3", "3", "/a b/c=d.log")
+    (waiting,) = slurm_jobs.from_scontrol(
+        "JobId=8 ArrayJobId=8 ArrayTaskId=1-3%2 JobState=PENDING\n"
+    )
+    assert (waiting.id, waiting.task, waiting.waits) == ("8_1-3%2", "", True)

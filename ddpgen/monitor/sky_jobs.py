@@ -1,6 +1,6 @@
 """What SkyPilot says of a managed job: the questions as argv, the answers as values. Pure.
 
-Owns the formats of SkyPilot 0.14's command line, and what its states mean in our words.
+Owns the formats of SkyPilot 0.14's command line, and what its states and exit codes mean.
 """
 
 from __future__ import annotations
@@ -10,31 +10,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-FITS = (0, 14)  # the version whose formats these are, and the one the rendered file is for
+from ddpgen.monitor.state import clock
+
+FITS = "0.14"  # the version whose formats these are, and the one the rendered file is for
 # Of the newest; a row takes 2 KB, and what a program says is not kept without end.
 _MOST = 300
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WAITING = ("PENDING", "SUBMITTED", "STARTING", "RECOVERING")
-_OVER = (
-    "CANCELLED",
-    "FAILED",
-    "FAILED_CONTROLLER",
-    "FAILED_NO_RESOURCE",
-    "FAILED_PRECHECKS",
-    "FAILED_SETUP",
-    "SUCCEEDED",
-)
+# The others in SkyPilot's own words.
 _WORDS = {
     "PENDING": "queued",
     "SUBMITTED": "queued",
-    "STARTING": "starting",
     "WINDING_DOWN": "running",
     "CANCELLING": "being cancelled",
     "SUCCEEDED": "done",
-    "FAILED_CONTROLLER": "failed in SkyPilot",
-    "FAILED_NO_RESOURCE": "failed: no machines",
-    "FAILED_PRECHECKS": "failed before it began",
-    "FAILED_SETUP": "failed in setup",
 }
 _STOPPED, _UNABLE = 130, 69  # exit codes of our script
 
@@ -62,12 +51,22 @@ class Managed(NamedTuple):
     @property
     def over(self) -> bool:
         """It has ended, and does not come back."""
-        return self.state in _OVER
+        return self.state.startswith(("SUCCEEDED", "CANCELLED", "FAILED"))
 
     @property
     def ending(self) -> bool:
         """It is being cancelled."""
         return self.state == "CANCELLING"
+
+    @property
+    def returns(self) -> str:
+        """How often it has come back."""
+        return {0: "", 1: "once"}.get(self.recoveries, f"{self.recoveries} times")
+
+    @property
+    def ran(self) -> str:
+        """The time on machines."""
+        return clock(self.ran_s) if self.ran_s > 0 else ""
 
     @property
     def words(self) -> str:
@@ -85,11 +84,6 @@ class Managed(NamedTuple):
         if _STOPPED in codes:
             return "by the user"
         return f"it could not start: {self.why}" if _UNABLE in codes else self.why
-
-
-def version() -> list[str]:
-    """Ask which SkyPilot it is."""
-    return ["--version"]
 
 
 def queue() -> list[str]:
@@ -111,13 +105,8 @@ def cancel(ids: Sequence[str]) -> list[str]:
 
 def logs(number: str, lines: int, follow: bool) -> list[str]:
     """Show the end of what a job has said. To SkyPilot a tail of 0 lines is all of them."""
-    return [
-        "jobs",
-        "logs",
-        "--follow" if follow else "--no-follow",
-        f"--tail={max(1, lines)}",
-        number,
-    ]
+    how = "--follow" if follow else "--no-follow"
+    return ["jobs", "logs", how, f"--tail={max(1, lines)}", number]
 
 
 def plain(said: str) -> str:
@@ -125,10 +114,9 @@ def plain(said: str) -> str:
     return _COLOUR.sub("", said).replace("\r", "")
 
 
-def version_in(said: str) -> tuple[int, ...] | None:
-    """The version in an answer; None when there is none, as from a program that is no SkyPilot."""
-    found = re.search(r"\bskypilot, version (\d+(?:\.\d+)*)", plain(said))
-    return tuple(map(int, found[1].split("."))) if found else None
+def fits(said: str) -> bool:
+    """Whether the answer to --version is that of a SkyPilot whose formats are known."""
+    return re.search(rf"\bskypilot, version {re.escape(FITS)}\b", plain(said)) is not None
 
 
 def submitted(said: str) -> str | None:
@@ -168,9 +156,7 @@ def from_queue(said: str) -> list[Managed] | None:
 def table(jobs: Iterable[Managed]) -> list[tuple[str, ...]]:
     """Rows for people, the heading first; columns that say nothing are left out."""
     heads = ("job", "state", "came back", "where", "machines", "ran", "why")
-    rows = [
-        (j.id, j.words, _times(j), j.where, j.machines, _clock(j.ran_s), j.reason) for j in jobs
-    ]
+    rows = [(j.id, j.words, j.returns, j.where, j.machines, j.ran, j.reason) for j in jobs]
     told = [column for column in range(len(heads)) if any(row[column] for row in rows)]
     return [tuple(row[column] for column in told) for row in (heads, *rows)]
 
@@ -202,16 +188,3 @@ def _codes(why: str) -> list[int]:
     """The exit codes of the machines: `exit code 1`, `exit codes [1, 130]`."""
     found = re.search(r"exit codes? (\d+|\[[\d, ]+\])", why)
     return list(map(int, re.findall(r"\d+", found[1]))) if found else []
-
-
-def _times(job: Managed) -> str:
-    return (
-        "" if not job.recoveries else "once" if job.recoveries == 1 else f"{job.recoveries} times"
-    )
-
-
-def _clock(seconds: float) -> str:
-    whole = int(seconds)
-    if whole <= 0:
-        return ""
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

@@ -1,0 +1,97 @@
+"""Hand a rendered bundle to Slurm: first what sbatch says of it, then the submission itself.
+
+Owns sbatch's command line beyond the directives of the script. sbatch's refusal is shown unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ddpgen.errors import FileTroubleError, TargetUnavailableError
+from ddpgen.launch import say
+from ddpgen.monitor import places, scripts, slurm_jobs, snapshot, state
+from ddpgen.monitor.places import Login, Place, Ran
+from ddpgen.monitor.record import Launched
+from ddpgen.plan import slurm
+from ddpgen.spec.slurm import SlurmJob
+
+_SCRIPT = "slurm.sbatch"
+_LOGS = "logs"
+# A busy controller lets sbatch wait, and it has tries of its own.
+_SUBMIT_S = 180.0
+
+
+def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launched:
+    """Submit a copy of `bundle`.
+
+    Raises TargetUnavailableError when sbatch cannot be reached, or refuses; FileTroubleError.
+    """
+    copy = snapshot.take(bundle)
+    with places.reach(job, bundle.absolute().parent) as place:
+        directory = _bring(place, copy)
+        words = [*_options(place, job), _SCRIPT, *arguments]
+        code, said = _sbatch(place, ["sbatch", "--test-only", *words], directory)
+        if code != 0:
+            raise TargetUnavailableError("sbatch refuses the job, see above; nothing was submitted")
+        try:
+            code, said = _sbatch(place, ["sbatch", "--parsable", *words], directory)
+        except TargetUnavailableError as error:
+            message = f"{error}\nwhether it was submitted all the same, squeue --me tells"
+            raise TargetUnavailableError(message) from None
+        found = slurm_jobs.submitted(said)
+        if code != 0 or found is None:
+            raise TargetUnavailableError("sbatch has not submitted the job, see above")
+        number, cluster = found
+        name = f"{job.name}-{number}_*.log" if job.array else f"{job.name}-{number}.log"
+    return Launched("slurm", number, cluster, f"{place.beside}/{_LOGS}/{name}", place.name)
+
+
+def _bring(place: Place, copy: Path) -> str:
+    """Have the copy, and a directory of logs, where sbatch is; returns the copy's place there."""
+    directory, logs = f"{place.beside}/{snapshot.PLACE}/{copy.name}", f"{place.beside}/{_LOGS}"
+    if isinstance(place, Login):
+        place.facts(scripts.receive(directory, logs))
+        say(f"sending {copy.name} to {place.shown(directory)}")
+        place.send(copy, directory)
+        return directory
+    try:
+        Path(logs).mkdir(exist_ok=True)
+    except OSError as error:
+        message = f"{logs}: {error.strerror}; Slurm would have nowhere to put the job's output"
+        raise FileTroubleError(message) from None
+    return directory
+
+
+def _options(place: Place, job: SlurmJob) -> list[str]:
+    # Relative to the copy, so that no % or backslash of a directory's name is taken for a pattern.
+    pattern = "%x-%A_%a.log" if job.array else "%x-%j.log"
+    warning = _measured_warning(place, job)
+    signal = [] if warning is None else [f"--signal=B:USR1@{warning}"]
+    return [f"--output=../../{_LOGS}/{pattern}", *signal]
+
+
+def _measured_warning(place: Place, job: SlurmJob) -> int | None:
+    """Seconds before the time limit at which to stop, out of what earlier starts measured.
+
+    None where the spec says it, or nothing is on record, or more than half of the limit would go.
+    """
+    if job.array or any(t is not None for t in (job.warning, job.step_time, job.write_time)):
+        return None
+    found = state.read(place.facts(scripts.look(place.checkpoints(job))))
+    if found.longest_step_s is None or found.write_s is None:
+        return None
+    measured = replace(job, step_time=found.longest_step_s, write_time=found.write_s)
+    wanted = int(slurm.warning_s(measured))
+    return None if job.time is not None and wanted > job.time / 2 else wanted
+
+
+def _sbatch(place: Place, argv: list[str], directory: str) -> Ran:
+    """Run it; what it says is shown, but for the job's id. Raises TargetUnavailableError."""
+    say(f"+ {place.typed(argv, directory)}")
+    answer = place.run(argv, directory, _SUBMIT_S)
+    shown = "".join(line for line in answer.said.splitlines(True) if not slurm_jobs.submitted(line))
+    if shown.strip():
+        say(shown.rstrip("\n"))
+    return answer
