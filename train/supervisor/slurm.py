@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,17 +28,14 @@ from train.supervisor.refusal import Refusal
 from train.supervisor.slurm_decision import (
     AGAIN,
     Begun,
-    Decision,
     End,
     Failure,
     Finish,
     Job,
-    Leave,
     Requeue,
-    Return,
     decide,
-    go_back,
     may_be_lost,
+    requeue,
     standstill,
 )
 from train.supervisor.slurm_directory import Directory, checkpoint_directory
@@ -56,6 +54,7 @@ from train.supervisor.workers import Workers
 # A controller that is being restarted answers a minute or two later.
 _PATIENT = (2, 5, 10, 20, 30, 30, 30)
 _LOOK_S = 0.5
+_REQUEUES, _REQUEUES_APART_S = 5, 2.0
 # Whether a node has failed is looked at so often; then srun has ended the others within this time, but for
 # one that does not answer.
 _WATCH_S, _ENDED_S = 5.0, 60.0
@@ -109,7 +108,6 @@ class Slurm:
         self._asked, self._term_at_hand = "", False
         self._directory: Directory | None = None
         self._taken, self._gave_up = False, False
-        self._stop_made: tuple[int, int] | None = None
         self._begun: list[Begun] = []
 
     def run(self) -> int:
@@ -122,7 +120,7 @@ class Slurm:
         except nic.NetworkError as error:
             return self._finish(Finish(EXIT_UNAVAILABLE, str(error), str(error)))
         except NotBegunError as asked:
-            return self._come_back(Return(f"{asked} came before the training began", EXIT_STOPPED))
+            return self._requeue(Requeue(f"{asked} came before the training began", EXIT_STOPPED))
 
     def _run(self) -> int:
         check_arguments(self._command, ONLY_CHECK)
@@ -143,7 +141,7 @@ class Slurm:
         self._workers = Workers(words, environment(self._told(nodes)))
         self._events.watch_child(self._workers.pid)
         ended = self._wait()
-        return self._end(ended, len(nodes)) if isinstance(ended, int) else self._come_back(*ended)
+        return self._end(ended, len(nodes)) if isinstance(ended, int) else self._requeue(*ended)
 
     def _beside(self, work: Callable[[], Any]) -> Any:
         """The result of `work`, for which the loop goes on. Raises NotBegunError, and what it raises."""
@@ -164,9 +162,7 @@ class Slurm:
             return
         say(f"the environment of the spec failed: {words}")
         if int(code) > 128:  # a signal may have ended what it waited for, which is no fault of it
-            self._events.set_alarm("late", LATE_S)
-            while not isinstance(event := self._events.next(), Due):
-                self._heed(event)
+            self._beside(lambda: time.sleep(LATE_S))
         raise Refusal(EXIT_UNAVAILABLE, "")
 
     def _find_directory(self, shown: Shown | None) -> Path:
@@ -272,28 +268,23 @@ class Slurm:
         """Raises Refusal where the starts before have come to nothing."""
         if self._only_preflight:
             return
-        job = self._job(self._begun)
-        if job.stands_still:
+        if self._job().stands_still:
             raise Refusal(1, f"{standstill()}; {AGAIN}")
-        self._begun.append(Begun(self._requeue_count, job.newest or 0))
-        self.directory.keep_starts(self._begun, self._options.requeues, self._options.restarts)
+        self._begun.append(Begun(self._requeue_count, self._job().newest or 0))
+        self._keep_starts(self._begun)
 
-    def _job(self, begun: Sequence[Begun]) -> Job:
-        options = self._options
+    def _keep_starts(self, starts: Sequence[Begun]) -> None:
+        self.directory.keep_starts(starts, self._options.requeues, self._options.restarts)
+
+    def _job(self) -> Job:
+        budgets = self._options.requeues, self._options.restarts
         of_script = self._command.program[0] == "script"
         newest = self.directory.progress(of_script) if self._directory else 0
-        return Job(
-            self._requeue_count,
-            options.requeues,
-            options.restarts,
-            newest,
-            begun,
-            self._only_preflight,
-        )
+        return Job(self._requeue_count, *budgets, newest, self._begun, self._only_preflight)
 
     # --- while it runs --------------------------------------------------------------------------------
 
-    def _wait(self) -> int | tuple[Return, State]:
+    def _wait(self) -> int | tuple[Requeue, State]:
         """srun's exit code; or why the job goes back although srun still runs."""
         self._events.set_alarm("watch", _WATCH_S)
         while True:
@@ -307,7 +298,7 @@ class Slurm:
                 self._on_due(event.name)
             elif isinstance(event, Result) and isinstance(event.value, State):
                 if self._no_clean_stop(event.value):
-                    return Return("no clean stop within Slurm's KillWait", 1), event.value
+                    return Requeue("no clean stop within Slurm's KillWait", 1), event.value
             elif isinstance(event, Result):
                 self._on_found(event.value)
 
@@ -350,8 +341,7 @@ class Slurm:
         if stop.is_symlink():
             return
         try:
-            if self.directory.request_stop(self._asked):
-                self._stop_made = _identity(stop)
+            self.directory.request_stop(self._asked)
         except OSError as error:
             say(f"{self._asked}: cannot create {stop} ({error.strerror})")
 
@@ -372,50 +362,35 @@ class Slurm:
         directory = self.directory
         end = End(code, directory.status(), self._asked, self._whose_stop(), directory.failure())
         if may_be_lost(end, nodes) and not every_node_answers(nodes):
-            end = End(code, end.status, end.asked, end.stop, end.failure, lost=True)
-        meant = decide(end, self._job(self._begun))
-        if isinstance(meant, Return):
-            return self._come_back(meant)
+            end = replace(end, lost=True)
+        meant = decide(end, self._job())
+        if isinstance(meant, Requeue):
+            return self._requeue(meant)
         if end.stop:
             directory.stop_file.unlink(missing_ok=True)
         where = f"; results are in {directory.path}" if meant.line.startswith("done") else ""
         return self._finish(replace(meant, line=meant.line + where))
 
     def _whose_stop(self) -> str:
-        if self._only_preflight:
-            return ""
-        whose = self.directory.whose_stop()
-        touched = self._stop_made not in (None, _identity(self.directory.stop_file))
-        return "user" if whose == "job" and touched else whose
+        return "" if self._only_preflight else self.directory.whose_stop()
 
-    def _come_back(self, wanted: Return, job_state: State | None = None) -> int:
-        if job_state is None and not self._only_preflight:
-            job_state = self._job_state()
+    def _requeue(self, wanted: Requeue, job_state: State | None = None) -> int:
+        if job_state is None:
+            job_state = State.RUNNING if self._only_preflight else self._job_state()
         cancelled = self._asked in ("TERM", "signal")
-        decision: Decision = go_back(
-            wanted, job_state or State.RUNNING, cancelled, self._job(self._begun)
-        )
-        if isinstance(decision, Finish):
-            return self._finish(decision)
-        say(decision.line)
-        if isinstance(decision, Leave):
-            return decision.code
-        return self._requeue(decision)
-
-    def _requeue(self, decision: Requeue) -> int:
+        meant = requeue(wanted, job_state, cancelled, self._job())
+        if isinstance(meant, Finish):
+            return self._finish(meant)
+        say(meant.line)
         if self._directory is not None:
             if self._whose_stop() == "job":
                 self.directory.stop_file.unlink(missing_ok=True)
-            ended = [
-                Begun(s.requeue_count, s.step, decision.counter)
-                if s.requeue_count == self._requeue_count
-                else s
-                for s in self._begun
-            ]
-            if ended:
-                self.directory.keep_starts(ended, self._options.requeues, self._options.restarts)
+            if self._begun:
+                *before, last = self._begun
+                mine = last.requeue_count == self._requeue_count
+                self._keep_starts([*before, replace(last, ended=meant.counter) if mine else last])
         # The last act: Slurm kills everything of the job at once, this process too.
-        for last in (False, False, False, False, True):
+        for _ in range(_REQUEUES):
             if self._controller.requeue():
                 return 0
             job_state = self._job_state()
@@ -423,15 +398,9 @@ class Slurm:
                 return 0
             if job_state is State.OVER:
                 return self._leave(EXIT_STOPPED)
-            if not last:
-                self._pause(2)
+            time.sleep(_REQUEUES_APART_S)
         say(f"Slurm does not take it back; {AGAIN}")
-        return self._leave(decision.code)
-
-    def _pause(self, seconds: float) -> None:
-        self._events.set_alarm("pause", seconds)
-        while not isinstance(event := self._events.next(), Due) or event.name != "pause":
-            pass
+        return self._leave(meant.code)
 
     def _finish(self, decision: Finish) -> int:
         if decision.line:
@@ -473,14 +442,6 @@ def _parent_title() -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode("utf-8", "replace")
     return ""
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Changes when somebody touches the file."""
-    with contextlib.suppress(OSError):
-        found = path.stat()
-        return found.st_ino, found.st_mtime_ns
-    return None
 
 
 def _filled(word: str, known: dict[str, str]) -> str:

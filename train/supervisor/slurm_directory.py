@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,7 +163,7 @@ class Directory:
                 return [Begun(int(n), int(step), str(ended)) for n, step, ended in data["starts"]]
         return []
 
-    def keep_starts(self, starts: list[Begun], requeues: int, restarts: int) -> None:
+    def keep_starts(self, starts: Sequence[Begun], requeues: int, restarts: int) -> None:
         """Put them on file, with how many there may be. It is no reason to fail if that does not work."""
         content = {
             "job": self.number,
@@ -218,13 +218,13 @@ class Directory:
     def stop_file(self) -> Path:
         return self.path / "stop"
 
-    def request_stop(self, why: str) -> bool:
-        """Make the stop file, unless there is one for this start; whether it was made. Raises OSError."""
+    def request_stop(self, why: str) -> None:
+        """Make the stop file, unless there is one for this start. Raises OSError."""
         if self.stop_file.exists():
             if is_for(reason_in(self.stop_file), self.scheduler):
-                return False
+                return
             self.stop_file.unlink(missing_ok=True)  # left by another job, or an earlier start
-        return create_stop_file(self.stop_file, f"{self.scheduler} {why}")
+        create_stop_file(self.stop_file, f"{self.scheduler} {why}")
 
     def whose_stop(self) -> str:
         """`job`: made for this job because a signal came; `user`: by whoever wants it to stop; `other`: for
