@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING
 from train.supervisor.events import Events, Signal
 
 if TYPE_CHECKING:
-    from train.supervisor.hosts import Hosts
-    from train.supervisor.local import Local
-    from train.supervisor.sky import Sky
-    from train.supervisor.slurm_node import SlurmNode
+    from train.supervisor.supervisor import Tier
 
 # A signal that the artefact's shell has noticed before it became this process: its name.
 _NOTICED = "DDPGEN_SIGNAL"
@@ -46,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _supervise(argv: Sequence[str], events: Events) -> int:
+    from train.errors import EXIT_USAGE
     from train.supervisor import words
-    from train.supervisor.refusal import EXIT_USAGE
     from train.supervisor.supervisor import Supervisor, add_options
 
     try:
@@ -71,9 +68,8 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
     return Supervisor(tier(options, command), options, command, events).run()
 
 
-def _tier(name: str) -> type[Local | Hosts | Sky | SlurmNode]:
+def _tier(name: str) -> type[Tier]:
     """The adapter of a tier. The others' imports would take longer than all the rest of a start."""
     module, adapter = _TIERS.get(name, _TIERS["local"])
-    found: type[Local | Hosts | Sky | SlurmNode]
-    found = getattr(importlib.import_module(f"train.supervisor.{module}"), adapter)
+    found: type[Tier] = getattr(importlib.import_module(f"train.supervisor.{module}"), adapter)
     return found

@@ -18,13 +18,12 @@ from typing import ClassVar
 from train import nic
 from train.config import seconds
 from train.console import say
-from train.errors import EXIT_UNAVAILABLE, start_command
+from train.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal, start_command
 from train.layout import step_directory
-from train.supervisor import decision, network
+from train.supervisor import decision
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.driver_link import DriverLink, take_standard_input
 from train.supervisor.events import Event, Events
-from train.supervisor.refusal import EXIT_USAGE, Refusal
 from train.supervisor.supervisor import Membership, Tier
 from train.supervisor.words import ONLY_CHECK, Command
 
@@ -151,18 +150,13 @@ class Hosts(Tier):
         launch = os.environ.get("DDPGEN_LAUNCH", "")
         return membership(listed, options.me, options.head, options.hosts, options.port, launch)
 
-    def network(self, member: Membership) -> tuple[str, str]:
-        peer = next((at for name, at in member.roster if name != member.me), "")
-        name, address = network.choose(member, self._options.nic, peer if member.is_head else "")
-        if self._options.no_preflight:
-            own, towards = (
-                dict(member.roster)[member.me],
-                peer if member.is_head else member.head_address,
-            )
-            for doubt in nic.doubts(own, address, towards):
-                say(f"warning: {doubt}")
-            self._await_head(member)
-        return name, address
+    def prepare(self, member: Membership, address: str) -> None:
+        if not self._options.no_preflight:
+            return
+        towards = member.peer if member.is_head else member.head_address
+        for doubt in nic.doubts(dict(member.roster)[member.me], address, towards):
+            say(f"warning: {doubt}")
+        self._await_head(member)
 
     def _await_head(self, member: Membership) -> None:
         """Hosts may be started by hand, one after the other: whoever is early says whom it waits for."""

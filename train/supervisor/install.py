@@ -17,8 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from train.console import say
-from train.errors import EXIT_UNAVAILABLE
-from train.supervisor.refusal import Refusal
+from train.errors import EXIT_UNAVAILABLE, Refusal
 
 # What pip has installed: written last, so that its presence says that all is there.
 INSTALLED = "installed.txt"

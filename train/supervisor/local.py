@@ -6,7 +6,6 @@ import argparse
 import os
 import shlex
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -31,12 +30,7 @@ class Local(Tier):
         procs = self._options.procs
         return Membership(me=socket.gethostname(), procs=procs, world_size=procs)
 
-    def network(self, member: Membership) -> tuple[str, str]:
-        """Loopback needs no network, and works where the hostname does not resolve."""
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        return self._options.nic or loopback, "127.0.0.1"
-
-    def prepare(self) -> None:
+    def prepare(self, member: Membership, address: str) -> None:
         """What a user's program prints is nowhere else; a workload's progress is in metrics.jsonl."""
         if self._command.program[0] != "script":
             return

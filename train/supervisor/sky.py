@@ -17,17 +17,17 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from train import notice
-from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
+from train.errors import EXIT_UNAVAILABLE, Refusal
 from train.files import replace_file
 from train.notices import clouds
-from train.supervisor import directory, network
-from train.supervisor.decision import End, Outcome, Request, crash
-from train.supervisor.refusal import Refusal
+from train.supervisor import decision, directory
+from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.stopobject import StopObject
-from train.supervisor.supervisor import Membership, Tier
+from train.supervisor.supervisor import Membership, Tier, names, ports
 from train.supervisor.words import Command
 
 # SkyPilot is to start the job again. Of several machines on Slurm it keeps the highest code alone, and
@@ -60,11 +60,11 @@ class Sky(Tier):
         add("--nodes", type=int, default=1, help="how many machines were planned")
         add(
             "--ports",
-            type=_ports,
+            type=ports,
             default=range(29500, 30500),
             help="FROM-TO: the head's is one of",
         )
-        add("--secrets", type=_names, default=(), help="variables that SkyPilot has to be given")
+        add("--secrets", type=names, default=(), help="variables that SkyPilot has to be given")
         add("--bucket", default="", help="the URL of what has to be mounted")
         add("--mount", default="", help="where it has to be mounted")
         add(
@@ -98,11 +98,7 @@ class Sky(Tier):
         self.scheduler = f"sky {member.part} {number}"
         return member
 
-    def network(self, member: Membership) -> tuple[str, str]:
-        others = [address for _, address in member.roster[1:2]]
-        return network.choose(member, self._options.nic, *others)
-
-    def prepare(self) -> None:
+    def prepare(self, member: Membership, address: str) -> None:
         if self._options.hook:
             hook = Path(self._options.hook).expanduser()
             try:
@@ -112,7 +108,7 @@ class Sky(Tier):
                 raise directory.unusable(hook.parent, error) from None
         # The built-in training looks into the store itself. For a loop of the user's own the head does;
         # it is enough that one process sees the stop file.
-        if self._command.program[0] == "script" and self._options.mount and self._me == "node0":
+        if self._command.program[0] == "script" and self._options.mount and member.is_head:
             self._stop_object = StopObject(Path(self._options.store), self._task)
             self._stop_object.forget_earlier()
 
@@ -266,38 +262,19 @@ def not_begun(me: str) -> Outcome:
 def at_end(me: str, end: End) -> Outcome:
     """What the end of the workers means: SkyPilot acts on the exit code."""
     status = end.status
-    if status is None:
-        taken = f"{me}: the status is not of this attempt: another start of the job has taken over"
-        return Outcome(EXIT_FAILED, (taken,))
-    at = f" at step {status.step}" if status.step else ""  # a user's script counts its steps itself
-    if status.word == "done":
-        early = f" ({status.reason})" if status.reason else ""
-        return Outcome(0, (f"{me}: done{at}{early}",))
-    if status.word == "failed":
-        return Outcome(EXIT_FAILED, (f"{me}: failed{at}: {status.reason or 'no reason given'}",))
-    if status.word == "stopped":
+    if status is not None and status.word == "stopped":
+        at = f" at step {status.step}" if status.step else ""
         # The user's own stop is an object in the bucket, and never a signal.
         if status.reason.startswith(("preempted", "signal")):
             back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
             return Outcome(EXIT_PREEMPTED, (back,))
         why = status.reason or "user"
         return Outcome(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}); to go on: {Sky.again}",))
-    if end.stops and not end.met:
+    if status is not None and status.word == "running" and end.stops and not end.met:
         return not_begun(me)
-    return Outcome(EXIT_FAILED, (f"{me}: crashed: {crash(end)}",), status.reason)
+    outcome = decision.at_end(end)
+    return replace(outcome, lines=tuple(f"{me}: {line}" for line in outcome.lines))
 
 
 def _beside(work: Callable[..., object], *arguments: object) -> None:
     threading.Thread(target=work, args=arguments, daemon=True).start()
-
-
-def _ports(text: str) -> range:
-    low, _, high = text.partition("-")
-    first, last = int(low), int(high or low)
-    if not 0 < first <= last < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of ports")
-    return range(first, last + 1)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split(",")))

@@ -21,10 +21,9 @@ from typing import Any
 
 from train import nic, reserve
 from train.console import say
-from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
+from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.scheduler import VARIABLE
 from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Signal
-from train.supervisor.refusal import Refusal
 from train.supervisor.slurm_decision import (
     AGAIN,
     Begun,
@@ -47,7 +46,7 @@ from train.supervisor.slurm_job import (
     every_node_answers,
     state,
 )
-from train.supervisor.supervisor import NotBegunError, check_arguments
+from train.supervisor.supervisor import NotBegunError, check_arguments, ports
 from train.supervisor.words import ONLY_CHECK, Command
 from train.supervisor.workers import Workers
 
@@ -77,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--ports",
-        type=_ports,
+        type=ports,
         default=range(29500, 30500),
         help="FROM-TO: where a free one is looked for",
     )
@@ -256,7 +255,7 @@ class Slurm:
             *inside, "bash", "-c", _ON_NODE, "ddpgen", str(bundle), options.source,
             options.python, "-m", "train", "supervise", "slurm-node",
             *self._command.options[1:], *store, f"--checkpoint-dir={directory.path}",
-            f"--head={head}", f"--address={address}", f"--port={port}", f"--peer={peer}",
+            f"--head={head}", f"--address={address}", f"--port={port}",
             "--", *self._command.launcher, "--", *self._command.program, "--", *self._command.arguments,
         ]  # fmt: skip
 
@@ -454,8 +453,3 @@ def _speak_for_slurm() -> None:
     """Lines of this process say when and where they were said, as those of the nodes do."""
     number, requeue_count = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT") or "0"
     os.environ[VARIABLE] = f"slurm {number} {requeue_count}"
-
-
-def _ports(text: str) -> range:
-    low, _, high = text.partition("-")
-    return range(int(low), int(high or low) + 1)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from train.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE
+from train.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
 from train.status import Status
-from train.supervisor.refusal import EXIT_USAGE
 from train.supervisor.slurm_job import State
 
 AGAIN = "to go on: sbatch slurm.sbatch"

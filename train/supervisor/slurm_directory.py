@@ -20,12 +20,11 @@ from pathlib import Path
 
 from train import lock
 from train.console import say
-from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
+from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.files import read_file, replace_file
 from train.layout import steps_on_disk
 from train.status import Status, read_status, write_status
 from train.stop import create_stop_file, is_for, reason_in
-from train.supervisor.refusal import Refusal
 from train.supervisor.slurm_decision import AGAIN, Begun, Failure
 from train.supervisor.slurm_job import Controller, is_over
 
@@ -205,12 +204,6 @@ class Directory:
         line = " ".join(f"{self.launch} {code} {node} {words}".split())
         with contextlib.suppress(OSError):
             replace_file(self.path / "slurm-failed", line.encode() + b"\n")
-
-    def is_replaced(self) -> bool:
-        """Whether a later start of the job has taken it: Slurm has lost this node, which lives on."""
-        holder = self._holder()
-        later = holder[1] if len(holder) > 1 and holder[0] == self.job else ""
-        return later.isdecimal() and int(later) > self.requeue_count
 
     # --- the stop file ------------------------------------------------------------------------------
 

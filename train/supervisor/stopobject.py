@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 
 from train.console import say
-from train.errors import EXIT_UNAVAILABLE
+from train.errors import EXIT_UNAVAILABLE, Refusal
 from train.files import read_file
 from train.stop import create_stop_file
-from train.supervisor.refusal import Refusal
 
 _EVERY_S = 5.0
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from train.errors import EXIT_UNAVAILABLE
+from train.errors import EXIT_UNAVAILABLE, Refusal
 from train.scheduler import Scheduled
 from train.status import Status
 from train.supervisor.decision import End
-from train.supervisor.refusal import Refusal
 from train.supervisor.sky import (
     Sky,
     at_end,
@@ -213,7 +212,7 @@ ON = "to go on: sky jobs launch sky.yaml"
         (
             End(1, None),
             1,
-            "n: the status is not of this attempt: another start of the job has taken over",
+            "n: the status is not of this attempt: another job has taken over",
         ),
     ],
 )
@@ -239,8 +238,7 @@ def test_a_pods_hook_is_told_this_python_and_what_to_stop(
     Sky.add_options(parser)
     words = ["--job=j", "--checkpoint-dir=~/.ddpgen/j", "--nodes=2", "--hook=~/.ddpgen/j/hook"]
     tier = Sky(parser.parse_args(words), Command(("sky",), ("torchrun",), ("run",), ()))
-    tier.membership()
-    tier.prepare()
+    tier.prepare(tier.membership(), "10.0.0.2")
     told = (tmp_path / ".ddpgen/j/hook").read_text()
     assert told == f"{sys.executable}\n{tmp_path}/.ddpgen/j/{ID}\n"
     assert tier.scheduler == f"sky {ID} 0"

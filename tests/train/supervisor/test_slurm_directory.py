@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from train import lock
+from train.errors import Refusal
 from train.status import Status, read_status, write_status
-from train.supervisor.refusal import Refusal
 from train.supervisor.slurm_decision import CRASH, Begun, Failure
 from train.supervisor.slurm_directory import Directory, checkpoint_directory
 from train.supervisor.slurm_job import Controller
@@ -94,7 +94,6 @@ def test_what_a_job_that_is_over_has_left_is_taken_and_given_back(
     later.take(Queue({}))
     mine(tmp_path).release()  # an earlier start that ends late
     assert later.is_ours
-    assert mine(tmp_path).is_replaced()
     bundle_of(tmp_path, "7")
     before = os.getcwd()
     later.release()
@@ -225,9 +224,9 @@ def test_what_is_put_on_file_is_this_starts_own(tmp_path: Path) -> None:
     directory.keep_starts(begun, 6, 3)
     assert directory.starts() == begun
     assert mine(tmp_path, job="8").starts() == []
-    directory.keep_failure(69, "node2", "setup of the spec failed;\nits words are above")
+    directory.keep_failure(69, "node2", "setup of the spec failed;\nits output is above")
     assert directory.failure() == Failure(
-        69, "node2", "setup of the spec failed; its words are above"
+        69, "node2", "setup of the spec failed; its output is above"
     )
     assert mine(tmp_path, requeue_count=1).failure() is None
     directory.say_running()
