@@ -43,8 +43,8 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
 _SMALL = {
     "supervise": ("train.supervisor.command", "main"),
     "doctor": ("train.health.doctor", "main"),
-    "spawn": ("train.commands", "main_spawn"),
-    "notice": ("train.commands", "main_notice"),
+    "spawn": ("train.spawn", "main"),
+    "notice": ("train.notice", "main"),
     "install": ("train.supervisor.install", "main"),
 }
 

@@ -1,4 +1,4 @@
-"""A cloud's notice that it takes this machine back becomes a stop file.
+"""A cloud's notice that it takes this machine back becomes a stop file; `python -m train notice`.
 
 Owns the watch over the clouds that are here and, for a hook that is called when the machine goes
 (Kubernetes, `python -m train notice`), the wait until the job has ended. Knows no cloud's protocol, and
@@ -7,6 +7,7 @@ nothing of what the training does with the file. Imports no torch.
 
 from __future__ import annotations
 
+import argparse
 import os
 import queue
 import threading
@@ -14,8 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from train.config import seconds
 from train.console import say
-from train.notices import ADDRESS, Cloud, Notice, clouds
+from train.notices import ADDRESS, Cloud, clouds
 from train.notices.service import AbsentError, ServiceError
 from train.status import read_status
 from train.stop import PREEMPTED, create_stop_file, reason_in
@@ -27,18 +29,27 @@ _LOOK_S = 0.25
 _RETRY_S = 1.0
 
 
+def main(argv: Sequence[str]) -> int:
+    """Make the stop file, as this machine is taken back, and wait until the job has ended."""
+    parser = argparse.ArgumentParser(prog="python -m train notice", allow_abbrev=False)
+    parser.add_argument("--stop-file", type=Path, required=True)
+    parser.add_argument("--wait", type=seconds, default=60.0, help="at most so long")
+    options = parser.parse_args(argv)
+    return ask_and_wait(options.stop_file.expanduser().absolute(), options.wait)
+
+
 def watch(stop_file: Path, names: Sequence[str], every: float) -> None:
     """Make `stop_file` as soon as one of these clouds gives notice; return then, or where none is here."""
     here = find(names, os.environ, every)
     if not here:
         say(f"no {' or '.join(names)} here that would tell of a preemption: not watching for one")
         return
-    said: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
     for cloud in here:
         # Daemons: an answer that does not come holds up neither the others nor the end.
         threading.Thread(target=_watch, args=(cloud, every, said), daemon=True).start()
     # One line, whatever the service has put into it.
-    words = " ".join(f"{PREEMPTED}: {said.get().words}".split())
+    words = " ".join(f"{PREEMPTED}: {said.get()}".split())
     while not _ask(stop_file, words):
         time.sleep(_RETRY_S)
 
@@ -98,31 +109,22 @@ def _is_there(cloud: Cloud) -> bool:
     return False
 
 
-def _watch(cloud: Cloud, every: float, said: queue.SimpleQueue[Notice]) -> None:
-    """Look until there is a binding notice. Whatever goes wrong, go on: no answer is no notice."""
-    told: set[str] = set()
+def _watch(cloud: Cloud, every: float, said: queue.SimpleQueue[str]) -> None:
+    """Look until there is a notice. Whatever goes wrong, go on: no answer is no notice."""
+    told = False
     while True:
         began = time.monotonic()
-        line = ""
         try:
-            notice = cloud.look()
-        except ServiceError as error:
-            line = (
-                f"{cloud.name} does not say whether it takes this machine back ({error}); asking on"
-            )
-            kind = "trouble"
-        except Exception as error:  # noqa: BLE001 - a watch that dies is worse than one that errs
-            line = f"asking {cloud.name} about preemptions: {error!r}; asking on"
-            kind = "fault"
-        else:
-            if notice is not None and notice.binding:
+            if notice := cloud.look():
                 said.put(notice)
                 return
-            kind = "advice"
-            line = "" if notice is None else notice.words
-        if line and kind not in told:
-            told.add(kind)
-            say(line)
+        except Exception as error:  # noqa: BLE001 - a watch that dies is worse than one that errs
+            why = str(error) if isinstance(error, ServiceError) else repr(error)
+            if not told:
+                say(
+                    f"{cloud.name} does not say whether it takes this machine back ({why}); asking on"
+                )
+            told = True
         time.sleep(max(0.0, began + every - time.monotonic()))
 
 

@@ -7,8 +7,6 @@ the object `stop` in a bucket and the end of the workers mean to SkyPilot.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import json
 import os
 import re
@@ -16,13 +14,13 @@ import signal
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from train import notice
 from train.errors import EXIT_UNAVAILABLE, Refusal
-from train.files import replace_file
+from train.files import locked, replace_file
 from train.notices import clouds
 from train.supervisor import decision, directory
 from train.supervisor.decision import End, Outcome, Request
@@ -209,7 +207,7 @@ def enroll(place: Path, start: str, node_rank: int) -> int:
     """
     place.mkdir(parents=True, exist_ok=True)
     record = place / "starts.json"
-    with _locked(place / ".starts.guard"):
+    with locked(place / ".starts.guard"):
         number, counted, ranks = _enrolled(record)
         # A machine starts once in a start: one that is there already belongs to a new one.
         if counted != start or node_rank in ranks:
@@ -228,14 +226,6 @@ def _enrolled(record: Path) -> tuple[int, str, list[int]]:
         return int(entry["number"]), str(entry["start"]), list(map(int, entry["node_ranks"]))
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return -1, "", []
-
-
-@contextlib.contextmanager
-def _locked(guard: Path) -> Iterator[None]:
-    with open(guard, "a") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 # --- what signals and ends mean -------------------------------------------------------------------

@@ -197,7 +197,6 @@ class Slurm:
         directory = self.directory
         directory.take(self._controller)
         self._taken = True
-        directory.remove_old_snapshots(self._controller)
         directory.obey_stop(shown.submitted)
         directory.say_running()
         return directory.keep_snapshot(bundle, shown.submitted)

@@ -101,20 +101,6 @@ def test_what_a_job_that_is_over_has_left_is_taken_and_given_back(
     assert files(tmp_path) == {}
 
 
-def test_only_what_is_provably_ours_and_over_is_removed(tmp_path: Path) -> None:
-    for job in ("3", "4", "5", "7"):
-        bundle_of(tmp_path, job)
-    for other in ("bundle-of-papers", "bundle-6"):  # the second one without a bundle.json
-        (tmp_path / other).mkdir()
-        (tmp_path / other / "paper.pdf").touch()
-    mine(tmp_path, requeue_count=1).remove_old_snapshots(Queue({"4": "PENDING", "5": ""}))
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["bundle-4", "bundle-5", "bundle-6", "bundle-7", "bundle-of-papers"]
-    # A job that had this number before.
-    mine(tmp_path).remove_old_snapshots(Queue({"4": "PENDING", "5": ""}))
-    assert not (tmp_path / "bundle-7").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "requeue_count", "age", "obeyed"),
     [
@@ -182,6 +168,8 @@ def test_what_was_submitted_is_what_runs(
     assert (snapshot / "train/__main__.py").read_text() == "as submitted"
     assert mine(place, job="8").keep_snapshot(bundle, submitted) == place / "bundle-8"
     assert "train/__main__.py has changed since the job was submitted" in capsys.readouterr().err
+    assert mine(place).keep_snapshot(bundle, None) == snapshot  # a job that has this number again
+    assert (snapshot / "train/__main__.py").read_text() == "another"
     # The bundle is gone: the batch script starts the snapshot.
     (place / "slurm-job").write_text("7 0\n")
     assert checkpoint_directory(snapshot, "../checkpoints/gpt", "") == place
