@@ -317,16 +317,3 @@ def test_a_time_limit_with_a_warning(warned: Batch, alone: Path) -> None:
     assert_done_with_the_bits_of_one_machine(warned, alone, starts=range(2, 6))
     assert "USR1 from Slurm" in warned.log
     assert "DUE TO TIME LIMIT" not in warned.log
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("slurm_possible")
-def test_a_node_that_slurm_does_not_miss_yet_is_missed() -> None:
-    times = {"timeout": "20s", "collective_timeout": "8s"}
-    wanted = batch.spec("missed", PAUSE, nodes=2, restarts=0, rendezvous=times)
-    with Slurm(nodes=2, SlurmdTimeout=100) as patient:
-        job = Batch(patient, wanted)
-        job.until_step(6)
-        patient.node(job.nodes[1]).power_off()
-        patient.wait_log(job.id, "a node does not answer any more; back into the queue", 220)
-        patient.when(job.id, lambda shown: shown["Restarts"] == "1")

@@ -28,7 +28,6 @@ from train.supervisor.slurm_decision import (
     AGAIN,
     Begun,
     End,
-    Failure,
     Finish,
     Job,
     Requeue,
@@ -52,11 +51,8 @@ from train.supervisor.workers import Workers
 
 # A controller that is being restarted answers a minute or two later.
 _PATIENT = (2, 5, 10, 20, 30, 30, 30)
-_LOOK_S = 0.5
+_RETRY_S = 2.0
 _REQUEUES, _REQUEUES_APART_S = 5, 2.0
-# Whether a node has failed is looked at so often; then srun has ended the others within this time, but for
-# one that does not answer.
-_WATCH_S, _ENDED_S = 5.0, 60.0
 # What a node runs first of all: by a shell, which needs no shared directory, and says so where it has none.
 _ON_NODE = """\
 me=${SLURMD_NODENAME:-$HOSTNAME}
@@ -106,7 +102,7 @@ class Slurm:
         self._controller = Controller(self._number)
         self._asked, self._term_at_hand = "", False
         self._directory: Directory | None = None
-        self._taken, self._gave_up = False, False
+        self._taken = False
         self._begun: list[Begun] = []
 
     def run(self) -> int:
@@ -284,42 +280,21 @@ class Slurm:
 
     def _wait(self) -> int | tuple[Requeue, State]:
         """srun's exit code; or why the job goes back although srun still runs."""
-        self._events.set_alarm("watch", _WATCH_S)
         while True:
             event = self._events.next()
             if isinstance(event, Exit) and event.pid == self._workers.pid:
                 self._workers.ended(event.code)
-                return 1 if self._gave_up else event.code
+                return event.code
             if isinstance(event, Signal):
                 self._on_signal(event.name)
-            elif isinstance(event, Due):
-                self._on_due(event.name)
-            elif isinstance(event, Result) and isinstance(event.value, State):
-                if self._no_clean_stop(event.value):
-                    return Requeue("no clean stop within Slurm's KillWait", 1), event.value
-            elif isinstance(event, Result):
-                self._on_found(event.value)
-
-    def _on_due(self, name: str) -> None:
-        if name == "look":
-            self._request_stop()  # it is to stay there
-            self._events.set_alarm("look", _LOOK_S)
-        elif name == "watch":
-            self._events.run_in_thread(self.directory.failure)
-        elif name == "failed":
-            self._gave_up = True
-            self._workers.kill()
-        else:
-            self._events.run_in_thread(self._job_state)
-
-    def _on_found(self, found: float | Failure | None) -> None:
-        """How long Slurm waits before it kills; or which node has failed, if any."""
-        if isinstance(found, float):
-            self._events.set_alarm("kill", found)
-        elif found is None:
-            self._events.set_alarm("watch", _WATCH_S)
-        else:
-            self._events.set_alarm("failed", _ENDED_S)
+            elif event == Due("stop"):
+                self._request_stop()
+            elif event == Due("kill"):
+                self._events.run_in_thread(self._job_state)
+            elif isinstance(event, Result) and isinstance(event.value, float):
+                self._events.set_alarm("kill", event.value)  # Slurm's KillWait
+            elif isinstance(event, Result) and self._no_clean_stop(event.value):
+                return Requeue("no clean stop within Slurm's KillWait", 1), event.value
 
     def _on_signal(self, name: str) -> None:
         if self._only_preflight and name == "USR1":
@@ -331,17 +306,14 @@ class Slurm:
             self._term_at_hand = True
             self._events.run_in_thread(self._controller.kill_wait_s)
         self._request_stop()
-        self._events.set_alarm("look", _LOOK_S)
 
     def _request_stop(self) -> None:
         """A file, not a signal, goes on to the training: srun answers TERM by killing its tasks."""
-        stop = self.directory.stop_file
-        if stop.is_symlink():
-            return
         try:
             self.directory.request_stop(self._asked)
         except OSError as error:
-            say(f"{self._asked}: cannot create {stop} ({error.strerror})")
+            say(f"{self._asked}: cannot create {self.directory.stop_file} ({error.strerror})")
+            self._events.set_alarm("stop", _RETRY_S)
 
     def _no_clean_stop(self, job_state: State) -> bool:
         """Slurm kills everything now, this process too, which could then not ask for another start."""

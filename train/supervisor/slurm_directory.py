@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from train.stop import create_stop_file, is_for, reason_in
 from train.supervisor.slurm_decision import AGAIN, Begun, Failure
 from train.supervisor.slurm_job import Controller, is_over
 
-_COMPLETING_LOOKS, _COMPLETING_S = 12, 5.0
 _SNAPSHOT = re.compile(r"bundle-[0-9]+")
 
 
@@ -98,11 +96,6 @@ class Directory:
             remedy = f"if it is over, rm {self.path / 'slurm-job'}"
             raise Refusal(EXIT_UNAVAILABLE, f"{whose} of the cluster {cluster}; {remedy} (DIR004)")
         state = controller.state_of(job, say)
-        for _ in range(_COMPLETING_LOOKS):  # it may come back: what becomes of it is known soon
-            if state != "COMPLETING":
-                break
-            time.sleep(_COMPLETING_S)
-            state = controller.state_of(job, say)
         if not is_over(state):
             remedy = f"wait for it, end it (scancel {job}), or give this job another checkpoint.dir"
             raise Refusal(
@@ -196,9 +189,7 @@ class Directory:
 
     def request_stop(self, why: str) -> None:
         """Make the stop file, unless there is one for this start. Raises OSError."""
-        if self.stop_file.exists():
-            if is_for(reason_in(self.stop_file), self.scheduler):
-                return
+        if self.stop_file.exists() and not is_for(reason_in(self.stop_file), self.scheduler):
             self.stop_file.unlink(missing_ok=True)  # left by another job, or an earlier start
         create_stop_file(self.stop_file, f"{self.scheduler} {why}")
 
