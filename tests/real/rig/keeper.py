@@ -92,10 +92,6 @@ class Keeper:
         self._ask({"argv": list(argv), "out": str(fifo), "log": str(log)})
         return reports
 
-    def live(self, lifetime_s: float) -> None:
-        """End by itself so many seconds from now."""
-        self._ask({"lifetime_s": lifetime_s})
-
     def _ask(self, request: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         try:

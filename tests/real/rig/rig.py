@@ -78,12 +78,6 @@ class Rig(Upkeep):
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
 
-    def live(self, lifetime_s: float) -> None:
-        """End by itself so many seconds from now, whatever it was made with."""
-        if self._keeper is None:
-            raise RigError("this rig is down")
-        self._keeper.live(lifetime_s)
-
     @property
     def directory(self) -> Path:
         """Where its files are: keys, configs, logs (host.NAME.log)."""

@@ -3,8 +3,7 @@
 Owns the switch (its network namespace), the disks (a tmpfs in its mount namespace) and the life of
 everything in the rig: when its standard input ends, it ends, and the kernel ends the rest. Starts what
 it is told to, one JSON object a line: {"argv": [...], "out": FIFO, "log": FILE}. What it starts writes
-its news into the FIFO, whose end-of-file is its death. {"lifetime_s": ...} sets how long it lives from
-then on. Knows nothing of what it starts.
+its news into the FIFO, whose end-of-file is its death. Knows nothing of what it starts.
 """
 
 from __future__ import annotations
@@ -46,9 +45,6 @@ def serve(deadline: float) -> None:
         *lines, pending = (pending + piece).split(b"\n")
         for line in lines:
             request = json.loads(line)
-            if "lifetime_s" in request:
-                deadline = time.monotonic() + request["lifetime_s"]
-                continue
             start(request["argv"], request["out"], request["log"])
 
 
