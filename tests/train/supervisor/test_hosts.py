@@ -43,10 +43,6 @@ def test_ranks_follow_the_list_with_the_head_first(head: str, only: str, order: 
         assert each.nodes == len(names)
 
 
-def test_the_head_is_met_at_its_address() -> None:
-    assert membership(LISTED, "desk", "tower", port=4711).meets_at == "tower.lan:4711"
-
-
 @pytest.mark.parametrize(
     ("least", "only", "expected"),
     [(3, "", (3, 3)), (2, "", (2, 3)), (2, "desk,laptop", (2, 2)), (2, "desk", (1, 1))],
@@ -67,7 +63,6 @@ def test_an_elastic_job_begins_with_fewer_hosts(
             "--hosts=desk,desk,laptop: names a host twice, or one that is not ",
         ),
         ("", "desk,lptop", "not there; the hosts are desk laptop tower"),
-        ("", "desk,laptop,", "--hosts=desk,laptop,: names a host twice, or one that is not there"),
         ("", "desk", "--hosts=desk: without laptop, this host has nothing to do; name it too"),
         ("", "laptop", "--head=desk: takes no part; name one of laptop"),
         ("nobody", "", "--head=nobody: takes no part; name one of desk,laptop,tower"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from train.supervisor.slurm import is_step
+from train.supervisor.slurm import is_step, store_of
 from train.supervisor.slurm_job import (
     Controller,
     Shown,
@@ -75,13 +75,6 @@ def test_a_job_of_an_array_is_found_by_its_own_number() -> None:
     assert Shown.parse(text, "9") is None
 
 
-def test_when_it_was_submitted_is_this_hosts_time() -> None:
-    found = Shown.parse(shown(), "7")
-    assert found is not None
-    assert found.submitted is not None
-    assert Shown({}).submitted is None
-
-
 @pytest.mark.parametrize(
     ("config", "seconds"),
     [("KillWait                = 30 sec\n", 22), ("KillWait = 17 sec", 9), ("KillWait = 12 sec", 6), ("", 22)],
@@ -121,6 +114,7 @@ def test_a_controller_that_is_away_for_a_minute_is_asked_again(command: Path) ->
     found = Controller("7", pauses.append).show((2, 5, 10, 20))
     assert found is not None
     assert pauses == [0, 2, 5, 10]
+    assert found.submitted is not None
     (command / "asked").unlink()
     assert Controller("7", pauses.append).show((1, 1)) is None
 
@@ -167,3 +161,8 @@ def test_the_users_own_tastes_are_left_out() -> None:
 )
 def test_a_step_is_told_from_a_batch_script(env: dict[str, str], parent: str, step: bool) -> None:
     assert is_step(env, 5, parent) is step
+
+
+def test_each_task_of_an_array_has_a_store_of_its_own() -> None:
+    assert store_of("s3://kept/gpt", "") == "s3://kept/gpt"
+    assert store_of("s3://kept/gpt/", "3") == "s3://kept/gpt/3"
