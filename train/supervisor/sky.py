@@ -7,24 +7,27 @@ the object `stop` in a bucket and the end of the workers mean to SkyPilot.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import signal
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from train import notice
+from train.console import say
 from train.errors import EXIT_UNAVAILABLE, Refusal
-from train.files import locked, replace_file
+from train.files import locked, read_file, replace_file
 from train.notices import clouds
+from train.stop import create_stop_file
 from train.supervisor import decision, directory
 from train.supervisor.decision import End, Outcome, Request
-from train.supervisor.stopobject import StopObject
 from train.supervisor.supervisor import Membership, Tier, names, ports
 from train.supervisor.words import Command
 
@@ -36,7 +39,10 @@ _TOLD = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_TASK_ID")
 # Of a start before this one: what it was asked, and which owner of the store it was (train/store).
 _LEFTOVERS = ("stop", "store-turn")
 _MOST = 64
-_NOTICES_EVERY_S = 5.0
+_NOTICES_EVERY_S, _STOP_EVERY_S = 5.0, 5.0
+# Beside `stop` in a bucket, the task that it has ended: a recovery of that one stays stopped, and the next task
+# removes both.
+_OBEYED = "stop-obeyed"
 
 
 class Sky(Tier):
@@ -50,7 +56,7 @@ class Sky(Tier):
         self._options, self._command = options, command
         self._me, self._task = "", ""
         self._directory = Path()
-        self._stop_object: StopObject | None = None
+        self._bucket: Path | None = None
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
@@ -107,12 +113,12 @@ class Sky(Tier):
         # The built-in training looks into the store itself. For a loop of the user's own the head does;
         # it is enough that one process sees the stop file.
         if self._command.program[0] == "script" and self._options.mount and member.is_head:
-            self._stop_object = StopObject(Path(self._options.store), self._task)
-            self._stop_object.forget_earlier()
+            self._bucket = Path(self._options.store)
+            forget_stop(self._bucket, self._task)
 
     def watch(self, stop_file: Path) -> None:
-        if self._stop_object is not None:
-            _beside(self._stop_object.watch, stop_file)
+        if self._bucket is not None:
+            _beside(obey_stop, self._bucket, self._task, stop_file)
         if not self._options.no_notices:
             _beside(notice.watch, stop_file, tuple(clouds()), _NOTICES_EVERY_S)
 
@@ -226,6 +232,49 @@ def _enrolled(record: Path) -> tuple[int, str, list[int]]:
         return int(entry["number"]), str(entry["start"]), list(map(int, entry["node_ranks"]))
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return -1, "", []
+
+
+# --- the object `stop`, for a training loop of the user's own, which does not look for it -----------
+
+
+def forget_stop(bucket: Path, task: str) -> None:
+    """Remove a stop that has ended another task. Raises Refusal."""
+    if _obeyed_by(bucket) in ("", task):
+        return
+    say(f"the stop in {bucket} is removed: it has ended the job before this one")
+    try:
+        for name in ("stop", _OBEYED):
+            (bucket / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise Refusal(
+            EXIT_UNAVAILABLE,
+            f"cannot remove {bucket / 'stop'}, which would end this job too ({error.strerror}); may this "
+            "machine write to the bucket?",
+        ) from None
+
+
+def obey_stop(bucket: Path, task: str, stop_file: Path, every_s: float = _STOP_EVERY_S) -> None:
+    """Wait for the object, then note the task and make the stop file; on an error of a mount or a disk, again."""
+    told = False
+    while True:
+        with contextlib.suppress(OSError):
+            if (bucket / "stop").exists():
+                if not told:
+                    say(f"a stop was asked for in {bucket}")
+                told = True
+                if _obeyed_by(bucket) != task:
+                    (bucket / _OBEYED).write_text(
+                        f"{task}\n", "utf-8"
+                    )  # a bucket knows no renaming
+                create_stop_file(stop_file, "user: by the bucket")
+                return
+        time.sleep(every_s)
+
+
+def _obeyed_by(bucket: Path) -> str:
+    with contextlib.suppress(OSError):
+        return read_file(bucket / _OBEYED).decode("utf-8", "replace").strip()
+    return ""
 
 
 # --- what signals and ends mean -------------------------------------------------------------------

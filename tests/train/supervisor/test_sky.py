@@ -20,12 +20,13 @@ from train.supervisor.sky import (
     at_end,
     check_secrets,
     enroll,
+    forget_stop,
     membership,
+    obey_stop,
     on_signal,
     start,
     task_name,
 )
-from train.supervisor.stopobject import StopObject
 from train.supervisor.supervisor import add_options
 from train.supervisor.words import Command
 
@@ -228,31 +229,23 @@ def store(tmp_path: Path) -> Path:
 
 
 def watched(store: Path, task: str, stop_file: Path) -> threading.Thread:
-    thread = threading.Thread(
-        target=StopObject(store, task, every_s=0.01).watch, args=(stop_file,), daemon=True
-    )
+    thread = threading.Thread(target=obey_stop, args=(store, task, stop_file, 0.01), daemon=True)
     thread.start()
     return thread
 
 
-def test_the_object_becomes_a_stop_file_and_a_note_of_the_task(store: Path, tmp_path: Path) -> None:
-    stop_file = tmp_path / "stop"
-    watching = watched(store, "t1", stop_file)
-    (store / "stop").write_text("")
-    watching.join(WAIT_S)
-    assert stop_file.read_text() == "user: by the bucket\n"
-    assert (store / "stop-obeyed").read_text() == "t1\n"
-
-
-def test_it_is_tried_again_until_the_disk_takes_the_stop_file(store: Path, tmp_path: Path) -> None:
+def test_the_object_becomes_a_note_of_the_task_and_a_stop_file_when_the_disk_takes_it(
+    store: Path, tmp_path: Path
+) -> None:
     stop_file = tmp_path / "not there yet" / "stop"
-    (store / "stop").write_text("")
     watching = watched(store, "t1", stop_file)
+    (store / "stop").write_text("")
     while not (store / "stop-obeyed").exists():
         assert watching.is_alive()
     stop_file.parent.mkdir()
     watching.join(WAIT_S)
-    assert stop_file.exists()
+    assert stop_file.read_text() == "user: by the bucket\n"
+    assert (store / "stop-obeyed").read_text() == "t1\n"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +257,7 @@ def test_a_stop_that_has_ended_another_task_is_forgotten(
     (store / "stop").write_text("")
     if noted:
         (store / "stop-obeyed").write_text(f"{noted}\n")
-    StopObject(store, "t1").forget_earlier()
+    forget_stop(store, "t1")
     assert sorted(path.name for path in store.iterdir()) == left
 
 
@@ -272,4 +265,4 @@ def test_a_stop_that_cannot_be_removed_ends_the_launch(store: Path) -> None:
     (store / "stop").mkdir()  # what no unlink removes, whoever asks
     (store / "stop-obeyed").write_text("t0\n")
     with pytest.raises(Refusal, match="which would end this job too"):
-        StopObject(store, "t1").forget_earlier()
+        forget_stop(store, "t1")
