@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.real.rig import RigError
-from tests.real.rig.slurm import Slurm, SlurmError
+from tests.real.rig.slurm import Slurm
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(120)]
 
@@ -42,15 +42,6 @@ def test_a_job_runs_on_nodes_with_names_and_gpus_of_their_own_and_is_accounted_f
         assert (cluster.rig.shared / node.name).exists()
     sacct = ["sacct", "-X", "-n", "-P", "-o", "State", "-j", job]
     until(lambda: cluster.run(sacct).stdout == "COMPLETED\n")
-
-
-def test_how_a_job_failed_is_told_and_what_sbatch_refuses_too(cluster: Slurm) -> None:
-    job = cluster.sbatch("--wrap", "exit 3")
-    assert cluster.ended(job) == ("FAILED", "3:0")
-    with pytest.raises(SlurmError, match="invalid partition"):
-        cluster.sbatch("--partition=nowhere", "--wrap", "true")
-    with pytest.raises(SlurmError, match=f"job {job} is still"):
-        cluster.until(job, "RUNNING", timeout=0)
 
 
 def test_a_process_whose_parent_has_died_does_not_outlive_its_job(cluster: Slurm) -> None:
@@ -91,14 +82,6 @@ def test_a_job_goes_on_without_slurmd_and_is_over_when_that_is_back(cluster: Slu
     cluster.start_slurmd(node)
     assert cluster.ended(job) == ("COMPLETED", "0:0")
     cluster.is_ready()
-
-
-def test_clusters_do_not_see_each_other(cluster: Slurm) -> None:
-    with Slurm(nodes=1) as other:
-        job = other.sbatch("--wrap", "sleep 300")
-        other.until(job, "RUNNING")
-        assert other.run(["squeue", "-h", "-o", "%i"]).stdout == f"{job}\n"
-        assert cluster.run(["squeue", "-h"]).stdout == ""
 
 
 def test_a_cluster_that_cannot_come_up_says_what_its_daemons_say(rig_possible: None) -> None:
