@@ -55,8 +55,8 @@ def watch(stop_file: Path, names: Sequence[str], every: float) -> None:
         time.sleep(_RETRY_S)
 
 
-def ask_and_wait(stop_file: Path, patience_s: float) -> int:
-    """Make the file now; return when no process of this machine's job runs, or after `patience_s`.
+def ask_and_wait(stop_file: Path, timeout_s: float) -> int:
+    """Make the file now; return when no process of this machine's job runs, or after `timeout_s`.
 
     The exit code: 0, or 1 when the job still runs then.
     """
@@ -64,14 +64,14 @@ def ask_and_wait(stop_file: Path, patience_s: float) -> int:
     if not directory.is_dir():
         say(f"nothing to stop: {directory} is not there")
         return 0
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + timeout_s
     while not _ask(stop_file, f"{PREEMPTED}: kubernetes takes this machine back"):
         if time.monotonic() > end:
             return 1
         time.sleep(_LOOK_S)
     while _runs(directory):
         if time.monotonic() > end:
-            say(f"the job still runs after {patience_s:g} s; it goes on from its newest checkpoint")
+            say(f"the job still runs after {timeout_s:g} s; it goes on from its newest checkpoint")
             return 1
         time.sleep(_LOOK_S)
     return 0
@@ -128,7 +128,7 @@ def _ask(stop_file: Path, words: str) -> bool:
 
 
 def _runs(directory: Path) -> bool:
-    """Whether the job, or a part of it on this machine, has not written its last word."""
+    """Whether the job, or a part of it on this machine, still runs."""
     try:
         parts = sorted((directory / "nodes").iterdir())
     except OSError:

@@ -80,7 +80,7 @@ def spawn(command: Sequence[str], ranks: Ranks) -> int:
 
 
 class _Children:
-    """The live processes, and what befalls them together."""
+    """The live processes, signalled and ended together."""
 
     def __init__(self) -> None:
         self._alive: dict[int, int] = {}  # process id to rank

@@ -20,7 +20,7 @@ from train.config import seconds
 from train.console import say
 from train.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal, start_command
 from train.layout import step_directory
-from train.supervisor import decision
+from train.supervisor import decision, directory
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.driver_link import DriverLink, take_standard_input
 from train.supervisor.events import Event, Events
@@ -145,8 +145,7 @@ class Hosts(Tier):
     def membership(self) -> Membership:
         options = self._options
         listed = read(options.hosts_file)
-        # Two runs that meet at one place under one name would merge without a word: the driver gives each
-        # of its launches a name of its own.
+        # Two runs that meet at one address under one name would merge: the driver names each of its launches.
         launch = os.environ.get("DDPGEN_LAUNCH", "")
         return membership(listed, options.me, options.head, options.hosts, options.port, launch)
 
@@ -182,11 +181,13 @@ class Hosts(Tier):
         return decision.at_end(end, self._results(end), self._same)
 
     def _results(self, end: End) -> str:
-        directory = Path(os.path.abspath(os.path.expanduser(self._options.checkpoint_dir)))
+        results = directory.of(self._options.checkpoint_dir)
         if self._command.program[0] == "script":
-            return f"what the script wrote is in {directory}, here or on the host where it ran as rank 0"
+            return (
+                f"what the script wrote is in {results}, here or on the host where it ran as rank 0"
+            )
         # Without a shared directory the checkpoints are where rank 0 ran.
         step = end.status.step if end.status is not None else 0
-        if step_directory(directory, step).is_dir():
-            return f"results are in {directory}"
+        if step_directory(results, step).is_dir():
+            return f"results are in {results}"
         return "results are on the host of rank 0"

@@ -182,7 +182,7 @@ def task_name(task: str) -> str:
 
 
 def check_secrets(told: Mapping[str, str], secrets: Sequence[str]) -> None:
-    """SkyPilot drops a secret that it was not given, without a word. Raises Refusal."""
+    """SkyPilot silently drops a secret that it was not given. Raises Refusal."""
     for name in secrets:
         if name not in told:
             raise Refusal(

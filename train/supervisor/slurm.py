@@ -85,9 +85,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="inside",
         action="append",
         default=[],
-        help="a word that takes a command into the container",
+        help="an argument of what starts a command in the container",
     )
-    add("--srun", action="append", default=[], help="a word for srun")
+    add("--srun", action="append", default=[], help="an argument for srun")
     add("--source", default="", help="sourced on the nodes, in the container")
 
 
@@ -140,9 +140,9 @@ class Slurm:
 
     def _beside(self, work: Callable[[], Any]) -> Any:
         """The result of `work`, for which the loop goes on. Raises NotBegunError, and what it raises."""
-        return self._events.result_of(work, self._heed)
+        return self._events.result_of(work, self._on_early_event)
 
-    def _heed(self, event: Event) -> None:
+    def _on_early_event(self, event: Event) -> None:
         """Before the training: a signal is the end of this start."""
         if isinstance(event, Signal) and not (self._only_preflight and event.name == "USR1"):
             self._asked = event.name

@@ -1,4 +1,4 @@
-"""Slurm's commands, asked with patience, and what their answers mean.
+"""Slurm's commands, with retries, and what their answers mean.
 
 Owns the calls of scontrol and squeue and the reading of what they print. Decides nothing; a command that
 does not answer gives UNKNOWN, which is never taken for an answer.
@@ -177,7 +177,7 @@ def ask(*words: str) -> tuple[int, str, str]:
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Without the user's own tastes for what is read here, and with srun passing everything on."""
+    """Without the user's own output formats, and with srun passing all variables on."""
     dropped = ("SLURM_TIME_FORMAT", "SLURM_EXPORT_ENV")
     return {
         name: value

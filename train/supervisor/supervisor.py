@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from train import nic
 from train.config import parse as parse_run
@@ -36,7 +36,7 @@ from train.preflight.settings import Settings
 from train.scheduler import VARIABLE
 from train.status import read_status
 from train.stop import create_stop_file
-from train.supervisor import directory, words
+from train.supervisor import decision, directory, words
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.environment import Pin, for_workers, pins
 from train.supervisor.events import LATE_S, Event, Events, Exit, Signal
@@ -89,10 +89,11 @@ class Membership:
         return ", ".join(names[:_NAMED]) + more
 
 
-class Tier(Protocol):
+class Tier:
     """What differs between the tiers. Its functions decide; the supervisor acts."""
 
-    again: str
+    # What to type to go on.
+    again: str = ""
     scheduler: str = ""
     # Whether the end of this host can be the end of the job.
     decides: bool = True
@@ -117,6 +118,7 @@ class Tier(Protocol):
 
     def membership(self) -> Membership:
         """Who takes part. Raises Refusal."""
+        raise NotImplementedError
 
     def prepare(self, member: Membership, address: str) -> None:
         """The directory is this attempt's, and this host takes part by `address`: what is to be done before the
@@ -127,16 +129,18 @@ class Tier(Protocol):
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         """What a signal means once the workers have been started."""
+        return decision.on_signal(name, stops, met)
 
     def not_begun(self, name: str) -> Outcome:
         """What a signal means before that."""
+        return decision.not_begun(self.again)
 
     def at_end(self, end: End) -> Outcome:
         """What the end of the workers means."""
+        raise NotImplementedError
 
     def report(self, outcome: Outcome) -> None:
-        """The end is known, and is told to whoever has to know it beside the terminal."""
-        return
+        """The end is known and was said on the terminal: tell it elsewhere."""
 
 
 class NotBegunError(Exception):
@@ -219,9 +223,9 @@ class Supervisor:
 
     def _beside(self, work: Callable[[], Any]) -> Any:
         """The result of `work`, for which the loop goes on. Raises NotBegunError, and what it raises."""
-        return self._events.result_of(work, self._heed)
+        return self._events.result_of(work, self._on_early_event)
 
-    def _heed(self, event: Event) -> None:
+    def _on_early_event(self, event: Event) -> None:
         """Before the training: a signal is the end of this start."""
         if isinstance(event, Signal):
             say(f"{event.name}: stopping before the training begins")
@@ -389,11 +393,11 @@ class Supervisor:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Signal):
-            self._obey(self._tier.on_signal(event.name, self._stops, self._has_met()))
+            self._act_on(self._tier.on_signal(event.name, self._stops, self._has_met()))
         else:
             self._tier.on_event(event)
 
-    def _obey(self, request: Request) -> None:
+    def _act_on(self, request: Request) -> None:
         assert self._workers is not None
         self._stops += 1
         if request.action == "kill":
@@ -426,7 +430,7 @@ class Supervisor:
         return False
 
     def _record(self, failure: str) -> None:
-        """The workers have ended without a last word: have the status say how."""
+        """The workers have ended and the status says `running` still: have it say how."""
         member, attempt, mine = self.member, self._attempt, None
         if member.head:
             mine = Node(member.me, self.held, attempt, member.launch)
