@@ -49,12 +49,9 @@ SETUP = Failure(69, "node2", "setup of the spec failed")
         (End(0, STOPPED, asked="TERM", stop="job"), Requeue("stopped at step 20", 75)),
         # scancel --signal=USR1 reaches the tasks alone, which make the stop file.
         (End(0, STOPPED, stop="job"), Requeue("stopped at step 20", 75)),
-        (End(0, STOPPED, stop="user"), Finish(75, "stopped at step 20; to go on: sbatch slurm.sbatch")),
+        (End(0, STOPPED, stop="user"), Finish(75, f"stopped at step 20; {AGAIN}")),
         # The user's own stop, and a time limit just then: it stays stopped.
-        (
-            End(0, STOPPED, asked="USR1", stop="user"),
-            Finish(75, "stopped at step 20; to go on: sbatch slurm.sbatch"),
-        ),
+        (End(0, STOPPED, asked="USR1", stop="user"), Finish(75, f"stopped at step 20; {AGAIN}")),
         (
             End(137, RUNNING, asked="TERM", stop="job"),
             Requeue("ended by Slurm before a clean stop was complete", 1),
@@ -68,15 +65,9 @@ SETUP = Failure(69, "node2", "setup of the spec failed")
         ),
         (End(1, RUNNING, lost=True), Requeue("a node does not answer any more", 1)),
         # A node fails; srun sends the others a TERM, of which they make a stop file.
-        (
-            End(69, RUNNING, stop="job", failure=SETUP),
-            Finish(69, TOLD, TOLD),
-        ),
+        (End(69, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD, TOLD)),
         # ... and KILL, before they have read it.
-        (
-            End(137, RUNNING, stop="job", failure=SETUP),
-            Finish(69, TOLD, TOLD),
-        ),
+        (End(137, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD, TOLD)),
         # One that cannot even write that down: its directory is not there, or its container fails.
         (End(69, RUNNING, stop="job"), Finish(69)),
         (
@@ -109,25 +100,19 @@ BACK = "back into the queue, to go on from the newest checkpoint"
 @pytest.mark.parametrize("job_state", list(State))
 def test_every_signal_with_everything_slurm_may_mean(cancelled: bool, job_state: State) -> None:
     """`cancelled`: TERM came, which a preemption, a time limit and scancel send alike; else USR1."""
-    decision = requeue(SIGNALLED, job_state, cancelled, JOB)
     comes = Requeue(f"stopped at step 20; {BACK} (requeue 1 of at most 6)", 75, REQUEUE)
-    over = (
-        "stopped at step 20; cancelled, so it stays out of the queue; to go on: sbatch slurm.sbatch"
-    )
-    told = "Slurm does not say whether it was cancelled, so it is not put into the queue"
-    unknown = f"stopped at step 20; {told}; to go on: sbatch slurm.sbatch"
-    assert (
-        decision
-        == {
-            State.RUNNING: comes,
-            State.ENDED: comes,
-            State.REQUEUED: Finish(
-                0, "stopped at step 20; Slurm takes it back into the queue by itself"
-            ),
-            State.OVER: Finish(75, over),
-            State.UNKNOWN: Finish(75, unknown) if cancelled else comes,
-        }[job_state]
-    )
+    by_itself = "stopped at step 20; Slurm takes it back into the queue by itself"
+    over = f"stopped at step 20; cancelled, so it stays out of the queue; {AGAIN}"
+    asked = "Slurm does not say whether it was cancelled, so it is not put into the queue"
+    unknown = Finish(75, f"stopped at step 20; {asked}; {AGAIN}")
+    meant = {
+        State.RUNNING: comes,
+        State.ENDED: comes,
+        State.REQUEUED: Finish(0, by_itself),
+        State.OVER: Finish(75, over),
+        State.UNKNOWN: unknown if cancelled else comes,
+    }
+    assert requeue(SIGNALLED, job_state, cancelled, JOB) == meant[job_state]
 
 
 KILLED = Requeue("killed on a node (srun ended with 137)", 1, CRASH)
@@ -144,11 +129,8 @@ def job(*ended: str, requeues: int = 2, restarts: int = 2, newest: int = 100) ->
     [
         (SIGNALLED, job(REQUEUE), "(requeue 2 of at most 2)"),
         (SIGNALLED, job(CRASH, CRASH, REQUEUE), "(requeue 2 of at most 2)"),
-        (
-            SIGNALLED,
-            job("", REQUEUE),
-            "all that targets.slurm.requeues allows",
-        ),  # Slurm's own counts
+        # Slurm's own counts.
+        (SIGNALLED, job("", REQUEUE), "all that targets.slurm.requeues allows"),
         (SIGNALLED, job(requeues=0), "requeued 0 times, all that targets.slurm.requeues allows"),
         (KILLED, job(REQUEUE, REQUEUE), "(crash 1 of at most 2)"),
         (KILLED, job(CRASH, REQUEUE, REQUEUE), "(crash 2 of at most 2)"),
@@ -158,7 +140,7 @@ def job(*ended: str, requeues: int = 2, restarts: int = 2, newest: int = 100) ->
 )
 def test_crashes_and_the_rest_have_a_budget_each(wanted: Requeue, before: Job, said: str) -> None:
     decision = requeue(wanted, State.RUNNING, False, before)
-    assert said in (decision.line)
+    assert said in decision.line
     assert isinstance(decision, Requeue) == ("at most" in said)
 
 
