@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import select
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -232,141 +231,127 @@ def test_a_service_that_is_slow_once_is_asked_again(
 
 # --- the watch, and the command of a pod's hook ---------------------------------------------------
 
-# As the supervisor has it watched: by a thread of its own.
+
+@contextmanager
+def running(*command: str | Path, **services: str) -> Iterator[subprocess.Popen[str]]:
+    places = {f"DDPGEN_METADATA_{n.upper()}": services.get(n, NOWHERE) for n in NAMES}
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=os.environ | places, text=True,
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        yield process
+        process.kill()
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code and what it said."""
+    said = process.communicate(timeout=TIMEOUT_S)[1]
+    return process.returncode, said
+
+
+def until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Watch:
+    """The watch over all clouds, by a thread as the supervisor has it."""
+
+    def __init__(self, stop: Path, services: dict[str, str], patch: pytest.MonkeyPatch) -> None:
+        for name in NAMES:
+            patch.setenv(f"DDPGEN_METADATA_{name.upper()}", services.get(name, NOWHERE))
+        self.lines: list[str] = []
+        patch.setattr(notice, "say", self.lines.append)
+        self._thread = threading.Thread(target=notice.watch, args=(stop, NAMES, 0.2), daemon=True)
+        self._thread.start()
+
+    def end(self) -> list[str]:
+        """What it has said, but for answers that were late."""
+        self._thread.join(TIMEOUT_S)
+        assert not self._thread.is_alive()
+        return [words(line) for line in self.lines if not line.endswith("asking on")]
+
+
+Watching = Callable[..., Watch]
+
+
+@pytest.fixture
+def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watching:
+    def watch(stop: Path = tmp_path / "stop", **services: str) -> Watch:
+        return Watch(stop, services, monkeypatch)
+
+    return watch
+
+
+def test_a_notice_becomes_a_stop_file(server: Metadata, tmp_path: Path, watching: Watching) -> None:
+    watch = watching(**{server.cloud: server.base})
+    until(lambda: any("scheduledevents" in p or "inst" in p for p in server.asked))
+    assert not (tmp_path / "stop").exists()
+    server.preempt()
+    line = f"preempted: {WORDS[server.cloud]}"
+    assert watch.end() == [f"{line}; asking for a clean stop"]
+    assert words((tmp_path / "stop").read_text()) == f"{line}\n"
+    assert os.listdir(tmp_path) == ["stop"]
+
+
+def test_where_no_cloud_is_it_ends_quietly(tmp_path: Path, watching: Watching) -> None:
+    assert watching().end() == [
+        "no aws or gcp or azure here that would tell of a preemption: not watching for one"
+    ]
+    assert not (tmp_path / "stop").exists()
+
+
+@pytest.mark.parametrize("there", ["", "user: enough\n"])
+def test_a_directory_is_waited_for_and_what_the_user_has_asked_for_stays(
+    aws: Metadata, tmp_path: Path, watching: Watching, there: str
+) -> None:
+    stop = tmp_path / "job" / "stop"
+    aws.preempt()
+    watch = watching(stop, aws=aws.base)
+    until(lambda: any("cannot create" in line for line in watch.lines))
+    (tmp_path / "draft").mkdir()
+    if there:
+        (tmp_path / "draft" / "stop").write_text(there)
+    (tmp_path / "draft").rename(stop.parent)
+    told = "a stop was asked for already (user: enough)" if there else "asking for a clean stop"
+    assert told in watch.end()[-1]
+    assert stop.read_text() == (there or f"preempted: {WORDS['aws']}\n")
+
+
+def test_a_service_that_goes_away_is_told_once_and_watched_on(
+    server: Metadata, tmp_path: Path, watching: Watching
+) -> None:
+    watch = watching(**{server.cloud: server.base})
+    until(lambda: len(server.asked) >= 4)
+    server.fault = "500"
+    until(lambda: bool(watch.lines))
+    failed = len(server.asked)
+    until(lambda: len(server.asked) >= failed + 5)
+    server.preempt()
+    assert not (tmp_path / "stop").exists()
+    server.fault = ""
+    watch.end()
+    (told,) = (line for line in watch.lines if line.endswith("asking on"))
+    assert told.startswith(f"{server.cloud} does not say whether it takes this machine back (")
+    assert words((tmp_path / "stop").read_text()) == f"preempted: {WORDS[server.cloud]}\n"
+
+
 WATCH = """
 import sys
 from pathlib import Path
 from threading import Thread
 from train import notice
-from train.notices import clouds
-watch = Thread(target=notice.watch, args=(Path(sys.argv[1]), tuple(clouds()), 0.2), daemon=True)
-watch.start()
-watch.join() if sys.argv[2] == "to its end" else sys.stdin.read()
+Thread(target=notice.watch, args=(Path(sys.argv[1]), ("aws",), 0.2), daemon=True).start()
+sys.stdin.read()
 """
-
-
-@contextmanager
-def running(*command: str | Path, **services: str) -> Iterator[subprocess.Popen[bytes]]:
-    places = {f"DDPGEN_METADATA_{n.upper()}": services.get(n, NOWHERE) for n in NAMES}
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=ROOT, env=os.environ | places, stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,  # select() knows nothing of what was read ahead
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(TIMEOUT_S)
-        for pipe in (process.stdin, process.stderr):
-            assert pipe is not None
-            pipe.close()
-
-
-@contextmanager
-def watching(stop_file: Path, **services: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process whose thread watches, and which ends when that does."""
-    with running("-c", WATCH, stop_file, "to its end", **services) as process:
-        yield process
-
-
-@contextmanager
-def hook(stop_file: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """What is called when a pod is taken away."""
-    with running("-m", "train", "notice", f"--stop-file={stop_file}", *options) as process:
-        yield process
-
-
-def end(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """Its exit code and what it said."""
-    said = process.communicate(timeout=TIMEOUT_S)[1].decode()
-    return process.returncode, words(said)
-
-
-def next_line(process: subprocess.Popen[bytes], but_for: str = "; asking on\n") -> str:
-    """What it says next, but for a service that was slow to answer."""
-    assert process.stderr is not None
-    while True:
-        assert select.select([process.stderr], [], [], TIMEOUT_S)[0], "it says nothing"
-        line = process.stderr.readline().decode()
-        if not line.endswith(but_for):
-            return line
-
-
-def test_a_notice_becomes_a_stop_file(server: Metadata, tmp_path: Path) -> None:
-    stop = tmp_path / "stop"
-    with watching(stop, **{server.cloud: server.base}) as process:
-        while not any("scheduledevents" in p or "inst" in p for p in server.asked):
-            assert process.poll() is None
-            time.sleep(0.01)
-        assert not stop.exists()
-        server.preempt()
-        line = f"preempted: {WORDS[server.cloud]}"
-        said = f"ddpgen: {line}; asking for a clean stop\n"
-        code, heard = end(process)
-        assert (code, heard[-len(said) :]) == (0, said)  # an answer may have come too late before
-    assert words(stop.read_text()) == f"{line}\n"
-    assert os.listdir(tmp_path) == ["stop"]
-
-
-@pytest.mark.parametrize("there", ["", "user: enough\n"])
-def test_a_directory_is_waited_for_and_what_the_user_has_asked_for_stays(
-    aws: Metadata, tmp_path: Path, there: str
-) -> None:
-    stop = tmp_path / "job" / "stop"
-    aws.preempt()
-    with watching(stop, aws=aws.base) as process:
-        assert "cannot create" in next_line(process)
-        (tmp_path / "draft").mkdir()
-        if there:
-            (tmp_path / "draft" / "stop").write_text(there)
-        (tmp_path / "draft").rename(stop.parent)
-        code, said = end(process)
-    told = "a stop was asked for already (user: enough)" if there else "asking for a clean stop"
-    assert (code, told in said) == (0, True)
-    assert stop.read_text() == (there or f"preempted: {WORDS['aws']}\n")
-
-
-def test_where_no_cloud_is_it_ends_quietly(tmp_path: Path) -> None:
-    with watching(tmp_path / "stop") as process:
-        assert end(process) == (
-            0,
-            "ddpgen: no aws or gcp or azure here that would tell of a preemption: not watching for one\n",
-        )
-    assert not (tmp_path / "stop").exists()
-
-
-def test_a_service_that_goes_away_is_told_once_and_watched_on(
-    server: Metadata, tmp_path: Path
-) -> None:
-    with watching(tmp_path / "stop", **{server.cloud: server.base}) as process:
-        while len(server.asked) < 4:
-            assert process.poll() is None
-            time.sleep(0.01)
-        server.fault = "500"
-        assert re.fullmatch(
-            f"ddpgen: {server.cloud} does not say whether it takes this machine back "
-            r"\(.+\); asking on\n",
-            next_line(process, but_for="never"),
-        )
-        failed = len(server.asked)
-        while len(server.asked) < failed + 5:
-            assert process.poll() is None
-            time.sleep(0.01)
-        server.preempt()
-        assert not (tmp_path / "stop").exists()
-        server.fault = ""
-        code, said = end(process)
-    assert (code, said.count("asking on")) == (0, 0), "it is said once"
-    assert words((tmp_path / "stop").read_text()) == f"preempted: {WORDS[server.cloud]}\n"
 
 
 def test_a_watch_that_waits_for_an_answer_holds_up_no_end(aws: Metadata, tmp_path: Path) -> None:
     aws.fault = "hang"
-    with running("-c", WATCH, tmp_path / "stop", "until told", aws=aws.base) as process:
-        while not aws.asked:
-            assert process.poll() is None
-            time.sleep(0.01)
+    with running("-c", WATCH, tmp_path / "stop", aws=aws.base) as process:
+        until(lambda: bool(aws.asked))
         assert end(process) == (0, "")  # which closes its standard input
 
 
@@ -385,14 +370,17 @@ def test_without_hard_links_the_file_comes_with_its_words(
     assert os.listdir(tmp_path) == ["stop"]
 
 
+HOOK = ("-m", "train", "notice")
+
+
 def test_a_hook_waits_until_all_of_the_job_on_this_machine_has_ended(tmp_path: Path) -> None:
     node = tmp_path / "nodes" / "a"
     node.mkdir(parents=True)
     for place in (tmp_path, node):
         write_status(place, Status("running", "x", 4))
-    with hook(tmp_path / "stop", "--wait=30s") as process:
-        said = next_line(process)
-        assert "asking for a clean stop" in said
+    with running(*HOOK, f"--stop-file={tmp_path}/stop", "--wait=30s") as process:
+        assert process.stderr is not None
+        assert "asking for a clean stop" in process.stderr.readline()
         text = (tmp_path / "stop").read_text()
         assert text == "preempted: kubernetes takes this machine back\n"
         write_status(tmp_path, Status("stopped", "x", 5))
@@ -405,11 +393,11 @@ def test_a_hook_waits_until_all_of_the_job_on_this_machine_has_ended(tmp_path: P
 def test_a_hook_does_not_wait_for_ever_and_not_at_all_without_a_job(tmp_path: Path) -> None:
     write_status(tmp_path, Status("running", "x", 4))
     began = time.monotonic()
-    with hook(tmp_path / "stop", "--wait=1s") as process:
+    with running(*HOOK, f"--stop-file={tmp_path}/stop", "--wait=1s") as process:
         code, said = end(process)
     assert code == 1
     assert "the job still runs after 1 s" in said
     assert time.monotonic() - began < 40
-    with hook(tmp_path / "none" / "stop") as process:
+    with running(*HOOK, f"--stop-file={tmp_path}/none/stop") as process:
         code, said = end(process)
     assert (code, said) == (0, f"ddpgen: nothing to stop: {tmp_path / 'none'} is not there\n")
