@@ -217,18 +217,6 @@ def test_one_job_of_an_array_is_struck_and_the_others_are_not(cluster: Slurm) ->
     assert cluster.show(other)["Restarts"] == "0"
 
 
-@pytest.mark.nightly
-def test_a_stop_by_hand_is_obeyed_once(cluster: Slurm, alone: Path) -> None:
-    job = Batch(cluster, batch.spec("byhand", PAUSE, nodes=2))
-    job.until_step(3)
-    (job.directory / "stop").touch()
-    assert job.ended() == ("FAILED", "75:0"), job.log
-    assert "stopped at step" in job.log
-    assert cluster.show(job.id)["Restarts"] == "0"
-    job.id = job.submit()
-    assert_done_with_the_bits_of_one_machine(job, alone, starts=1)
-
-
 def test_a_stop_made_in_the_queue_ends_the_job_there(cluster: Slurm) -> None:
     job = Batch(cluster, batch.spec("inqueue", PAUSE))
     job.until_step(3)
@@ -238,16 +226,6 @@ def test_a_stop_made_in_the_queue_ends_the_job_there(cluster: Slurm) -> None:
     assert cluster.ended(job.id) == ("FAILED", "75:0"), job.log
     assert "made while the job was in the queue" in job.log
     assert sorted(path.name for path in job.directory.glob("bundle-*")) == []
-
-
-@pytest.mark.nightly
-def test_every_process_signalled_at_once_brings_it_back(cluster: Slurm, alone: Path) -> None:
-    # srun ends the tasks by KILL then: what is lost is what stands behind the newest checkpoint.
-    job = Batch(cluster, batch.spec("full", PAUSE, nodes=2))
-    job.until_step(batch.EVERY + 1)
-    job.until(lambda: bool(jobs.checkpoints(job.directory)))
-    cluster.run(["scancel", "--signal=TERM", "--full", job.id], check=True)
-    assert_done_with_the_bits_of_one_machine(job, alone, starts=2)
 
 
 @pytest.mark.nightly

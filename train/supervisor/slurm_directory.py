@@ -95,7 +95,7 @@ class Directory:
         if cluster != self.cluster:
             remedy = f"if it is over, rm {self.path / 'slurm-job'}"
             raise Refusal(EXIT_UNAVAILABLE, f"{whose} of the cluster {cluster}; {remedy} (DIR004)")
-        state = controller.state_of(job, say)
+        state = controller.state_of(job)
         if not is_over(state):
             remedy = f"wait for it, end it (scancel {job}), or give this job another checkpoint.dir"
             raise Refusal(

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from train.console import say
+
 # The answer may come as late as Slurm's own MessageTimeout, some times over.
 _ANSWER_S = 60.0
 _FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z]*)=(\S*)")
@@ -119,7 +121,7 @@ class Controller:
                 return Shown.parse(text, self.job)
         return None
 
-    def state_of(self, other: str, say: Callable[[str], None]) -> str | None:
+    def state_of(self, other: str) -> str | None:
         """The state of another job; None when there is none of that number; "" without an answer."""
         for turn in range(1, 7):
             code, text, why = ask("squeue", "-h", "-j", other, "-o", "%T")

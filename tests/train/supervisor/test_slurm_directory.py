@@ -24,7 +24,7 @@ class Queue(Controller):
         super().__init__("7")
         self._states = states
 
-    def state_of(self, other: str, say: object) -> str | None:
+    def state_of(self, other: str) -> str | None:
         return self._states.get(other)
 
 

@@ -119,18 +119,17 @@ def test_a_controller_that_is_away_for_a_minute_is_asked_again(command: Path) ->
     assert Controller("7", pauses.append).show((1, 1)) is None
 
 
-def test_the_state_of_another_job(command: Path) -> None:
-    said: list[str] = []
+def test_the_state_of_another_job(command: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pauses: list[float] = []
     controller = Controller("7", pauses.append)
     (command / "answer").write_text("RUNNING\n")
-    assert controller.state_of("5", said.append) == "RUNNING"
-    assert said == []
+    assert controller.state_of("5") == "RUNNING"
+    assert capsys.readouterr().err == ""
     (command / "fails").write_text("\n" * 100)
-    assert controller.state_of("5", said.append) == ""
-    assert (len(said), pauses) == (6, [5] * 6)
+    assert controller.state_of("5") == ""
+    assert (capsys.readouterr().err.count("squeue does not answer"), pauses) == (6, [5] * 6)
     (command / "why").write_text("slurm_load_jobs error: Invalid job id specified\n")
-    assert controller.state_of("5", said.append) is None
+    assert controller.state_of("5") is None
 
 
 def test_the_users_own_tastes_are_left_out() -> None:
