@@ -130,16 +130,6 @@ def test_a_file_says_more_than_a_signal(tmp_path: Path, handlers: None) -> None:
     assert (again.by_file, again.reason) == (True, "preempted: gcp")
 
 
-def test_words_that_come_after_the_file_are_read_all_the_same(
-    tmp_path: Path, handlers: None
-) -> None:
-    (tmp_path / "stop").touch()
-    asked = StopRequest(tmp_path / "stop")
-    assert (asked.by_file, asked.reason) == (True, "user")
-    (tmp_path / "stop").write_text("user: enough\n")
-    assert asked.reason == "user: enough"
-
-
 def test_one_process_of_a_host_looks_for_the_file(tmp_path: Path, handlers: None) -> None:
     (tmp_path / "stop").touch()
     threads = threading.active_count()

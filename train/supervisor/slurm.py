@@ -27,10 +27,10 @@ from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Si
 from train.supervisor.slurm_decision import (
     AGAIN,
     Begun,
-    End,
     Finish,
     Job,
     Requeue,
+    StartEnd,
     decide,
     may_be_lost,
     requeue,
@@ -67,32 +67,38 @@ exec "$@"
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What the batch script says of the job."""
-    add = parser.add_argument
-    add(
-        "--ports",
-        type=ports,
-        default=range(29500, 30500),
-        help="FROM-TO: where a free one is looked for",
-    )
-    add("--requeues", type=int, default=20, help="how often it may go back into the queue")
-    add("--restarts", type=int, default=3, help="how often it may do so after a crash")
-    add("--array", action="store_true", help="it is one of an array, with a directory of its own")
-    add("--python", default="python3", help="the interpreter on the nodes")
-    add(
-        "--in",
-        dest="inside",
-        action="append",
-        default=[],
-        help="an argument of what starts a command in the container",
-    )
-    add("--srun", action="append", default=[], help="an argument for srun")
-    add("--source", default="", help="sourced on the nodes, in the container")
-
-
 class Slurm:
     """One start of a job."""
+
+    leading = ONLY_CHECK
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """What the batch script says of the job."""
+        add = parser.add_argument
+        add(
+            "--ports",
+            type=ports,
+            default=range(29500, 30500),
+            help="FROM-TO: where a free one is looked for",
+        )
+        add("--requeues", type=int, default=20, help="how often it may go back into the queue")
+        add("--restarts", type=int, default=3, help="how often it may do so after a crash")
+        add(
+            "--array",
+            action="store_true",
+            help="it is one of an array, with a directory of its own",
+        )
+        add("--python", default="python3", help="the interpreter on the nodes")
+        add(
+            "--in",
+            dest="inside",
+            action="append",
+            default=[],
+            help="an argument of what starts a command in the container",
+        )
+        add("--srun", action="append", default=[], help="an argument for srun")
+        add("--source", default="", help="sourced on the nodes, in the container")
 
     def __init__(self, options: argparse.Namespace, command: Command, events: Events) -> None:
         self._options, self._events, self._command = options, events, command
@@ -330,7 +336,9 @@ class Slurm:
 
     def _end(self, code: int, nodes: int) -> int:
         directory = self.directory
-        end = End(code, directory.status(), self._asked, self._whose_stop(), directory.failure())
+        end = StartEnd(
+            code, directory.status(), self._asked, self._whose_stop(), directory.failure()
+        )
         if may_be_lost(end, nodes) and not every_node_answers(nodes):
             end = replace(end, lost=True)
         meant = decide(end, self._job())

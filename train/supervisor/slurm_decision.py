@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class End:
+class StartEnd:
     """How a start ended. `code`: srun's; `status`: what this start has put on file, if anything; `asked`:
     the signal that this supervisor got; `stop`: whose the stop file is that is there, "job" or "user";
     `lost`: a node does not answer."""
@@ -95,7 +95,7 @@ class Requeue:
     counter: str = REQUEUE
 
 
-def decide(end: End, job: Job) -> Finish | Requeue:
+def decide(end: StartEnd, job: Job) -> Finish | Requeue:
     """What the end of a start means, before Slurm is asked what it means to do."""
     end = _as_decided(end)
     said = _by_status(end)
@@ -121,7 +121,7 @@ def decide(end: End, job: Job) -> Finish | Requeue:
     return Finish(EXIT_FAILED, f"{words}; {AGAIN}", why)
 
 
-def may_be_lost(end: End, nodes: int) -> bool:
+def may_be_lost(end: StartEnd, nodes: int) -> bool:
     """Whether it has to be looked at if all nodes still answer: to the others that is a failure."""
     end = _as_decided(end)
     # What is above all signals is srun's own, as when it could not start the task of a node.
@@ -129,7 +129,7 @@ def may_be_lost(end: End, nodes: int) -> bool:
     return nodes > 1 and unclear and not end.asked and _by_status(end) is None
 
 
-def _as_decided(end: End) -> End:
+def _as_decided(end: StartEnd) -> StartEnd:
     """With what a node has decided before srun ended the others, and the signal that the tasks alone got."""
     failure = end.failure
     # A torchrun that has lost a killed node's ends with 1, maybe before srun has seen the kill.
@@ -141,7 +141,7 @@ def _as_decided(end: End) -> End:
     return replace(end, code=code, asked=asked, failure=failure)
 
 
-def _by_status(end: End) -> Finish | Requeue | None:
+def _by_status(end: StartEnd) -> Finish | Requeue | None:
     status = end.status
     if status is None:
         return None

@@ -13,8 +13,8 @@ import signal
 from pathlib import Path
 
 from train.scheduler import VARIABLE, Scheduled
-from train.supervisor import slurm
 from train.supervisor.decision import End, Outcome, Request, crash
+from train.supervisor.slurm import Slurm
 from train.supervisor.slurm_directory import Directory
 from train.supervisor.supervisor import Membership, Tier
 from train.supervisor.words import Command
@@ -31,7 +31,7 @@ class SlurmNode(Tier):
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
         """What the batch supervisor was told, and what it has found out."""
-        slurm.add_options(parser)
+        Slurm.add_options(parser)
         add = parser.add_argument
         add("--head", required=True, help="the name of the first node")
         add("--address", required=True, help="of the head")
@@ -92,10 +92,9 @@ class SlurmNode(Tier):
             return Outcome(1)
         if end.stops and not end.met:
             return Outcome(0, (f"{self._me}: stopped before the training began",))
-        why = end.status.reason if end.status else ""
-        said = f"{self._me}: crashed: {why or crash(end)}"
         # It may have ended as if all were well, and nobody says so.
-        return Outcome(end.code or 1, (said,), why)
+        noted = end.status.reason if end.status else ""
+        return Outcome(end.code or 1, (f"{self._me}: crashed: {crash(end)}",), noted)
 
     def report(self, outcome: Outcome) -> None:
         """What this node decides by itself: srun then ends the others, and may drop what it has said."""

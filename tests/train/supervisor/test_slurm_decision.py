@@ -12,11 +12,11 @@ from train.supervisor.slurm_decision import (
     CRASH,
     REQUEUE,
     Begun,
-    End,
     Failure,
     Finish,
     Job,
     Requeue,
+    StartEnd,
     decide,
     may_be_lost,
     requeue,
@@ -37,57 +37,57 @@ SETUP = Failure(69, "node2", "setup of the spec failed")
 @pytest.mark.parametrize(
     ("end", "meant"),
     [
-        (End(0, DONE), Finish(0, "done at step 100")),
+        (StartEnd(0, DONE), Finish(0, "done at step 100")),
         # A stop that comes at the very end.
-        (End(0, DONE, asked="TERM", stop="job"), Finish(0, "done at step 100")),
+        (StartEnd(0, DONE, asked="TERM", stop="job"), Finish(0, "done at step 100")),
         # Done says one node, and another was killed while it was still writing.
-        (End(137, DONE), Requeue("killed on a node (srun ended with 137)", 1, CRASH)),
-        (End(137, DONE, "TERM", "job"), Requeue("ended by Slurm before a clean stop was complete", 1)),
-        (End(1, FAILED), Finish(1, "failed at step 20: CUDA error")),
-        (End(1, FAILED, asked="USR1", stop="job"), Finish(1, "failed at step 20: CUDA error")),
-        (End(0, STOPPED, asked="USR1", stop="job"), Requeue("stopped at step 20", 75)),
-        (End(0, STOPPED, asked="TERM", stop="job"), Requeue("stopped at step 20", 75)),
+        (StartEnd(137, DONE), Requeue("killed on a node (srun ended with 137)", 1, CRASH)),
+        (StartEnd(137, DONE, "TERM", "job"), Requeue("ended by Slurm before a clean stop was complete", 1)),
+        (StartEnd(1, FAILED), Finish(1, "failed at step 20: CUDA error")),
+        (StartEnd(1, FAILED, asked="USR1", stop="job"), Finish(1, "failed at step 20: CUDA error")),
+        (StartEnd(0, STOPPED, asked="USR1", stop="job"), Requeue("stopped at step 20", 75)),
+        (StartEnd(0, STOPPED, asked="TERM", stop="job"), Requeue("stopped at step 20", 75)),
         # scancel --signal=USR1 reaches the tasks alone, which make the stop file.
-        (End(0, STOPPED, stop="job"), Requeue("stopped at step 20", 75)),
-        (End(0, STOPPED, stop="user"), Finish(75, f"stopped at step 20; {AGAIN}")),
+        (StartEnd(0, STOPPED, stop="job"), Requeue("stopped at step 20", 75)),
+        (StartEnd(0, STOPPED, stop="user"), Finish(75, f"stopped at step 20; {AGAIN}")),
         # The user's own stop, and a time limit just then: it stays stopped.
-        (End(0, STOPPED, asked="USR1", stop="user"), Finish(75, f"stopped at step 20; {AGAIN}")),
+        (StartEnd(0, STOPPED, asked="USR1", stop="user"), Finish(75, f"stopped at step 20; {AGAIN}")),
         (
-            End(137, RUNNING, asked="TERM", stop="job"),
+            StartEnd(137, RUNNING, asked="TERM", stop="job"),
             Requeue("ended by Slurm before a clean stop was complete", 1),
         ),
-        (End(0, RUNNING, stop="job"), Requeue("ended by Slurm before a clean stop was complete", 1)),
-        (End(137, RUNNING), Requeue("killed on a node (srun ended with 137)", 1, CRASH)),
+        (StartEnd(0, RUNNING, stop="job"), Requeue("ended by Slurm before a clean stop was complete", 1)),
+        (StartEnd(137, RUNNING), Requeue("killed on a node (srun ended with 137)", 1, CRASH)),
         # The others' torchrun fails because of the one that was killed.
         (
-            End(137, RUNNING, failure=Failure(1, "node1", "")),
+            StartEnd(137, RUNNING, failure=Failure(1, "node1", "")),
             Requeue("killed on a node (srun ended with 137)", 1, CRASH),
         ),
-        (End(1, RUNNING, lost=True), Requeue("a node does not answer any more", 1)),
+        (StartEnd(1, RUNNING, lost=True), Requeue("a node does not answer any more", 1)),
         # A node fails; srun sends the others a TERM, of which they make a stop file.
-        (End(69, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD, TOLD)),
+        (StartEnd(69, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD, TOLD)),
         # ... and KILL, before they have read it.
-        (End(137, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD, TOLD)),
+        (StartEnd(137, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD, TOLD)),
         # One that cannot even write that down: its directory is not there, or its container fails.
-        (End(69, RUNNING, stop="job"), Finish(69)),
+        (StartEnd(69, RUNNING, stop="job"), Finish(69)),
         (
-            End(255, RUNNING, stop="job"),
+            StartEnd(255, RUNNING, stop="job"),
             Finish(1, f"srun ended with 255; its last lines are before this one; {AGAIN}"),
         ),
         (
-            End(1, CRASHED, failure=Failure(1, "node1", "crashed: rank 0: lost a peer")),
+            StartEnd(1, CRASHED, failure=Failure(1, "node1", "crashed: rank 0: lost a peer")),
             Finish(1, f"crashed: {CAUSE}; {AGAIN}", f"crashed: {CAUSE}"),
         ),
-        (End(2, None), Finish(2)),
+        (StartEnd(2, None), Finish(2)),
     ],
 )  # fmt: skip
-def test_what_the_end_of_a_start_means(end: End, meant: Finish | Requeue) -> None:
+def test_what_the_end_of_a_start_means(end: StartEnd, meant: Finish | Requeue) -> None:
     assert decide(end, JOB) == meant
 
 
 def test_a_look_at_the_nodes_ends_with_what_it_found() -> None:
     look = replace(JOB, only_preflight=True, begun=())
-    assert decide(End(0, None), look) == Finish(0)
+    assert decide(StartEnd(0, None), look) == Finish(0)
     came = Requeue("TERM came before the training began", 75)
     assert requeue(came, State.RUNNING, True, look) == Finish(75, came.line)
 
@@ -162,10 +162,10 @@ def test_two_starts_without_a_newer_checkpoint_are_the_last_ones(wanted: Requeue
 
 
 def test_only_what_looks_like_a_failure_is_looked_into() -> None:
-    assert may_be_lost(End(1, RUNNING), 2)
-    assert may_be_lost(End(1, RUNNING, failure=Failure(1, "node1", "")), 2)
-    assert may_be_lost(End(233, None), 2)  # a node that is down, and Slurm does not know yet
-    assert not may_be_lost(End(1, RUNNING), 1)
-    assert not may_be_lost(End(1, FAILED), 2)
-    assert not may_be_lost(End(1, RUNNING, asked="TERM"), 2)
-    assert not may_be_lost(End(137, RUNNING, failure=Failure(1, "node1", "")), 2)
+    assert may_be_lost(StartEnd(1, RUNNING), 2)
+    assert may_be_lost(StartEnd(1, RUNNING, failure=Failure(1, "node1", "")), 2)
+    assert may_be_lost(StartEnd(233, None), 2)  # a node that is down, and Slurm does not know yet
+    assert not may_be_lost(StartEnd(1, RUNNING), 1)
+    assert not may_be_lost(StartEnd(1, FAILED), 2)
+    assert not may_be_lost(StartEnd(1, RUNNING, asked="TERM"), 2)
+    assert not may_be_lost(StartEnd(137, RUNNING, failure=Failure(1, "node1", "")), 2)

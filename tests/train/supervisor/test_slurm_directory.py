@@ -186,15 +186,6 @@ def test_where_the_checkpoints_are(tmp_path: Path) -> None:
     assert checkpoint_directory(tmp_path / "b", "~/c", "") == Path.home() / "c"
 
 
-def test_checkpoints_that_were_set_aside_are_none(tmp_path: Path) -> None:
-    assert mine(tmp_path).newest_step == 0
-    for name in ("step-000000008", "step-000000040.corrupt", "step-000000050.corrupt-2"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "checkpoint.json").touch()
-    (tmp_path / "step-000000060").mkdir()  # one that is being removed
-    assert mine(tmp_path).newest_step == 8
-
-
 def test_what_a_script_was_seen_to_save_counts_as_a_checkpoint(tmp_path: Path) -> None:
     record = tmp_path / "script" / "saves-0.jsonl"
     record.parent.mkdir()
