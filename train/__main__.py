@@ -46,8 +46,8 @@ _SMALL = {
     "supervise": ("train.supervisor.command", "main"),
     "doctor": ("train.health.doctor", "main"),
     "report": ("train.report.command", "main"),
-    "spawn": ("train.commands", "main_spawn"),
-    "notice": ("train.commands", "main_notice"),
+    "spawn": ("train.spawn", "main"),
+    "notice": ("train.notice", "main"),
     "install": ("train.supervisor.install", "main"),
 }
 

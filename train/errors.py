@@ -12,6 +12,7 @@ import os
 import sys
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2  # argparse's, click's and many others'
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits(3): the directory is taken, or torch is missing
 EXIT_CHANGED = 76  # left to meet again as another world: torchrun's agents start the workers anew
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits(3): stopped cleanly, run the same command to go on
@@ -40,6 +41,15 @@ class TrainError(Exception):
 
 class ToldError(TrainError):
     """A fault of another process, which reports it itself; this one only ends with it."""
+
+
+class Refusal(Exception):  # noqa: N818 - no failure: the host, or the arguments, are not as they have to be
+    """The launch ends here, with this exit code. The message says what is wrong and what to do; "" where that
+    was said."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class PeerGoneError(RuntimeError):

@@ -5,10 +5,13 @@ Owns the bounds of a read and the atomic replacement. Knows nothing of what is i
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,6 +39,15 @@ def open_file(path: Path) -> BinaryIO:
         return open(descriptor, "rb")
     os.close(descriptor)
     raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+
+
+@contextlib.contextmanager
+def locked(guard: Path) -> Iterator[None]:
+    """One process at a time holds the file `guard`, where the file system has locks. Raises OSError."""
+    with open(guard, "a") as file:
+        with contextlib.suppress(OSError):  # object-store mounts have none
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def replace_file(path: Path, content: bytes, sync: bool = True) -> None:

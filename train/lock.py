@@ -17,21 +17,19 @@ once, and the earlier one, which may still run on a host that the scheduler has 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from train.console import say
 from train.errors import TrainError
-from train.files import replace_file
+from train.files import locked, replace_file
 from train.layout import steps_on_disk, stop_file
 from train.processes import ENDED, machine, process_state, start_time
 from train.scheduler import Scheduled
@@ -45,7 +43,8 @@ START_SILENCE_S = 180.0
 # How long a start waits for the workers of one whose launch script was killed: they write a
 # checkpoint and end, or torchrun kills them after 30 s.
 LAST_WORDS_S = 45.0
-_REMEMBERED = 12  # generations
+_REMEMBERED = 2  # generations
+_GUARD = ".lock.guard"
 
 
 class FencedOffError(Exception):
@@ -107,7 +106,7 @@ def claim(
     while True:
         # Judged outside the file lock, which a holder needs to show that it lives.
         judged = _check_may_take(directory, scheduler)
-        with _exclusive(directory):
+        with locked(directory / _GUARD):
             if read_lock(directory) == judged:
                 _write_lock(directory, mine)
                 break
@@ -124,22 +123,19 @@ def check_free(directory: Path, scheduler: str) -> None:
     _check_may_take(directory, scheduler)
 
 
-def check_not_replaced(directory: Path, scheduler: str) -> None:
-    """Raise HeldByLiveJobError when a later start of the scheduler's job holds `directory`."""
+def check_not_replaced(directory: Path, scheduler: str) -> Holder | None:
+    """The holder. Raises HeldByLiveJobError when that is a later start of the scheduler's job."""
     holder = read_lock(directory)
     if holder is not None and is_replaced(holder, scheduler):
         raise HeldByLiveJobError("; ".join(later_start(directory, holder, scheduler)))
+    return holder
 
 
 def _check_may_take(directory: Path, scheduler: str) -> Holder | None:
     """The holder, which may be replaced. Raises HeldByLiveJobError when it may not."""
-    holder = read_lock(directory)
-    if holder is None:
-        return None
-    if is_replaced(holder, scheduler):
-        raise HeldByLiveJobError("; ".join(later_start(directory, holder, scheduler)))
+    holder = check_not_replaced(directory, scheduler)
     # An earlier start, or one on another host of this start: nothing to look at.
-    if not is_same_job(holder, scheduler) and _is_alive(directory, holder):
+    if holder and not is_same_job(holder, scheduler) and _is_alive(directory, holder):
         raise HeldByLiveJobError(
             f"{directory} is {who_holds(holder)}; {how_to_end(directory, holder)}"
         )
@@ -184,7 +180,7 @@ class Fence:
         where it stands.
         """
         self._directory = directory
-        with _exclusive(directory):
+        with locked(directory / _GUARD):
             holder = read_lock(directory)
             if holder is None or holder.attempt != attempt:
                 raise FencedOffError(_fenced_message(directory, attempt, holder))
@@ -199,8 +195,6 @@ class Fence:
                 worlds=(*holder.worlds, start.world)[-_REMEMBERED:],
             )
             _write_lock(directory, self._holder)
-            # Kept open, so that no later lock file is given the same inode.
-            self._file = open(directory / "lock", "rb")  # noqa: SIM115
         self._ended = keep_alive(directory, attempt)
 
     @property
@@ -213,26 +207,16 @@ class Fence:
 
     def check(self) -> None:
         """Raise FencedOffError when a newer attempt or generation has begun."""
-        holder = read_lock(self._directory)
-        if holder is None or (holder.attempt, holder.generation) != (self.attempt, self.generation):
-            raise FencedOffError(_fenced_message(self._directory, self.attempt, holder))
-
-    def glance(self) -> None:
-        """As check(), by a mere stat of the lock file: for what is written at every step."""
         try:
-            now = os.stat(self._directory / "lock")
-        except FileNotFoundError:
-            self.check()
+            holder = read_lock(self._directory)
         except OSError:
             return  # a file server that is away for a moment
-        else:
-            if not os.path.samestat(now, os.fstat(self._file.fileno())):
-                self.check()
+        if holder is None or (holder.attempt, holder.generation) != (self.attempt, self.generation):
+            raise FencedOffError(_fenced_message(self._directory, self.attempt, holder))
 
     def close(self) -> None:
         """Stop the heartbeat. The lock itself ends with the processes it names."""
         self._ended.set()
-        self._file.close()
 
 
 def keep_alive(directory: Path, attempt: str) -> threading.Event:
@@ -267,28 +251,16 @@ def _moved_here(holder: Holder) -> Holder:
 def _check_progress(directory: Path, holder: Holder, start: Start) -> None:
     """Give up when the generation that ended last began here too, and was a restart itself.
 
-    Among generations of the same hosts: that a host went or came is no crash of the others. But
-    where hosts come and go without end, and no step is ever committed, that is one too.
+    Among generations of the same hosts: that a host went or came is no crash of the others.
     """
-    standing = _run_of(holder.starts, start.step)
-    restarts = _run_of(holder.worlds, start.world)
-    if (restarts >= 2 and standing >= 1) or standing >= _REMEMBERED:
-        times = "twice" if standing < _REMEMBERED else f"{standing} times"
+    if holder.starts[-1:] == (start.step,) and holder.worlds[-2:] == (start.world,) * 2:
         noted = read_status(directory)
         last = noted.reason if noted is not None else ""
         raise TrainError(
-            f"crashed {times} without committing a step after step {start.step}; giving up."
+            f"crashed twice without committing a step after step {start.step}; giving up."
             f"{f' The last crash: {last}.' if last else ''} If it strikes at random, a shorter "
             "checkpoint.every gets past it"
         )
-
-
-def _run_of(values: Sequence[object], value: object) -> int:
-    """How many of the last `values` are `value`."""
-    count = 0
-    while count < len(values) and values[-1 - count] == value:
-        count += 1
-    return count
 
 
 def read_lock(directory: Path) -> Holder | None:
@@ -339,17 +311,6 @@ def is_ending(holder: Holder) -> bool:
 
 def _write_lock(directory: Path, holder: Holder) -> None:
     replace_file(directory / "lock", json.dumps(asdict(holder), indent=1).encode() + b"\n")
-
-
-@contextlib.contextmanager
-def _exclusive(directory: Path) -> Iterator[None]:
-    # Also to be written to: to open a pipe that way waits for nobody at its other end.
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    with open(os.open(directory / ".lock.guard", flags, 0o666), "rb+", buffering=0) as guard:
-        # Object-store mounts have no locks; there the read-back after the write has to do.
-        with contextlib.suppress(OSError):
-            fcntl.flock(guard, fcntl.LOCK_EX)
-        yield
 
 
 def _is_alive(directory: Path, holder: Holder) -> bool:

@@ -1,4 +1,4 @@
-"""A cloud's notice that it takes this machine back becomes a stop file.
+"""A cloud's notice that it takes this machine back becomes a stop file; `python -m train notice`.
 
 Owns the watch over the clouds that are here and, for a hook that is called when the machine goes
 (Kubernetes, `python -m train notice`), the wait until the job has ended. Knows no cloud's protocol, and
@@ -7,15 +7,17 @@ nothing of what the training does with the file. Imports no torch.
 
 from __future__ import annotations
 
+import argparse
 import os
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from train.config import seconds
 from train.console import say
-from train.notices import ADDRESS, Cloud, Notice, clouds
+from train.notices import ADDRESS, Cloud, clouds
 from train.notices.service import AbsentError, ServiceError
 from train.status import read_status
 from train.stop import PREEMPTED, create_stop_file, reason_in
@@ -27,44 +29,34 @@ _LOOK_S = 0.25
 _RETRY_S = 1.0
 
 
+def main(argv: Sequence[str]) -> int:
+    """Make the stop file, as this machine is taken back, and wait until the job has ended."""
+    parser = argparse.ArgumentParser(prog="python -m train notice", allow_abbrev=False)
+    parser.add_argument("--stop-file", type=Path, required=True)
+    parser.add_argument("--wait", type=seconds, default=60.0, help="at most so long")
+    options = parser.parse_args(argv)
+    return ask_and_wait(options.stop_file.expanduser().absolute(), options.wait)
+
+
 def watch(stop_file: Path, names: Sequence[str], every: float) -> None:
     """Make `stop_file` as soon as one of these clouds gives notice; return then, or where none is here."""
-    here = find(names, os.environ, every)
-    if not here:
-        say(f"no {' or '.join(names)} here that would tell of a preemption: not watching for one")
-        return
-    said: queue.SimpleQueue[Notice] = queue.SimpleQueue()
-    for cloud in here:
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in names:
+        cloud = clouds()[name](os.environ.get(_ADDRESS_VARIABLE + name.upper()) or ADDRESS, every)
         # Daemons: an answer that does not come holds up neither the others nor the end.
         threading.Thread(target=_watch, args=(cloud, every, said), daemon=True).start()
+    notice = next(filter(None, (said.get() for _ in names)), "")
+    if not notice:
+        say(f"no {' or '.join(names)} here that would tell of a preemption: not watching for one")
+        return
     # One line, whatever the service has put into it.
-    words = " ".join(f"{PREEMPTED}: {said.get().words}".split())
+    words = " ".join(f"{PREEMPTED}: {notice}".split())
     while not _ask(stop_file, words):
         time.sleep(_RETRY_S)
 
 
-def find(names: Sequence[str], env: Mapping[str, str], every: float) -> list[Cloud]:
-    """Those of the clouds that serve metadata to this machine."""
-    kinds = clouds()
-    asked = [
-        kinds[name](env.get(_ADDRESS_VARIABLE + name.upper()) or ADDRESS, every) for name in names
-    ]
-    there: set[str] = set()
-
-    def ask(cloud: Cloud) -> None:
-        if _is_there(cloud):
-            there.add(cloud.name)
-
-    asking = [threading.Thread(target=ask, args=(cloud,), daemon=True) for cloud in asked]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join()
-    return [cloud for cloud in asked if cloud.name in there]
-
-
-def ask_and_wait(stop_file: Path, patience_s: float) -> int:
-    """Make the file now; return when no process of this machine's job runs, or after `patience_s`.
+def ask_and_wait(stop_file: Path, timeout_s: float) -> int:
+    """Make the file now; return when no process of this machine's job runs, or after `timeout_s`.
 
     The exit code: 0, or 1 when the job still runs then.
     """
@@ -72,14 +64,14 @@ def ask_and_wait(stop_file: Path, patience_s: float) -> int:
     if not directory.is_dir():
         say(f"nothing to stop: {directory} is not there")
         return 0
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + timeout_s
     while not _ask(stop_file, f"{PREEMPTED}: kubernetes takes this machine back"):
         if time.monotonic() > end:
             return 1
         time.sleep(_LOOK_S)
     while _runs(directory):
         if time.monotonic() > end:
-            say(f"the job still runs after {patience_s:g} s; it goes on from its newest checkpoint")
+            say(f"the job still runs after {timeout_s:g} s; it goes on from its newest checkpoint")
             return 1
         time.sleep(_LOOK_S)
     return 0
@@ -98,31 +90,26 @@ def _is_there(cloud: Cloud) -> bool:
     return False
 
 
-def _watch(cloud: Cloud, every: float, said: queue.SimpleQueue[Notice]) -> None:
-    """Look until there is a binding notice. Whatever goes wrong, go on: no answer is no notice."""
-    told: set[str] = set()
+def _watch(cloud: Cloud, every: float, said: queue.SimpleQueue[str]) -> None:
+    """Look until there is a notice. Whatever goes wrong, go on: no answer is no notice. "" where the cloud is
+    not here."""
+    if not _is_there(cloud):
+        said.put("")
+        return
+    told = False
     while True:
         began = time.monotonic()
-        line = ""
         try:
-            notice = cloud.look()
-        except ServiceError as error:
-            line = (
-                f"{cloud.name} does not say whether it takes this machine back ({error}); asking on"
-            )
-            kind = "trouble"
-        except Exception as error:  # noqa: BLE001 - a watch that dies is worse than one that errs
-            line = f"asking {cloud.name} about preemptions: {error!r}; asking on"
-            kind = "fault"
-        else:
-            if notice is not None and notice.binding:
+            if notice := cloud.look():
                 said.put(notice)
                 return
-            kind = "advice"
-            line = "" if notice is None else notice.words
-        if line and kind not in told:
-            told.add(kind)
-            say(line)
+        except Exception as error:  # noqa: BLE001 - a watch that dies is worse than one that errs
+            why = str(error) if isinstance(error, ServiceError) else repr(error)
+            if not told:
+                say(
+                    f"{cloud.name} does not say whether it takes this machine back ({why}); asking on"
+                )
+            told = True
         time.sleep(max(0.0, began + every - time.monotonic()))
 
 
@@ -141,7 +128,7 @@ def _ask(stop_file: Path, words: str) -> bool:
 
 
 def _runs(directory: Path) -> bool:
-    """Whether the job, or a part of it on this machine, has not written its last word."""
+    """Whether the job, or a part of it on this machine, still runs."""
     try:
         parts = sorted((directory / "nodes").iterdir())
     except OSError:

@@ -217,7 +217,7 @@ class Records:
         say(message)
 
     def _row(self, kind: str, step: int, **values: Any) -> None:
-        self._fence.glance()
+        self._fence.check()
         head = {"kind": kind, "step": step, "attempt": self._fence.attempt}
         when = {"generation": self._fence.generation, "time": round(time.time(), 3)}
         self._log.write({**head, **when, **values})

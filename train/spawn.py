@@ -7,6 +7,7 @@ There are no restarts here: who started the hosts starts them again.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
@@ -43,6 +44,26 @@ class Ranks:
         }
 
 
+def main(argv: Sequence[str]) -> int:
+    """Run the command that follows `--` once for each rank of this host."""
+    own, dashes, command = list(argv), "--", list[str]()
+    if dashes in own:
+        at = own.index(dashes)
+        own, command = own[:at], own[at + 1 :]
+    parser = argparse.ArgumentParser(prog="python -m train spawn", allow_abbrev=False)
+    parser.add_argument("--procs", type=int, required=True, help="processes on this host")
+    parser.add_argument("--first-rank", type=int, required=True)
+    parser.add_argument("--world-size", type=int, required=True)
+    parser.add_argument("--node-rank", type=int, default=0, help="becomes GROUP_RANK")
+    options = parser.parse_args(own)
+    if not command:
+        parser.error("the command is missing: … -- COMMAND")
+    if not 0 < options.procs <= options.world_size - options.first_rank <= options.world_size:
+        parser.error("these ranks do not fit into the world")
+    ranks = Ranks(options.first_rank, options.procs, options.world_size, options.node_rank)
+    return spawn(command, ranks)
+
+
 def spawn(command: Sequence[str], ranks: Ranks) -> int:
     """Run `command` once for each of `ranks`. 0 when all of them end with 0, else 1."""
     children = _Children()
@@ -59,7 +80,7 @@ def spawn(command: Sequence[str], ranks: Ranks) -> int:
 
 
 class _Children:
-    """The live processes, and what befalls them together."""
+    """The live processes, signalled and ended together."""
 
     def __init__(self) -> None:
         self._alive: dict[int, int] = {}  # process id to rank

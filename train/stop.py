@@ -61,8 +61,7 @@ class StopRequest:
     def reason(self) -> str:
         """Why this rank wants to stop; "" when it does not. A file says more than a signal."""
         if self.by_file:
-            # Seen between its making and its writing, it had no words yet.
-            return self._words or reason_in(self._file)
+            return self._words
         return BY_SIGNAL if self.by_signal else ""
 
     def close(self) -> None:
@@ -82,13 +81,18 @@ class StopRequest:
 
     def _found(self) -> None:
         # The words first, as they are asked for when the flag is seen.
-        self._words = _first_line(self._file)
+        self._words = reason_in(self._file)
         self.by_file = is_for(self._words, self._scheduler)
 
 
 def reason_in(stop_file: Path) -> str:
     """The first line of a stop file that is there: one line of printable characters, never empty."""
-    return _first_line(stop_file) or BY_USER
+    try:
+        text = read_file(stop_file).decode("utf-8", "replace")
+    except OSError:
+        return BY_USER
+    line = "".join(c if c.isprintable() else " " for c in text.partition("\n")[0][:_MOST_REASON])
+    return " ".join(line.split()) or BY_USER
 
 
 def is_for(reason: str, scheduler: str) -> bool:
@@ -114,15 +118,6 @@ def foremost(reasons: Sequence[str]) -> str:
     taken_back = [reason for reason in given if reason.startswith(PREEMPTED)]
     told = [reason for reason in given if not reason.startswith(BY_SIGNAL)]
     return next(iter(taken_back or told or given), "")
-
-
-def _first_line(stop_file: Path) -> str:
-    try:
-        text = read_file(stop_file).decode("utf-8", "replace")
-    except OSError:
-        return ""  # what it is good for is that it is there
-    line = "".join(c if c.isprintable() else " " for c in text.partition("\n")[0][:_MOST_REASON])
-    return " ".join(line.split())
 
 
 def create_stop_file(path: Path, words: str) -> bool:

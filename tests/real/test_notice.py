@@ -69,17 +69,6 @@ def test_a_cloud_that_takes_one_machine_back_stops_all_of_them(
 
 
 @pytest.mark.nightly
-def test_a_preemption_goes_before_what_rank_0_was_asked(tmp_path: Path) -> None:
-    for name, words in (("a", "user: enough"), ("b", TAKEN)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "stop").write_text(f"{words}\n")
-    # A scheduler's job: what is asked while it starts counts.
-    first, other = two(tmp_path, DDPGEN_SCHEDULER="sky task-1 100")
-    with hosts(first, other):
-        assert ends(tmp_path, first, other) == TAKEN
-
-
-@pytest.mark.nightly
 def test_a_signal_to_one_worker_is_the_reason_on_all_hosts(tmp_path: Path) -> None:
     first, other = two(tmp_path)
     with hosts(first, other):

@@ -158,14 +158,3 @@ def test_nothing_is_written_from_the_moment_the_directory_is_taken(tmp_path: Pat
     assert len(list(beats.iterdir())) <= 2
     assert (tmp_path / "status").read_text() == "running slurm.4711.1 20\n"
     assert list(tmp_path.glob(".tmp-step-*")) == []
-
-
-def test_an_earlier_start_that_comes_too_late_is_not_begun(tmp_path: Path) -> None:
-    later = start("a", tmp_path, free_port(), restart=1, nodes=1)
-    with hosts(later):
-        until_step((later,), 3)
-        first = start("b", tmp_path, free_port(), restart=0, nodes=1)
-        assert first.end() == 69
-        assert "is held by a later start of Slurm job 4711: restart 1, on" in first.output
-        stop(tmp_path, later)
-    assert not (tmp_path / "nodes" / "b").exists()

@@ -145,7 +145,7 @@ def test_an_environment_is_entered_on_every_node(
             "set-up",
             {"environment": {"venv": "/shared/venv"}, "setup": ["true", "cat /no/such/file"]},
             # Of the batch script: srun may drop what the node has said.
-            "ended this start (exit code 69): setup of the spec failed; its words are above",
+            "ended this start (exit code 69): setup of the spec failed; its output is above",
         ),
     ],
 )

@@ -51,7 +51,6 @@ class Metadata(ThreadingHTTPServer):
         self.changed = threading.Condition()
         self.tokens: set[str] = set()
         self.action: dict[str, str] | None = None
-        self.rebalance = ""
         self.preempted, self.maintenance, self.etag = "FALSE", "NONE", 1
         self.events: list[Any] = []
 
@@ -156,8 +155,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, "")
         elif path == "/latest/meta-data/spot/instance-action" and self.server.action is not None:
             self._send(200, json.dumps(self.server.action))
-        elif path == "/latest/meta-data/events/recommendations/rebalance" and self.server.rebalance:
-            self._send(200, json.dumps({"noticeTime": self.server.rebalance}))
         else:
             self._send(404, "<html>404 - Not Found</html>")
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from tests.real.jobs import children
+from train.__main__ import main
 
 PATIENCE_S = 20
 
@@ -86,30 +87,24 @@ def test_its_processes_die_with_it() -> None:
     process.communicate(timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "message"),
-    [
-        (["--procs=3"], "these ranks do not fit into the world"),
-        (["--procs=0"], "these ranks do not fit into the world"),
-        (["--procs=1", "--first-rank=-1"], "these ranks do not fit into the world"),
-    ],
-)
+@pytest.mark.parametrize("ranks", [["--procs=3"], ["--procs=0"], ["--procs=1", "--first-rank=-1"]])
 def test_ranks_beyond_the_world_are_a_wrong_argument(
-    ranks: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ranks: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from train.__main__ import main
-
     with pytest.raises(SystemExit) as caught:
         main(["spawn", "--first-rank=2", "--world-size=4", *ranks, "--", "true"])
     assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    assert "these ranks do not fit into the world" in capsys.readouterr().err
 
 
-def test_a_command_that_is_not_there_is_named() -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "train", "spawn", "--procs=1", "--first-rank=0", "--world-size=1",
-         "--", "no-such-program"],
-        capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert process.returncode == 1
-    assert "cannot start 'no-such-program': No such file or directory" in process.stderr
+def test_a_command_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = {
+        s: signal.getsignal(s)
+        for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)
+    }
+    ranks = ["--procs=1", "--first-rank=0", "--world-size=1"]
+    assert main(["spawn", *ranks, "--", "no-such-program"]) == 1
+    for signum, handler in kept.items():
+        signal.signal(signum, handler)
+    said = capsys.readouterr().err
+    assert "cannot start 'no-such-program': No such file or directory" in said

@@ -1,25 +1,16 @@
 """What the clouds' metadata services say of a machine that is to be taken back.
 
-Owns the three protocols, one module each, and the one form that their notices come in. Knows nothing
-of trainings, and decides nothing. Standard library only.
+Owns the three protocols, one module each. Knows nothing of trainings, and decides nothing. Standard library
+only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 # All three clouds serve it under this address, so that no name has to be resolved, which may hang.
 ADDRESS = "http://169.254.169.254"
-
-
-@dataclass(frozen=True)
-class Notice:
-    """`binding`: the machine goes, and is not only likely to go. `words`: for people, one line."""
-
-    words: str
-    binding: bool = True
 
 
 class Cloud(Protocol):
@@ -32,8 +23,9 @@ class Cloud(Protocol):
     def probe(self) -> None:
         """Return when the service is there. Raises AbsentError when it is not, ServiceError in doubt."""
 
-    def look(self) -> Notice | None:
-        """What it says now. Raises ServiceError when that cannot be had, or makes no sense.
+    def look(self) -> str:
+        """Its notice, one line for people; "" without one. Raises ServiceError when that cannot be had, or makes
+        no sense.
 
         May wait for news, but not longer than the period it was made with.
         """

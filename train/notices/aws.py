@@ -1,18 +1,15 @@
 """Amazon EC2: the interruption notice of a spot instance, two minutes before it is taken.
 
-Owns IMDSv2 with its tokens, `spot/instance-action` and the rebalance recommendation, as in the EC2
-User Guide ("Spot Instance interruption notices", "Use IMDSv2"). The older version without tokens is not
-asked. A container behind a bridge is one network hop further away: there the token needs an instance
+Owns IMDSv2 with its tokens and `spot/instance-action`, as in the EC2 User Guide ("Spot Instance interruption
+notices", "Use IMDSv2"). The older version without tokens is not asked. A container behind a bridge is one network hop further away: there the token needs an instance
 with a PUT response hop limit of 2.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from train.notices import Notice
-from train.notices.service import NOT_FOUND, OK, UNAUTHORIZED, Answer, Service, ServiceError
+from train.notices.service import NOT_FOUND, UNAUTHORIZED, Answer, Service, ServiceError
 
 _TOKEN = "/latest/api/token"
 _DATA = "/latest/meta-data"
@@ -32,15 +29,14 @@ class Aws:
     def probe(self) -> None:
         self._token = self._new_token()
 
-    def look(self) -> Notice | None:
+    def look(self) -> str:
         answer = self._get(f"{_DATA}/spot/instance-action")
-        if answer.status != NOT_FOUND:
-            return _interruption(answer.expect_ok().mapping())
-        answer = self._get(f"{_DATA}/events/recommendations/rebalance")
-        if answer.status != OK:
-            return None  # as nobody obeys it, nobody misses it
-        at = _time(answer.mapping().get("noticeTime"))
-        return Notice(f"aws may soon take this machine back (its word of {at})", binding=False)
+        if answer.status == NOT_FOUND:
+            return ""
+        said = answer.expect_ok().mapping()
+        if said.get("action") not in _ACTIONS:
+            raise ServiceError("an answer that makes no sense")
+        return f"aws takes this machine back at {_time(said.get('time'))}"
 
     def _get(self, path: str) -> Answer:
         self._token = self._token or self._new_token()
@@ -56,12 +52,6 @@ class Aws:
         if not re.fullmatch(r"[!-~]{1,4096}", token):  # it goes into a header
             raise ServiceError("an answer that is no token")
         return token
-
-
-def _interruption(said: dict[str, Any]) -> Notice:
-    if said.get("action") not in _ACTIONS:
-        raise ServiceError("an answer that makes no sense")
-    return Notice(f"aws takes this machine back at {_time(said.get('time'))}")
 
 
 def _time(text: object) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from train.notices import Notice
 from train.notices.service import Service, ServiceError
 
 _HEADERS = {"Metadata": "true"}
@@ -34,7 +33,7 @@ class Azure:
             raise ServiceError("an answer that is no machine's name")
         self._machine = name
 
-    def look(self) -> Notice | None:
+    def look(self) -> str:
         if not self._machine:
             self.probe()
         answer = self._service.ask(_EVENTS, _HEADERS, within=_PATIENCE_S).expect_ok()
@@ -46,8 +45,8 @@ class Azure:
                 at = event.get("NotBefore")
                 # Without a time it has begun.
                 when = f"at {at}" if isinstance(at, str) and at else "now"
-                return Notice(f"azure takes this machine back {when}")
-        return None
+                return f"azure takes this machine back {when}"
+        return ""
 
     def _is_taken(self, event: dict[str, Any]) -> bool:
         named = event.get("Resources")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 
-from train.notices import Notice
 from train.notices.service import AbsentError, Answer, Service, ServiceError
 
 _FLAVOR = {"Metadata-Flavor": "Google"}
@@ -31,16 +30,16 @@ class Gcp:
         if not self._get("id", within=1.0).text.isdecimal():
             raise ServiceError("an answer that makes no sense")
 
-    def look(self) -> Notice | None:
+    def look(self) -> str:
         preempted = self._preempted()
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         if preempted == "TRUE":
-            return Notice(f"gcp takes this machine back 30 s after {now}")
+            return f"gcp takes this machine back 30 s after {now}"
         if preempted != "FALSE":
             raise ServiceError("an answer that makes no sense")
         if self._get("maintenance-event", within=1.0).text == "TERMINATE_ON_HOST_MAINTENANCE":
-            return Notice(f"gcp takes this machine back for maintenance, announced by {now}")
-        return None
+            return f"gcp takes this machine back for maintenance, announced by {now}"
+        return ""
 
     def _preempted(self) -> str:
         """Waits for a change from the second time on: of 30 seconds none is lost to the period."""

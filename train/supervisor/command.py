@@ -11,26 +11,21 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from train.supervisor.events import Events, Signal
-
-if TYPE_CHECKING:
-    from train.supervisor.hosts import Hosts
-    from train.supervisor.local import Local
-    from train.supervisor.sky import Sky
-    from train.supervisor.slurm_node import SlurmNode
 
 # A signal that the artefact's shell has noticed before it became this process: its name.
 _NOTICED = "DDPGEN_SIGNAL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Slurm sends USR1 before a time limit; its batch script has them ignored while it becomes this process.
 _SLURMS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-# Of each tier with this supervisor: the module here and its adapter. Slurm's batch script has its own.
+# Of each tier: the module here, and its adapter.
 _TIERS = {
     "local": ("local", "Local"),
     "host": ("hosts", "Hosts"),
     "sky": ("sky", "Sky"),
+    "slurm": ("slurm", "Slurm"),
     "slurm-node": ("slurm_node", "SlurmNode"),
 }
 
@@ -46,8 +41,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _supervise(argv: Sequence[str], events: Events) -> int:
+    from train.errors import EXIT_USAGE
     from train.supervisor import words
-    from train.supervisor.refusal import EXIT_USAGE
     from train.supervisor.supervisor import Supervisor, add_options
 
     try:
@@ -55,25 +50,16 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
+    name = command.options[0]
+    # The other tiers' imports would take longer than all the rest of a start.
+    module, adapter = _TIERS.get(name, _TIERS["local"])
+    tier: Any = getattr(importlib.import_module(f"train.supervisor.{module}"), adapter)
     parser = argparse.ArgumentParser(prog="python -m train supervise", allow_abbrev=False)
-    parser.add_argument("tier", choices=(*_TIERS, "slurm"))
+    parser.add_argument("tier", choices=_TIERS)
     add_options(parser)
-    if command.options[0] == "slurm":
-        from train.supervisor import slurm
-
-        slurm.add_options(parser)
-        command = words.take_leading(command, words.ONLY_CHECK)
-        return slurm.Slurm(parser.parse_args(command.options), command, events).run()
-    tier = _tier(command.options[0])
     tier.add_options(parser)
     command = words.take_leading(command, tier.leading)
     options = parser.parse_args(command.options)
+    if name == "slurm":  # on the first node: it starts slurm-node on each
+        return int(tier(options, command, events).run())
     return Supervisor(tier(options, command), options, command, events).run()
-
-
-def _tier(name: str) -> type[Local | Hosts | Sky | SlurmNode]:
-    """The adapter of a tier. The others' imports would take longer than all the rest of a start."""
-    module, adapter = _TIERS.get(name, _TIERS["local"])
-    found: type[Local | Hosts | Sky | SlurmNode]
-    found = getattr(importlib.import_module(f"train.supervisor.{module}"), adapter)
-    return found

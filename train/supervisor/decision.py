@@ -61,9 +61,9 @@ def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request
     return Request("stop", f"{name}: asking for a clean stop{kill}")
 
 
-def at_end(end: End, results: str, again: str) -> Outcome:
-    """What the end of a user's own launch means. torchrun's exit code says 1 for nearly everything: what
-    counts is the status. `results`: where they are, in words; `again`: what to type to go on."""
+def at_end(end: End, results: str = "", again: str = "") -> Outcome:
+    """What the end of the workers means. torchrun's exit code says 1 for nearly everything: what counts is the
+    status. `results`: where they are, in words; `again`: what to type to go on."""
     status = end.status
     if status is None:
         taken = "the status is not of this attempt: another job has taken over"
@@ -71,18 +71,21 @@ def at_end(end: End, results: str, again: str) -> Outcome:
     at = f" at step {status.step}" if status.step else ""  # a user's script counts its steps itself
     if status.word == "done":
         early = f" ({status.reason})" if status.reason else ""
-        return Outcome(0, (f"done{at}{early}; {results}",))
+        where = f"; {results}" if results else ""
+        return Outcome(0, (f"done{at}{early}{where}",))
     if status.word == "stopped":
         return Outcome(EXIT_STOPPED, (f"stopped{at}; to go on: {again}",))
     if status.word == "failed":
         return Outcome(EXIT_FAILED, (f"failed{at}: {status.reason or 'no reason given'}",))
     if end.stops and not end.killed and not end.met:
         return not_begun(again)
-    goes_on = f"to go on: {again}"
+    goes_on = (f"to go on: {again}",) if again else ()
     # The driver takes "failed: " and "crashed: " for the reason of a host's end (ddpgen/driver/ends.py).
     if end.killed:
-        return Outcome(EXIT_FAILED, (f"killed; {goes_on}",), "killed, as it was asked to")
-    return Outcome(EXIT_FAILED, (f"crashed: {crash(end)}", goes_on), status.reason)
+        return Outcome(
+            EXIT_FAILED, ("; ".join(("killed", *goes_on)),), "killed, as it was asked to"
+        )
+    return Outcome(EXIT_FAILED, (f"crashed: {crash(end)}", *goes_on), status.reason)
 
 
 def crash(end: End) -> str:

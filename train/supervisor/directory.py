@@ -9,12 +9,11 @@ import errno
 import os
 from pathlib import Path
 
-from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
+from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal
 from train.layout import steps_on_disk
 from train.lock import HeldByLiveJobError, check_not_replaced, claim
 from train.scheduler import Scheduled
 from train.status import Status, write_status
-from train.supervisor.refusal import Refusal
 
 
 def of(path: str, part: str = "") -> Path:

@@ -15,11 +15,10 @@ class Pin:
     why: str
 
 
-def pins(nic: str, threads: int, over_network: bool, nccl_nic: bool = True) -> Iterator[Pin]:
-    """What is pinned. `nccl_nic`: whether NCCL is held to the interface as well."""
+def pins(nic: str, threads: int, over_network: bool) -> Iterator[Pin]:
+    """What is pinned."""
     yield Pin("GLOO_SOCKET_IFNAME", nic, "gloo may otherwise pick docker0 or a VPN and hang")
-    if nccl_nic:
-        yield Pin("NCCL_SOCKET_IFNAME", f"={nic}", "the same for NCCL; = takes the name exactly")
+    yield Pin("NCCL_SOCKET_IFNAME", f"={nic}", "the same for NCCL; = takes the name exactly")
     yield Pin(
         "OMP_NUM_THREADS", str(threads), "threads per process: another number gives other bits"
     )

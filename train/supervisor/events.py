@@ -105,8 +105,8 @@ class Events:
 
         threading.Thread(target=run, daemon=True).start()
 
-    def result_of(self, work: Callable[[], Any], heed: Callable[[Event], None]) -> Any:
-        """What `work` returns; `heed` is given the events that come meanwhile. Raises what either raises."""
+    def result_of(self, work: Callable[[], Any], on_event: Callable[[Event], None]) -> Any:
+        """What `work` returns; `on_event` gets the events that come meanwhile. Raises what either raises."""
         self.run_in_thread(work)
         while True:
             event = self.next()
@@ -114,7 +114,7 @@ class Events:
                 if event.error is not None:
                     raise event.error
                 return event.value
-            heed(event)
+            on_event(event)
 
     def watch_child(self, pid: int) -> None:
         """Have an Exit come when `pid`, a child of this process, ends."""

@@ -18,13 +18,12 @@ from typing import ClassVar
 from train import nic
 from train.config import seconds
 from train.console import say
-from train.errors import EXIT_UNAVAILABLE, start_command
+from train.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal, start_command
 from train.layout import step_directory
-from train.supervisor import decision, network
+from train.supervisor import decision, directory
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.driver_link import DriverLink, take_standard_input
 from train.supervisor.events import Event, Events
-from train.supervisor.refusal import EXIT_USAGE, Refusal
 from train.supervisor.supervisor import Membership, Tier
 from train.supervisor.words import ONLY_CHECK, Command
 
@@ -146,23 +145,17 @@ class Hosts(Tier):
     def membership(self) -> Membership:
         options = self._options
         listed = read(options.hosts_file)
-        # Two runs that meet at one place under one name would merge without a word: the driver gives each
-        # of its launches a name of its own.
+        # Two runs that meet at one address under one name would merge: the driver names each of its launches.
         launch = os.environ.get("DDPGEN_LAUNCH", "")
         return membership(listed, options.me, options.head, options.hosts, options.port, launch)
 
-    def network(self, member: Membership) -> tuple[str, str]:
-        peer = next((at for name, at in member.roster if name != member.me), "")
-        name, address = network.choose(member, self._options.nic, peer if member.is_head else "")
-        if self._options.no_preflight:
-            own, towards = (
-                dict(member.roster)[member.me],
-                peer if member.is_head else member.head_address,
-            )
-            for doubt in nic.doubts(own, address, towards):
-                say(f"warning: {doubt}")
-            self._await_head(member)
-        return name, address
+    def prepare(self, member: Membership, address: str) -> None:
+        if not self._options.no_preflight:
+            return
+        towards = member.peer if member.is_head else member.head_address
+        for doubt in nic.doubts(dict(member.roster)[member.me], address, towards):
+            say(f"warning: {doubt}")
+        self._await_head(member)
 
     def _await_head(self, member: Membership) -> None:
         """Hosts may be started by hand, one after the other: whoever is early says whom it waits for."""
@@ -188,11 +181,13 @@ class Hosts(Tier):
         return decision.at_end(end, self._results(end), self._same)
 
     def _results(self, end: End) -> str:
-        directory = Path(os.path.abspath(os.path.expanduser(self._options.checkpoint_dir)))
+        results = directory.of(self._options.checkpoint_dir)
         if self._command.program[0] == "script":
-            return f"what the script wrote is in {directory}, here or on the host where it ran as rank 0"
+            return (
+                f"what the script wrote is in {results}, here or on the host where it ran as rank 0"
+            )
         # Without a shared directory the checkpoints are where rank 0 ran.
         step = end.status.step if end.status is not None else 0
-        if step_directory(directory, step).is_dir():
-            return f"results are in {directory}"
+        if step_directory(results, step).is_dir():
+            return f"results are in {results}"
         return "results are on the host of rank 0"

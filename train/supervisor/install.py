@@ -7,18 +7,16 @@ the directory. Standard library only.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from train.console import say
-from train.errors import EXIT_UNAVAILABLE
-from train.supervisor.refusal import Refusal
+from train.errors import EXIT_UNAVAILABLE, Refusal
+from train.files import locked
 
 # What pip has installed: written last, so that its presence says that all is there.
 INSTALLED = "installed.txt"
@@ -33,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     environment = options.directory.expanduser().absolute()
     try:
-        with _locked(environment):
+        environment.parent.mkdir(parents=True, exist_ok=True)
+        with locked(Path(f"{environment}.lock")):  # machines may share their home
             if not (environment / INSTALLED).exists():
                 _make(environment, options.requirements)
         listed = " ".join((environment / INSTALLED).read_text("utf-8").splitlines())
@@ -45,16 +44,6 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_UNAVAILABLE
     say(f"in {environment}: {listed}")
     return 0
-
-
-@contextlib.contextmanager
-def _locked(environment: Path) -> Iterator[None]:
-    """One machine at a time, where several share their home. Raises OSError."""
-    environment.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{environment}.lock", "a") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _make(environment: Path, requirements: Sequence[str]) -> None:

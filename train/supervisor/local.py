@@ -6,12 +6,11 @@ import argparse
 import os
 import shlex
 import socket
-import sys
 import time
-from pathlib import Path
 
 from train.console import say
-from train.supervisor.decision import End, Outcome, Request, at_end, not_begun, on_signal
+from train.supervisor import directory
+from train.supervisor.decision import End, Outcome, at_end
 from train.supervisor.output import KeptOutput
 from train.supervisor.supervisor import Membership, Tier
 from train.supervisor.words import Command
@@ -22,7 +21,7 @@ class Local(Tier):
 
     def __init__(self, options: argparse.Namespace, command: Command) -> None:
         self._options = options
-        self._results = Path(os.path.abspath(os.path.expanduser(options.checkpoint_dir)))
+        self._results = directory.of(options.checkpoint_dir)
         self._command = command
         self._kept: KeptOutput | None = None
         self.again = f"bash {shlex.quote(os.path.join(os.getcwd(), 'local.sh'))}"
@@ -31,12 +30,7 @@ class Local(Tier):
         procs = self._options.procs
         return Membership(me=socket.gethostname(), procs=procs, world_size=procs)
 
-    def network(self, member: Membership) -> tuple[str, str]:
-        """Loopback needs no network, and works where the hostname does not resolve."""
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        return self._options.nic or loopback, "127.0.0.1"
-
-    def prepare(self) -> None:
+    def prepare(self, member: Membership, address: str) -> None:
         """What a user's program prints is nowhere else; a workload's progress is in metrics.jsonl."""
         if self._command.program[0] != "script":
             return
@@ -48,12 +42,6 @@ class Local(Tier):
     def report(self, outcome: Outcome) -> None:
         if self._kept is not None:
             self._kept.end()
-
-    def on_signal(self, name: str, stops: int, met: bool) -> Request:
-        return on_signal(name, stops, met)
-
-    def not_begun(self, name: str) -> Outcome:
-        return not_begun(self.again)
 
     def at_end(self, end: End) -> Outcome:
         results = f"results are in {self._results}"

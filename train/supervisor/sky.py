@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import re
 import signal
 import sys
 import threading
+import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from train import notice
-from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE
-from train.files import replace_file
+from train.console import say
+from train.errors import EXIT_UNAVAILABLE, Refusal
+from train.files import locked, read_file, replace_file
 from train.notices import clouds
-from train.supervisor import directory, network
-from train.supervisor.decision import End, Outcome, Request, crash
-from train.supervisor.refusal import Refusal
-from train.supervisor.stopobject import StopObject
-from train.supervisor.supervisor import Membership, Tier
+from train.stop import create_stop_file
+from train.supervisor import decision, directory
+from train.supervisor.decision import End, Outcome, Request
+from train.supervisor.supervisor import Membership, Tier, names, ports
 from train.supervisor.words import Command
 
 # SkyPilot is to start the job again. Of several machines on Slurm it keeps the highest code alone, and
@@ -38,7 +39,10 @@ _TOLD = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_TASK_ID")
 # Of a start before this one: what it was asked, and which owner of the store it was (train/store).
 _LEFTOVERS = ("stop", "store-turn")
 _MOST = 64
-_NOTICES_EVERY_S = 5.0
+_NOTICES_EVERY_S, _STOP_EVERY_S = 5.0, 5.0
+# Beside `stop` in a bucket, the task that it has ended: a recovery of that one stays stopped, and the next task
+# removes both.
+_OBEYED = "stop-obeyed"
 
 
 class Sky(Tier):
@@ -52,7 +56,7 @@ class Sky(Tier):
         self._options, self._command = options, command
         self._me, self._task = "", ""
         self._directory = Path()
-        self._stop_object: StopObject | None = None
+        self._bucket: Path | None = None
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
@@ -60,11 +64,11 @@ class Sky(Tier):
         add("--nodes", type=int, default=1, help="how many machines were planned")
         add(
             "--ports",
-            type=_ports,
+            type=ports,
             default=range(29500, 30500),
             help="FROM-TO: the head's is one of",
         )
-        add("--secrets", type=_names, default=(), help="variables that SkyPilot has to be given")
+        add("--secrets", type=names, default=(), help="variables that SkyPilot has to be given")
         add("--bucket", default="", help="the URL of what has to be mounted")
         add("--mount", default="", help="where it has to be mounted")
         add(
@@ -98,11 +102,7 @@ class Sky(Tier):
         self.scheduler = f"sky {member.part} {number}"
         return member
 
-    def network(self, member: Membership) -> tuple[str, str]:
-        others = [address for _, address in member.roster[1:2]]
-        return network.choose(member, self._options.nic, *others)
-
-    def prepare(self) -> None:
+    def prepare(self, member: Membership, address: str) -> None:
         if self._options.hook:
             hook = Path(self._options.hook).expanduser()
             try:
@@ -112,13 +112,13 @@ class Sky(Tier):
                 raise directory.unusable(hook.parent, error) from None
         # The built-in training looks into the store itself. For a loop of the user's own the head does;
         # it is enough that one process sees the stop file.
-        if self._command.program[0] == "script" and self._options.mount and self._me == "node0":
-            self._stop_object = StopObject(Path(self._options.store), self._task)
-            self._stop_object.forget_earlier()
+        if self._command.program[0] == "script" and self._options.mount and member.is_head:
+            self._bucket = Path(self._options.store)
+            forget_stop(self._bucket, self._task)
 
     def watch(self, stop_file: Path) -> None:
-        if self._stop_object is not None:
-            _beside(self._stop_object.watch, stop_file)
+        if self._bucket is not None:
+            _beside(obey_stop, self._bucket, self._task, stop_file)
         if not self._options.no_notices:
             _beside(notice.watch, stop_file, tuple(clouds()), _NOTICES_EVERY_S)
 
@@ -182,7 +182,7 @@ def task_name(task: str) -> str:
 
 
 def check_secrets(told: Mapping[str, str], secrets: Sequence[str]) -> None:
-    """SkyPilot drops a secret that it was not given, without a word. Raises Refusal."""
+    """SkyPilot silently drops a secret that it was not given. Raises Refusal."""
     for name in secrets:
         if name not in told:
             raise Refusal(
@@ -213,7 +213,7 @@ def enroll(place: Path, start: str, node_rank: int) -> int:
     """
     place.mkdir(parents=True, exist_ok=True)
     record = place / "starts.json"
-    with _locked(place / ".starts.guard"):
+    with locked(place / ".starts.guard"):
         number, counted, ranks = _enrolled(record)
         # A machine starts once in a start: one that is there already belongs to a new one.
         if counted != start or node_rank in ranks:
@@ -234,12 +234,47 @@ def _enrolled(record: Path) -> tuple[int, str, list[int]]:
         return -1, "", []
 
 
-@contextlib.contextmanager
-def _locked(guard: Path) -> Iterator[None]:
-    with open(guard, "a") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+# --- the object `stop`, for a training loop of the user's own, which does not look for it -----------
+
+
+def forget_stop(bucket: Path, task: str) -> None:
+    """Remove a stop that has ended another task. Raises Refusal."""
+    if _obeyed_by(bucket) in ("", task):
+        return
+    say(f"the stop in {bucket} is removed: it has ended the job before this one")
+    try:
+        for name in ("stop", _OBEYED):
+            (bucket / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise Refusal(
+            EXIT_UNAVAILABLE,
+            f"cannot remove {bucket / 'stop'}, which would end this job too ({error.strerror}); may this "
+            "machine write to the bucket?",
+        ) from None
+
+
+def obey_stop(bucket: Path, task: str, stop_file: Path, every_s: float = _STOP_EVERY_S) -> None:
+    """Wait for the object, then note the task and make the stop file; on an error of a mount or a disk, again."""
+    told = False
+    while True:
+        with contextlib.suppress(OSError):
+            if (bucket / "stop").exists():
+                if not told:
+                    say(f"a stop was asked for in {bucket}")
+                told = True
+                if _obeyed_by(bucket) != task:
+                    (bucket / _OBEYED).write_text(
+                        f"{task}\n", "utf-8"
+                    )  # a bucket knows no renaming
+                create_stop_file(stop_file, "user: by the bucket")
+                return
+        time.sleep(every_s)
+
+
+def _obeyed_by(bucket: Path) -> str:
+    with contextlib.suppress(OSError):
+        return read_file(bucket / _OBEYED).decode("utf-8", "replace").strip()
+    return ""
 
 
 # --- what signals and ends mean -------------------------------------------------------------------
@@ -266,38 +301,19 @@ def not_begun(me: str) -> Outcome:
 def at_end(me: str, end: End) -> Outcome:
     """What the end of the workers means: SkyPilot acts on the exit code."""
     status = end.status
-    if status is None:
-        taken = f"{me}: the status is not of this attempt: another start of the job has taken over"
-        return Outcome(EXIT_FAILED, (taken,))
-    at = f" at step {status.step}" if status.step else ""  # a user's script counts its steps itself
-    if status.word == "done":
-        early = f" ({status.reason})" if status.reason else ""
-        return Outcome(0, (f"{me}: done{at}{early}",))
-    if status.word == "failed":
-        return Outcome(EXIT_FAILED, (f"{me}: failed{at}: {status.reason or 'no reason given'}",))
-    if status.word == "stopped":
+    if status is not None and status.word == "stopped":
+        at = f" at step {status.step}" if status.step else ""
         # The user's own stop is an object in the bucket, and never a signal.
         if status.reason.startswith(("preempted", "signal")):
             back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
             return Outcome(EXIT_PREEMPTED, (back,))
         why = status.reason or "user"
         return Outcome(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}); to go on: {Sky.again}",))
-    if end.stops and not end.met:
+    if status is not None and status.word == "running" and end.stops and not end.met:
         return not_begun(me)
-    return Outcome(EXIT_FAILED, (f"{me}: crashed: {crash(end)}",), status.reason)
+    outcome = decision.at_end(end)
+    return replace(outcome, lines=tuple(f"{me}: {line}" for line in outcome.lines))
 
 
 def _beside(work: Callable[..., object], *arguments: object) -> None:
     threading.Thread(target=work, args=arguments, daemon=True).start()
-
-
-def _ports(text: str) -> range:
-    low, _, high = text.partition("-")
-    first, last = int(low), int(high or low)
-    if not 0 < first <= last < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of ports")
-    return range(first, last + 1)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split(",")))

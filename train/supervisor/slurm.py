@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,24 +21,19 @@ from typing import Any
 
 from train import nic, reserve
 from train.console import say
-from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
+from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.scheduler import VARIABLE
 from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Signal
-from train.supervisor.refusal import Refusal
 from train.supervisor.slurm_decision import (
     AGAIN,
     Begun,
-    Decision,
-    End,
-    Failure,
     Finish,
     Job,
-    Leave,
     Requeue,
-    Return,
+    StartEnd,
     decide,
-    go_back,
     may_be_lost,
+    requeue,
     standstill,
 )
 from train.supervisor.slurm_directory import Directory, checkpoint_directory
@@ -49,16 +45,14 @@ from train.supervisor.slurm_job import (
     every_node_answers,
     state,
 )
-from train.supervisor.supervisor import NotBegunError, check_arguments
+from train.supervisor.supervisor import NotBegunError, check_arguments, ports
 from train.supervisor.words import ONLY_CHECK, Command
 from train.supervisor.workers import Workers
 
 # A controller that is being restarted answers a minute or two later.
 _PATIENT = (2, 5, 10, 20, 30, 30, 30)
-_LOOK_S = 0.5
-# Whether a node has failed is looked at so often; then srun has ended the others within this time, but for
-# one that does not answer.
-_WATCH_S, _ENDED_S = 5.0, 60.0
+_RETRY_S = 2.0
+_REQUEUES, _REQUEUES_APART_S = 5, 2.0
 # What a node runs first of all: by a shell, which needs no shared directory, and says so where it has none.
 _ON_NODE = """\
 me=${SLURMD_NODENAME:-$HOSTNAME}
@@ -73,32 +67,38 @@ exec "$@"
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What the batch script says of the job."""
-    add = parser.add_argument
-    add(
-        "--ports",
-        type=_ports,
-        default=range(29500, 30500),
-        help="FROM-TO: where a free one is looked for",
-    )
-    add("--requeues", type=int, default=20, help="how often it may go back into the queue")
-    add("--restarts", type=int, default=3, help="how often it may do so after a crash")
-    add("--array", action="store_true", help="it is one of an array, with a directory of its own")
-    add("--python", default="python3", help="the interpreter on the nodes")
-    add(
-        "--in",
-        dest="inside",
-        action="append",
-        default=[],
-        help="a word that takes a command into the container",
-    )
-    add("--srun", action="append", default=[], help="a word for srun")
-    add("--source", default="", help="sourced on the nodes, in the container")
-
-
 class Slurm:
     """One start of a job."""
+
+    leading = ONLY_CHECK
+
+    @staticmethod
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        """What the batch script says of the job."""
+        add = parser.add_argument
+        add(
+            "--ports",
+            type=ports,
+            default=range(29500, 30500),
+            help="FROM-TO: where a free one is looked for",
+        )
+        add("--requeues", type=int, default=20, help="how often it may go back into the queue")
+        add("--restarts", type=int, default=3, help="how often it may do so after a crash")
+        add(
+            "--array",
+            action="store_true",
+            help="it is one of an array, with a directory of its own",
+        )
+        add("--python", default="python3", help="the interpreter on the nodes")
+        add(
+            "--in",
+            dest="inside",
+            action="append",
+            default=[],
+            help="an argument of what starts a command in the container",
+        )
+        add("--srun", action="append", default=[], help="an argument for srun")
+        add("--source", default="", help="sourced on the nodes, in the container")
 
     def __init__(self, options: argparse.Namespace, command: Command, events: Events) -> None:
         self._options, self._events, self._command = options, events, command
@@ -108,8 +108,7 @@ class Slurm:
         self._controller = Controller(self._number)
         self._asked, self._term_at_hand = "", False
         self._directory: Directory | None = None
-        self._taken, self._gave_up = False, False
-        self._stop_made: tuple[int, int] | None = None
+        self._taken = False
         self._begun: list[Begun] = []
 
     def run(self) -> int:
@@ -122,7 +121,7 @@ class Slurm:
         except nic.NetworkError as error:
             return self._finish(Finish(EXIT_UNAVAILABLE, str(error), str(error)))
         except NotBegunError as asked:
-            return self._come_back(Return(f"{asked} came before the training began", EXIT_STOPPED))
+            return self._requeue(Requeue(f"{asked} came before the training began", EXIT_STOPPED))
 
     def _run(self) -> int:
         check_arguments(self._command, ONLY_CHECK)
@@ -143,13 +142,13 @@ class Slurm:
         self._workers = Workers(words, environment(self._told(nodes)))
         self._events.watch_child(self._workers.pid)
         ended = self._wait()
-        return self._end(ended, len(nodes)) if isinstance(ended, int) else self._come_back(*ended)
+        return self._end(ended, len(nodes)) if isinstance(ended, int) else self._requeue(*ended)
 
     def _beside(self, work: Callable[[], Any]) -> Any:
         """The result of `work`, for which the loop goes on. Raises NotBegunError, and what it raises."""
-        return self._events.result_of(work, self._heed)
+        return self._events.result_of(work, self._on_early_event)
 
-    def _heed(self, event: Event) -> None:
+    def _on_early_event(self, event: Event) -> None:
         """Before the training: a signal is the end of this start."""
         if isinstance(event, Signal) and not (self._only_preflight and event.name == "USR1"):
             self._asked = event.name
@@ -164,9 +163,7 @@ class Slurm:
             return
         say(f"the environment of the spec failed: {words}")
         if int(code) > 128:  # a signal may have ended what it waited for, which is no fault of it
-            self._events.set_alarm("late", LATE_S)
-            while not isinstance(event := self._events.next(), Due):
-                self._heed(event)
+            self._beside(lambda: time.sleep(LATE_S))
         raise Refusal(EXIT_UNAVAILABLE, "")
 
     def _find_directory(self, shown: Shown | None) -> Path:
@@ -202,7 +199,6 @@ class Slurm:
         directory = self.directory
         directory.take(self._controller)
         self._taken = True
-        directory.remove_old_snapshots(self._controller)
         directory.obey_stop(shown.submitted)
         directory.say_running()
         return directory.keep_snapshot(bundle, shown.submitted)
@@ -260,7 +256,7 @@ class Slurm:
             *inside, "bash", "-c", _ON_NODE, "ddpgen", str(bundle), options.source,
             options.python, "-m", "train", "supervise", "slurm-node",
             *self._command.options[1:], *store, f"--checkpoint-dir={directory.path}",
-            f"--head={head}", f"--address={address}", f"--port={port}", f"--peer={peer}",
+            f"--head={head}", f"--address={address}", f"--port={port}",
             "--", *self._command.launcher, "--", *self._command.program, "--", *self._command.arguments,
         ]  # fmt: skip
 
@@ -272,65 +268,39 @@ class Slurm:
         """Raises Refusal where the starts before have come to nothing."""
         if self._only_preflight:
             return
-        job = self._job(self._begun)
-        if job.stands_still:
+        if self._job().stands_still:
             raise Refusal(1, f"{standstill()}; {AGAIN}")
-        self._begun.append(Begun(self._requeue_count, job.newest or 0))
-        self.directory.keep_starts(self._begun, self._options.requeues, self._options.restarts)
+        self._begun.append(Begun(self._requeue_count, self._job().newest or 0))
+        self._keep_starts(self._begun)
 
-    def _job(self, begun: Sequence[Begun]) -> Job:
-        options = self._options
+    def _keep_starts(self, starts: Sequence[Begun]) -> None:
+        self.directory.keep_starts(starts, self._options.requeues, self._options.restarts)
+
+    def _job(self) -> Job:
+        budgets = self._options.requeues, self._options.restarts
         of_script = self._command.program[0] == "script"
         newest = self.directory.progress(of_script) if self._directory else 0
-        return Job(
-            self._requeue_count,
-            options.requeues,
-            options.restarts,
-            newest,
-            begun,
-            self._only_preflight,
-        )
+        return Job(self._requeue_count, *budgets, newest, self._begun, self._only_preflight)
 
     # --- while it runs --------------------------------------------------------------------------------
 
-    def _wait(self) -> int | tuple[Return, State]:
+    def _wait(self) -> int | tuple[Requeue, State]:
         """srun's exit code; or why the job goes back although srun still runs."""
-        self._events.set_alarm("watch", _WATCH_S)
         while True:
             event = self._events.next()
             if isinstance(event, Exit) and event.pid == self._workers.pid:
                 self._workers.ended(event.code)
-                return 1 if self._gave_up else event.code
+                return event.code
             if isinstance(event, Signal):
                 self._on_signal(event.name)
-            elif isinstance(event, Due):
-                self._on_due(event.name)
-            elif isinstance(event, Result) and isinstance(event.value, State):
-                if self._no_clean_stop(event.value):
-                    return Return("no clean stop within Slurm's KillWait", 1), event.value
-            elif isinstance(event, Result):
-                self._on_found(event.value)
-
-    def _on_due(self, name: str) -> None:
-        if name == "look":
-            self._request_stop()  # it is to stay there
-            self._events.set_alarm("look", _LOOK_S)
-        elif name == "watch":
-            self._events.run_in_thread(self.directory.failure)
-        elif name == "failed":
-            self._gave_up = True
-            self._workers.kill()
-        else:
-            self._events.run_in_thread(self._job_state)
-
-    def _on_found(self, found: float | Failure | None) -> None:
-        """How long Slurm waits before it kills; or which node has failed, if any."""
-        if isinstance(found, float):
-            self._events.set_alarm("kill", found)
-        elif found is None:
-            self._events.set_alarm("watch", _WATCH_S)
-        else:
-            self._events.set_alarm("failed", _ENDED_S)
+            elif event == Due("stop"):
+                self._request_stop()
+            elif event == Due("kill"):
+                self._events.run_in_thread(self._job_state)
+            elif isinstance(event, Result) and isinstance(event.value, float):
+                self._events.set_alarm("kill", event.value)  # Slurm's KillWait
+            elif isinstance(event, Result) and self._no_clean_stop(event.value):
+                return Requeue("no clean stop within Slurm's KillWait", 1), event.value
 
     def _on_signal(self, name: str) -> None:
         if self._only_preflight and name == "USR1":
@@ -342,18 +312,14 @@ class Slurm:
             self._term_at_hand = True
             self._events.run_in_thread(self._controller.kill_wait_s)
         self._request_stop()
-        self._events.set_alarm("look", _LOOK_S)
 
     def _request_stop(self) -> None:
         """A file, not a signal, goes on to the training: srun answers TERM by killing its tasks."""
-        stop = self.directory.stop_file
-        if stop.is_symlink():
-            return
         try:
-            if self.directory.request_stop(self._asked):
-                self._stop_made = _identity(stop)
+            self.directory.request_stop(self._asked)
         except OSError as error:
-            say(f"{self._asked}: cannot create {stop} ({error.strerror})")
+            say(f"{self._asked}: cannot create {self.directory.stop_file} ({error.strerror})")
+            self._events.set_alarm("stop", _RETRY_S)
 
     def _no_clean_stop(self, job_state: State) -> bool:
         """Slurm kills everything now, this process too, which could then not ask for another start."""
@@ -370,52 +336,39 @@ class Slurm:
 
     def _end(self, code: int, nodes: int) -> int:
         directory = self.directory
-        end = End(code, directory.status(), self._asked, self._whose_stop(), directory.failure())
+        end = StartEnd(
+            code, directory.status(), self._asked, self._whose_stop(), directory.failure()
+        )
         if may_be_lost(end, nodes) and not every_node_answers(nodes):
-            end = End(code, end.status, end.asked, end.stop, end.failure, lost=True)
-        meant = decide(end, self._job(self._begun))
-        if isinstance(meant, Return):
-            return self._come_back(meant)
+            end = replace(end, lost=True)
+        meant = decide(end, self._job())
+        if isinstance(meant, Requeue):
+            return self._requeue(meant)
         if end.stop:
             directory.stop_file.unlink(missing_ok=True)
         where = f"; results are in {directory.path}" if meant.line.startswith("done") else ""
         return self._finish(replace(meant, line=meant.line + where))
 
     def _whose_stop(self) -> str:
-        if self._only_preflight:
-            return ""
-        whose = self.directory.whose_stop()
-        touched = self._stop_made not in (None, _identity(self.directory.stop_file))
-        return "user" if whose == "job" and touched else whose
+        return "" if self._only_preflight else self.directory.whose_stop()
 
-    def _come_back(self, wanted: Return, job_state: State | None = None) -> int:
-        if job_state is None and not self._only_preflight:
-            job_state = self._job_state()
+    def _requeue(self, wanted: Requeue, job_state: State | None = None) -> int:
+        if job_state is None:
+            job_state = State.RUNNING if self._only_preflight else self._job_state()
         cancelled = self._asked in ("TERM", "signal")
-        decision: Decision = go_back(
-            wanted, job_state or State.RUNNING, cancelled, self._job(self._begun)
-        )
-        if isinstance(decision, Finish):
-            return self._finish(decision)
-        say(decision.line)
-        if isinstance(decision, Leave):
-            return decision.code
-        return self._requeue(decision)
-
-    def _requeue(self, decision: Requeue) -> int:
+        meant = requeue(wanted, job_state, cancelled, self._job())
+        if isinstance(meant, Finish):
+            return self._finish(meant)
+        say(meant.line)
         if self._directory is not None:
             if self._whose_stop() == "job":
                 self.directory.stop_file.unlink(missing_ok=True)
-            ended = [
-                Begun(s.requeue_count, s.step, decision.counter)
-                if s.requeue_count == self._requeue_count
-                else s
-                for s in self._begun
-            ]
-            if ended:
-                self.directory.keep_starts(ended, self._options.requeues, self._options.restarts)
+            if self._begun:
+                *before, last = self._begun
+                mine = last.requeue_count == self._requeue_count
+                self._keep_starts([*before, replace(last, ended=meant.counter) if mine else last])
         # The last act: Slurm kills everything of the job at once, this process too.
-        for last in (False, False, False, False, True):
+        for _ in range(_REQUEUES):
             if self._controller.requeue():
                 return 0
             job_state = self._job_state()
@@ -423,15 +376,9 @@ class Slurm:
                 return 0
             if job_state is State.OVER:
                 return self._leave(EXIT_STOPPED)
-            if not last:
-                self._pause(2)
+            time.sleep(_REQUEUES_APART_S)
         say(f"Slurm does not take it back; {AGAIN}")
-        return self._leave(decision.code)
-
-    def _pause(self, seconds: float) -> None:
-        self._events.set_alarm("pause", seconds)
-        while not isinstance(event := self._events.next(), Due) or event.name != "pause":
-            pass
+        return self._leave(meant.code)
 
     def _finish(self, decision: Finish) -> int:
         if decision.line:
@@ -475,14 +422,6 @@ def _parent_title() -> str:
     return ""
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Changes when somebody touches the file."""
-    with contextlib.suppress(OSError):
-        found = path.stat()
-        return found.st_ino, found.st_mtime_ns
-    return None
-
-
 def _filled(word: str, known: dict[str, str]) -> str:
     for name, value in known.items():
         word = word.replace(name, value)
@@ -493,8 +432,3 @@ def _speak_for_slurm() -> None:
     """Lines of this process say when and where they were said, as those of the nodes do."""
     number, requeue_count = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT") or "0"
     os.environ[VARIABLE] = f"slurm {number} {requeue_count}"
-
-
-def _ports(text: str) -> range:
-    low, _, high = text.partition("-")
-    return range(int(low), int(high or low) + 1)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Union
 
-from train.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE
+from train.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
 from train.status import Status
-from train.supervisor.refusal import EXIT_USAGE
 from train.supervisor.slurm_job import State
 
 AGAIN = "to go on: sbatch slurm.sbatch"
@@ -65,7 +63,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class End:
+class StartEnd:
     """How a start ended. `code`: srun's; `status`: what this start has put on file, if anything; `asked`:
     the signal that this supervisor got; `stop`: whose the stop file is that is there, "job" or "user";
     `lost`: a node does not answer."""
@@ -80,7 +78,8 @@ class End:
 
 @dataclass(frozen=True)
 class Finish:
-    """The job is over. `failure`: why it failed, for a status that says `running` still."""
+    """This start is the job's last, as far as it decides that. `failure`: why it failed, for a status that
+    says `running` still."""
 
     code: int
     line: str = ""
@@ -89,47 +88,27 @@ class Finish:
 
 @dataclass(frozen=True)
 class Requeue:
-    """It is to go back into the queue; `code`: the exit code if Slurm does not take it."""
+    """It is to go back into the queue; `code`: the exit code if it does not."""
 
     line: str
-    counter: str
-    code: int
-
-
-@dataclass(frozen=True)
-class Leave:
-    """Slurm does what is to be done."""
-
-    code: int
-    line: str
-
-
-Decision = Union[Finish, Requeue, Leave]
-
-
-@dataclass(frozen=True)
-class Return:
-    """It should go back into the queue, if it may."""
-
-    why: str
     code: int
     counter: str = REQUEUE
 
 
-def decide(end: End, job: Job) -> Finish | Return:
+def decide(end: StartEnd, job: Job) -> Finish | Requeue:
     """What the end of a start means, before Slurm is asked what it means to do."""
     end = _as_decided(end)
     said = _by_status(end)
     if said is not None:
         return said
     if end.asked:
-        return Return("ended by Slurm before a clean stop was complete", EXIT_FAILED)
+        return Requeue("ended by Slurm before a clean stop was complete", EXIT_FAILED)
     if end.code == 0 and job.only_preflight:
         return Finish(0)
     if end.lost:
-        return Return("a node does not answer any more", EXIT_FAILED)
+        return Requeue("a node does not answer any more", EXIT_FAILED)
     if 128 < end.code <= _LAST_SIGNAL:
-        return Return(f"killed on a node (srun ended with {end.code})", EXIT_FAILED, CRASH)
+        return Requeue(f"killed on a node (srun ended with {end.code})", EXIT_FAILED, CRASH)
     if end.code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_STOPPED) and end.failure is not None:
         told = _told(end.failure)
         return Finish(end.code, told, "" if end.code == EXIT_STOPPED else told)
@@ -142,7 +121,7 @@ def decide(end: End, job: Job) -> Finish | Return:
     return Finish(EXIT_FAILED, f"{words}; {AGAIN}", why)
 
 
-def may_be_lost(end: End, nodes: int) -> bool:
+def may_be_lost(end: StartEnd, nodes: int) -> bool:
     """Whether it has to be looked at if all nodes still answer: to the others that is a failure."""
     end = _as_decided(end)
     # What is above all signals is srun's own, as when it could not start the task of a node.
@@ -150,7 +129,7 @@ def may_be_lost(end: End, nodes: int) -> bool:
     return nodes > 1 and unclear and not end.asked and _by_status(end) is None
 
 
-def _as_decided(end: End) -> End:
+def _as_decided(end: StartEnd) -> StartEnd:
     """With what a node has decided before srun ended the others, and the signal that the tasks alone got."""
     failure = end.failure
     # A torchrun that has lost a killed node's ends with 1, maybe before srun has seen the kill.
@@ -162,7 +141,7 @@ def _as_decided(end: End) -> End:
     return replace(end, code=code, asked=asked, failure=failure)
 
 
-def _by_status(end: End) -> Finish | Return | None:
+def _by_status(end: StartEnd) -> Finish | Requeue | None:
     status = end.status
     if status is None:
         return None
@@ -173,7 +152,7 @@ def _by_status(end: End) -> Finish | Return | None:
     if status.word == "failed":
         return Finish(EXIT_FAILED, f"failed{at}: {status.reason or 'no reason given'}")
     if status.word == "stopped" and end.asked and end.stop != "user":
-        return Return(f"stopped{at}", EXIT_STOPPED)
+        return Requeue(f"stopped{at}", EXIT_STOPPED)
     if status.word == "stopped":
         return Finish(EXIT_STOPPED, f"stopped{at}; {AGAIN}")
     return None
@@ -185,39 +164,42 @@ def _told(failure: Failure | None) -> str:
     return f"{failure.node} ended this start (exit code {failure.code}): {failure.words}"
 
 
-def go_back(wanted: Return, state: State, cancelled: bool, job: Job) -> Decision:
-    """What is done about a start that should come again. `cancelled`: TERM came, which scancel sends too."""
-    why = wanted.why
+def requeue(wanted: Requeue, state: State, cancelled: bool, job: Job) -> Finish | Requeue:
+    """What becomes of a requeue. `cancelled`: TERM came, which scancel sends too."""
+    why = wanted.line
     if job.only_preflight:
         return Finish(wanted.code, why)
     if state is State.OVER:
         return Finish(EXIT_STOPPED, f"{why}; cancelled, so it stays out of the queue; {AGAIN}")
     if state is State.REQUEUED:
-        return Leave(0, f"{why}; Slurm takes it back into the queue by itself")
+        return Finish(0, f"{why}; Slurm takes it back into the queue by itself")
     if state is State.UNKNOWN and cancelled:
         asked = "Slurm does not say whether it was cancelled, so it is not put into the queue"
-        return Leave(EXIT_STOPPED, f"{why}; {asked}; {AGAIN}")
+        return Finish(EXIT_STOPPED, f"{why}; {asked}; {AGAIN}")
     if job.stands_still:
         line = f"{why}; {standstill(wanted.counter)}"
         return Finish(EXIT_FAILED, line, line)
     return _within_budget(wanted, job)
 
 
-def _within_budget(wanted: Return, job: Job) -> Decision:
-    back = "back into the queue, to go on from the newest checkpoint"
-    if wanted.counter == CRASH:
-        if job.crashes >= job.restarts:
-            over = f"it was killed {job.crashes + 1} times, and restarts: is {job.restarts}"
-            return Finish(wanted.code, f"{wanted.why}; {over}; {AGAIN}", f"{wanted.why}; {over}")
-        count = f"crash {job.crashes + 1} of at most {job.restarts}"
-        return Requeue(f"{wanted.why}; {back} ({count})", CRASH, wanted.code)
+def _within_budget(wanted: Requeue, job: Job) -> Finish | Requeue:
     requeued = job.requeue_count - job.crashes
-    if requeued >= job.requeues:
+    if wanted.counter == CRASH:
+        left, count = (
+            job.restarts - job.crashes,
+            f"crash {job.crashes + 1} of at most {job.restarts}",
+        )
+        over = f"it was killed {job.crashes + 1} times, and restarts: is {job.restarts}"
+    else:
+        left, count = job.requeues - requeued, f"requeue {requeued + 1} of at most {job.requeues}"
         over = f"it has been requeued {requeued} times, all that targets.slurm.requeues allows"
-        failure = f"{wanted.why}; {over}" if wanted.code == EXIT_FAILED else ""
-        return Finish(wanted.code, f"{wanted.why}; {over}; {AGAIN}", failure)
-    count = f"requeue {requeued + 1} of at most {job.requeues}"
-    return Requeue(f"{wanted.why}; {back} ({count})", REQUEUE, wanted.code)
+    if left <= 0:
+        failure = f"{wanted.line}; {over}"
+        return Finish(
+            wanted.code, f"{failure}; {AGAIN}", failure if wanted.code == EXIT_FAILED else ""
+        )
+    back = "back into the queue, to go on from the newest checkpoint"
+    return replace(wanted, line=f"{wanted.line}; {back} ({count})")
 
 
 def standstill(counter: str = REQUEUE) -> str:

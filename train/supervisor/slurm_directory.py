@@ -8,30 +8,25 @@ waits in the queue), `slurm-starts` (what its starts came to), `slurm-failed` (w
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from train import lock
 from train.console import say
-from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE
-from train.files import read_file, replace_file
+from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
+from train.files import locked, read_file, replace_file
 from train.layout import steps_on_disk
 from train.status import Status, read_status, write_status
 from train.stop import create_stop_file, is_for, reason_in
-from train.supervisor.refusal import Refusal
 from train.supervisor.slurm_decision import AGAIN, Begun, Failure
 from train.supervisor.slurm_job import Controller, is_over
 
-_GUARD_S = 90.0
-_COMPLETING_LOOKS, _COMPLETING_S = 12, 5.0
-_SNAPSHOT = re.compile(r"bundle-([0-9]+)(\.part)?")
+_SNAPSHOT = re.compile(r"bundle-[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class Directory:
     def take(self, controller: Controller) -> None:
         """Make it this job's; nothing of it is touched before that is certain. Raises Refusal."""
         try:
-            with self._guard():
+            with locked(self.path / ".slurm-job.guard"):
                 self._check_free(controller)
                 replace_file(self.path / "slurm-job", self._mark.encode() + b"\n")
         except lock.HeldByLiveJobError as error:
@@ -81,21 +76,6 @@ class Directory:
         where = f"the checkpoint directory {self.path} {what} on {os.uname().nodename}"
         remedy = "set checkpoint.dir to a place you can write to"
         return Refusal(EXIT_UNAVAILABLE, f"{where}: {error.strerror}; {remedy} ({codes})")
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        """One job after the other, where the file system has locks."""
-        with open(self.path / ".slurm-job.guard", "a") as guard:
-            deadline = time.monotonic() + _GUARD_S
-            while time.monotonic() < deadline:
-                try:
-                    fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(0.2)  # flock(2) knows no timeout
-                except OSError:
-                    break
-            yield
 
     def _check_free(self, controller: Controller) -> None:
         holder = self._holder()
@@ -115,12 +95,7 @@ class Directory:
         if cluster != self.cluster:
             remedy = f"if it is over, rm {self.path / 'slurm-job'}"
             raise Refusal(EXIT_UNAVAILABLE, f"{whose} of the cluster {cluster}; {remedy} (DIR004)")
-        state = controller.state_of(job, say)
-        for _ in range(_COMPLETING_LOOKS):  # it may come back: what becomes of it is known soon
-            if state != "COMPLETING":
-                break
-            time.sleep(_COMPLETING_S)
-            state = controller.state_of(job, say)
+        state = controller.state_of(job)
         if not is_over(state):
             remedy = f"wait for it, end it (scancel {job}), or give this job another checkpoint.dir"
             raise Refusal(
@@ -163,7 +138,7 @@ class Directory:
                 return [Begun(int(n), int(step), str(ended)) for n, step, ended in data["starts"]]
         return []
 
-    def keep_starts(self, starts: list[Begun], requeues: int, restarts: int) -> None:
+    def keep_starts(self, starts: Sequence[Begun], requeues: int, restarts: int) -> None:
         """Put them on file, with how many there may be. It is no reason to fail if that does not work."""
         content = {
             "job": self.number,
@@ -206,25 +181,17 @@ class Directory:
         with contextlib.suppress(OSError):
             replace_file(self.path / "slurm-failed", line.encode() + b"\n")
 
-    def is_replaced(self) -> bool:
-        """Whether a later start of the job has taken it: Slurm has lost this node, which lives on."""
-        holder = self._holder()
-        later = holder[1] if len(holder) > 1 and holder[0] == self.job else ""
-        return later.isdecimal() and int(later) > self.requeue_count
-
     # --- the stop file ------------------------------------------------------------------------------
 
     @property
     def stop_file(self) -> Path:
         return self.path / "stop"
 
-    def request_stop(self, why: str) -> bool:
-        """Make the stop file, unless there is one for this start; whether it was made. Raises OSError."""
-        if self.stop_file.exists():
-            if is_for(reason_in(self.stop_file), self.scheduler):
-                return False
+    def request_stop(self, why: str) -> None:
+        """Make the stop file, unless there is one for this start. Raises OSError."""
+        if self.stop_file.exists() and not is_for(reason_in(self.stop_file), self.scheduler):
             self.stop_file.unlink(missing_ok=True)  # left by another job, or an earlier start
-        return create_stop_file(self.stop_file, f"{self.scheduler} {why}")
+        create_stop_file(self.stop_file, f"{self.scheduler} {why}")
 
     def whose_stop(self) -> str:
         """`job`: made for this job because a signal came; `user`: by whoever wants it to stop; `other`: for
@@ -256,21 +223,12 @@ class Directory:
     def snapshot(self) -> Path:
         return self.path / f"bundle-{self.number}"
 
-    def remove_old_snapshots(self, controller: Controller) -> None:
-        """Those of other jobs that are over, and one of a job that had this number before."""
-        for place in self.path.glob("bundle-*"):
-            found = _SNAPSHOT.fullmatch(place.name)
-            if found is None or not (place / "bundle.json").is_file() or place.is_symlink():
-                continue  # somebody else's
-            mine = found[1] == self.number
-            stale = self.requeue_count == 0 or bool(found[2])
-            if stale if mine else is_over(controller.state_of(found[1], say)):
-                shutil.rmtree(place, ignore_errors=True)
-
     def keep_snapshot(self, bundle: Path, submitted: float | None) -> Path:
         """The copy of the bundle that all starts run; where it is. Raises Refusal."""
         if bundle.parent.name == ".submitted" or bundle == self.snapshot:
             return bundle  # nobody writes there again
+        if self.requeue_count == 0:  # of a job that had this number before
+            shutil.rmtree(self.snapshot, ignore_errors=True)
         if not self.snapshot.is_dir():
             changed = _changed_since(bundle, submitted)
             if changed:

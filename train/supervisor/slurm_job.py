@@ -1,4 +1,4 @@
-"""Slurm's commands, asked with patience, and what their answers mean.
+"""Slurm's commands, with retries, and what their answers mean.
 
 Owns the calls of scontrol and squeue and the reading of what they print. Decides nothing; a command that
 does not answer gives UNKNOWN, which is never taken for an answer.
@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+
+from train.console import say
 
 # The answer may come as late as Slurm's own MessageTimeout, some times over.
 _ANSWER_S = 60.0
@@ -119,7 +121,7 @@ class Controller:
                 return Shown.parse(text, self.job)
         return None
 
-    def state_of(self, other: str, say: Callable[[str], None]) -> str | None:
+    def state_of(self, other: str) -> str | None:
         """The state of another job; None when there is none of that number; "" without an answer."""
         for turn in range(1, 7):
             code, text, why = ask("squeue", "-h", "-j", other, "-o", "%T")
@@ -177,7 +179,7 @@ def ask(*words: str) -> tuple[int, str, str]:
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Without the user's own tastes for what is read here, and with srun passing everything on."""
+    """Without the user's own output formats, and with srun passing all variables on."""
     dropped = ("SLURM_TIME_FORMAT", "SLURM_EXPORT_ENV")
     return {
         name: value

@@ -13,17 +13,11 @@ import signal
 from pathlib import Path
 
 from train.scheduler import VARIABLE, Scheduled
-from train.supervisor import network, slurm
 from train.supervisor.decision import End, Outcome, Request, crash
-from train.supervisor.events import Due, Event, Events, Result, Signal
+from train.supervisor.slurm import Slurm
 from train.supervisor.slurm_directory import Directory
 from train.supervisor.supervisor import Membership, Tier
 from train.supervisor.words import Command
-
-# Looked at so often; and seen so often in a row, it is believed.
-_WATCH, _WATCH_S, _BELIEVED = "watch", 10.0, 6
-# A later start of the job has begun, and Slurm has lost this node: no signal comes from there.
-_REPLACED = "REPLACED"
 
 
 class SlurmNode(Tier):
@@ -37,16 +31,15 @@ class SlurmNode(Tier):
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
         """What the batch supervisor was told, and what it has found out."""
-        slurm.add_options(parser)
+        Slurm.add_options(parser)
         add = parser.add_argument
         add("--head", required=True, help="the name of the first node")
         add("--address", required=True, help="of the head")
         add("--port", type=int, required=True)
-        add("--peer", default="", help="another node than the head")
 
     def __init__(self, options: argparse.Namespace, command: Command) -> None:
         options.shared = (
-            "true"  # the next start may be on other nodes: what one writes, all have to see
+            "true"  # the next start may be on other nodes, and has to see what this one wrote
         )
         self._options = options
         self.scheduler = os.environ[VARIABLE]
@@ -56,7 +49,7 @@ class SlurmNode(Tier):
             Path(options.checkpoint_dir), start.job, os.environ["SLURM_JOB_ID"], start.restarts
         )
         self._me = os.environ["SLURMD_NODENAME"]
-        self._stops, self._seen, self._replaced = 0, 0, False
+        self._stops = 0
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
     def membership(self) -> Membership:
@@ -77,19 +70,10 @@ class SlurmNode(Tier):
             launch=self._directory.launch,
         )
 
-    def network(self, member: Membership) -> tuple[str, str]:
-        return network.choose(member, self._options.nic, self._options.peer)
-
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         """A stop, however often it comes. Before the processes of all nodes have met, nobody looks for the
         stop file; then the launcher is ended."""
         self._stops += 1
-        if name == _REPLACED:
-            self._replaced = True
-            job = self._directory.job
-            return Request(
-                "kill", f"{self._me}: a later start of job {job} has begun; ending this one"
-            )
         message = f"{name}: asking for a clean stop"
         return Request("stop" if met else "end", message, f"{self.scheduler} {name}")
 
@@ -108,28 +92,9 @@ class SlurmNode(Tier):
             return Outcome(1)
         if end.stops and not end.met:
             return Outcome(0, (f"{self._me}: stopped before the training began",))
-        why = end.status.reason if end.status else ""
-        if self._replaced:
-            why = f"a later start of Slurm job {self._directory.job} has taken over; this one ends"
-        said = f"{self._me}: crashed: {why or crash(end)}"
         # It may have ended as if all were well, and nobody says so.
-        return Outcome(end.code or 1, (said,), why)
-
-    def listen(self, events: Events) -> None:
-        self._events = events
-
-    def watch(self, stop_file: Path) -> None:
-        """A launcher may wait for an answer from a node that is gone; its processes look by themselves."""
-        self._events.set_alarm(_WATCH, _WATCH_S)
-
-    def on_event(self, event: Event) -> None:
-        if event == Due(_WATCH):
-            self._events.run_in_thread(self._directory.is_replaced)
-        elif isinstance(event, Result):
-            self._seen = self._seen + 1 if event.value else 0
-            if self._seen >= _BELIEVED:
-                self._events.inject(Signal(_REPLACED))
-            self._events.set_alarm(_WATCH, _WATCH_S)
+        noted = end.status.reason if end.status else ""
+        return Outcome(end.code or 1, (f"{self._me}: crashed: {crash(end)}",), noted)
 
     def report(self, outcome: Outcome) -> None:
         """What this node decides by itself: srun then ends the others, and may drop what it has said."""

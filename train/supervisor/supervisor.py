@@ -16,18 +16,19 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+from train import nic
 from train.config import parse as parse_run
 from train.config import seconds
 from train.console import say
-from train.errors import EXIT_UNAVAILABLE
+from train.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal
 from train.layout import node_directory
 from train.lock import keep_alive
-from train.nic import NetworkError, resolve
 from train.node import Node, record_end
 from train.preflight import command as preflight
 from train.preflight.finding import codes
@@ -35,11 +36,10 @@ from train.preflight.settings import Settings
 from train.scheduler import VARIABLE
 from train.status import read_status
 from train.stop import create_stop_file
-from train.supervisor import directory, words
+from train.supervisor import decision, directory, words
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.environment import Pin, for_workers, pins
-from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Signal
-from train.supervisor.refusal import EXIT_USAGE, Refusal
+from train.supervisor.events import LATE_S, Event, Events, Exit, Signal
 from train.supervisor.words import Command
 from train.supervisor.workers import Workers
 
@@ -76,6 +76,12 @@ class Membership:
         return f"{self.head_address}:{self.port}"
 
     @property
+    def peer(self) -> str:
+        """On the head: another host, by its address or its name."""
+        others = [address or name for name, address in self.roster if name != self.me]
+        return others[0] if self.is_head and others else ""
+
+    @property
     def others(self) -> str:
         """Who takes part beside this host, in words."""
         names = [name for name, _ in self.roster if name != self.me]
@@ -83,10 +89,11 @@ class Membership:
         return ", ".join(names[:_NAMED]) + more
 
 
-class Tier(Protocol):
+class Tier:
     """What differs between the tiers. Its functions decide; the supervisor acts."""
 
-    again: str
+    # What to type to go on.
+    again: str = ""
     scheduler: str = ""
     # Whether the end of this host can be the end of the job.
     decides: bool = True
@@ -111,28 +118,29 @@ class Tier(Protocol):
 
     def membership(self) -> Membership:
         """Who takes part. Raises Refusal."""
+        raise NotImplementedError
 
-    def network(self, member: Membership) -> tuple[str, str]:
-        """Interface and address by which this host takes part. Raises Refusal."""
-
-    def prepare(self) -> None:
-        """The directory is this attempt's: what is to be done before the workers start. Raises Refusal."""
+    def prepare(self, member: Membership, address: str) -> None:
+        """The directory is this attempt's, and this host takes part by `address`: what is to be done before the
+        workers start. Raises Refusal."""
 
     def watch(self, stop_file: Path) -> None:
         """The workers have been started: from now on make `stop_file` when the tier is told to stop."""
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         """What a signal means once the workers have been started."""
+        return decision.on_signal(name, stops, met)
 
     def not_begun(self, name: str) -> Outcome:
         """What a signal means before that."""
+        return decision.not_begun(self.again)
 
     def at_end(self, end: End) -> Outcome:
         """What the end of the workers means."""
+        raise NotImplementedError
 
     def report(self, outcome: Outcome) -> None:
-        """The end is known, and is told to whoever has to know it beside the terminal."""
-        return
+        """The end is known and was said on the terminal: tell it elsewhere."""
 
 
 class NotBegunError(Exception):
@@ -149,7 +157,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--backend", default="gloo")
     add("--nic", default="", help="the interface to take part by")
     add("--threads", type=int, default=1, help="OMP_NUM_THREADS of each process")
-    add("--keep", type=_names, default=(), help="variables of the spec's env, not to be pinned")
+    add("--keep", type=names, default=(), help="variables of the spec's env, not to be pinned")
     add("--store", default="", help="where checkpoints outlive the machine")
     add("--no-preflight", action="store_true")
     add("--ignore", type=codes, default=(), help="codes that are only warnings")
@@ -208,16 +216,16 @@ class Supervisor:
                 return Outcome(code)
         bundle = _hold(self._bundle)
         self._attempt = self._beside(self._acquire)
-        nic, address, head = self._beside(self._network)
-        self._beside(self._tier.prepare)
-        self._start(nic, address, head, [bundle] if bundle is not None else [])
+        interface, address, head = self._beside(self._network)
+        self._beside(lambda: self._tier.prepare(member, address))
+        self._start(interface, address, head, [bundle] if bundle is not None else [])
         return self._wait()
 
     def _beside(self, work: Callable[[], Any]) -> Any:
         """The result of `work`, for which the loop goes on. Raises NotBegunError, and what it raises."""
-        return self._events.result_of(work, self._heed)
+        return self._events.result_of(work, self._on_early_event)
 
-    def _heed(self, event: Event) -> None:
+    def _on_early_event(self, event: Event) -> None:
         """Before the training: a signal is the end of this start."""
         if isinstance(event, Signal):
             say(f"{event.name}: stopping before the training begins")
@@ -226,25 +234,16 @@ class Supervisor:
 
     def _set_up(self, lines: str) -> None:
         """Run the spec's setup. Raises Refusal, NotBegunError."""
-        words = ("bash", "-euo", "pipefail", lines)
-        child = subprocess.Popen(words, stdin=subprocess.DEVNULL)
-        self._events.watch_child(child.pid)
-        failed = Refusal(EXIT_UNAVAILABLE, "setup of the spec failed; its words are above")
-        while True:
-            event = self._events.next()
-            if isinstance(event, Signal):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGTERM)
-                raise NotBegunError(event.name)
-            if isinstance(event, Exit):
-                child.returncode = event.code
-                if event.code == 0:
-                    return
-                if event.code <= 128:
-                    raise failed
-                self._events.set_alarm("late", LATE_S)
-            if isinstance(event, Due):
-                raise failed
+        child = subprocess.Popen(("bash", "-euo", "pipefail", lines), stdin=subprocess.DEVNULL)
+        try:
+            code = self._beside(child.wait)
+            if code < 0 or code > 128:  # by a signal, which may come here as well
+                self._beside(lambda: time.sleep(LATE_S))
+        except NotBegunError:
+            child.terminate()
+            raise
+        if code:
+            raise Refusal(EXIT_UNAVAILABLE, "setup of the spec failed; its output is above")
 
     # --- before the workers -----------------------------------------------------------------------
 
@@ -293,20 +292,24 @@ class Supervisor:
 
     def _network(self) -> tuple[str, str, str]:
         """Interface and address of this host, and the address of the head, as this host resolves it: torch
-        would try IPv6 first, which nobody has looked at."""
-        member = self.member
-        nic, address = self._tier.network(member)
-        if not member.head:
-            return nic, address, ""
+        would try IPv6 first, which nobody has looked at. Raises Refusal."""
+        member, wanted = self.member, self._options.nic
+        if not member.head:  # loopback works where the hostname does not resolve
+            return wanted or ("lo0" if sys.platform == "darwin" else "lo"), "127.0.0.1", ""
         try:
-            return nic, address, address if member.is_head else resolve(member.head_address)
-        except NetworkError as error:
+            name, address = nic.choose(member.head_address, wanted, member.is_head, member.peer)
+            if member.is_head:
+                nic.check_port_free(address, member.port)
+            head = address if member.is_head else nic.resolve(member.head_address)
+        except nic.NetworkError as error:
             raise Refusal(EXIT_UNAVAILABLE, str(error)) from None
+        say(f"{member.me}: interface {name}, address {address}")
+        return name, address, head
 
     # --- the workers ------------------------------------------------------------------------------
 
-    def _start(self, nic: str, address: str, head: str, kept: Sequence[int]) -> None:
-        pinned = [pin for pin in self._pins(nic) if pin.name not in self._options.keep]
+    def _start(self, interface: str, address: str, head: str, kept: Sequence[int]) -> None:
+        pinned = [pin for pin in self._pins(interface) if pin.name not in self._options.keep]
         command = words.workers(self._command, self._values(address, head))
         # One log or terminal for all hosts: once is enough.
         if self.member.is_head or not (self._tier.scheduler or self._options.driven):
@@ -322,9 +325,9 @@ class Supervisor:
         keep_alive(self.held, self._attempt)
         self._tier.watch(self._stop_file)
 
-    def _pins(self, nic: str) -> Sequence[Pin]:
+    def _pins(self, interface: str) -> Iterable[Pin]:
         over_network = bool(self.member.head or self._options.store)
-        return list(pins(nic, self._options.threads, over_network))
+        return pins(interface, self._options.threads, over_network)
 
     def _values(self, address: str, head: str) -> Mapping[str, str]:
         member = self.member
@@ -390,11 +393,11 @@ class Supervisor:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Signal):
-            self._obey(self._tier.on_signal(event.name, self._stops, self._has_met()))
+            self._act_on(self._tier.on_signal(event.name, self._stops, self._has_met()))
         else:
             self._tier.on_event(event)
 
-    def _obey(self, request: Request) -> None:
+    def _act_on(self, request: Request) -> None:
         assert self._workers is not None
         self._stops += 1
         if request.action == "kill":
@@ -427,7 +430,7 @@ class Supervisor:
         return False
 
     def _record(self, failure: str) -> None:
-        """The workers have ended without a last word: have the status say how."""
+        """The workers have ended and the status says `running` still: have it say how."""
         member, attempt, mine = self.member, self._attempt, None
         if member.head:
             mine = Node(member.me, self.held, attempt, member.launch)
@@ -495,5 +498,15 @@ def _hold(bundle: Path) -> int | None:
     return None
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
+    """The words of A,B."""
     return tuple(filter(None, text.split(",")))
+
+
+def ports(text: str) -> range:
+    """The ports of FROM-TO, or of one."""
+    low, _, high = text.partition("-")
+    first, last = int(low), int(high or low)
+    if not 0 < first <= last < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of ports")
+    return range(first, last + 1)

@@ -178,26 +178,6 @@ def test_a_renewal_of_the_earlier_start_that_comes_late_takes_nothing_back(
     later.close()
 
 
-def test_a_renewal_of_another_job_that_comes_late_ends_one_of_the_two(
-    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The late one is written here: of their own, none may come while the other takes the store.
-    monkeypatch.setattr(owner_module, "RENEW_S", 1e6)
-    first = start(store)
-    first.take()
-    late = store.read("owner.json")
-    other = start(store, "task-2", "b")
-    store.write("owner.json", b"")
-    other.take()
-    store.write("owner.json", late)
-    monkeypatch.setattr(owner_module, "RENEW_S", 0.08)
-    until(lambda: first.lost is not None or other.lost is not None)
-    threading.Event().wait(0.3)
-    assert (first.lost is None) != (other.lost is None)
-    first.close()
-    other.close()
-
-
 def test_a_stop_is_passed_on_once_with_its_words(store: DirectoryStore) -> None:
     heard: list[str] = []
     mine = start(store, on_stop=heard.append)

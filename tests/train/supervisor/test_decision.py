@@ -30,19 +30,17 @@ def status(word: str, step: int = 7, reason: str = "") -> Status:
         ("TERM", 1, False, "kill"),
         ("HUP", 1, True, "stop"),  # a closing terminal sends it twice
         ("HUP", 2, False, "end"),
+        ("KILL", 0, False, "kill"),  # a driver's needs no stop before it
     ],
 )
 def test_a_signal(name: str, stops: int, met: bool, action: str) -> None:
     assert on_signal(name, stops, met).action == action
 
 
-def test_only_who_typed_it_is_told_how_to_kill() -> None:
+def test_only_who_typed_it_is_told_how_to_kill_and_to_go_on() -> None:
+    assert not_begun("").lines == ("stopped before the training began",)
     assert on_signal("INT", 0, met=True).message.endswith("a clean stop; again to kill")
     assert on_signal("TERM", 0, True, driven=True).message.endswith("a clean stop")
-
-
-def test_what_a_driver_has_ended_leaves_it_to_the_driver_to_say_how_to_go_on() -> None:
-    assert not_begun("").lines == ("stopped before the training began",)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +54,6 @@ def test_what_a_driver_has_ended_leaves_it_to_the_driver_to_say_how_to_go_on() -
         (End(0, status("failed", 0)), 1, ("failed: no reason given",)),
         (End(3, status("running")), 1, (f"crashed: {SILENT}", GO_ON)),
         (End(1, status("running", 7, NOTED)), 1, (f"crashed: {NOTED}", GO_ON)),
-        (End(1, status("running", 0, NOTED)), 1, (f"crashed: {NOTED}", f"to go on: {AGAIN}")),
         (
             End(137, status("running")),
             1,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from train.errors import Refusal
 from train.layout import MARKER, node_directory, step_directory
 from train.lock import claim, read_lock, take
 from train.supervisor.directory import acquire
-from train.supervisor.refusal import Refusal
 
 
 def acquired(whole: Path, node: str, scheduler: str = "") -> str:

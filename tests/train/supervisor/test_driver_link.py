@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from train.supervisor.decision import on_signal
 from train.supervisor.driver_link import SILENCE_S, DriverLink
 from train.supervisor.events import Due, Event, Events, Readable, Signal
 
@@ -55,9 +54,11 @@ def link() -> tuple[Recorded, DriverLink]:
 )
 def test_each_word_becomes_its_signal(data: list[bytes], signals: list[str]) -> None:
     events, line = link()
+    events.alarms.clear()
     for each in data:
         line.on_event(Readable(each))
     assert (events.watched, events.signals) == ([7], signals)
+    assert list(events.alarms.values()) == [SILENCE_S]  # the silence begins anew
 
 
 @pytest.mark.parametrize("how", ["silence", "end of file"])
@@ -76,15 +77,3 @@ def test_without_the_driver_it_stops_and_later_kills(
     assert events.signals == ["HUP"]
     line.on_event(events.due(PATIENCE_S))
     assert events.signals == ["HUP", "KILL"]
-
-
-def test_whatever_is_heard_begins_the_silence_anew() -> None:
-    events, line = link()
-    events.alarms.clear()
-    line.on_event(Readable(b"beat\n"))
-    assert list(events.alarms.values()) == [SILENCE_S]
-
-
-def test_the_drivers_kill_needs_no_stop_before_it() -> None:
-    assert on_signal("KILL", 0, met=False).action == "kill"
-    assert on_signal("TERM", 0, met=True).action == "stop"

@@ -12,16 +12,14 @@ from train.supervisor.slurm_decision import (
     CRASH,
     REQUEUE,
     Begun,
-    End,
     Failure,
     Finish,
     Job,
-    Leave,
     Requeue,
-    Return,
+    StartEnd,
     decide,
-    go_back,
     may_be_lost,
+    requeue,
 )
 from train.supervisor.slurm_job import State
 
@@ -39,71 +37,62 @@ SETUP = Failure(69, "node2", "setup of the spec failed")
 @pytest.mark.parametrize(
     ("end", "meant"),
     [
-        (End(0, DONE), Finish(0, "done at step 100")),
+        (StartEnd(0, DONE), Finish(0, "done at step 100")),
         # A stop that comes at the very end.
-        (End(0, DONE, asked="TERM", stop="job"), Finish(0, "done at step 100")),
+        (StartEnd(0, DONE, asked="TERM", stop="job"), Finish(0, "done at step 100")),
         # Done says one node, and another was killed while it was still writing.
-        (End(137, DONE), Return("killed on a node (srun ended with 137)", 1, CRASH)),
-        (End(137, DONE, "TERM", "job"), Return("ended by Slurm before a clean stop was complete", 1)),
-        (End(1, FAILED), Finish(1, "failed at step 20: CUDA error")),
-        (End(1, FAILED, asked="USR1", stop="job"), Finish(1, "failed at step 20: CUDA error")),
-        (End(0, STOPPED, asked="USR1", stop="job"), Return("stopped at step 20", 75)),
-        (End(0, STOPPED, asked="TERM", stop="job"), Return("stopped at step 20", 75)),
+        (StartEnd(137, DONE), Requeue("killed on a node (srun ended with 137)", 1, CRASH)),
+        (StartEnd(137, DONE, "TERM", "job"), Requeue("ended by Slurm before a clean stop was complete", 1)),
+        (StartEnd(1, FAILED), Finish(1, "failed at step 20: CUDA error")),
+        (StartEnd(1, FAILED, asked="USR1", stop="job"), Finish(1, "failed at step 20: CUDA error")),
+        (StartEnd(0, STOPPED, asked="USR1", stop="job"), Requeue("stopped at step 20", 75)),
+        (StartEnd(0, STOPPED, asked="TERM", stop="job"), Requeue("stopped at step 20", 75)),
         # scancel --signal=USR1 reaches the tasks alone, which make the stop file.
-        (End(0, STOPPED, stop="job"), Return("stopped at step 20", 75)),
-        (End(0, STOPPED, stop="user"), Finish(75, "stopped at step 20; to go on: sbatch slurm.sbatch")),
+        (StartEnd(0, STOPPED, stop="job"), Requeue("stopped at step 20", 75)),
+        (StartEnd(0, STOPPED, stop="user"), Finish(75, f"stopped at step 20; {AGAIN}")),
         # The user's own stop, and a time limit just then: it stays stopped.
+        (StartEnd(0, STOPPED, asked="USR1", stop="user"), Finish(75, f"stopped at step 20; {AGAIN}")),
         (
-            End(0, STOPPED, asked="USR1", stop="user"),
-            Finish(75, "stopped at step 20; to go on: sbatch slurm.sbatch"),
+            StartEnd(137, RUNNING, asked="TERM", stop="job"),
+            Requeue("ended by Slurm before a clean stop was complete", 1),
         ),
-        (
-            End(137, RUNNING, asked="TERM", stop="job"),
-            Return("ended by Slurm before a clean stop was complete", 1),
-        ),
-        (End(0, RUNNING, stop="job"), Return("ended by Slurm before a clean stop was complete", 1)),
-        (End(137, RUNNING), Return("killed on a node (srun ended with 137)", 1, CRASH)),
+        (StartEnd(0, RUNNING, stop="job"), Requeue("ended by Slurm before a clean stop was complete", 1)),
+        (StartEnd(137, RUNNING), Requeue("killed on a node (srun ended with 137)", 1, CRASH)),
         # The others' torchrun fails because of the one that was killed.
         (
-            End(137, RUNNING, failure=Failure(1, "node1", "")),
-            Return("killed on a node (srun ended with 137)", 1, CRASH),
+            StartEnd(137, RUNNING, failure=Failure(1, "node1", "")),
+            Requeue("killed on a node (srun ended with 137)", 1, CRASH),
         ),
-        (End(1, RUNNING, lost=True), Return("a node does not answer any more", 1)),
+        (StartEnd(1, RUNNING, lost=True), Requeue("a node does not answer any more", 1)),
         # A node fails; srun sends the others a TERM, of which they make a stop file.
-        (
-            End(69, RUNNING, stop="job", failure=SETUP),
-            Finish(69, TOLD, TOLD),
-        ),
+        (StartEnd(69, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD, TOLD)),
         # ... and KILL, before they have read it.
-        (
-            End(137, RUNNING, stop="job", failure=SETUP),
-            Finish(69, TOLD, TOLD),
-        ),
+        (StartEnd(137, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD, TOLD)),
         # One that cannot even write that down: its directory is not there, or its container fails.
-        (End(69, RUNNING, stop="job"), Finish(69)),
+        (StartEnd(69, RUNNING, stop="job"), Finish(69)),
         (
-            End(255, RUNNING, stop="job"),
+            StartEnd(255, RUNNING, stop="job"),
             Finish(1, f"srun ended with 255; its last lines are before this one; {AGAIN}"),
         ),
         (
-            End(1, CRASHED, failure=Failure(1, "node1", "crashed: rank 0: lost a peer")),
+            StartEnd(1, CRASHED, failure=Failure(1, "node1", "crashed: rank 0: lost a peer")),
             Finish(1, f"crashed: {CAUSE}; {AGAIN}", f"crashed: {CAUSE}"),
         ),
-        (End(2, None), Finish(2)),
+        (StartEnd(2, None), Finish(2)),
     ],
 )  # fmt: skip
-def test_what_the_end_of_a_start_means(end: End, meant: Finish | Return) -> None:
+def test_what_the_end_of_a_start_means(end: StartEnd, meant: Finish | Requeue) -> None:
     assert decide(end, JOB) == meant
 
 
 def test_a_look_at_the_nodes_ends_with_what_it_found() -> None:
     look = replace(JOB, only_preflight=True, begun=())
-    assert decide(End(0, None), look) == Finish(0)
-    came = Return("TERM came before the training began", 75)
-    assert go_back(came, State.RUNNING, True, look) == Finish(75, came.why)
+    assert decide(StartEnd(0, None), look) == Finish(0)
+    came = Requeue("TERM came before the training began", 75)
+    assert requeue(came, State.RUNNING, True, look) == Finish(75, came.line)
 
 
-SIGNALLED = Return("stopped at step 20", 75)
+SIGNALLED = Requeue("stopped at step 20", 75)
 BACK = "back into the queue, to go on from the newest checkpoint"
 
 
@@ -111,28 +100,22 @@ BACK = "back into the queue, to go on from the newest checkpoint"
 @pytest.mark.parametrize("job_state", list(State))
 def test_every_signal_with_everything_slurm_may_mean(cancelled: bool, job_state: State) -> None:
     """`cancelled`: TERM came, which a preemption, a time limit and scancel send alike; else USR1."""
-    decision = go_back(SIGNALLED, job_state, cancelled, JOB)
-    comes = Requeue(f"stopped at step 20; {BACK} (requeue 1 of at most 6)", REQUEUE, 75)
-    over = (
-        "stopped at step 20; cancelled, so it stays out of the queue; to go on: sbatch slurm.sbatch"
-    )
-    told = "Slurm does not say whether it was cancelled, so it is not put into the queue"
-    unknown = f"stopped at step 20; {told}; to go on: sbatch slurm.sbatch"
-    assert (
-        decision
-        == {
-            State.RUNNING: comes,
-            State.ENDED: comes,
-            State.REQUEUED: Leave(
-                0, "stopped at step 20; Slurm takes it back into the queue by itself"
-            ),
-            State.OVER: Finish(75, over),
-            State.UNKNOWN: Leave(75, unknown) if cancelled else comes,
-        }[job_state]
-    )
+    comes = Requeue(f"stopped at step 20; {BACK} (requeue 1 of at most 6)", 75, REQUEUE)
+    by_itself = "stopped at step 20; Slurm takes it back into the queue by itself"
+    over = f"stopped at step 20; cancelled, so it stays out of the queue; {AGAIN}"
+    asked = "Slurm does not say whether it was cancelled, so it is not put into the queue"
+    unknown = Finish(75, f"stopped at step 20; {asked}; {AGAIN}")
+    meant = {
+        State.RUNNING: comes,
+        State.ENDED: comes,
+        State.REQUEUED: Finish(0, by_itself),
+        State.OVER: Finish(75, over),
+        State.UNKNOWN: unknown if cancelled else comes,
+    }
+    assert requeue(SIGNALLED, job_state, cancelled, JOB) == meant[job_state]
 
 
-KILLED = Return("killed on a node (srun ended with 137)", 1, CRASH)
+KILLED = Requeue("killed on a node (srun ended with 137)", 1, CRASH)
 
 
 def job(*ended: str, requeues: int = 2, restarts: int = 2, newest: int = 100) -> Job:
@@ -146,11 +129,8 @@ def job(*ended: str, requeues: int = 2, restarts: int = 2, newest: int = 100) ->
     [
         (SIGNALLED, job(REQUEUE), "(requeue 2 of at most 2)"),
         (SIGNALLED, job(CRASH, CRASH, REQUEUE), "(requeue 2 of at most 2)"),
-        (
-            SIGNALLED,
-            job("", REQUEUE),
-            "all that targets.slurm.requeues allows",
-        ),  # Slurm's own counts
+        # Slurm's own counts.
+        (SIGNALLED, job("", REQUEUE), "all that targets.slurm.requeues allows"),
         (SIGNALLED, job(requeues=0), "requeued 0 times, all that targets.slurm.requeues allows"),
         (KILLED, job(REQUEUE, REQUEUE), "(crash 1 of at most 2)"),
         (KILLED, job(CRASH, REQUEUE, REQUEUE), "(crash 2 of at most 2)"),
@@ -158,18 +138,18 @@ def job(*ended: str, requeues: int = 2, restarts: int = 2, newest: int = 100) ->
         (KILLED, job(restarts=0), "it was killed 1 times, and restarts: is 0"),
     ],
 )
-def test_crashes_and_the_rest_have_a_budget_each(wanted: Return, before: Job, said: str) -> None:
-    decision = go_back(wanted, State.RUNNING, False, before)
-    assert said in (decision.line)
+def test_crashes_and_the_rest_have_a_budget_each(wanted: Requeue, before: Job, said: str) -> None:
+    decision = requeue(wanted, State.RUNNING, False, before)
+    assert said in decision.line
     assert isinstance(decision, Requeue) == ("at most" in said)
 
 
 @pytest.mark.parametrize("wanted", [SIGNALLED, KILLED])
-def test_two_starts_without_a_newer_checkpoint_are_the_last_ones(wanted: Return) -> None:
+def test_two_starts_without_a_newer_checkpoint_are_the_last_ones(wanted: Requeue) -> None:
     first = Job(0, 9, 9, newest=20, begun=[Begun(0, 20)])
-    assert isinstance(go_back(wanted, State.RUNNING, False, first), Requeue)
+    assert isinstance(requeue(wanted, State.RUNNING, False, first), Requeue)
     second = Job(1, 9, 9, newest=20, begun=[Begun(0, 20, wanted.counter), Begun(1, 20)])
-    last = go_back(wanted, State.RUNNING, False, second)
+    last = requeue(wanted, State.RUNNING, False, second)
     assert isinstance(last, Finish)
     assert last.code == 1
     assert "the second start without a newer checkpoint; giving up" in last.line
@@ -177,15 +157,15 @@ def test_two_starts_without_a_newer_checkpoint_are_the_last_ones(wanted: Return)
     assert all(each in last.line for each in named)
     for newest in (21, None):  # None: what a user's program saves may not be seen
         assert isinstance(
-            go_back(wanted, State.RUNNING, False, replace(second, newest=newest)), Requeue
+            requeue(wanted, State.RUNNING, False, replace(second, newest=newest)), Requeue
         )
 
 
 def test_only_what_looks_like_a_failure_is_looked_into() -> None:
-    assert may_be_lost(End(1, RUNNING), 2)
-    assert may_be_lost(End(1, RUNNING, failure=Failure(1, "node1", "")), 2)
-    assert may_be_lost(End(233, None), 2)  # a node that is down, and Slurm does not know yet
-    assert not may_be_lost(End(1, RUNNING), 1)
-    assert not may_be_lost(End(1, FAILED), 2)
-    assert not may_be_lost(End(1, RUNNING, asked="TERM"), 2)
-    assert not may_be_lost(End(137, RUNNING, failure=Failure(1, "node1", "")), 2)
+    assert may_be_lost(StartEnd(1, RUNNING), 2)
+    assert may_be_lost(StartEnd(1, RUNNING, failure=Failure(1, "node1", "")), 2)
+    assert may_be_lost(StartEnd(233, None), 2)  # a node that is down, and Slurm does not know yet
+    assert not may_be_lost(StartEnd(1, RUNNING), 1)
+    assert not may_be_lost(StartEnd(1, FAILED), 2)
+    assert not may_be_lost(StartEnd(1, RUNNING, asked="TERM"), 2)
+    assert not may_be_lost(StartEnd(137, RUNNING, failure=Failure(1, "node1", "")), 2)

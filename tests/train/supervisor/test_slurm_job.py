@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from train.supervisor.slurm import is_step
+from train.supervisor.slurm import is_step, store_of
 from train.supervisor.slurm_job import (
     Controller,
     Shown,
@@ -75,17 +75,10 @@ def test_a_job_of_an_array_is_found_by_its_own_number() -> None:
     assert Shown.parse(text, "9") is None
 
 
-def test_when_it_was_submitted_is_this_hosts_time() -> None:
-    found = Shown.parse(shown(), "7")
-    assert found is not None
-    assert found.submitted is not None
-    assert Shown({}).submitted is None
-
-
 @pytest.mark.parametrize(
     ("config", "seconds"),
-    [("KillWait                = 30 sec\n", 22), ("KillWait = 17 sec", 9), ("KillWait = 12 sec", 6), ("", 22)],
-)  # fmt: skip
+    [("KillWait                = 30 sec\n", 22), ("KillWait = 12 sec", 6), ("", 22)],
+)
 def test_there_is_time_for_the_last_act_before_slurm_kills(config: str, seconds: int) -> None:
     assert kill_wait_s(f"SlurmdTimeout = 300 sec\n{config}") == seconds
 
@@ -121,32 +114,27 @@ def test_a_controller_that_is_away_for_a_minute_is_asked_again(command: Path) ->
     found = Controller("7", pauses.append).show((2, 5, 10, 20))
     assert found is not None
     assert pauses == [0, 2, 5, 10]
+    assert found.submitted is not None
     (command / "asked").unlink()
     assert Controller("7", pauses.append).show((1, 1)) is None
 
 
-def test_the_state_of_another_job(command: Path) -> None:
-    said: list[str] = []
+def test_the_state_of_another_job(command: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pauses: list[float] = []
     controller = Controller("7", pauses.append)
     (command / "answer").write_text("RUNNING\n")
-    assert controller.state_of("5", said.append) == "RUNNING"
-    assert said == []
+    assert controller.state_of("5") == "RUNNING"
+    assert capsys.readouterr().err == ""
     (command / "fails").write_text("\n" * 100)
-    assert controller.state_of("5", said.append) == ""
-    assert (len(said), pauses) == (6, [5] * 6)
+    assert controller.state_of("5") == ""
+    assert (capsys.readouterr().err.count("squeue does not answer"), pauses) == (6, [5] * 6)
     (command / "why").write_text("slurm_load_jobs error: Invalid job id specified\n")
-    assert controller.state_of("5", said.append) is None
+    assert controller.state_of("5") is None
 
 
 def test_the_users_own_tastes_are_left_out() -> None:
-    given = {
-        "SQUEUE_FORMAT": "%i",
-        "SLURM_TIME_FORMAT": "relative",
-        "SLURM_EXPORT_ENV": "NONE",
-        "A": "b",
-    }
-    assert environment(given) == {"A": "b"}
+    dropped = dict.fromkeys(("SQUEUE_FORMAT", "SLURM_TIME_FORMAT", "SLURM_EXPORT_ENV"), "x")
+    assert environment({**dropped, "A": "b"}) == {"A": "b"}
 
 
 @pytest.mark.parametrize(
@@ -158,12 +146,14 @@ def test_the_users_own_tastes_are_left_out() -> None:
         ({"SLURM_STEP_ID": "0", "SLURM_TASK_PID": "5"}, "slurmstepd: [7.batch]", False),
         ({"SLURM_STEP_ID": "0", "SLURM_TASK_PID": "5"}, "slurmstepd: [7.0]", True),
         ({"SLURM_STEP_ID": "0", "SLURM_TASK_PID": "4"}, "bash", True),
-        (
-            {"SLURM_STEP_ID": "4294967290", "SLURM_TASK_PID": "4"},
-            "bash",
-            False,
-        ),  # salloc's own shell
+        # salloc's own shell.
+        ({"SLURM_STEP_ID": "4294967290", "SLURM_TASK_PID": "4"}, "bash", False),
     ],
 )
 def test_a_step_is_told_from_a_batch_script(env: dict[str, str], parent: str, step: bool) -> None:
     assert is_step(env, 5, parent) is step
+
+
+def test_each_task_of_an_array_has_a_store_of_its_own() -> None:
+    assert store_of("s3://kept/gpt", "") == "s3://kept/gpt"
+    assert store_of("s3://kept/gpt/", "3") == "s3://kept/gpt/3"
