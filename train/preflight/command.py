@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -24,9 +24,8 @@ from train.layout import node_directory
 from train.preflight import checks, compare, table
 from train.preflight.directory import TOKEN
 from train.preflight.finding import ERROR, WARNING, Finding, ordered
-from train.preflight.report import Link, Report
+from train.preflight.report import Link, Outcome, Report
 from train.preflight.settings import Settings
-from train.preflight.verdict import Outcome
 
 FILE = "preflight.json"
 _VERSION = 1
@@ -215,9 +214,9 @@ def _keep(
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(outcome.seconds, 3),
         "ok": not failed,
-        "findings": [finding.as_json() for finding in findings],
-        "hosts": [report.as_json() for report in outcome.reports],
-        "links": [link.as_json() for link in outcome.links],
+        "findings": [vars(finding) for finding in findings],
+        "hosts": [asdict(report) for report in outcome.reports],
+        "links": [vars(link) for link in outcome.links],
     }
     made = kept.with_name(f".{FILE}.{os.getpid()}-{secrets.token_hex(4)}")
     try:

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -41,7 +40,6 @@ def gather(torch: Torch | None, bundle: Path, proc: Path = _PROC) -> dict[str, s
     """Every fact that can be had; `bundle` is where train/ and code/ lie."""
     listing = _listing(bundle)
     found = {
-        "hostname": socket.gethostname(),
         "machine": machine(proc),
         "python": ".".join(map(str, sys.version_info[:3])),
         "isa": isa(proc, os.environ),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from train.preflight.finding import Finding
-from train.preflight.phrases import listed, located, rated
+from train.preflight.phrases import Host, listed, rated
 from train.preflight.report import Link, Report
 
 # Rates in bytes a second. 100 Mbit/s: what is faster is no fault, however fast the others are.
@@ -202,13 +202,17 @@ def _between(probes: _Probes, host: str, links: Sequence[Link]) -> str:
         few = listed([f"{link.host} to {link.peer}" for link in links])
         return f"between most of the hosts ({few})"
     others = [other for other in probes.hosts if other != host and frozenset((host, other)) in ends]
-    me = located(probes.hosts[host])
-    them = located(probes.hosts[others[0]]) if len(others) == 1 else listed(others)
+    me = _located(probes, host)
+    them = str(_located(probes, others[0])) if len(others) == 1 else listed(others)
     if all(link.peer == host for link in links):
         return f"from {them} to {me}"
     if all(link.host == host for link in links):
         return f"from {me} to {them}"
     return f"between {me} and {them}" + (" each" if len(others) > 1 else "")
+
+
+def _located(probes: _Probes, host: str) -> Host:
+    return Host(host, probes.hosts[host].address)
 
 
 def _filtered(probes: _Probes, links: Sequence[Link], between: str) -> tuple[str, str]:

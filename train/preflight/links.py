@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from train.preflight.report import PORT, Link, number
+from train.preflight.report import Link, Peer
 from train.preflight.wire import SEGMENT, Conn, Message, WireError, dial, is_own, within
 
 BUDGET_S = 5.0  # more than what two tries take at worst: a machine may be busy
@@ -33,21 +33,6 @@ _LONGEST_S = 1e6
 _AT_MOST = 20.0  # times faster than it looks is a link between machines that are busy
 _TURN_S = 1.0  # for the burst from the other side, which may never come
 _NEAR_S = 0.5  # for the round trips to the other peers, of which some may not answer
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A host to probe, and where its preflight listens for that."""
-
-    host: str
-    address: str
-    port: int
-
-    @classmethod
-    def from_json(cls, value: Any) -> Peer:
-        """From the wire. Raises KeyError, ValueError or TypeError."""
-        port = int(number(value["port"], 0, PORT))
-        return cls(str(value["host"]), str(value["address"]), port)
 
 
 class _Prober:
@@ -226,13 +211,10 @@ async def _burst(conn: Conn, size: int) -> tuple[int, float]:
         left -= min(_PART_S, time.monotonic() - began)  # standing still does not count
         if message is None:
             continue
-        counted = message.get("bytes")
-        if type(counted) is not int or not 0 <= counted <= size:
+        counted, theirs = message.get("bytes"), message.get("waited")
+        if type(counted) is not int or not 0 <= counted <= size or type(theirs) is not float:
             raise WireError("foreign")
-        try:
-            arrived, waited = counted, number(message.get("waited"), 0.0, _LONGEST_S)
-        except ValueError:
-            raise WireError("foreign") from None
+        arrived, waited = counted, min(max(0.0, theirs), _LONGEST_S)
     return arrived, waited
 
 

@@ -150,7 +150,7 @@ async def dial(
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
         return Conn(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
-    except (OSError, asyncio.TimeoutError) as error:
+    except (OSError, OverflowError, asyncio.TimeoutError) as error:
         sock.close()
         raise WireError(_trouble(error)) from None
     except BaseException:

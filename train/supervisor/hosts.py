@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from train import nic
 from train.config import seconds
-from train.console import say
 from train.errors import EXIT_UNAVAILABLE, start_command
 from train.layout import step_directory
 from train.supervisor import decision, network
@@ -153,29 +151,7 @@ class Hosts(Tier):
 
     def network(self, member: Membership) -> tuple[str, str]:
         peer = next((at for name, at in member.roster if name != member.me), "")
-        name, address = network.choose(member, self._options.nic, peer if member.is_head else "")
-        if self._options.no_preflight:
-            own, towards = (
-                dict(member.roster)[member.me],
-                peer if member.is_head else member.head_address,
-            )
-            for doubt in nic.doubts(own, address, towards):
-                say(f"warning: {doubt}")
-            self._await_head(member)
-        return name, address
-
-    def _await_head(self, member: Membership) -> None:
-        """Hosts may be started by hand, one after the other: whoever is early says whom it waits for."""
-        # A loop of the user's without torchrun: whether anybody ever listens there is its own affair.
-        own_loop = self._command.launcher[0] == "spawn" and self._command.program[0] == "script"
-        if member.is_head or own_loop:
-            return
-        waiting = f"{member.me}: waiting for the head, {member.head}"
-        at, port, timeout_s = member.head_address, member.port, self._options.timeout
-        try:
-            nic.await_port(at, port, timeout_s, lambda so: say(f"{waiting} ({so})"))
-        except nic.NetworkError as error:
-            raise Refusal(EXIT_UNAVAILABLE, str(error)) from None
+        return network.choose(member, self._options.nic, peer if member.is_head else "")
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         return decision.on_signal(name, stops, met, self._options.driven)

@@ -45,8 +45,7 @@ class Stub:
             Finding(code, settings.me, f"{settings.me} has {code}", "cure it")
             for code in self.finds
         ]
-        counts = (settings.node_rank, settings.nodes, settings.world_size, settings.procs)
-        return Report(settings.me, *counts, settings.head, address=self.address, findings=found)
+        return Report.of(settings, found, address=self.address)
 
     def judge(self, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
         found = [Finding(code, "a", f"judged {code}", "cure it") for code in self.judged]
@@ -68,9 +67,9 @@ def parse(given: dict[str, Any]) -> tuple[Settings, Stub]:
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
     return {
-        "findings": [finding.as_json() for finding in outcome.findings],
+        "findings": [vars(finding) for finding in outcome.findings],
         "hosts": [report.host for report in outcome.reports],
-        "links": [link.as_json() for link in outcome.links],
+        "links": [vars(link) for link in outcome.links],
         "seconds": outcome.seconds,
         "launch": outcome.launch,
         "joined": outcome.joined,

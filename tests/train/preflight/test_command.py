@@ -19,8 +19,7 @@ from tests.project.tree import ROOT
 from tests.train.preflight.program import main
 from train.preflight import command
 from train.preflight.finding import Finding, codes
-from train.preflight.report import Report
-from train.preflight.verdict import Outcome
+from train.preflight.report import Outcome, Report
 
 Call = Callable[..., tuple[int, str]]
 

@@ -17,8 +17,7 @@ import pytest
 
 from train import lock
 from train.layout import node_directory
-from train.preflight import checks, directory
-from train.preflight.checks import Seen
+from train.preflight import directory
 from train.preflight.finding import Finding
 from train.preflight.settings import Settings
 
@@ -43,8 +42,7 @@ def of_hosts(job: Settings, **changes: Any) -> Settings:
 
 
 def found(job: Settings) -> list[Finding]:
-    seen = Seen(directory=directory.look(job), torch=checks.Torch("2"))
-    return [finding for check in checks.CHECKS for finding in check(job, seen)]
+    return list(directory.judge(job, directory.look(job)))
 
 
 def everything(where: Path) -> list[str]:

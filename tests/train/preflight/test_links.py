@@ -20,8 +20,8 @@ import pytest
 from tests.ci import do_without
 from tests.ports import free_port
 from train.preflight import links
-from train.preflight.links import Peer, neighbours, probe, serve
-from train.preflight.report import Link
+from train.preflight.links import neighbours, probe, serve
+from train.preflight.report import Link, Peer
 from train.preflight.wire import Conn, Listener, WireError, bind
 
 TOKEN = "a-token"

@@ -11,8 +11,7 @@ import pytest
 
 from train import nic
 from train.nic import Interface, NetworkError
-from train.preflight import checks, network
-from train.preflight.checks import Seen
+from train.preflight import network
 from train.preflight.finding import Finding
 from train.preflight.nic_kinds import kind
 from train.preflight.settings import Settings
@@ -73,8 +72,7 @@ def settings(
 
 
 def found(job: Settings) -> list[Finding]:
-    seen = Seen(network.look(job, resolve), torch=checks.Torch("2"))
-    return [finding for check in checks.CHECKS for finding in check(job, seen)]
+    return list(network.judge(job, network.look(job, resolve)))
 
 
 BOTH = {"slow": "slow", "desk": "desk"}
