@@ -69,27 +69,6 @@ def test_the_interface_is_the_one_given_or_that_of_the_route(
     assert choose(*asked) == found
 
 
-@pytest.mark.usefixtures("desk")
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            "enp5",
-            r"has no interface 'enp5'; it has lo \(127.0.0.1\), docker0 .*enp7s0 \(down\); set",
-        ),
-        ("enp6s0", "the interface enp6s0 of .* has no IPv4 address; give it one"),
-        ("enp7s0", "the interface enp7s0 of .* is down; ip link set enp7s0 up"),
-        ("docker0", "the interface docker0 of .* is up and has no carrier; look after its cable"),
-        ("lo", "the interface lo of (.*) leads back to .* itself; set nic: in the spec to another"),
-    ],
-)
-def test_an_interface_that_cannot_be_used_is_named_with_those_there_are(
-    given: str, message: str
-) -> None:
-    with pytest.raises(NetworkError, match=message):
-        choose("slow", given)
-
-
 def test_a_name_nobody_knows_is_told_with_its_remedy() -> None:
     with pytest.raises(NetworkError, match="set address: of that host in the spec") as error:
         choose("no such host")

@@ -35,9 +35,9 @@ def examine(settings: Settings) -> Report:
     deadline = time.monotonic() + (ALONE_S if settings.alone else LIMIT_S)
     torch = facts.torch()
     answers = gpus.ask() if gpus.wanted(settings, torch) else None
-    place = _Look(lambda: directory.look(settings))
-    named = {name: _Look(functools.partial(nic.resolve, name)) for name in network.names(settings)}
-    known = _Look(lambda: facts.gather(torch, Path.cwd()))
+    place = Look(lambda: directory.look(settings))
+    named = {name: Look(functools.partial(nic.resolve, name)) for name in network.names(settings)}
+    known = Look(lambda: facts.gather(torch, Path.cwd()))
     net = network.look(settings, lambda name: _resolved(settings, name, named[name]))
     cards = answers() if answers else None
     found = known.result(deadline) or {}
@@ -74,7 +74,7 @@ def _judge_torch(settings: Settings, torch: Torch | None) -> Iterator[Finding]:
         )
 
 
-def _resolved(settings: Settings, name: str, found: _Look[str]) -> str:
+def _resolved(settings: Settings, name: str, found: Look[str]) -> str:
     address = found.result(found.began + NAMES_S)
     if address is None:
         raise NetworkError(
@@ -86,7 +86,7 @@ def _resolved(settings: Settings, name: str, found: _Look[str]) -> str:
     return address
 
 
-class _Look(Generic[T]):
+class Look(Generic[T]):
     """A look at something that may not answer, in a thread of its own that nobody has to await."""
 
     def __init__(self, look: Callable[[], T]) -> None:

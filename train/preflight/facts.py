@@ -64,7 +64,7 @@ def torch() -> Torch | None:
 def _torch_in(package: Path, text: str) -> Torch:
     stated = r"^(__version__|cuda|hip)\b[^=\n]*= *['\"]([^'\"]+)['\"]"
     said = dict(re.findall(stated, text, re.MULTILINE))
-    version = said.get("__version__") or _installed("torch")
+    version = said.get("__version__", "")
     cuda = said.get("cuda", "")
     # A wheel of another maker may only say it in the version: 2.6.0+cu124.
     local = re.search(r"\+cu(\d+)(\d)$", version)
@@ -73,15 +73,6 @@ def _torch_in(package: Path, text: str) -> Torch:
     wheels = sorted(package.parent.glob("nvidia_nccl_cu*-*.dist-info"))
     nccl = wheels[-1].name.removesuffix(".dist-info").partition("-")[2] if wheels else ""
     return Torch(version, cuda, said.get("hip", ""), nccl)
-
-
-def _installed(package: str) -> str:
-    from importlib import metadata  # slow to import, and hardly ever needed
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def machine(proc: Path = _PROC) -> str:

@@ -21,7 +21,7 @@ from train.preflight.wire import Listener, background, bind, encode, within
 
 _OTHERS_S = 1.0  # after a first error, for what else is wrong
 _PROVES_S = 2.5  # … and for a host that was called, and tries its own way once more
-_LATE_S = 4.0  # after the start: hosts that are started together come so much apart
+_LATE_S = 6.5  # after the start: as long as the checks of a host take that was started with this one
 _SETTLE_S = 3.0  # an elastic job begins so long after its last host came
 _ACKNOWLEDGE_S = 2.0
 _CLOSE_S = 1.0
@@ -105,18 +105,14 @@ class Head:
         try:
             await self._listener.open(bind(port))
         except (OSError, OverflowError) as error:
-            refused = error if isinstance(error, OSError) else OSError(0, str(error))
             server.listens = False
-            server.fail(await self._blamed(refused))
+            server.fail(ports.listen_finding(self._settings, error, await self._holder()))
 
-    async def _blamed(self, refused: OSError) -> Finding:
+    async def _holder(self) -> ports.Holder | None:
         """Who has the port. Nobody else is heard meanwhile, and a process may not let itself be read."""
-        try:
-            return await within(
-                background(lambda: ports.listen_finding(self._settings, refused)), _LOOK_S
-            )
-        except asyncio.TimeoutError:
-            return ports.listen_finding(self._settings, refused, proc=None)
+        with contextlib.suppress(asyncio.TimeoutError):
+            return await within(background(lambda: ports.holder(self._settings.port)), _LOOK_S)
+        return None
 
     # --- gather -----------------------------------------------------------------------------------
 
@@ -134,7 +130,8 @@ class Head:
         if len(server.members) + 1 == self._settings.nodes:
             return True
         if server.failed_at is not None:
-            return now >= self._last_chance(server.failed_at)
+            came = len(server.clients) + len(server.lost) + 1
+            return came >= self._settings.nodes or now >= self._last_chance(server.failed_at)
         return self._has_enough() and now >= server.last_arrival + _SETTLE_S
 
     def _has_enough(self) -> bool:
@@ -180,7 +177,7 @@ class Head:
             member.doing = "it probed the other hosts"
             member.conn.send("peers", peers=[vars(peer) for peer in row])
         token = server.hello.instance
-        seen = await links.probe(settings.me, report.address, plan[0], token, server.turns)
+        seen = await links.probe(settings.me, report.address, plan[0], token)
         patience_s = links.BUDGET_S + SILENT_S + slack_s(settings.nodes)
         await self._until(self._is_probed, patience_s)
         for member in server.in_order():

@@ -21,8 +21,6 @@ _CRAWL = 1e6  # gradients of any size take minutes
 _WINDOW = 16e3  # bytes that are under way when a burst begins
 _TIMES = 4  # how far below the others, or below the way back, is far
 _MOST = 12  # hosts named one by one for one fault
-# Where a host said one of these, its way to the head is not that of the chosen interface.
-_OTHER_WAY = frozenset({"NIC006", "NIC007", "NIC011"})
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,8 @@ def _code(probes: _Probes, link: Link) -> str:
     if link.trouble not in ("timeout", "refused", "unreachable"):
         return "LINK004"
     # That one direction works proves that packets go both ways: only a filter makes such a difference.
-    proven = probes.good(peer, host) or _has_met_head(probes, host, peer)
-    if (
-        not proven
-        and _is_apart(probes.hosts[host], probes.hosts[peer])
-        and not _both_refused(probes, link)
-    ):
+    proven = probes.good(peer, host)
+    if not proven and _is_apart(probes.hosts[host], probes.hosts[peer]):
         return "NIC008"
     if link.trouble == "unreachable":
         return "LINK004"
@@ -77,22 +71,6 @@ def _code(probes: _Probes, link: Link) -> str:
     # Nothing comes back. Where both are reached by others, no filter of theirs can be to blame.
     reached = [any(probes.good(other, one) for other in probes.hosts) for one in (host, peer)]
     return "LINK004" if all(reached) else "PORT005"
-
-
-def _both_refused(probes: _Probes, link: Link) -> bool:
-    back = probes.links.get((link.peer, link.host))
-    return back is not None and link.trouble == back.trouble == "refused"
-
-
-def _has_met_head(probes: _Probes, *pair: str) -> bool:
-    """Whether the check-in itself went between these two, from and to the chosen interfaces."""
-    head = next(iter(probes.hosts.values()))
-    if head.host not in pair:
-        return False
-    client = probes.hosts[pair[0] if pair[1] == head.host else pair[1]]
-    if any(finding.code in _OTHER_WAY for finding in (*client.findings, *head.findings)):
-        return False
-    return bool(head.address) and client.resolved == head.address
 
 
 def _is_apart(one: Report, other: Report) -> bool:

@@ -31,24 +31,21 @@ _FAST = 25e6  # bytes a second from which on a link is no longer worth a second 
 _LOOK_S = 0.3
 _LONGEST_S = 1e6
 _AT_MOST = 20.0  # times faster than it looks is a link between machines that are busy
-_TURN_S = 1.0  # for the burst from the other side, which may never come
 _NEAR_S = 0.5  # for the round trips to the other peers, of which some may not answer
 
 
 class _Prober:
     """This host, as it probes. One burst at a time leaves it: two would share its way out."""
 
-    def __init__(
-        self, host: str, source: str, token: str, turns: Turns, peers: Sequence[Peer]
-    ) -> None:
-        self.host, self.source, self.token, self.turns = host, source, token, turns
+    def __init__(self, host: str, source: str, token: str, peers: Sequence[Peer]) -> None:
+        self.host, self.source, self.token = host, source, token
         self.outlet = asyncio.Lock()
-        self._settings, self._all_answered = set(peers), asyncio.Event()
+        self._silent, self._all_answered = set(peers), asyncio.Event()
 
     async def until_all_answered(self, peer: Peer) -> None:
         """`peer` has; on a slow way out a burst before the last round trip would make it a long one."""
-        self._settings.discard(peer)
-        if not self._settings:
+        self._silent.discard(peer)
+        if not self._silent:
             self._all_answered.set()
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self._all_answered.wait(), _NEAR_S)
@@ -63,17 +60,6 @@ class _Seen:
     rate: float = 0.0
 
 
-class Turns:
-    """Whose burst this host has taken: both ways at once, each would hold up the other's receipts."""
-
-    def __init__(self) -> None:
-        self._over: dict[str, asyncio.Event] = {}
-
-    def of(self, host: str) -> asyncio.Event:
-        """Set when `host` has sent its burst here."""
-        return self._over.setdefault(host, asyncio.Event())
-
-
 def neighbours(count: int) -> list[list[int]]:
     """Whom each of `count` hosts probes: everybody, or the next, the one before, and those 2^k on."""
     if count <= ALL_PAIRS:
@@ -82,12 +68,9 @@ def neighbours(count: int) -> list[list[int]]:
     return [sorted({(i + d) % count for d in distances} - {i}) for i in range(count)]
 
 
-async def probe(
-    host: str, source: str, peers: Sequence[Peer], token: str, turns: Turns | None = None
-) -> list[Link]:
+async def probe(host: str, source: str, peers: Sequence[Peer], token: str) -> list[Link]:
     """Probe all peers at once, from `source` ("": as the system likes), in at most BUDGET_S."""
-    source = source if source and is_own(source) else ""
-    me = _Prober(host, source, token, turns or Turns(), peers)
+    me = _Prober(host, source if source and is_own(source) else "", token, peers)
     seen = {peer: _Seen() for peer in peers}
     tasks = [asyncio.create_task(_try(peer, me, seen[peer])) for peer in seen]
     if tasks:
@@ -111,9 +94,6 @@ async def _try(peer: Peer, me: _Prober, seen: _Seen) -> None:
                 await me.until_all_answered(peer)
                 await _large(conn, peer, me)
                 seen.trouble = ""
-                if peer.host < me.host:
-                    with contextlib.suppress(asyncio.TimeoutError):
-                        await within(me.turns.of(peer.host).wait(), _TURN_S)
                 async with me.outlet:
                     seen.rate = await _rate(conn)
                 return
@@ -132,7 +112,7 @@ async def _opened(peer: Peer, me: _Prober, segment: int) -> Any:
     conn = await dial(peer.address, peer.port, _CONNECT_S, me.source, segment)
     try:
         await conn.receive(_ANSWER_S)  # who is there; the token will tell
-        conn.send("probe", token=me.token, host=me.host)
+        conn.send("probe", token=me.token)
         await _expect(conn, "ready")
         yield conn
     finally:
@@ -218,24 +198,18 @@ async def _burst(conn: Conn, size: int) -> tuple[int, float]:
     return arrived, waited
 
 
-async def serve(
-    conn: Conn, token: str, first: Mapping[str, Any], turns: Turns | None = None
-) -> None:
+async def serve(conn: Conn, token: str, first: Mapping[str, Any]) -> None:
     """The other side of a probe. Raises WireError when the prober is gone."""
     if not token or first.get("token") != token:
         return
     conn.send("ready")
-    try:
-        while True:
-            waited = _waited()
-            message = await conn.receive(2 * BUDGET_S)
-            if message["kind"] == "ping":
-                conn.send("pong")
-            elif message["kind"] == "burst":
-                await _count(conn, message.get("bytes"), waited)
-    finally:
-        if turns is not None:
-            turns.of(str(first.get("host"))[:255]).set()
+    while True:
+        waited = _waited()
+        message = await conn.receive(2 * BUDGET_S)
+        if message["kind"] == "ping":
+            conn.send("pong")
+        elif message["kind"] == "burst":
+            await _count(conn, message.get("bytes"), waited)
 
 
 async def _count(conn: Conn, size: Any, before: float) -> None:

@@ -24,7 +24,6 @@ from train.preflight.wire import Conn, Message, WireError, dial, encode, is_own,
 GATHER, PROBE, TELL, OVER = range(4)
 BEAT_S = 1.0
 _HELLO_S = 4.0
-_STRANGERS = 32  # that are spoken of
 _FIRST_CALL_S = 1.0  # hosts that are started together have come by then
 _CALL_EVERY_S = 1.0
 _CALLS = 64  # at once
@@ -67,7 +66,6 @@ class Server:
         self.settings, self.report, self.say = settings, report, say
         self.elastic = settings.least < settings.nodes
         self.hello = Hello.of(settings)
-        self.turns = links.Turns()
         self.phase = GATHER
         self.listens = True
         self.members: dict[int, Member] = {}
@@ -79,7 +77,6 @@ class Server:
         self.changed = asyncio.Event()
         self.failed_at: float | None = None
         self._faults: list[Finding] = []
-        self._strangers: set[tuple[str, str]] = set()
         self._waiting = Waiting(say)
 
     def missing(self) -> Iterator[int]:
@@ -115,7 +112,7 @@ class Server:
         conn.send("identity", **vars(self.hello))
         first = await conn.receive(_HELLO_S + slack_s(self.settings.nodes))
         if first["kind"] == "probe":
-            await links.serve(conn, self.hello.instance, first, self.turns)
+            await links.serve(conn, self.hello.instance, first)
         elif first["kind"] == "hello":
             await self._converse(conn, first, began)
 
@@ -186,14 +183,10 @@ class Server:
     # --- those who do not take part ---------------------------------------------------------------
 
     def _meet_stranger(self, conn: Conn, hello: Hello, host: Host) -> None:
-        """Say so once, and not without end: anybody may pretend to be any number of hosts."""
         here, port = messages.here(self.settings), self.settings.port
         finding = messages.other_job(host, hello.job, here, self.settings.job, port)
         self._refuse(conn, finding)
-        stranger = (hello.host, hello.job)
-        if stranger not in self._strangers and len(self._strangers) < _STRANGERS:
-            self._strangers.add(stranger)
-            self.say(f"preflight: {printable(finding.cause)}")
+        self.say(f"preflight: {printable(finding.cause)}")
 
     def _wrong(self, conn: Conn, hello: Hello, host: Host) -> Finding | None:
         """What keeps a client of this job from taking part."""

@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from tests.train.preflight.program import settings as settings_of
 from train.preflight.checkin import Outcome, meet
 from train.preflight.finding import Finding
 from train.preflight.report import Link, Report
@@ -60,9 +61,7 @@ def parse(given: dict[str, Any]) -> tuple[Settings, Stub]:
     names = {field.name for field in fields(Stub)}
     stub = Stub(**{name: value for name, value in given.items() if name in names})
     rest = {name: value for name, value in given.items() if name not in names}
-    rest["is_head"] = rest.get("node_rank", 0) == 0
-    rest["ignore"] = frozenset(rest.get("ignore", ()))
-    return Settings(job=rest.pop("job", "toy"), checkpoint_dir=Path(), **rest), stub
+    return settings_of({"job": "toy", **rest}), stub
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:

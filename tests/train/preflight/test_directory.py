@@ -67,20 +67,18 @@ def test_a_directory_that_can_be_made_is_made_and_left_empty(job: Settings) -> N
 
 
 @pytest.mark.parametrize("below", ["", "job/deeper"])
-def test_a_file_in_its_place_is_named(job: Settings, below: str) -> None:
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_or_a_link_that_leads_nowhere_in_its_place_is_named(
+    job: Settings, below: str, link: bool
+) -> None:
     job.checkpoint_dir.parent.mkdir()
-    job.checkpoint_dir.write_text("mine")
+    if link:
+        job.checkpoint_dir.symlink_to("/nowhere at all")
+    else:
+        job.checkpoint_dir.write_text("mine")
     (finding,) = found(replace(job, checkpoint_dir=job.checkpoint_dir / below))
     assert (finding.code, finding.host) == ("DIR001", "desk")
     assert f"{job.checkpoint_dir} is no directory" in finding.cause
-    assert job.checkpoint_dir.read_text() == "mine"
-
-
-def test_a_link_that_leads_nowhere_is_named(job: Settings) -> None:
-    job.checkpoint_dir.parent.symlink_to("/nowhere at all")
-    (finding,) = found(job)
-    assert finding.code == "DIR001"
-    assert f"{job.checkpoint_dir.parent} is no directory" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -270,17 +268,6 @@ def test_a_holder_on_another_machine_that_cannot_be_told_dead_yet_is_a_note(
     os.utime(where / "lock", (0, time.time() - lock.SILENCE_S - 5))
     assert found(job) == []
     assert everything(where) == [".lock.guard", "lock"]
-
-
-def test_what_became_of_the_same_job_on_another_host_is_for_that_host_to_say(
-    job: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock.claim(job.checkpoint_dir, "job", os.getpid())
-    edit(job.checkpoint_dir, boot="elsewhere", generation=1)
-    slept: list[float] = []
-    monkeypatch.setattr(lock.time, "sleep", slept.append)
-    assert found(of_hosts(job)) == []
-    assert slept == []
 
 
 def test_hosts_that_share_the_directory_have_one_token(job: Settings) -> None:

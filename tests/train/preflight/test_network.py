@@ -197,12 +197,10 @@ def test_interfaces_that_cannot_be_listed_are_a_finding(monkeypatch: pytest.Monk
         ({"wireless/": "", "device/": ""}, "Wi-Fi"),
         ({"phy80211/": ""}, "Wi-Fi"),
         ({"tun_flags": "0x1001"}, "VPN"),
-        ({"uevent": "INTERFACE=x\nDEVTYPE=wlan\n"}, "Wi-Fi"),
-        ({"uevent": "DEVTYPE=wireguard\nINTERFACE=x\n", "type": "65534\n"}, "VPN"),
         ({"type": "65534\n"}, "VPN"),
         ({"type": "772\n"}, "loopback"),
         # What the hardware is counts for more than what somebody has called it.
-        ({"type": "1\n", "device/": "", "uevent": "INTERFACE=docker0\n"}, "wired"),
+        ({"type": "1\n", "device/": ""}, "wired"),
     ],
 )
 def test_the_marks_of_the_kernel_tell_a_kind(
