@@ -1,6 +1,6 @@
 """What only all reports together tell: who differs from the others, and who shares what he must not.
 
-Of several hosts the minority is blamed, and of two the one that is not the head. The ways between the
+Of several hosts the minority is blamed, and of two the one that is not the head. The links between the
 hosts are judged in link_findings.py. Pure: knows no socket, no file, no clock.
 """
 

@@ -120,7 +120,7 @@ def _held(where: Path, settings: Settings, deadline: float) -> Iterator[Held]:
             continue  # an earlier start is fenced off, alive or not
         ours = directory == where and bool(settings.head) and _is_our_launch(holder, node, settings)
         if ours and not lock.is_here(holder):
-            continue  # what became of it is for that host to say
+            continue  # whether it lives is for that host to say
         found = lock.look(directory, max(0.0, deadline - time.monotonic()))
         if found is not None:
             yield Held(directory, *found, lock.is_ending(found[0]), ours)

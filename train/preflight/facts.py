@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,24 +108,15 @@ def _flags(proc: Path) -> set[str]:
 
 
 def code(bundle: Path, listing: Mapping[str, Any]) -> str:
-    """A digest of the program: the files of train/ and code/ that the bundle lists, as they are now.
-
-    What a run writes beside them (code/ is its working directory) does not count; in a checkout,
-    which has no list, all files below train/ and code/ do.
-    """
+    """A digest of the program: the files of train/ and code/ that the bundle lists, as they are now. What
+    a run writes beside them (code/ is its working directory) does not count. "" outside of a bundle."""
     files = listing.get("files")
-    named = [str(name) for name in files] if isinstance(files, dict) else list(_below(bundle))
+    named = sorted(map(str, files)) if isinstance(files, dict) else []
     digest = hashlib.sha256()
-    for name in sorted(name for name in named if name.startswith(("train/", "code/"))):
-        digest.update(f"{name}\0{_digest(bundle / name)}\0".encode("utf-8", "surrogateescape"))
+    for name in named:
+        if name.startswith(("train/", "code/")):
+            digest.update(f"{name}\0{_digest(bundle / name)}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest() if named else ""
-
-
-def _below(bundle: Path) -> Iterator[str]:
-    for top in ("train", "code"):
-        for root, directories, names in os.walk(bundle / top):
-            directories[:] = [name for name in directories if name != "__pycache__"]
-            yield from (Path(root, name).relative_to(bundle).as_posix() for name in names)
 
 
 def _digest(path: Path) -> str:

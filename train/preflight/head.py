@@ -21,7 +21,9 @@ from train.preflight.wire import Listener, background, bind, encode, within
 
 _OTHERS_S = 1.0  # after a first error, for what else is wrong
 _PROVES_S = 2.5  # … and for a host that was called, and tries its own way once more
-_LATE_S = 6.5  # after the start: as long as the checks of a host take that was started with this one
+_LATE_S = (
+    6.5  # after the start: as long as the checks of a host take that was started with this one
+)
 _SETTLE_S = 3.0  # an elastic job begins so long after its last host came
 _ACKNOWLEDGE_S = 2.0
 _CLOSE_S = 1.0

@@ -1,4 +1,4 @@
-"""The ways between the hosts: each probes its neighbours, as the processes of the run will.
+"""The links between the hosts: each probes its neighbours, as the processes of the run will.
 
 Owns who probes whom, and the probe: a small round trip, a few large packets, a short burst. It uses
 ports of the system's choice and packets of normal size, because that is what gloo and NCCL use.

@@ -94,7 +94,9 @@ def test_all_hosts_meet_in_any_order_and_know_the_same(launch: Any, order: str) 
     assert _is_free(here.port)
 
 
-def test_the_head_may_come_seconds_after_the_guests_who_say_whom_they_wait_for(launch: Any) -> None:
+def test_the_head_may_come_seconds_after_the_clients_who_say_whom_they_wait_for(
+    launch: Any,
+) -> None:
     here = launch(2)
     client = here.thread("b")
     here.until_said("b")
@@ -149,7 +151,7 @@ def test_what_is_ignored_does_not_end_the_launch(launch: Any) -> None:
         assert len(outcome.links) == 2
 
 
-def test_a_faulty_guest_without_a_head_ends_by_itself(launch: Any) -> None:
+def test_a_faulty_client_without_a_head_ends_by_itself(launch: Any) -> None:
     began = time.monotonic()
     assert codes(launch(2, timeout_s=60).meet("b", finds=["NIC002"])[0]) == ["NIC002"]
     assert time.monotonic() - began < 30
@@ -236,7 +238,7 @@ def test_a_second_head_is_told_of_the_first_by_its_port(launch: Any) -> None:
     assert codes(here.thread("b").result(WAIT_S)) == codes(first.result(WAIT_S)) == []
 
 
-def test_a_guest_with_the_rank_of_the_head(launch: Any) -> None:
+def test_a_client_with_the_rank_of_the_head(launch: Any) -> None:
     here = launch(2)
     head = here.thread("a")
     settings = here.given("b", node_rank=0)
@@ -387,7 +389,7 @@ def test_a_name_that_does_not_resolve_is_named_at_the_latest_at_the_end(launch: 
         (signal.SIGSTOP, "HOST002", "b (127.0.0.2) stopped answering for 4 s"),
     ],
 )
-def test_a_guest_that_ends_or_hangs_in_the_middle(
+def test_a_client_that_ends_or_hangs_in_the_middle(
     launch: Any, heard: Any, ended: int, code: str, cause: str
 ) -> None:
     here = launch(3)
@@ -755,7 +757,7 @@ def one_way(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("unreachable", "PORT004", "is rejected"),
     ],
 )
-def test_a_guest_that_the_head_reaches_but_not_the_other_way_round(
+def test_a_client_that_the_head_reaches_but_not_the_other_way_round(
     launch: Any, one_way: Any, trouble: str, code: str, how: str
 ) -> None:
     here = launch(2)
@@ -807,7 +809,7 @@ def test_of_an_elastic_job_only_the_filtered_host_fails(
     ]
 
 
-def test_what_a_guest_without_a_way_found_itself_is_told_at_the_head(
+def test_what_a_client_without_a_way_found_itself_is_told_at_the_head(
     launch: Any, one_way: Any
 ) -> None:
     here = launch(2)

@@ -86,12 +86,16 @@ def test_networks_that_differ_and_reach_each_other_are_fine() -> None:
     assert said("abc", hosts) == []
 
 
-def test_between_routed_networks_one_way_that_works_tells_a_firewall_from_a_wrong_interface() -> (
-    None
-):
+def test_between_routed_networks_the_head_tells_a_firewall_from_a_wrong_interface() -> None:
     hosts = [host("a"), host("b", address="10.1.2.3", prefix=16)]
     assert one(said("ab", hosts, ab="timeout"))[0] == "PORT005"
+    assert one(said("ab", hosts, ab="timeout", ba="timeout"))[0] == "PORT005"
+    odd = Finding("NIC011", "b", "another interface leads to the head", "leave nic: out")
+    hosts[1] = host("b", address="10.1.2.3", prefix=16, findings=[odd])
     assert one(said("ab", hosts, ab="timeout", ba="timeout"))[0] == "NIC008"
+    # Of a cloud's prefix nothing follows.
+    hosts = [host("a"), host("b", address="10.1.2.3", prefix=32), host("c")]
+    assert one(said("abc", hosts, bc="timeout"))[0] == "PORT005"
 
 
 def test_a_slow_host_is_told_once_with_its_rate_and_what_is_usual() -> None:
