@@ -160,8 +160,11 @@ def carrying(address: str, known: list[Interface]) -> Interface | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IPv4 address means the host itself, whichever that is."""
-    return ipaddress.ip_address(address).is_loopback
+    """Whether an address means the host itself, whichever that is; no name does."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def listed(known: list[Interface]) -> str:

@@ -6,10 +6,10 @@ hosts are judged in link_findings.py. Pure: knows no socket, no file, no clock.
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from train.nic import is_loopback
 from train.preflight import link_findings
 from train.preflight.finding import NOTE, Finding, ordered
 from train.preflight.phrases import listed
@@ -115,7 +115,7 @@ def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
     resolved = {
         host.host: host.resolved
         for host in hosts
-        if host.resolved and host.head == settings.head and not _is_loopback(host.resolved)
+        if host.resolved and host.head == settings.head and not is_loopback(host.resolved)
     }
     kinds = _kinds(resolved)
     if len(kinds) < 2:
@@ -134,7 +134,7 @@ def _one_address(hosts: Sequence[Report]) -> Iterator[Sequence[Report]]:
     """The hosts that share an address although they are different machines, address by address."""
     by_address: dict[str, list[Report]] = {}
     for host in hosts:
-        if host.address and host.facts.get("machine") and not _is_loopback(host.address):
+        if host.address and host.facts.get("machine") and not is_loopback(host.address):
             by_address.setdefault(host.address, []).append(host)
     for together in by_address.values():
         if len({host.facts["machine"] for host in together}) > 1:
@@ -175,10 +175,3 @@ def _directory(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
         "mount the shared file system there on every host, or let checkpoint.dir point to where it is"
         + ("" if settings.scheduler else ", or leave checkpoint.shared out of the spec"),
     )
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False

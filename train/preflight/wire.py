@@ -18,6 +18,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from train import nic
+
 LINE = 256 * 1024  # bytes of a message
 # Small enough for any path: a network that loses large packets must not stop us from saying so.
 SEGMENT = 500
@@ -239,15 +241,12 @@ class Listener:
 async def resolve(name: str, timeout_s: float = 3.0) -> str:
     """The IPv4 address of a name. Raises WireError: unresolved."""
 
-    def look_up() -> str:
-        return str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-
     try:
         socket.inet_pton(socket.AF_INET, name)
     except (OSError, ValueError):
         try:
-            return await within(background(look_up), timeout_s)
-        except (OSError, UnicodeError, asyncio.TimeoutError):
+            return await within(background(lambda: nic.resolve(name)), timeout_s)
+        except (nic.NetworkError, asyncio.TimeoutError):
             raise WireError("unresolved") from None
     return name
 
