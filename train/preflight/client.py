@@ -62,6 +62,7 @@ class Client:
         self._hello = Hello.of(settings)
         self._search = Search(settings, self._hello)
         self._listener = Listener(self._answer, 2 * links.ALL_PAIRS + _STRANGERS)
+        self._turns = links.Turns()
         self._call: Conn | None = None
         self._head_listens = True
         self._called = asyncio.Event()
@@ -108,9 +109,9 @@ class Client:
     async def _pause(self) -> None:
         """Before the next attempt; not where the head has just called."""
         young = time.monotonic() < self._began + 1
-        self._called.clear()
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self._called.wait(), _SOON_S if young else _AGAIN_S)
+        self._called.clear()
 
     async def _listen(self) -> None:
         """At the head's port, too: the head calls there. Not where the head is this very machine."""
@@ -134,7 +135,7 @@ class Client:
         conn.send("identity", **vars(self._hello))
         first = await conn.receive(_ANSWER_S)
         if first["kind"] == "probe":
-            await links.serve(conn, self._launch, first)
+            await links.serve(conn, self._launch, first, self._turns)
         elif first["kind"] == "call" and self._call is None and not self._attending:
             with contextlib.suppress(ValueError):
                 there = parsed(Hello, first)
@@ -155,14 +156,22 @@ class Client:
     def _sure_s(self) -> float:
         return _SURE_S + slack_s(self._settings.nodes)
 
+    @property
+    def _fault(self) -> Finding | None:
+        """What keeps this host from the head; a program at its port only where the head can listen there."""
+        met = self._search
+        if met.is_program and not (self._head_listens and met.met_for_s >= self._sure_s):
+            return None
+        return met.fault
+
     def _end_alone(self) -> Outcome | None:
         """Whether, and how, this host ends without the head."""
         settings, search, now = self._settings, self._search, time.monotonic()
         bad = is_bad(settings, self._report)
         if bad and now >= max(self._began + _FAULTY_S, self._examined_at + _HEARD_S):
-            return self._outcome(search.fault)
-        if search.fault and search.met_for_s >= self._sure_s:
-            return self._outcome(search.fault)
+            return self._outcome(self._fault)
+        if self._fault and search.met_for_s >= self._sure_s:
+            return self._outcome(self._fault)
         if search.trouble == "store" and self._joins() and not bad:
             return self._outcome(joined=True) if search.met_for_s >= _STORE_S else None
         if now >= self._began + settings.timeout_s:
@@ -194,7 +203,7 @@ class Client:
         search, self._attending = self._search, True
         assert search.head is not None
         self._launch = search.head.instance
-        own = ordered([*self._report.findings, *filter(None, [search.fault])])
+        own = ordered([*self._report.findings, *filter(None, [self._fault])])
         hello = replace(self._hello, way=search.trouble, to=search.address, clock=time.time())
         report = asdict(replace(self._report, findings=own))
         conn.send("hello", **vars(hello), report=report)
@@ -232,6 +241,6 @@ class Client:
             await asyncio.gather(probes, return_exceptions=True)
 
     async def _probe(self, conn: Conn, peers: Sequence[Peer]) -> None:
-        source = self._report.address
-        self._links = await links.probe(self._settings.me, source, peers, self._launch)
+        source, turns = self._report.address, self._turns
+        self._links = await links.probe(self._settings.me, source, peers, self._launch, turns)
         conn.send("links", links=[vars(link) for link in self._links])

@@ -179,7 +179,7 @@ class Head:
             member.doing = "it probed the other hosts"
             member.conn.send("peers", peers=[vars(peer) for peer in row])
         token = server.hello.instance
-        seen = await links.probe(settings.me, report.address, plan[0], token)
+        seen = await links.probe(settings.me, report.address, plan[0], token, server.turns)
         patience_s = links.BUDGET_S + SILENT_S + slack_s(settings.nodes)
         await self._until(self._is_probed, patience_s)
         for member in server.in_order():

@@ -21,9 +21,7 @@ BUDGET_S = 5.0  # more than what two tries take at worst: a machine may be busy
 ALL_PAIRS = 16  # hosts; with more, each probes about log2(n) others
 _CONNECT_S = 1.1  # so that a lost SYN is sent a second time
 _ANSWER_S = 1.0
-_SLICE_S = 1.0
 _STALL_S = 0.6
-_PART_S = 0.2
 _LARGE = 16 * 1024
 _BURST = 256 * 1024
 _MOST = 1024 * 1024  # bytes that a peer may have counted in one go
@@ -31,14 +29,28 @@ _FAST = 25e6  # bytes a second from which on a link is no longer worth a second 
 _LOOK_S = 0.3
 _LONGEST_S = 1e6
 _AT_MOST = 20.0  # times faster than it looks is a link between machines that are busy
+_TURN_S = 1.0  # for the burst from the other side, which may never come
 _NEAR_S = 0.5  # for the round trips to the other peers, of which some may not answer
+
+
+class Turns:
+    """Whose burst this host has taken: both ways at once, each would hold up the other's receipts."""
+
+    def __init__(self) -> None:
+        self._over: dict[str, asyncio.Event] = {}
+
+    def of(self, host: str) -> asyncio.Event:
+        """Set when `host` has sent its burst here."""
+        return self._over.setdefault(host, asyncio.Event())
 
 
 class _Prober:
     """This host, as it probes. One burst at a time leaves it: two would share its way out."""
 
-    def __init__(self, host: str, source: str, token: str, peers: Sequence[Peer]) -> None:
-        self.host, self.source, self.token = host, source, token
+    def __init__(
+        self, host: str, source: str, token: str, turns: Turns, peers: Sequence[Peer]
+    ) -> None:
+        self.host, self.source, self.token, self.turns = host, source, token, turns
         self.outlet = asyncio.Lock()
         self._silent, self._all_answered = set(peers), asyncio.Event()
 
@@ -68,18 +80,18 @@ def neighbours(count: int) -> list[list[int]]:
     return [sorted({(i + d) % count for d in distances} - {i}) for i in range(count)]
 
 
-async def probe(host: str, source: str, peers: Sequence[Peer], token: str) -> list[Link]:
+async def probe(
+    host: str, source: str, peers: Sequence[Peer], token: str, turns: Turns | None = None
+) -> list[Link]:
     """Probe all peers at once, from `source` ("": as the system likes), in at most BUDGET_S."""
-    me = _Prober(host, source if source and is_own(source) else "", token, peers)
+    source = source if source and is_own(source) else ""
+    me = _Prober(host, source, token, turns or Turns(), peers)
     seen = {peer: _Seen() for peer in peers}
     tasks = [asyncio.create_task(_try(peer, me, seen[peer])) for peer in seen]
     if tasks:
-        late, left = set(tasks), BUDGET_S
-        while late and left > 0:
-            began = time.monotonic()
-            _, late = await asyncio.wait(late, timeout=min(_SLICE_S, left))
-            left -= min(_SLICE_S, time.monotonic() - began)  # standing still does not count
-        for task in late:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(asyncio.wait(tasks), BUDGET_S)
+        for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return [Link(host, p.host, s.trouble, s.rtt_s, s.rate) for p, s in seen.items()]
@@ -94,6 +106,9 @@ async def _try(peer: Peer, me: _Prober, seen: _Seen) -> None:
                 await me.until_all_answered(peer)
                 await _large(conn, peer, me)
                 seen.trouble = ""
+                if peer.host < me.host:
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await within(me.turns.of(peer.host).wait(), _TURN_S)
                 async with me.outlet:
                     seen.rate = await _rate(conn)
                 return
@@ -112,7 +127,7 @@ async def _opened(peer: Peer, me: _Prober, segment: int) -> Any:
     conn = await dial(peer.address, peer.port, _CONNECT_S, me.source, segment)
     try:
         await conn.receive(_ANSWER_S)  # who is there; the token will tell
-        conn.send("probe", token=me.token)
+        conn.send("probe", token=me.token, host=me.host)
         await _expect(conn, "ready")
         yield conn
     finally:
@@ -176,40 +191,43 @@ def _waited() -> float:
 
 
 async def _burst(conn: Conn, size: int) -> tuple[int, float]:
-    """Send so many bytes; how many the other counted until they were all there, or none came more, and
+    """Send so many bytes; how many the other counted until they were all there, or it took too long, and
     for how long it waited for a processor."""
     conn.send("burst", bytes=size)
     conn.write(bytes(size))
-    arrived, waited, left = 0, 0.0, _STALL_S
-    while arrived < size and left > 0:
-        began, message = time.monotonic(), None
-        try:
-            message = await conn.receive(min(_PART_S, left))
-        except WireError as error:
-            if error.trouble != "silent":
-                raise
-        left -= min(_PART_S, time.monotonic() - began)  # standing still does not count
-        if message is None:
-            continue
-        counted, theirs = message.get("bytes"), message.get("waited")
-        if type(counted) is not int or not 0 <= counted <= size or type(theirs) is not float:
+    counted = [(0, 0.0)]
+    with contextlib.suppress(asyncio.TimeoutError):
+        await within(_receive_counts(conn, size, counted), _STALL_S)
+    return counted[-1]
+
+
+async def _receive_counts(conn: Conn, size: int, counted: list[tuple[int, float]]) -> None:
+    while counted[-1][0] < size:
+        message = await conn.receive()
+        arrived, waited = message.get("bytes"), message.get("waited")
+        if type(arrived) is not int or not 0 <= arrived <= size or type(waited) is not float:
             raise WireError("foreign")
-        arrived, waited = counted, min(max(0.0, theirs), _LONGEST_S)
-    return arrived, waited
+        counted.append((arrived, min(max(0.0, waited), _LONGEST_S)))
 
 
-async def serve(conn: Conn, token: str, first: Mapping[str, Any]) -> None:
+async def serve(
+    conn: Conn, token: str, first: Mapping[str, Any], turns: Turns | None = None
+) -> None:
     """The other side of a probe. Raises WireError when the prober is gone."""
     if not token or first.get("token") != token:
         return
     conn.send("ready")
-    while True:
-        waited = _waited()
-        message = await conn.receive(2 * BUDGET_S)
-        if message["kind"] == "ping":
-            conn.send("pong")
-        elif message["kind"] == "burst":
-            await _count(conn, message.get("bytes"), waited)
+    try:
+        while True:
+            waited = _waited()
+            message = await conn.receive(2 * BUDGET_S)
+            if message["kind"] == "ping":
+                conn.send("pong")
+            elif message["kind"] == "burst":
+                await _count(conn, message.get("bytes"), waited)
+    finally:
+        if turns is not None:
+            turns.of(str(first.get("host"))[:255]).set()
 
 
 async def _count(conn: Conn, size: Any, before: float) -> None:

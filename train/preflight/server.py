@@ -66,6 +66,7 @@ class Server:
         self.settings, self.report, self.say = settings, report, say
         self.elastic = settings.least < settings.nodes
         self.hello = Hello.of(settings)
+        self.turns = links.Turns()
         self.phase = GATHER
         self.listens = True
         self.members: dict[int, Member] = {}
@@ -112,7 +113,7 @@ class Server:
         conn.send("identity", **vars(self.hello))
         first = await conn.receive(_HELLO_S + slack_s(self.settings.nodes))
         if first["kind"] == "probe":
-            await links.serve(conn, self.hello.instance, first)
+            await links.serve(conn, self.hello.instance, first, self.turns)
         elif first["kind"] == "hello":
             await self._converse(conn, first, began)
 

@@ -81,19 +81,14 @@ class Conn:
     async def receive(self, timeout_s: float | None = None) -> Message:
         """The next message. Raises WireError: silent (after `timeout_s` seconds), foreign, broken.
 
-        Time in which this process itself stood still is not counted against the other.
+        Without `timeout_s` it is waited for without end.
         """
         if timeout_s is None:
             return await self._message()
-        quiet = 0.0
-        while True:
-            span, began = min(_SLICE_S, timeout_s - quiet), time.monotonic()
-            try:
-                return await within(self._message(), span)
-            except asyncio.TimeoutError:
-                quiet += span if time.monotonic() - began < span + 0.5 else 0.0
-                if quiet >= timeout_s - 0.01:
-                    raise WireError("silent") from None
+        try:
+            return await within(self._message(), timeout_s)
+        except asyncio.TimeoutError:
+            raise WireError("silent") from None
 
     async def _message(self) -> Message:
         try:
@@ -284,12 +279,16 @@ async def is_store(address: str, port: int, timeout_s: float = 1.0) -> bool:
 async def within(work: Awaitable[T], timeout_s: float) -> T:
     """What comes of it. Raises asyncio.TimeoutError when it does not end in time: then it is cancelled.
 
+    Time in which this process itself stood still counts for one slice at most, and not against others.
     Before Python 3.12 asyncio.wait_for forgets a cancellation that comes when the work is just done,
     and who cancelled would wait for ever: https://github.com/python/cpython/issues/86296.
     """
-    task = asyncio.ensure_future(work)
+    task, left = asyncio.ensure_future(work), timeout_s
     try:
-        await asyncio.wait([task], timeout=timeout_s)
+        while left > 0 and not task.done():
+            began, slice_s = time.monotonic(), min(_SLICE_S, timeout_s / 3, left)
+            await asyncio.wait([task], timeout=slice_s)
+            left -= min(slice_s, time.monotonic() - began)
     finally:
         if task.cancel():
             await asyncio.wait([task])  # what it held, the next one may want

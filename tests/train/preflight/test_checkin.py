@@ -718,6 +718,16 @@ def test_a_client_that_the_head_reaches_but_not_the_other_way_round(
     assert time.monotonic() - began < 30
 
 
+def test_a_program_at_the_port_is_told_by_the_head_alone_that_could_not_listen_there(
+    launch: Any, one_way: Any
+) -> None:
+    here = launch(2)
+    one_way(here, "foreign")
+    with _program(here.port, b""):
+        outcomes = here.meet("ab")
+    assert {(*codes(each),) for each in outcomes} <= {("PORT001",), ("PORT002",)}
+
+
 def test_a_way_that_opens_before_the_head_has_called_is_taken(
     launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

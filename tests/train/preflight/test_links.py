@@ -166,7 +166,7 @@ def test_what_has_come_while_this_process_stood_still_counts() -> None:
         def send(self, kind: str, **words: object) -> None: ...
         def write(self, words: bytes) -> None: ...
 
-        async def receive(self, timeout_s: float) -> dict[str, object]:
+        async def receive(self) -> dict[str, object]:
             time.sleep(2 * links._STALL_S)
             return {"kind": "counted", "bytes": self.told.pop(0), "waited": 0.0}
 
