@@ -80,9 +80,8 @@ class Client:
         self._report = await examined(self._settings, examine)
         self._examined_at = time.monotonic()
         while True:
-            call = (
-                self._call
-            )  # it proves that the head is there: this attempt shows whether it is reached
+            # A call proves that the head is there: this attempt shows whether it can be reached.
+            call = self._call
             conn = await self._search.attempt()
             if conn is None and call is not None and self._is_settled():
                 conn = call
