@@ -530,25 +530,26 @@ def test_who_has_the_port_is_not_looked_for_without_end(
     assert time.monotonic() - began < 30
 
 
-def test_a_host_that_meets_another_host_at_the_heads_name(launch: Any) -> None:
+@pytest.mark.parametrize(
+    ("head", "code", "cause"),
+    [
+        ("127.0.0.1", "NAME004", "leads b to c (127.0.0.1), which is not the head"),
+        (
+            "192.0.2.1",
+            "RANK003",
+            "c (127.0.0.1) was started for the head 192.0.2.1, b for the head",
+        ),
+    ],
+)
+def test_a_host_that_meets_another_host_at_the_heads_name(
+    launch: Any, head: str, code: str, cause: str
+) -> None:
     here = launch(3)
-    settings = here.given("c")
-    with _program(
-        here.port, (json.dumps({"kind": "identity", **_hello(settings)}) + "\n").encode()
-    ):
+    identity = {"kind": "identity", **_hello(here.given("c", head=head))}
+    with _program(here.port, (json.dumps(identity) + "\n").encode()):
         (outcome,) = here.meet("b")
-    assert codes(outcome) == ["NAME004"]
-    assert "leads b to c (127.0.0.1), which is not the head" in causes(outcome)[0]
-
-
-def test_hosts_that_look_for_different_heads(launch: Any) -> None:
-    here = launch(3)
-    settings = here.given("c", head="192.0.2.1")
-    with _program(
-        here.port, (json.dumps({"kind": "identity", **_hello(settings)}) + "\n").encode()
-    ):
-        (outcome,) = here.meet("b")
-    assert codes(outcome) == ["RANK003"]
+    assert codes(outcome) == [code]
+    assert cause in causes(outcome)[0]
 
 
 # Makes torchrun's store listen at each port that it is told, and no more when it is told again.
