@@ -293,7 +293,7 @@ class Server:
 
     def _waits_for(self) -> str:
         missing = {rank: self.met.get(rank) for rank in self.missing()}
-        if self.phase != GATHER or not missing:
+        if self.phase != GATHER or self.failed_at is not None or not missing:
             return ""
         return messages.waits_for(self.settings, missing)
 
