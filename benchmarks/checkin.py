@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +35,18 @@ sys.path.insert(0, str(ROOT))
 
 from train.preflight import compare, links  # noqa: E402 - the checkout, put there above
 from train.preflight.checkin import meet  # noqa: E402
-from train.preflight.common import Hello  # noqa: E402
-from train.preflight.report import Link, Report  # noqa: E402
+from train.preflight.report import Hello, Link, Report  # noqa: E402
 from train.preflight.settings import Settings  # noqa: E402
 from train.preflight.wire import Conn, Listener, bind, encode  # noqa: E402
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
 HOST = "127.0.0.1"
 FACTS = {
-    "hostname": "node",
     "machine": "0" * 32,
     "torch": "2.13.0+cu126",
     "python": "3.11.7",
     "cuda": "12.6",
     "nccl": "2.27.3",
-    "driver": "560.35.03",
     "code": "c0de" * 16,
     "spec": "5bec" * 16,
     "isa": "avx2",
@@ -150,7 +147,7 @@ def name_of(rank: int) -> str:
 def report_of(settings: Settings) -> Report:
     """Of a host with an address and a machine of its own."""
     rank = settings.node_rank
-    facts = {**FACTS, "hostname": settings.me, "machine": f"{rank:032x}"}
+    facts = {**FACTS, "machine": f"{rank:032x}"}
     counts = (rank, settings.nodes, settings.world_size, 1)
     # All are on one loopback network; so the head can probe those who are its neighbours.
     address = f"127.{1 + rank // 62500}.{rank // 250 % 250}.{rank % 250 + 1}"
@@ -263,18 +260,15 @@ class Client:
     def _answers(self, message: dict[str, Any]) -> list[bytes]:
         settings, kind = self._settings, message["kind"]
         if kind == "identity":
-            return [encode("hello", **Hello.of(settings, settings.me, self._probes).as_json())]
-        if kind == "greet":
-            token = self.token = message["token"]
-            report = report_of(settings).as_json()
-            here = encode("here", token=token, clock=time.time())
-            return [here, encode("report", token=token, report=report)]
-        if kind == "probe":
+            self.token = message["instance"]
+            hello = replace(Hello.of(settings), port=self._probes, clock=time.time())
+            return [encode("hello", **vars(hello), report=asdict(report_of(settings)))]
+        if kind == "peers":
             seen = [vars(Link(settings.me, p["host"], "", 2e-4, 1.1e9)) for p in message["peers"]]
-            return [encode("links", token=self.token, links=seen)]
+            return [encode("links", links=seen)]
         if kind == "wait":
-            return [encode("still", token=self.token, doing="")]
-        return [encode("ack", token=self.token)] if kind == "verdict" else []
+            return [encode("still")]
+        return [encode("ack")] if kind == "verdict" else []
 
 
 if __name__ == "__main__":

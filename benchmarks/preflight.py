@@ -97,20 +97,19 @@ def together(
 
 
 def preflight(rig: Rig, names: Sequence[str], name: str) -> list[str]:
-    roster = "".join(f"{each} {rig[each].address}\n" for each in names)
-    options = {
+    settings = {
         "job": "bench",
         "me": name,
-        "checkpoint-dir": f"{rig[name].home}/checkpoints",
+        "checkpoint_dir": f"{rig[name].home}/checkpoints",
         "head": rig[names[0]].address,
         "port": PORT,
-        "node-rank": names.index(name),
+        "node_rank": names.index(name),
         "nodes": len(names),
-        "world-size": len(names),
-        "roster": roster,
+        "least": len(names),
+        "world_size": len(names),
+        "addresses": {each: rig[each].address for each in names},
     }
-    words = [f"--{key}={value}" for key, value in options.items()]
-    return [sys.executable, "-m", "tests.train.preflight.program", "--same-bits", *words]
+    return [sys.executable, "-m", "tests.train.preflight.program", json.dumps(settings)]
 
 
 def print_row(row: dict[str, object]) -> None:

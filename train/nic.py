@@ -1,8 +1,8 @@
 """This host's network interfaces, and the one by which it reaches another host.
 
 Owns the interfaces and addresses of this host, the resolution of names, the choice of the interface
-to pin, and the two looks at a port: is it free here, does it answer there. Standard library only:
-it runs before torch is imported. Knows nothing of ranks or checkpoints.
+to pin, and the look whether a port is free here. Standard library only: it runs before torch is
+imported. Knows nothing of ranks or checkpoints.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import contextlib
 import errno
 import ipaddress
 import socket
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from train.errors import TrainError
@@ -20,9 +18,6 @@ from train.ifaddrs import getifaddrs
 
 _UP = 0x1  # IFF_UP, the same on Linux and macOS
 _RUNNING = 0x40  # IFF_RUNNING: up, and with a carrier
-_CONNECT_S = 3.0
-_RETRY_S = 0.25
-_SAY_EVERY_S = 10.0
 
 
 class NetworkError(TrainError):
@@ -156,30 +151,6 @@ def _leading(towards: str, known: list[Interface]) -> str:
     return "one of these"
 
 
-def doubts(own: str, address: str, towards: str) -> Iterator[str]:
-    """What is odd and may yet be meant: told beforehand, as torch's own message will not say it.
-
-    `own`: how the others reach this host; `address`: what it takes part by; `towards`: the head, or
-    on the head another host.
-    """
-    here, known = socket.gethostname(), interfaces()
-    with contextlib.suppress(NetworkError):
-        spelt = resolve(own)
-        if carrying(spelt, known) is None:
-            yield (
-                f"{spelt}, the address of this host in the spec, is none of {here}'s "
-                f"({listed(known)}); is this the right host, or is the address translated on the way?"
-            )
-    with contextlib.suppress(NetworkError):
-        source = source_towards(resolve(towards)) if towards else address
-        by, taken = carrying(source, known), carrying(address, known)
-        if source != address and by is not None and taken is not None and by.name != taken.name:
-            yield (
-                f"{here} reaches {towards} by {by.name}, and takes part by {taken.name} ({address}); "
-                "if the hosts do not find each other, leave nic: out of the spec"
-            )
-
-
 def carrying(address: str, known: list[Interface]) -> Interface | None:
     """The interface that has `address`, if one has it."""
     exact = next((i for i in known if address in i.addresses), None)
@@ -189,8 +160,11 @@ def carrying(address: str, known: list[Interface]) -> Interface | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IPv4 address means the host itself, whichever that is."""
-    return ipaddress.ip_address(address).is_loopback
+    """Whether an address means the host itself, whichever that is; no name does."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def listed(known: list[Interface]) -> str:
@@ -265,51 +239,6 @@ def _port_trouble(address: str, port: int, error: OSError) -> str:
         )
     remedy = "set another rendezvous.port in the spec"
     return f"{here} cannot listen on port {port}: {error.strerror}; {remedy}"
-
-
-def await_port(host: str, port: int, timeout_s: float, say: Callable[[str], None]) -> None:
-    """Return when `host` takes connections on `port`; `say` is told at once and every 10 s.
-
-    Raises NetworkError after `timeout_s` seconds, with what stood in the way last.
-    """
-    began = time.monotonic()
-    spoke: float | None = None
-    while True:
-        passed = time.monotonic() - began
-        why = _connect(host, port, max(0.1, min(_CONNECT_S, timeout_s - passed)))
-        passed = time.monotonic() - began
-        if not why:
-            return
-        if spoke is None:
-            spoke = passed
-            # That nobody listens yet is what waiting is for: no reason to give.
-            say(f"{host} port {port}, {timeout_s:g} s at most")
-        if passed >= timeout_s:
-            raise NetworkError(
-                f"{socket.gethostname()} got no answer from the head {host} on port {port} within "
-                f"{timeout_s:g} s: {why}; is its script running there, is {host} its address as "
-                "seen from here, and does no firewall stand between?"
-            )
-        if passed - spoke >= _SAY_EVERY_S:
-            spoke = passed
-            say(f"{passed:.0f} of {timeout_s:g} s; {why}")
-        time.sleep(max(0.0, min(_RETRY_S, timeout_s - passed)))  # a closed port sends no event
-
-
-def _connect(host: str, port: int, timeout_s: float) -> str:
-    """Why `port` of `host` cannot be reached now; empty when it can."""
-    try:
-        address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-    except (socket.gaierror, UnicodeError):
-        return f"{host!r} cannot be resolved here"
-    where = f"{host} port {port}" if host == address else f"{host} ({address}) port {port}"
-    try:
-        socket.create_connection((str(address), port), timeout=timeout_s).close()
-    except TimeoutError:
-        return f"{where}: no answer"
-    except OSError as error:
-        return f"{where}: {error.strerror or error}"
-    return ""
 
 
 def interfaces() -> list[Interface]:

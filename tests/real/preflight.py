@@ -30,9 +30,9 @@ LAUNCHERS = (
 # What is promised: named so many seconds after the last host was started.
 WITHIN_S = 10.0
 PATIENCE_S = 90.0
-# rendezvous.timeout of a job that somebody waits in vain for: a host says so after 5 s, and may have begun
+# rendezvous.timeout of a job of which a host never comes: the others say so after 5 s, and may have begun
 # seconds after the others.
-IN_VAIN_S = 12
+MISSING_S = 12
 REFUSED = 69
 SMALL_DISK = "/data"
 

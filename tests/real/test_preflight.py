@@ -100,7 +100,7 @@ def test_an_interface_without_an_address(stage: Stage) -> None:
 
 def test_a_host_that_is_cut_off_knows_it_and_the_others_miss_it(stage: Stage) -> None:
     stage.rig["laptop"].unplug("lan")
-    launch = stage.launch(patience=preflight.IN_VAIN_S)
+    launch = stage.launch(patience=preflight.MISSING_S)
     stage.ends(launch)
     launch.names("NIC003", "laptop", "eth0", on=["laptop"])
     launch.waits_for("laptop", on=OTHERS)

@@ -123,19 +123,17 @@ def alarms(servers: Sequence[Server], seed: int, count: int) -> list[Any]:
 
 def launch(servers: Sequence[Server], lot: random.Random, name: str) -> list[Any]:
     """One launch of these hosts, the first of them the head; its alarms."""
-    roster = "".join(f"{each.machine.name} {each.machine.address}\n" for each in servers)
     port, procs = lot.randint(20000, 30000), lot.randint(1, 4)
     spread_s = lot.choice((0.0, 0.05, 0.3))
-    order = lot.sample(range(len(servers)), len(servers))
-    for rank in order:
-        argv = [
-            "--job=healthy", f"--checkpoint-dir={Machine.home}/{name}",
-            f"--me={servers[rank].machine.name}", f"--head={servers[0].machine.address}",
-            f"--port={port}", f"--node-rank={rank}", f"--nodes={len(servers)}",
-            f"--world-size={procs * len(servers)}", f"--procs={procs}", f"--roster={roster}",
-            "--timeout=60s", "--same-bits", "--only",
-        ]  # fmt: skip
-        servers[rank].begin(lot.random() * spread_s, argv)
+    common = {
+        "job": "healthy", "checkpoint_dir": f"{Machine.home}/{name}", "port": port, "procs": procs,
+        "nodes": len(servers), "least": len(servers), "world_size": procs * len(servers),
+        "head": servers[0].machine.address, "timeout_s": 60.0,
+        "addresses": {each.machine.name: each.machine.address for each in servers},
+    }  # fmt: skip
+    for rank in lot.sample(range(len(servers)), len(servers)):
+        own = {"me": servers[rank].machine.name, "node_rank": rank}
+        servers[rank].begin(lot.random() * spread_s, [json.dumps(common | own), "--only"])
     ends = [each.end() for each in servers]
     said = [
         output

@@ -326,7 +326,7 @@ def test_a_python_that_is_missing(stage: Stage) -> None:
     # Its own terminal says why. To the others it is a host that has not come: nothing runs there that could
     # tell them.
     wrong = {"name": "laptop", "python": "/nowhere/python3"}
-    launch = stage.job(["desk", wrong, "tower"], patience=preflight.IN_VAIN_S).start()
+    launch = stage.job(["desk", wrong, "tower"], patience=preflight.MISSING_S).start()
     stage.ends(launch)
     assert "there is no Python called /nowhere/python3 here" in launch["laptop"].text
     assert "(PY001)" in launch["laptop"].text

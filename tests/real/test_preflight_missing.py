@@ -29,18 +29,18 @@ OTHERS = ["desk", "tower"]
 
 
 def test_a_host_that_is_not_started_is_waited_for_by_name(stage: Stage) -> None:
-    launch = stage.job(patience=preflight.IN_VAIN_S).start("tower", "desk")
+    launch = stage.job(patience=preflight.MISSING_S).start("tower", "desk")
     launch.waits_for("laptop", on=OTHERS)
     launch.ends()
     for name in OTHERS:
         shown = launch[name].findings()
         assert [(one.code, one.host) for one in shown] == [("HOST001", "laptop")], launch.output
-        assert in_time(shown[0].at - launch.began, preflight.IN_VAIN_S + WITHIN_S)
+        assert in_time(shown[0].at - launch.began, preflight.MISSING_S + WITHIN_S)
     assert stage.rig.strays(within=5) == []
 
 
 def test_a_host_that_is_switched_off(stage: Stage) -> None:
-    job = stage.job(patience=preflight.IN_VAIN_S)
+    job = stage.job(patience=preflight.MISSING_S)
     stage.rig["laptop"].power_off()
     launch = job.start("tower", "desk")
     launch.waits_for("laptop", on=OTHERS)
@@ -60,7 +60,7 @@ def test_a_host_that_comes_late_is_waited_for(stage: Stage) -> None:
 
 
 def test_a_head_that_is_not_started(stage: Stage) -> None:
-    launch = stage.job(patience=preflight.IN_VAIN_S).start("laptop", "tower")
+    launch = stage.job(patience=preflight.MISSING_S).start("laptop", "tower")
     launch.waits_for("desk", on=["laptop", "tower"])
     stage.ends(launch)
     for name in ("laptop", "tower"):

@@ -74,7 +74,7 @@ def test_a_port_that_an_earlier_run_still_holds(stage: Stage) -> None:
 def test_another_program_at_the_heads_port(stage: Stage) -> None:
     """No head is started, and somebody answers in its place."""
     listen(stage.rig["desk"])
-    launch = stage.job(patience=preflight.IN_VAIN_S).start("laptop", "tower")
+    launch = stage.job(patience=preflight.MISSING_S).start("laptop", "tower")
     launch.ends()
     for name in ("laptop", "tower"):
         launch.names("PORT006", name, str(PORT), "desk", on=[name])
@@ -82,7 +82,7 @@ def test_another_program_at_the_heads_port(stage: Stage) -> None:
 
 def test_a_port_where_the_head_may_not_listen(stage: Stage) -> None:
     """Where the others may not either, the head cannot call them: they say that it is not there."""
-    job = stage.job(port=80, patience=preflight.IN_VAIN_S)
+    job = stage.job(port=80, patience=preflight.MISSING_S)
     as_root(stage.rig["desk"], "sysctl", "-q", "net.ipv4.ip_unprivileged_port_start=1024")
     launch = job.start()
     stage.ends(launch)
@@ -120,7 +120,7 @@ def test_a_firewall_on_one_hosts_way_out(stage: Stage) -> None:
 def test_a_firewall_in_both_directions(stage: Stage) -> None:
     for name in NAMES:
         closed_but_for(stage.rig[name])
-    launch = stage.launch(patience=preflight.IN_VAIN_S)
+    launch = stage.launch(patience=preflight.MISSING_S)
     launch.waits_for("laptop", on=["desk"])
     launch.waits_for("tower", on=["desk"])
     for name in ("laptop", "tower"):
@@ -153,7 +153,7 @@ def test_no_route_to_the_head(stage: Stage) -> None:
     route = ["unreachable", f"{stage.rig['desk'].address}/32"]
     as_root(stage.rig["laptop"], "ip", "route", "add", *route)
     try:
-        launch = stage.launch(patience=preflight.IN_VAIN_S)
+        launch = stage.launch(patience=preflight.MISSING_S)
         stage.ends(launch)
     finally:
         as_root(stage.rig["laptop"], "ip", "route", "del", *route)

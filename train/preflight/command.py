@@ -12,46 +12,42 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TextIO
 
 from train import lock
 from train.console import say
 from train.errors import EXIT_UNAVAILABLE
 from train.layout import node_directory
 from train.preflight import checks, compare, table
+from train.preflight.checks import Look
 from train.preflight.directory import TOKEN
 from train.preflight.finding import ERROR, WARNING, Finding, ordered
-from train.preflight.report import Link, Report
+from train.preflight.report import Link, Outcome, Report
 from train.preflight.settings import Settings
-from train.preflight.verdict import Outcome
 
 FILE = "preflight.json"
 _VERSION = 1
 _LOOK_S = 2.0
 _KEEP_S = 5.0  # where it is all that is still to be done
-_EARLY_S = 3.0
-_ENDLESS = 10_000
 
 
 def run(settings: Settings, only: bool, driven: bool = False) -> int:
     """Check, and say what is wrong; the exit code. `only`: nothing will be started after it. `driven`:
     all hosts speak on one terminal."""
-    _await_earlier(settings)
-    early = _Early()
-    try:
-        outcome = _meet(settings, early)
-    finally:
-        early.cancel()
+    # A file server may not answer, or complain; that is found out, and said, by the checks.
+    for place in Look(lambda: list(_ending(settings))).result(time.monotonic() + _LOOK_S) or ():
+        lock.await_last_words(place)
+    own: list[Finding] = []
+    outcome = _meet(settings, own)
     findings = _judged(settings, outcome.findings)
     failed = any(finding.is_error for finding in findings)
-    kept = _kept_in_time(settings, outcome, findings, failed)
+    kept = _kept(settings, outcome, findings, failed)
     # Driven, all hosts speak on one terminal: the head tells what concerns all.
     brief = driven and not settings.is_head and any(f.host != settings.me for f in findings)
     shown = [f for f in findings if f.host == settings.me] if brief else findings
-    if fresh := [f for f in shown if f not in early.shown]:
+    if fresh := [f for f in shown if f not in own]:
         _show(fresh, kept)
     if failed:
         _say_failed(findings)
@@ -61,59 +57,37 @@ def run(settings: Settings, only: bool, driven: bool = False) -> int:
     return 0
 
 
-def _await_earlier(settings: Settings) -> None:
-    """Workers whose launch script was killed are about to end: they are no fault of this launch."""
-    places = (settings.checkpoint_dir, node_directory(settings.checkpoint_dir, settings.me))
-    ending: list[Path] = []
-
-    def look() -> None:
-        with contextlib.suppress(OSError):
-            for place in places:
-                holder = lock.read_lock(place)
-                if holder is None or lock.is_same_job(holder, settings.scheduler):
-                    continue
-                if lock.is_ending(holder):
-                    ending.append(place)
-
-    # A file server may not answer, or complain; that is found out, and said, by the checks.
-    looking = threading.Thread(target=look, daemon=True)
-    looking.start()
-    looking.join(_LOOK_S)
-    while ending:
-        lock.await_last_words(ending.pop())
+def _ending(settings: Settings) -> Iterator[Path]:
+    """Where workers whose launch script was killed are about to end: they are no fault of this launch."""
+    with contextlib.suppress(OSError):
+        for place in (
+            settings.checkpoint_dir,
+            node_directory(settings.checkpoint_dir, settings.me),
+        ):
+            holder = lock.read_lock(place)
+            if (
+                holder
+                and not lock.is_same_job(holder, settings.scheduler)
+                and lock.is_ending(holder)
+            ):
+                yield place
 
 
-class _Early:
-    """What this host found by itself, told to whoever waits at its terminal for the others."""
+def _meet(settings: Settings, own: list[Finding]) -> Outcome:
+    """`own`: gets what this host found by itself and has shown already, if it has to meet others."""
 
-    def __init__(self) -> None:
-        self.shown: Sequence[Finding] = ()
-        self._timer: threading.Timer | None = None
-
-    def have(self, findings: Sequence[Finding]) -> None:
-        """These are known; they are shown unless the verdict comes soon."""
-        if findings:
-            timer = threading.Timer(_EARLY_S, self._show, [findings])
-            timer.daemon = True
-            timer.start()
-            self._timer = timer  # not before: one that has not begun cannot be waited for
-
-    def cancel(self) -> None:
-        """The verdict is there."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.join(_LOOK_S)  # it may be in the middle of its words
-
-    def _show(self, findings: Sequence[Finding]) -> None:
-        self.shown = findings
-        _show(findings, None)
-
-
-def _meet(settings: Settings, early: _Early) -> Outcome:
     def examine() -> Report:
         report = checks.examine(settings)
-        report = replace(report, findings=_judged(settings, report.findings))
-        early.have(report.findings)
+        return replace(report, findings=_judged(settings, report.findings))
+
+    def examine_and_show() -> Report:
+        report = examine()
+        if report.findings:
+            own.extend(report.findings)
+            # A terminal may be paused: that holds up nobody else.
+            showing = threading.Thread(target=_show, args=[report.findings, None], daemon=True)
+            showing.start()
+            showing.join(_LOOK_S)
         return report
 
     def judge(reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
@@ -122,7 +96,7 @@ def _meet(settings: Settings, early: _Early) -> Outcome:
     if not settings.alone:
         from train.preflight import checkin  # slower to import, and one machine needs none
 
-        return checkin.meet(settings, examine, judge, say)
+        return checkin.meet(settings, examine_and_show, judge, say)
     began = time.monotonic()
     report = examine()
     took = time.monotonic() - began
@@ -140,24 +114,12 @@ def _judged(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _show(findings: Sequence[Finding], kept: Path | None) -> None:
-    text = table.render(findings, _width(sys.stderr), _coloured(sys.stderr), kept)
+    # https://no-color.org
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    text = table.render(findings, sys.stderr.isatty() and not plain, kept)
     # The terminal may be gone by now; that is no reason to fail otherwise than we do.
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
-
-
-def _width(stream: TextIO) -> int:
-    """Columns of the terminal. What goes to a file or a driver keeps its lines: they are searched."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or _ENDLESS
-    except (OSError, ValueError):
-        return _ENDLESS
-
-
-def _coloured(stream: TextIO) -> bool:
-    # https://no-color.org
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return stream.isatty() and not plain
 
 
 def _say_failed(findings: Sequence[Finding]) -> None:
@@ -179,25 +141,23 @@ def _say_passed(settings: Settings, outcome: Outcome, only: bool, ignored: str) 
         say("preflight: the head says that all hosts can start the job")
 
 
-def _kept_in_time(
+def _kept(
     settings: Settings, outcome: Outcome, findings: Sequence[Finding], failed: bool
 ) -> Path | None:
     """Where preflight.json lies; None where it does not, or where a file server does not answer."""
     # A live job's own record stays; that this one was refused is no news of that one.
     if any(f.code in ("DIR004", "DIR006") and f.host == settings.me for f in findings):
         return None
-    done: list[Path | None] = []
 
-    def keep() -> None:
-        done.append(_keep(settings, outcome, findings, failed))
+    def keep() -> Path | None:
+        kept = _keep(settings, outcome, findings, failed)
         if settings.is_head and not failed:
             with contextlib.suppress(OSError):  # every host has read it
                 (settings.checkpoint_dir / TOKEN).unlink(missing_ok=True)
+        return kept
 
-    keeping = threading.Thread(target=keep, daemon=True)
-    keeping.start()
-    keeping.join(_LOOK_S if failed else _KEEP_S)  # what is wrong is told after it
-    return done[0] if done else None
+    keep_s = _LOOK_S if failed else _KEEP_S  # what is wrong is told after it
+    return Look(keep).result(time.monotonic() + keep_s)
 
 
 def _keep(
@@ -215,9 +175,9 @@ def _keep(
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "seconds": round(outcome.seconds, 3),
         "ok": not failed,
-        "findings": [finding.as_json() for finding in findings],
-        "hosts": [report.as_json() for report in outcome.reports],
-        "links": [link.as_json() for link in outcome.links],
+        "findings": [vars(finding) for finding in findings],
+        "hosts": [asdict(report) for report in outcome.reports],
+        "links": [vars(link) for link in outcome.links],
     }
     made = kept.with_name(f".{FILE}.{os.getpid()}-{secrets.token_hex(4)}")
     try:

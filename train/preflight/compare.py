@@ -1,15 +1,15 @@
 """What only all reports together tell: who differs from the others, and who shares what he must not.
 
-Of several hosts the minority is blamed, and of two the one that is not the head. The ways between the
+Of several hosts the minority is blamed, and of two the one that is not the head. The links between the
 hosts are judged in link_findings.py. Pure: knows no socket, no file, no clock.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from train.nic import is_loopback
 from train.preflight import link_findings
 from train.preflight.finding import NOTE, Finding, ordered
 from train.preflight.phrases import listed
@@ -31,8 +31,6 @@ def judge(settings: Settings, reports: Sequence[Report], links: Sequence[Link]) 
     apart = [link for link in links if not {link.host, link.peer} <= one_address]
     found = (
         *_versions(settings, hosts),
-        *_bundle(settings, hosts),
-        *_processors(settings, hosts),
         *_head_name(settings, hosts),
         *_addresses(shared),
         *_directory(settings, hosts),
@@ -42,60 +40,37 @@ def judge(settings: Settings, reports: Sequence[Report], links: Sequence[Link]) 
 
 
 def _versions(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
+    """VER001 to VER007."""
+    build = "install the same build of torch on all of them"
+    one_python = "name one Python for all of them with python: (also per host) in the spec"
     # 2.13.0+cpu beside 2.13.0+cu126 is how a host with a GPU and one without work together.
-    yield from _differing(
-        "VER001",
-        _facts(hosts, "torch", lambda version: version.partition("+")[0]),
-        "torch {}",
-        "install one torch on all of them, or name with python: (also per host) one that they share",
+    torch = _facts(hosts, "torch", lambda version: version.partition("+")[0])
+    one_torch = (
+        "install one torch on all of them, or name with python: (also per host) one that they share"
     )
-    yield from _pythons(hosts)
-    if settings.backend == "nccl" or settings.gpus:
-        yield from _differing(
-            "VER003",
-            _facts(hosts, "cuda"),
-            "a torch built for CUDA {}",
-            "install the same build of torch on all of them",
-        )
-    if settings.backend == "nccl":
-        yield from _differing(
-            "VER004",
-            _facts(hosts, "nccl"),
-            "NCCL {}",
-            "install the same build of torch (it brings NCCL) on all of them, or set backend: gloo",
-        )
-
-
-def _pythons(hosts: Sequence[Report]) -> Iterator[Finding]:
-    remedy = "name one Python for all of them with python: (also per host) in the spec"
-    whole = _facts(hosts, "python")
-    series = _facts(hosts, "python", lambda version: ".".join(version.split(".")[:2]))
+    yield from _differing("VER001", torch, "torch {}", one_torch)
     # 3.11.7 beside 3.11.9 is what two updates make of one system: worth a word, no worry.
-    if len(set(series.values())) > 1:
-        yield from _differing("VER002", whole, "Python {}", remedy)
-    else:
-        yield from _differing("VER002", whole, "Python {}", remedy, NOTE)
-
-
-def _bundle(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
+    series = _facts(hosts, "python", lambda version: ".".join(version.split(".")[:2]))
+    severity = NOTE if len(set(series.values())) == 1 else ""
+    yield from _differing("VER002", _facts(hosts, "python"), "Python {}", one_python, severity)
+    if settings.backend == "nccl" or settings.gpus:
+        yield from _differing("VER003", _facts(hosts, "cuda"), "a torch built for CUDA {}", build)
+    if settings.backend == "nccl":
+        remedy = f"{build} (it brings NCCL), or set backend: gloo"
+        yield from _differing("VER004", _facts(hosts, "nccl"), "NCCL {}", remedy)
     again = f"send it again (ddpgen launch, or {settings.script}), or copy it whole to all of them"
-    code = _facts(hosts, "code", lambda digest: digest[:12])
-    spec = _facts(hosts, "spec", lambda digest: digest[:12])
-    yield from _differing("VER005", code, "code {}", f"the bundles differ: {again}")
-    yield from _differing(
-        "VER006", spec, "spec {}", f"their bundles were rendered from different specs: {again}"
-    )
-
-
-def _processors(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
+    for code, fact, why in (
+        ("VER005", "code", "the bundles differ"),
+        ("VER006", "spec", "their bundles were rendered from different specs"),
+    ):
+        digests = _facts(hosts, fact, lambda digest: digest[:12])
+        yield from _differing(code, digests, f"{fact} {{}}", f"{why}: {again}")
     if settings.same_bits:
-        yield from _differing(
-            "VER007",
-            _facts(hosts, "isa"),
-            "processors for {}",
+        lower = (
             "nothing, if the last bits do not matter; else take hosts of one kind, or lower all to "
-            "what they have in common with ATEN_CPU_CAPABILITY in env:",
+            "what they have in common with ATEN_CPU_CAPABILITY in env:"
         )
+        yield from _differing("VER007", _facts(hosts, "isa"), "processors for {}", lower)
 
 
 def _facts(
@@ -140,7 +115,7 @@ def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
     resolved = {
         host.host: host.resolved
         for host in hosts
-        if host.resolved and host.head == settings.head and not _is_loopback(host.resolved)
+        if host.resolved and host.head == settings.head and not is_loopback(host.resolved)
     }
     kinds = _kinds(resolved)
     if len(kinds) < 2:
@@ -159,7 +134,7 @@ def _one_address(hosts: Sequence[Report]) -> Iterator[Sequence[Report]]:
     """The hosts that share an address although they are different machines, address by address."""
     by_address: dict[str, list[Report]] = {}
     for host in hosts:
-        if host.address and host.facts.get("machine") and not _is_loopback(host.address):
+        if host.address and host.facts.get("machine") and not is_loopback(host.address):
             by_address.setdefault(host.address, []).append(host)
     for together in by_address.values():
         if len({host.facts["machine"] for host in together}) > 1:
@@ -200,10 +175,3 @@ def _directory(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
         "mount the shared file system there on every host, or let checkpoint.dir point to where it is"
         + ("" if settings.scheduler else ", or leave checkpoint.shared out of the spec"),
     )
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False

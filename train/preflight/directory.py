@@ -120,7 +120,7 @@ def _held(where: Path, settings: Settings, deadline: float) -> Iterator[Held]:
             continue  # an earlier start is fenced off, alive or not
         ours = directory == where and bool(settings.head) and _is_our_launch(holder, node, settings)
         if ours and not lock.is_here(holder):
-            continue  # what became of it is for that host to say
+            continue  # whether it lives is for that host to say
         found = lock.look(directory, max(0.0, deadline - time.monotonic()))
         if found is not None:
             yield Held(directory, *found, lock.is_ending(found[0]), ours)
@@ -156,42 +156,53 @@ def _token(where: Path) -> str:
 # --- what is wrong with it ------------------------------------------------------------------------
 
 
-def directory_can_be_made(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
-    """DIR001."""
-    if seen is not None and seen.making is not None:
-        yield from _failed(settings, seen.making, "DIR001", "cannot be made")
+def judge(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
+    """DIR001 to DIR004, and DIR006; `seen` is None where the directory did not answer."""
+    me, where = settings.me, settings.checkpoint_dir
+    if seen is None:
+        yield Finding(
+            "DIR006",
+            me,
+            f"the checkpoint directory {where} of {me} does not answer",
+            "look after its file server and the network to it (`mount` shows which), or set "
+            "checkpoint.dir to another place",
+        )
+        return
+    if seen.making is not None:
+        yield _failed(settings, seen.making, "DIR001", "cannot be made")
+    elif seen.writing is not None:
+        yield _failed(settings, seen.writing, "DIR002", "cannot be written to")
+    elif seen.free is not None and seen.free < _LEAST:
+        yield Finding(
+            "DIR003",
+            me,
+            f"the checkpoint directory {where} of {me} has room for only "
+            f"{seen.free / (1 << 20):.1f} MiB",
+            "free some space there, or set checkpoint.dir to another place",
+        )
+    for held in seen.held:
+        if held.alive is not False and not held.ours:
+            yield _in_use(settings, held)
 
 
-def directory_can_be_written(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
-    """DIR002."""
-    if seen is not None and seen.writing is not None:
-        yield from _failed(settings, seen.writing, "DIR002", "cannot be written to")
-
-
-def _failed(settings: Settings, error: OSError, code: str, what: str) -> Iterator[Finding]:
+def _failed(settings: Settings, error: OSError, code: str, what: str) -> Finding:
     where = settings.checkpoint_dir
     node = node_directory(where, settings.me).absolute()
     if error.filename and Path(os.fsdecode(error.filename)).parent == node:
         where = node
     why = error.strerror or str(error)
-    remedy = (
-        f"make it writable for this user on {settings.me}, or set checkpoint.dir to another place"
-    )
+    remedy = f"make it writable for this user on {settings.me}"
     if isinstance(error, (FileExistsError, NotADirectoryError)):
-        why = f"{_in_the_way(where)} is no directory"
-        remedy = "move that away, or set checkpoint.dir to another place"
+        why, remedy = f"{_in_the_way(where)} is no directory", "move that away"
     elif error.errno == errno.EROFS:
-        remedy = f"mount it for writing on {settings.me}, or set checkpoint.dir to another place"
+        remedy = f"mount it for writing on {settings.me}"
     elif error.errno in _FULL:
-        code, remedy = "DIR003", "free some space there, or set checkpoint.dir to another place"
+        code, remedy = "DIR003", "free some space there"
     elif error.errno in _SILENT:
-        code, remedy = "DIR006", f"mount it anew on {settings.me} and look after its file server"
-    yield Finding(
-        code,
-        settings.me,
-        f"the checkpoint directory {where} of {settings.me} {what}: {why}",
-        remedy,
-    )
+        code = "DIR006"
+        remedy = f"mount it anew on {settings.me} and look after its file server"
+    cause = f"the checkpoint directory {where} of {settings.me} {what}: {why}"
+    return Finding(code, settings.me, cause, f"{remedy}, or set checkpoint.dir to another place")
 
 
 def _in_the_way(where: Path) -> Path:
@@ -200,46 +211,16 @@ def _in_the_way(where: Path) -> Path:
     return next((p for p in parts if os.path.lexists(p) and not os.path.isdir(p)), where)
 
 
-def directory_has_room(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
-    """DIR003, where a write still went through."""
-    if seen is None or seen.writing is not None or seen.free is None or seen.free >= _LEAST:
-        return
-    yield Finding(
-        "DIR003",
-        settings.me,
-        f"the checkpoint directory {settings.checkpoint_dir} of {settings.me} has room for only "
-        f"{seen.free / (1 << 20):.1f} MiB",
-        "free some space there, or set checkpoint.dir to another place",
-    )
-
-
-def directory_is_not_held(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
+def _in_use(settings: Settings, held: Held) -> Finding:
     """DIR004; a note where it is too early to tell, as the launch itself will look again."""
-    for held in seen.held if seen is not None else ():
-        if held.alive is False or held.ours:
-            continue
-        holder = held.holder
-        if held.later:
-            told = lock.later_start(held.directory, holder, settings.scheduler)
-            yield Finding("DIR004", settings.me, *told)
-        elif held.ending or held.alive is None:
-            doubt = "its last processes are ending" if held.ending else "it may still be alive"
-            cause = f"{held.directory} was {lock.who_holds(holder, 'held by')}; {doubt}"
-            remedy = "nothing: the launch waits until that is certain"
-            yield Finding("DIR004", settings.me, cause, remedy, NOTE)
-        else:
-            cause = f"{held.directory} is {lock.who_holds(holder)}"
-            remedy = lock.how_to_end(held.directory, holder)
-            yield Finding("DIR004", settings.me, cause, remedy)
-
-
-def directory_answers(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
-    """DIR006."""
-    if seen is None:
-        yield Finding(
-            "DIR006",
-            settings.me,
-            f"the checkpoint directory {settings.checkpoint_dir} of {settings.me} does not answer",
-            "look after its file server and the network to it (`mount` shows which), or set "
-            "checkpoint.dir to another place",
-        )
+    holder = held.holder
+    if held.later:
+        told = lock.later_start(held.directory, holder, settings.scheduler)
+        return Finding("DIR004", settings.me, *told)
+    if held.ending or held.alive is None:
+        doubt = "its last processes are ending" if held.ending else "it may still be alive"
+        cause = f"{held.directory} was {lock.who_holds(holder, 'held by')}; {doubt}"
+        remedy = "nothing: the launch waits until that is certain"
+        return Finding("DIR004", settings.me, cause, remedy, NOTE)
+    cause = f"{held.directory} is {lock.who_holds(holder)}"
+    return Finding("DIR004", settings.me, cause, lock.how_to_end(held.directory, holder))

@@ -11,9 +11,8 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,6 @@ def gather(torch: Torch | None, bundle: Path, proc: Path = _PROC) -> dict[str, s
     """Every fact that can be had; `bundle` is where train/ and code/ lie."""
     listing = _listing(bundle)
     found = {
-        "hostname": socket.gethostname(),
         "machine": machine(proc),
         "python": ".".join(map(str, sys.version_info[:3])),
         "isa": isa(proc, os.environ),
@@ -66,7 +64,7 @@ def torch() -> Torch | None:
 def _torch_in(package: Path, text: str) -> Torch:
     stated = r"^(__version__|cuda|hip)\b[^=\n]*= *['\"]([^'\"]+)['\"]"
     said = dict(re.findall(stated, text, re.MULTILINE))
-    version = said.get("__version__") or _installed("torch")
+    version = said.get("__version__", "")
     cuda = said.get("cuda", "")
     # A wheel of another maker may only say it in the version: 2.6.0+cu124.
     local = re.search(r"\+cu(\d+)(\d)$", version)
@@ -75,15 +73,6 @@ def _torch_in(package: Path, text: str) -> Torch:
     wheels = sorted(package.parent.glob("nvidia_nccl_cu*-*.dist-info"))
     nccl = wheels[-1].name.removesuffix(".dist-info").partition("-")[2] if wheels else ""
     return Torch(version, cuda, said.get("hip", ""), nccl)
-
-
-def _installed(package: str) -> str:
-    from importlib import metadata  # slow to import, and hardly ever needed
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def machine(proc: Path = _PROC) -> str:
@@ -119,24 +108,15 @@ def _flags(proc: Path) -> set[str]:
 
 
 def code(bundle: Path, listing: Mapping[str, Any]) -> str:
-    """A digest of the program: the files of train/ and code/ that the bundle lists, as they are now.
-
-    What a run writes beside them (code/ is its working directory) does not count; in a checkout,
-    which has no list, all files below train/ and code/ do.
-    """
+    """A digest of the program: the files of train/ and code/ that the bundle lists, as they are now. What
+    a run writes beside them (code/ is its working directory) does not count. "" outside of a bundle."""
     files = listing.get("files")
-    named = [str(name) for name in files] if isinstance(files, dict) else list(_below(bundle))
+    named = sorted(map(str, files)) if isinstance(files, dict) else []
     digest = hashlib.sha256()
-    for name in sorted(name for name in named if name.startswith(("train/", "code/"))):
-        digest.update(f"{name}\0{_digest(bundle / name)}\0".encode("utf-8", "surrogateescape"))
+    for name in named:
+        if name.startswith(("train/", "code/")):
+            digest.update(f"{name}\0{_digest(bundle / name)}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest() if named else ""
-
-
-def _below(bundle: Path) -> Iterator[str]:
-    for top in ("train", "code"):
-        for root, directories, names in os.walk(bundle / top):
-            directories[:] = [name for name in directories if name != "__pycache__"]
-            yield from (Path(root, name).relative_to(bundle).as_posix() for name in names)
 
 
 def _digest(path: Path) -> str:

@@ -9,7 +9,7 @@ import argparse
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 SEVERITIES = (ERROR, WARNING, NOTE)
@@ -107,20 +107,6 @@ class Finding:
     def is_error(self) -> bool:
         """Whether the launch must not go on."""
         return self.severity == ERROR
-
-    def as_json(self) -> dict[str, str]:
-        """The finding for preflight.json and for the wire."""
-        return dict(vars(self))
-
-
-def from_json(value: Any) -> Finding:
-    """What as_json() made. Raises ValueError for anything else."""
-    names = ("code", "host", "cause", "remedy", "severity")
-    if not isinstance(value, dict) or not all(isinstance(value.get(n), str) for n in names):
-        raise ValueError(f"no finding: {value!r}")
-    if value["code"] not in CODES or value["severity"] not in SEVERITIES:
-        raise ValueError(f"no finding: {value!r}")
-    return Finding(*(value[name] for name in names))
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

@@ -157,63 +157,53 @@ def _is(card: Card, word: str) -> bool:
 # --- what is wrong with them ----------------------------------------------------------------------
 
 
-def cuda_is_there(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
-    """GPU005, where nccl was asked for: without CUDA there is none."""
-    if settings.backend != "nccl":
-        return
-    if torch is not None and not torch.cuda:
-        yield Finding(
-            "GPU005",
-            settings.me,
-            f"torch {torch.version} of {settings.me} is built without CUDA, and nccl needs it",
-            "install a torch with CUDA there, or set backend: gloo and leave gpus_per_node out of the spec",
-        )
-    elif seen.missing:
-        yield Finding(
-            "GPU005",
-            settings.me,
-            f"{settings.me} has no NVIDIA driver (nvidia-smi is not on PATH either), and nccl needs one",
-            "install the driver there, or set backend: gloo and leave gpus_per_node out of the spec",
-        )
-
-
-def driver_answers(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
-    """GPU006."""
+def judge(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+    """GPU001 to GPU006."""
+    me = settings.me
     if seen.silent or seen.failed:
         what = f"failed: {seen.failed}" if seen.failed else f"gave no answer in {LIMIT_S:g} s"
         yield Finding(
             "GPU006",
-            settings.me,
-            f"nvidia-smi on {settings.me} {what}",
+            me,
+            f"nvidia-smi on {me} {what}",
             "run nvidia-smi there by hand: if it is only slow, switch persistence mode on "
             "(nvidia-smi -pm 1); if it hangs or fails, load the driver anew or reboot",
         )
+    yield from _judge_count(settings, seen, torch)
+    yield from _judge_driver(settings, seen, torch)
+    yield from _judge_users(settings, seen)
 
 
-def gpus_are_enough(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
-    """GPU001."""
-    if seen.silent or seen.failed or seen.unknown or (settings.backend == "nccl" and seen.missing):
+def _judge_count(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+    """GPU001, and GPU005 where nccl was asked for: without CUDA there is none."""
+    me, nccl = settings.me, settings.backend == "nccl"
+    gloo = ", or set backend: gloo and leave gpus_per_node out of the spec"
+    count = f"{settings.procs} process{'es' * (settings.procs != 1)}"
+    if torch is not None and not torch.cuda:
+        blind = f"torch {torch.version} of {me} is built without CUDA"
+        install = "install a torch with CUDA there"
+        if nccl:
+            yield Finding("GPU005", me, f"{blind}, and nccl needs it", install + gloo)
+        else:
+            cause = f"{blind} and sees no GPU, and {count} want one each"
+            yield Finding("GPU001", me, cause, f"{install}, or ask for no GPUs in the spec")
         return
-    if settings.backend == "nccl" and torch is not None and not torch.cuda:
+    if nccl and seen.missing:
+        cause = f"{me} has no NVIDIA driver (nvidia-smi is not on PATH either), and nccl needs one"
+        yield Finding("GPU005", me, cause, "install the driver there" + gloo)
         return
     shown = visible(seen.cards, os.environ)
-    blind = torch is not None and not torch.cuda
-    if len(shown) >= settings.procs and not blind:
+    if seen.silent or seen.failed or seen.unknown or len(shown) >= settings.procs:
         return
-    have = f"{settings.me} has {len(seen.cards) or 'no'} GPU{'s' * (len(seen.cards) != 1)}"
-    if blind and torch is not None:
-        have = f"torch {torch.version} of {settings.me} is built without CUDA and sees no GPU"
-    elif len(shown) != len(seen.cards):
+    have = f"{me} has {len(seen.cards) or 'no'} GPU{'s' * (len(seen.cards) != 1)}"
+    if len(shown) != len(seen.cards):
         listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         have += f", of which CUDA_VISIBLE_DEVICES={listed!r} shows {len(shown) or 'none'}"
-    count = f"{settings.procs} process{'es' * (settings.procs != 1)}"
     remedy = "start fewer processes on this host, or let each of them see a GPU"
-    if blind:
-        remedy = "install a torch with CUDA there, or ask for no GPUs in the spec"
-    yield Finding("GPU001", settings.me, f"{have}, and {count} want one each", remedy)
+    yield Finding("GPU001", me, f"{have}, and {count} want one each", remedy)
 
 
-def gpus_are_free(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+def _judge_users(settings: Settings, seen: Gpus) -> Iterator[Finding]:
     """GPU002, and GPU003 for an earlier run of this job."""
     cards = {c.uuid: c for c in visible(seen.cards, os.environ)[: settings.procs]}
     for user in seen.users:
@@ -239,7 +229,7 @@ def _process(user: User) -> ports.Holder | None:
     return found if found is not None and program and program in found.command else None
 
 
-def driver_is_new_enough(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
+def _judge_driver(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
     """GPU004."""
     if torch is None or not torch.cuda or not seen.driver or _has_own_driver_library():
         return

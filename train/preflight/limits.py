@@ -62,9 +62,30 @@ def _has_entries(directory: str) -> bool:
         return False
 
 
-def files_are_enough(settings: Settings, seen: Limits) -> Iterator[Finding]:
+def judge(settings: Settings, seen: Limits) -> Iterator[Finding]:
+    """LIM001, LIM002 and LIM003."""
+    yield from _judge_files(settings, *seen.files)
+    if settings.backend == "nccl" and seen.infiniband and seen.locked is not None:
+        yield Finding(
+            "LIM002",
+            settings.me,
+            f"a process on {settings.me} may lock only {seen.locked // 1024} KiB of memory, and nccl "
+            "over InfiniBand locks its buffers",
+            "set `memlock` to unlimited there (/etc/security/limits.conf, LimitMEMLOCK=infinity of the "
+            "service that starts the job, or --ulimit memlock=-1 of the container)",
+        )
+    if seen.shared is not None and seen.shared <= _SHARED:
+        has = f"has {seen.shared // _MIB} MiB" if seen.shared else "is missing"
+        yield Finding(
+            "LIM003",
+            settings.me,
+            f"/dev/shm of {settings.me} {has}; data workers and nccl pass their data through it",
+            "give the container more (--shm-size=1g, or --ipc=host), or mount a larger tmpfs there",
+        )
+
+
+def _judge_files(settings: Settings, soft: int | None, hard: int | None) -> Iterator[Finding]:
     """LIM001. The soft limit counts: torch does not raise it."""
-    soft, hard = seen.files
     need = _FILES + _FILES_EACH * settings.world_size
     if soft is None or soft >= need:
         return
@@ -81,30 +102,4 @@ def files_are_enough(settings: Settings, seen: Limits) -> Iterator[Finding]:
         f"needs about {need}",
         remedy,
         ERROR if soft < _BARELY + _FILES_EACH * settings.world_size else WARNING,
-    )
-
-
-def memory_may_be_locked(settings: Settings, seen: Limits) -> Iterator[Finding]:
-    """LIM002: RDMA pins its buffers."""
-    if settings.backend == "nccl" and seen.infiniband and seen.locked is not None:
-        yield Finding(
-            "LIM002",
-            settings.me,
-            f"a process on {settings.me} may lock only {seen.locked // 1024} KiB of memory, and nccl "
-            "over InfiniBand locks its buffers",
-            "set `memlock` to unlimited there (/etc/security/limits.conf, LimitMEMLOCK=infinity of the "
-            "service that starts the job, or --ulimit memlock=-1 of the container)",
-        )
-
-
-def shared_memory_is_enough(settings: Settings, seen: Limits) -> Iterator[Finding]:
-    """LIM003."""
-    if seen.shared is None or seen.shared > _SHARED:
-        return
-    has = f"has {seen.shared // _MIB} MiB" if seen.shared else "is missing"
-    yield Finding(
-        "LIM003",
-        settings.me,
-        f"/dev/shm of {settings.me} {has}; data workers and nccl pass their data through it",
-        "give the container more (--shm-size=1g, or --ipc=host), or mount a larger tmpfs there",
     )

@@ -1,4 +1,4 @@
-"""What the probes between the hosts tell: who cannot be reached, and which ways are slow.
+"""What the probes between the hosts say: who cannot be reached, and which links are slow.
 
 Many bad links mostly are one bad host: as few hosts are named as explain all of them. Pure.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from train.preflight.finding import Finding
-from train.preflight.phrases import listed, located, rated
+from train.preflight.phrases import Host, listed, rated
 from train.preflight.report import Link, Report
 
 # Rates in bytes a second. 100 Mbit/s: what is faster is no fault, however fast the others are.
@@ -21,8 +21,8 @@ _CRAWL = 1e6  # gradients of any size take minutes
 _WINDOW = 16e3  # bytes that are under way when a burst begins
 _TIMES = 4  # how far below the others, or below the way back, is far
 _MOST = 12  # hosts named one by one for one fault
-# Where a host said one of these, its way to the head is not that of the chosen interface.
-_OTHER_WAY = frozenset({"NIC006", "NIC007", "NIC011"})
+# Where a host said one of these, its route to the head is not that of the chosen interface.
+_OTHER_ROUTE = frozenset({"NIC006", "NIC007", "NIC011"})
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,7 @@ def _code(probes: _Probes, link: Link) -> str:
         return "LINK004"
     # That one direction works proves that packets go both ways: only a filter makes such a difference.
     proven = probes.good(peer, host) or _has_met_head(probes, host, peer)
-    if (
-        not proven
-        and _is_apart(probes.hosts[host], probes.hosts[peer])
-        and not _both_refused(probes, link)
-    ):
+    if not proven and _is_apart(probes.hosts[host], probes.hosts[peer]):
         return "NIC008"
     if link.trouble == "unreachable":
         return "LINK004"
@@ -79,24 +75,21 @@ def _code(probes: _Probes, link: Link) -> str:
     return "LINK004" if all(reached) else "PORT005"
 
 
-def _both_refused(probes: _Probes, link: Link) -> bool:
-    back = probes.links.get((link.peer, link.host))
-    return back is not None and link.trouble == back.trouble == "refused"
-
-
 def _has_met_head(probes: _Probes, *pair: str) -> bool:
     """Whether the check-in itself went between these two, from and to the chosen interfaces."""
     head = next(iter(probes.hosts.values()))
     if head.host not in pair:
         return False
     client = probes.hosts[pair[0] if pair[1] == head.host else pair[1]]
-    if any(finding.code in _OTHER_WAY for finding in (*client.findings, *head.findings)):
+    if any(finding.code in _OTHER_ROUTE for finding in (*client.findings, *head.findings)):
         return False
     return bool(head.address) and client.resolved == head.address
 
 
 def _is_apart(one: Report, other: Report) -> bool:
-    """Whether the addresses are of different networks; of what is no address nothing is said."""
+    """Whether the addresses are of different networks. A prefix of 32 says nothing: clouds give it."""
+    if 32 in (one.prefix, other.prefix):
+        return False
     try:
         networks = [
             ipaddress.ip_interface(f"{host.address}/{host.prefix}").network for host in (one, other)
@@ -185,7 +178,7 @@ def _blamed(probes: _Probes, bad: Iterable[Link]) -> Iterator[tuple[str, list[Li
             others.setdefault(link.host, set()).add(link.peer)
             others.setdefault(link.peer, set()).add(link.host)
         reached = Counter(link.peer for link in left)
-        # Of two it is the one that is called in vain, and if both are, the one that is not the head.
+        # Of two it is the one that does not answer, and if neither does, the one that is not the head.
         host = max(others, key=lambda h: (len(others[h]), reached[h], rank[h]))
         told.append((host, [link for link in left if host in (link.host, link.peer)]))
         left = [link for link in left if host not in (link.host, link.peer)]
@@ -202,13 +195,17 @@ def _between(probes: _Probes, host: str, links: Sequence[Link]) -> str:
         few = listed([f"{link.host} to {link.peer}" for link in links])
         return f"between most of the hosts ({few})"
     others = [other for other in probes.hosts if other != host and frozenset((host, other)) in ends]
-    me = located(probes.hosts[host])
-    them = located(probes.hosts[others[0]]) if len(others) == 1 else listed(others)
+    me = _located(probes, host)
+    them = str(_located(probes, others[0])) if len(others) == 1 else listed(others)
     if all(link.peer == host for link in links):
         return f"from {them} to {me}"
     if all(link.host == host for link in links):
         return f"from {me} to {them}"
     return f"between {me} and {them}" + (" each" if len(others) > 1 else "")
+
+
+def _located(probes: _Probes, host: str) -> Host:
+    return Host(host, probes.hosts[host].address)
 
 
 def _filtered(probes: _Probes, links: Sequence[Link], between: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The ways between the hosts: each probes its neighbours, as the processes of the run will.
+"""The links between the hosts: each probes its neighbours, as the processes of the run will.
 
 Owns who probes whom, and the probe: a small round trip, a few large packets, a short burst. It uses
 ports of the system's choice and packets of normal size, because that is what gloo and NCCL use.
@@ -14,16 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from train.preflight.report import PORT, Link, number
+from train.preflight.report import Link, Peer
 from train.preflight.wire import SEGMENT, Conn, Message, WireError, dial, is_own, within
 
 BUDGET_S = 5.0  # more than what two tries take at worst: a machine may be busy
 ALL_PAIRS = 16  # hosts; with more, each probes about log2(n) others
 _CONNECT_S = 1.1  # so that a lost SYN is sent a second time
 _ANSWER_S = 1.0
-_SLICE_S = 1.0
 _STALL_S = 0.6
-_PART_S = 0.2
 _LARGE = 16 * 1024
 _BURST = 256 * 1024
 _MOST = 1024 * 1024  # bytes that a peer may have counted in one go
@@ -35,19 +33,15 @@ _TURN_S = 1.0  # for the burst from the other side, which may never come
 _NEAR_S = 0.5  # for the round trips to the other peers, of which some may not answer
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A host to probe, and where its preflight listens for that."""
+class Turns:
+    """Whose burst this host has taken: both ways at once, each would hold up the other's receipts."""
 
-    host: str
-    address: str
-    port: int
+    def __init__(self) -> None:
+        self._over: dict[str, asyncio.Event] = {}
 
-    @classmethod
-    def from_json(cls, value: Any) -> Peer:
-        """From the wire. Raises KeyError, ValueError or TypeError."""
-        port = int(number(value["port"], 0, PORT))
-        return cls(str(value["host"]), str(value["address"]), port)
+    def of(self, host: str) -> asyncio.Event:
+        """Set when `host` has sent its burst here."""
+        return self._over.setdefault(host, asyncio.Event())
 
 
 class _Prober:
@@ -58,12 +52,12 @@ class _Prober:
     ) -> None:
         self.host, self.source, self.token, self.turns = host, source, token, turns
         self.outlet = asyncio.Lock()
-        self._settings, self._all_answered = set(peers), asyncio.Event()
+        self._silent, self._all_answered = set(peers), asyncio.Event()
 
     async def until_all_answered(self, peer: Peer) -> None:
         """`peer` has; on a slow way out a burst before the last round trip would make it a long one."""
-        self._settings.discard(peer)
-        if not self._settings:
+        self._silent.discard(peer)
+        if not self._silent:
             self._all_answered.set()
         with contextlib.suppress(asyncio.TimeoutError):
             await within(self._all_answered.wait(), _NEAR_S)
@@ -76,17 +70,6 @@ class _Seen:
     trouble: str = "timeout"
     rtt_s: float = 0.0
     rate: float = 0.0
-
-
-class Turns:
-    """Whose burst this host has taken: both ways at once, each would hold up the other's receipts."""
-
-    def __init__(self) -> None:
-        self._over: dict[str, asyncio.Event] = {}
-
-    def of(self, host: str) -> asyncio.Event:
-        """Set when `host` has sent its burst here."""
-        return self._over.setdefault(host, asyncio.Event())
 
 
 def neighbours(count: int) -> list[list[int]]:
@@ -106,12 +89,9 @@ async def probe(
     seen = {peer: _Seen() for peer in peers}
     tasks = [asyncio.create_task(_try(peer, me, seen[peer])) for peer in seen]
     if tasks:
-        late, left = set(tasks), BUDGET_S
-        while late and left > 0:
-            began = time.monotonic()
-            _, late = await asyncio.wait(late, timeout=min(_SLICE_S, left))
-            left -= min(_SLICE_S, time.monotonic() - began)  # standing still does not count
-        for task in late:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(asyncio.wait(tasks), BUDGET_S)
+        for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return [Link(host, p.host, s.trouble, s.rtt_s, s.rate) for p, s in seen.items()]
@@ -211,29 +191,23 @@ def _waited() -> float:
 
 
 async def _burst(conn: Conn, size: int) -> tuple[int, float]:
-    """Send so many bytes; how many the other counted until they were all there, or none came more, and
+    """Send so many bytes; how many the other counted until they were all there, or it took too long, and
     for how long it waited for a processor."""
     conn.send("burst", bytes=size)
     conn.write(bytes(size))
-    arrived, waited, left = 0, 0.0, _STALL_S
-    while arrived < size and left > 0:
-        began, message = time.monotonic(), None
-        try:
-            message = await conn.receive(min(_PART_S, left))
-        except WireError as error:
-            if error.trouble != "silent":
-                raise
-        left -= min(_PART_S, time.monotonic() - began)  # standing still does not count
-        if message is None:
-            continue
-        counted = message.get("bytes")
-        if type(counted) is not int or not 0 <= counted <= size:
+    counted = [(0, 0.0)]
+    with contextlib.suppress(asyncio.TimeoutError):
+        await within(_receive_counts(conn, size, counted), _STALL_S)
+    return counted[-1]
+
+
+async def _receive_counts(conn: Conn, size: int, counted: list[tuple[int, float]]) -> None:
+    while counted[-1][0] < size:
+        message = await conn.receive()
+        arrived, waited = message.get("bytes"), message.get("waited")
+        if type(arrived) is not int or not 0 <= arrived <= size or type(waited) is not float:
             raise WireError("foreign")
-        try:
-            arrived, waited = counted, number(message.get("waited"), 0.0, _LONGEST_S)
-        except ValueError:
-            raise WireError("foreign") from None
-    return arrived, waited
+        counted.append((arrived, min(max(0.0, waited), _LONGEST_S)))
 
 
 async def serve(

@@ -12,15 +12,11 @@ from pathlib import Path
 LOOPBACK, BRIDGE, WIFI, VPN, WIRED = "loopback", "bridge", "Wi-Fi", "VPN", "wired"
 
 _SYS = Path("/sys/class/net")
-# Entries that the kernel makes for one kind of device only, and what `uevent` says of others.
+# Entries that the kernel makes for one kind of device only.
 _MARKS = {"bridge": BRIDGE, "wireless": WIFI, "phy80211": WIFI, "tun_flags": VPN}
-_DEVTYPES = {"bridge": BRIDGE, "wlan": WIFI, "wireguard": VPN, "ppp": VPN}
 # ARPHRD_… of if_arp.h: the hardware that an interface says it is.
 _TYPES = {
     "772": LOOPBACK,
-    "801": WIFI,
-    "802": WIFI,
-    "803": WIFI,
     "512": VPN,  # PPP
     "65534": VPN,  # none at all: tun, WireGuard
     "768": VPN,  # the tunnels: IPIP, IPv6 in IPv6, SIT, GRE
@@ -46,20 +42,13 @@ def _by_marks(entry: Path) -> str:
     for mark, found in _MARKS.items():
         if (entry / mark).exists():
             return found
-    devtype = re.search(r"^DEVTYPE=(.*)$", _text(entry / "uevent"), re.MULTILINE)
-    if devtype and devtype[1] in _DEVTYPES:
-        return _DEVTYPES[devtype[1]]
-    found = _TYPES.get(_text(entry / "type").strip(), "")
+    try:
+        found = _TYPES.get((entry / "type").read_text("utf-8", "replace").strip(), "")
+    except OSError:
+        found = ""
     # With hardware behind it, and none of these marks, it is a card with a cable.
     return found or (WIRED if (entry / "device").exists() else "")
 
 
 def _by_name(nic: str) -> str:
     return next((found for found, names in _NAMES if re.fullmatch(names, nic)), WIRED)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace")
-    except OSError:
-        return ""

@@ -1,25 +1,30 @@
-"""How a list of hosts, a rate or an address is said in a sentence. Pure."""
+"""How a host, a list of them or a rate is said in a sentence. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from train.preflight.report import Report
+from typing import NamedTuple
 
 _MOST = 6  # names in a sentence
 
 
-def listed(names: Sequence[str]) -> str:
+class Host(NamedTuple):
+    """A host with the address by which it is known, "" for none: `b (192.168.7.2)`."""
+
+    name: str
+    address: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address})" if self.address not in ("", self.name) else self.name
+
+
+def listed(names: Sequence[object]) -> str:
     """`a`, `a and b`, `a, b and c`; of very many the first ones and how many more."""
-    if len(names) > _MOST:
-        names = [*names[: _MOST - 1], f"{len(names) - _MOST + 1} more"]
-    *front, last = names or ("nobody",)
+    said = [str(name) for name in names]
+    if len(said) > _MOST:
+        said = [*said[: _MOST - 1], f"{len(said) - _MOST + 1} more"]
+    *front, last = said or ["nobody"]
     return f"{', '.join(front)} and {last}" if front else last
-
-
-def located(host: Report) -> str:
-    """A host with the address by which it takes part: `b (192.168.7.2)`."""
-    return f"{host.host} ({host.address})" if host.address else host.host
 
 
 def rated(rate: float) -> str:

@@ -68,30 +68,26 @@ def process(pid: int, proc: Path = _PROC) -> Holder | None:
     return Holder(pid, command, environment.get("DDPGEN_JOB", ""), ours)
 
 
-def listen_finding(settings: Settings, error: OSError, proc: Path | None = _PROC) -> Finding:
-    """Why the head could not listen on its port: PORT001, PORT002 or PORT007; with `proc` None without
-    a look at who has it."""
+def listen_finding(
+    settings: Settings, error: OSError | OverflowError, found: Holder | None
+) -> Finding:
+    """Why the head could not listen on its port, and who has it: PORT001, PORT002 or PORT007."""
     port, here = settings.port, settings.me
     another = "set another rendezvous.port in the spec"
-    if error.errno != errno.EADDRINUSE:
-        why = error.strerror or str(error)
+    if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
         below = " (below 1024 that takes special rights)" if port < 1024 else ""
-        return Finding(
-            "PORT007", here, f"{here} may not listen on port {port}{below}: {why}", another
-        )
-    found = holder(port, proc) if proc else None
+        why = getattr(error, "strerror", "") or error
+        cause = f"{here} may not listen on port {port}{below}: {why}"
+        return Finding("PORT007", here, cause, another)
     if found is None:
         cause = f"port {port} of {here} is taken by a program that this user cannot see"
-        tool = (
-            f"ss -ltnp 'sport = :{port}'" if (proc or _PROC).exists() else f"lsof -nP -iTCP:{port}"
-        )
+        tool = f"ss -ltnp 'sport = :{port}'" if _PROC.exists() else f"lsof -nP -iTCP:{port}"
         show = f"`sudo {tool}` there shows which"
         return Finding("PORT001", here, cause, f"end it ({show}), or {another}")
     if found.is_earlier_run_of(settings.job):
         cause = f"port {port} of {here} is still held by an earlier run: {found}"
-        return Finding(
-            "PORT002", here, cause, f"end it with `kill {found.pid}` there, or {another}"
-        )
+        remedy = f"end it with `kill {found.pid}` there, or {another}"
+        return Finding("PORT002", here, cause, remedy)
     by = f"job {found.job} of ddpgen, {found}" if found.job else str(found)
     cause = f"port {port} of {here} is taken by {by}"
     return Finding("PORT001", here, cause, f"end it (`kill {found.pid}` there), or {another}")

@@ -1,33 +1,98 @@
-"""What a host says of itself, and of its links, to the head. Plain values that survive JSON."""
+"""What the hosts of a launch tell each other. Plain values that survive JSON and distrust it."""
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
 
-from train.preflight.finding import Finding, from_json
+from train.preflight.finding import CODES, SEVERITIES, Finding
+from train.preflight.settings import Settings
 
-COUNT, PORT = 2**31 - 1, 65535  # the largest there are
-_TEXT = 255  # characters
-_MOST = 1e15  # seconds, or bytes a second
+VERSION = 3  # of the exchange
+_TYPES = {"str": (str,), "int": (int,), "float": (int, float)}
+_LONGEST = 4096  # characters
+_MOST = 1e15  # seconds, bytes a second, or whatever is counted
+_FINDINGS = 32 * 1024  # bytes for each client: a thousand of them are told at once
+_ALL = 128 * 1024
+
+T = TypeVar("T")
 
 
-def number(value: Any, least: float, most: float) -> float:
-    """A number from the wire, where it makes sense. Raises ValueError, also for infinity and NaN."""
-    if type(value) not in (int, float) or not least <= value <= most:
-        raise ValueError("no such number")
-    return float(value)
+def parsed(kind: type[T], value: Any, **made: Any) -> T:
+    """A dataclass of texts and numbers from the wire; `made`: its other fields. Raises ValueError."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"no {kind.__name__}")
+    for each in fields(kind):  # type: ignore[arg-type]
+        if each.name in made:
+            continue
+        given = made[each.name] = value.get(each.name, each.default)
+        is_text = isinstance(given, str)
+        fits = (
+            len(given) <= _LONGEST
+            if is_text
+            else type(given) in (int, float) and abs(given) <= _MOST
+        )
+        if not fits or type(given) not in _TYPES[str(each.type)]:
+            raise ValueError(f"no {kind.__name__}: {each.name}")
+    return kind(**made)
+
+
+def _finding(value: Any) -> Finding:
+    found = parsed(Finding, value)
+    if found.code not in CODES or found.severity not in SEVERITIES:
+        raise ValueError(f"no finding: {found}")
+    return found
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a host says of its part in the launch, before it knows more. `instance` tells this process
+    from one that was started in its place, and the head's names the launch; `port`: where it listens
+    for probes. `way`: "", or what its own attempts at the head met ("timeout"), when the head had to
+    call; `to`: the address they went to. `clock`: seconds since the epoch, when it was sent."""
+
+    job: str
+    host: str
+    rank: int
+    nodes: int
+    world_size: int
+    head: str
+    instance: str
+    role: str
+    port: int = 0
+    way: str = ""
+    to: str = ""
+    clock: float = 0.0
+    preflight: int = VERSION
+
+    @classmethod
+    def of(cls, settings: Settings) -> Hello:
+        """This host's."""
+        role = "head" if settings.is_head else "client"
+        counts = (settings.node_rank, settings.nodes, settings.world_size)
+        return cls(settings.job, settings.me, *counts, settings.head, secrets.token_hex(8), role)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A host to probe, and where its preflight listens for that."""
+
+    host: str
+    address: str
+    port: int
 
 
 @dataclass(frozen=True)
 class Report:
     """One host, after it has looked at itself.
 
-    `facts` holds what compare.py looks at, by name; a fact that could not be had is absent:
-    hostname, machine (boot id and network namespace), torch ("2.13.0+cpu"), python ("3.11.7"), cuda,
-    nccl, driver, code (digest of train/ and code/), spec (digest of the job), isa ("avx512", "avx2",
-    "default", or the architecture), filesystem (a token: equal on hosts that see one directory).
+    `facts` holds what compare.py looks at, by name; a fact that could not be had is absent: machine
+    (boot id and network namespace), torch ("2.13.0+cpu"), python ("3.11.7"), cuda, nccl, code (digest
+    of train/ and code/), spec (digest of the job), isa ("avx512", "avx2", "default", or the
+    architecture), filesystem (a token: equal on hosts that see one directory).
     """
 
     host: str
@@ -43,28 +108,20 @@ class Report:
     facts: Mapping[str, str] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """The report for preflight.json and for the wire."""
-        return {**asdict(self), "findings": [finding.as_json() for finding in self.findings]}
+    @classmethod
+    def of(cls, settings: Settings, findings: Sequence[Finding], **known: Any) -> Report:
+        """This host's."""
+        counts = (settings.node_rank, settings.nodes, settings.world_size, settings.procs)
+        return cls(settings.me, *counts, settings.head, findings=tuple(findings), **known)
 
     @classmethod
     def from_json(cls, value: Any) -> Report:
-        """What as_json() made. Raises ValueError or TypeError for anything else."""
-        if not isinstance(value, dict):
-            raise ValueError("no report")
-        findings = tuple(from_json(each) for each in value.get("findings", ()))
-        made = cls(**{**value, "findings": findings})
-        texts: tuple[object, ...] = (made.host, made.head, made.nic, made.address, made.resolved)
-        numbers = (made.node_rank, made.nodes, made.world_size, made.procs, made.prefix)
-        if not all(isinstance(text, str) and len(text) <= _TEXT for text in texts):
-            raise ValueError("no report")
-        if not all(type(count) is int and abs(count) <= COUNT for count in numbers):
-            raise ValueError("no report")
-        if not isinstance(made.facts, dict) or not all(
-            isinstance(word, str) for pair in made.facts.items() for word in pair
-        ):
-            raise ValueError("no report")
-        return made
+        """From the wire. Raises ValueError or TypeError for anything else."""
+        facts = value.get("facts", {}) if isinstance(value, dict) else {}
+        if not isinstance(facts, dict) or not all(isinstance(fact, str) for fact in facts.values()):
+            raise ValueError("no Report: facts")
+        findings = tuple(_finding(each) for each in value.get("findings", ())) if value else ()
+        return parsed(cls, value, facts=facts, findings=findings)
 
 
 @dataclass(frozen=True)
@@ -83,16 +140,55 @@ class Link:
     rtt_s: float = 0.0
     rate: float = 0.0
 
+
+@dataclass(frozen=True)
+class Verdict:
+    """`go`: whether the launch goes on."""
+
+    go: bool
+    findings: Sequence[Finding]
+    reports: Sequence[Report] = ()
+    links: Sequence[Link] = ()
+
     def as_json(self) -> dict[str, Any]:
-        """The link for preflight.json and for the wire."""
-        return asdict(self)
+        """For the wire: the worst findings, and the reports and links if they are not too many."""
+        told: list[dict[str, str]] = []
+        size = 0
+        for finding in self.findings:
+            size += len(json.dumps(vars(finding)))
+            if size > _FINDINGS:
+                break
+            told.append(vars(finding))
+        full: dict[str, Any] = {"reports": [], "links": []}
+        if len(self.reports) <= 64 and len(self.links) <= 1024:
+            every = {
+                "reports": [asdict(report) for report in self.reports],
+                "links": [vars(link) for link in self.links],
+            }
+            full = every if len(json.dumps(every)) <= _ALL else full
+        return {"go": self.go, "findings": told, **full}
 
     @classmethod
-    def from_json(cls, value: Any) -> Link:
-        """What as_json() made. Raises ValueError or TypeError for anything else."""
-        made = cls(**value)
-        texts: tuple[object, ...] = (made.host, made.peer, made.trouble)
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("no link")
-        rtt_s, rate = number(made.rtt_s, 0, _MOST), number(made.rate, 0, _MOST)
-        return cls(made.host, made.peer, made.trouble, rtt_s, rate)
+    def from_json(cls, message: Mapping[str, Any]) -> Verdict:
+        """From the wire. Raises ValueError or TypeError."""
+        return cls(
+            message.get("go") is True,
+            [_finding(each) for each in message.get("findings", ())],
+            [Report.from_json(each) for each in message.get("reports", ())],
+            [parsed(Link, each) for each in message.get("links", ())],
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`findings`: of all hosts, ordered. `seconds`: from the start to the verdict. `launch`: the name
+    of this launch, "" where none was had. `joined`: this host found a run under way at the head, and
+    goes on to join it. On the head, and everywhere in a job of few hosts, `reports` and `links` are
+    those of all hosts, else this host's own."""
+
+    findings: Sequence[Finding]
+    reports: Sequence[Report]
+    links: Sequence[Link]
+    seconds: float
+    launch: str
+    joined: bool = False

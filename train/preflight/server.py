@@ -1,4 +1,4 @@
-"""Where clients check in: the head's conversations with them.
+"""Where clients check in: the head's conversations with them, and its calls to those who have not come.
 
 Owns who is let in, who is turned away and why, and who is at fault when a client leaves or falls
 silent. When the gathering is over and what the verdict is, head.py decides. The messages are listed
@@ -8,65 +8,86 @@ in checkin.py.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from train.nic import is_loopback
 from train.preflight import links, messages
-from train.preflight.common import (
-    SILENT_S,
-    VERSION,
-    Hello,
-    Waiting,
-    beat_s,
-    is_bad,
-    new_instance,
-    printable,
-    slack_s,
-)
+from train.preflight.common import REPLY_S, SILENT_S, Waiting, is_bad, printable, slack_s
 from train.preflight.finding import WARNING, Finding
-from train.preflight.membership import Member, Membership
-from train.preflight.report import Link, Report, number
+from train.preflight.phrases import Host
+from train.preflight.report import VERSION, Hello, Link, Report, Verdict, parsed
 from train.preflight.settings import Settings
-from train.preflight.verdict import Verdict
-from train.preflight.wire import Conn, Message, WireError, encode, is_own
+from train.preflight.wire import Conn, Message, WireError, dial, encode, is_own, resolve
 
 GATHER, PROBE, TELL, OVER = range(4)
+BEAT_S = 1.0
 _HELLO_S = 4.0
-_CLOCK = 1e12  # seconds, more than any clock shows
-_TOLD = 32  # hosts that take no part
-_RETURN_S = 2.0  # for a client whose connection broke
+_FIRST_CALL_S = 1.0  # hosts that are started together have come by then
+_CALL_EVERY_S = 1.0
+_CALLS = 64  # at once
+_CONNECT_S = 1.5
+# Whoever is called looks at itself first, and then tries its own way to the head once more.
+_CALLED_S = 10.0
+# What an attempt at the head's port met, where a firewall may be to blame.
+_FILTERED = {"timeout": "timeout", "refused": "refused", "unreachable": "refused"}
+
+
+@dataclass
+class Member:
+    """A client that takes part. `ahead_s`: how far its clock is ahead of the head's at least; `cut`:
+    what its own attempts at the head met, where the head had to call it; `heard`: monotonic seconds."""
+
+    hello: Hello
+    host: Host
+    conn: Conn
+    report: Report
+    ahead_s: float
+    cut: str = ""
+    doing: str = "it checked in"
+    links: Sequence[Link] | None = None
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def reached(self) -> str:
+        """By which address the others reach it."""
+        return self.report.address or self.conn.address
 
 
 class Server:
-    """What the head knows of a launch, and how it hears of it. `phase`: GATHER, PROBE, TELL, OVER;
-    `listens`: at the port that the others try; `met`: what calling a missing host met, by rank;
-    `unheard`: whose acknowledgement is awaited; `turned`: who is told the verdict but takes no part;
-    `open`: all conversations; `lost`: hosts that left or fell silent; `changed`: set when there is something to decide."""
+    """What the head knows of a launch, and how it hears of it. `report`: the head's own; `phase`:
+    GATHER, PROBE, TELL, OVER; `listens`: at the port that the others try; `members`: by node rank;
+    `met`: what calling a missing host met, by rank; `clients`: who hears the verdict, of `members` or
+    turned away; `unheard`: whose acknowledgement of it is awaited; `lost`: hosts that left or fell
+    silent; `changed`: set when there is something to decide."""
 
-    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
-        self.settings, self.say = settings, say
+    def __init__(self, settings: Settings, report: Report, say: Callable[[str], None]) -> None:
+        self.settings, self.report, self.say = settings, report, say
         self.elastic = settings.least < settings.nodes
-        self.token = secrets.token_hex(8)
-        self.hello = Hello.of(settings, new_instance(), 0)
-        self.membership = Membership(settings)
+        self.hello = Hello.of(settings)
         self.turns = links.Turns()
         self.phase = GATHER
         self.listens = True
-        self.resolved = ""
+        self.members: dict[int, Member] = {}
         self.met: dict[int, str] = {}
+        self.clients: set[Conn] = set()
         self.unheard: set[Conn] = set()
-        self.turned: set[Conn] = set()
-        self.open: set[Conn] = set()
         self.lost: set[str] = set()
+        self.last_arrival = time.monotonic()
         self.changed = asyncio.Event()
         self.failed_at: float | None = None
         self._faults: list[Finding] = []
-        self._cut: dict[str, list[str]] = {}
-        self._told: set[tuple[str, str]] = set()
         self._waiting = Waiting(say)
+
+    def missing(self) -> Iterator[int]:
+        """The node ranks that have not come."""
+        here = self.members.keys() | {self.settings.node_rank}
+        return (rank for rank in range(self.settings.nodes) if rank not in here)
+
+    def in_order(self) -> list[Member]:
+        """The members by node rank."""
+        return [self.members[rank] for rank in sorted(self.members)]
 
     def fail(self, *faults: Finding) -> None:
         """The launch will not go on."""
@@ -76,251 +97,258 @@ class Server:
 
     def faults(self) -> list[Finding]:
         """What went wrong while the hosts met; of one firewall all its victims in one finding."""
-        cut = [
-            messages.filtered(self.settings, sorted(hosts), way) for way, hosts in self._cut.items()
-        ]
-        ahead_s = {member.name: member.ahead_s for member in self.membership.in_order()}
-        return [*self._faults, *cut, *messages.clocks(self.settings.me, ahead_s)]
+        cut: dict[str, list[Host]] = {}
+        for member in self.in_order():
+            if member.cut:
+                cut.setdefault(member.cut, []).append(member.host)
+        filtered = [messages.filtered(self.settings, hosts, way) for way, hosts in cut.items()]
+        ahead_s = {member.host: member.ahead_s for member in self.in_order()}
+        return [*self._faults, *filtered, *messages.clocks(self.settings.me, ahead_s)]
 
     # --- conversations ----------------------------------------------------------------------------
 
     async def answer(self, conn: Conn) -> None:
         """Somebody has connected. Raises WireError when they are gone, or no preflight."""
-        conn.send("identity", **self.hello.as_json())
+        began = time.time()
+        conn.send("identity", **vars(self.hello))
         first = await conn.receive(_HELLO_S + slack_s(self.settings.nodes))
         if first["kind"] == "probe":
-            await links.serve(conn, self.token, first, self.turns)
+            await links.serve(conn, self.hello.instance, first, self.turns)
         elif first["kind"] == "hello":
-            await self.converse(conn, first)
+            await self._converse(conn, first, began)
 
-    async def converse(self, conn: Conn, first: Message) -> None:
-        """Hear a client out, from its hello on. Raises WireError when it is gone."""
+    async def _converse(self, conn: Conn, first: Message, began: float) -> None:
+        """Hear a client out, from its hello on, which it sent after `began` (seconds of this clock).
+        Raises WireError when it is gone."""
+        member = None
         try:
-            hello = Hello.from_json(first)
-        except ValueError:
-            raise WireError("foreign") from None
-        self.open.add(conn)
-        try:
-            self._admit(conn, hello)
+            member = self._admit(conn, first, began)
             while True:
-                message = await conn.receive()
-                if message.get("token") == self.token:
-                    self._take(conn, message)
+                self._take(conn, member, await conn.receive())
         except (KeyError, ValueError, TypeError):
             raise WireError("foreign") from None
         finally:
-            self._left(conn)
+            self.clients.discard(conn)
+            self.unheard.discard(conn)
+            self.changed.set()
+            if member is not None:
+                self._lose(member, messages.left(self.settings, member.host, member.doing))
 
-    def _admit(self, conn: Conn, hello: Hello) -> None:
-        name = self.membership.name(conn, hello)
-        here = messages.at(self.settings.me, self.settings.own_address)
+    def _admit(self, conn: Conn, first: Message, began: float) -> Member | None:
+        """The client as one who takes part; None where it does not. Raises ValueError or TypeError for
+        nonsense, WireError for one who comes too late."""
+        hello = parsed(Hello, first)
+        host = Host(hello.host, self.settings.addresses.get(hello.host) or conn.address)
         if hello.job != self.settings.job:
-            port = self.settings.port
-            finding = messages.other_job(name, hello.job, here, self.settings.job, port)
-            self._refuse(conn, finding)
-            self._say_once(hello.host, hello.job, finding)
-        elif self.phase not in (GATHER, PROBE):
-            conn.send("late")
-        elif fault := self._wrong(conn, hello, name, here):
-            self._turn_away(conn, fault)
-        elif self.phase == PROBE:
-            conn.send("late")
-        else:
-            self._greet(conn, hello)
-
-    def _say_once(self, host: str, job: str, finding: Finding) -> None:
-        """About a host that takes no part; anybody may pretend to be any number of them."""
-        if (host, job) not in self._told and len(self._told) < _TOLD:
-            self._told.add((host, job))
-            self.say(f"preflight: {printable(finding.cause)}")
-
-    def _wrong(self, conn: Conn, hello: Hello, name: str, here: str) -> Finding | None:
-        """What keeps a client of this job from taking part."""
-        settings = self.settings
-        if hello.preflight != VERSION:
-            return messages.another_bundle(settings, name)
-        if (hello.nodes, hello.world_size) != (settings.nodes, settings.world_size):
-            ours = f"{settings.nodes} hosts and {settings.world_size} processes"
-            theirs = f"{hello.nodes} hosts and {hello.world_size} processes"
-            return messages.disagree(settings, name, theirs, here, ours)
-        if not 0 <= hello.rank < settings.nodes:
-            return messages.bad_rank(settings, name, hello.rank)
-        if hello.rank == settings.node_rank:
-            return self._same_rank(self.hello, settings.own_address, hello, conn.address)
-        old = self.membership.members.get(hello.rank)
-        if old is not None and old.conn is not None and old.hello.instance != hello.instance:
-            return self._same_rank(old.hello, old.address, hello, conn.address)
-        return self._misled(conn, hello, name, here)
-
-    def _same_rank(self, one: Hello, address: str, other: Hello, its_address: str) -> Finding:
-        """Two names tell them apart; of one name only where each came from does."""
-        if one.host != other.host:
-            address = self.settings.addresses.get(one.host) or address
-            its_address = self.settings.addresses.get(other.host) or its_address
-        first, second = messages.at(one.host, address), messages.at(other.host, its_address)
-        return messages.same_rank(self.settings, other.rank, first, second)
-
-    def _misled(self, conn: Conn, hello: Hello, name: str, here: str) -> Finding | None:
-        """What kept a client from finding the head, which had to call it."""
-        if not hello.way:
+            self._meet_stranger(conn, hello, host)
             return None
-        if hello.head != self.settings.head:
-            return messages.disagree(
-                self.settings, name, f"the head {hello.head}", here, self.settings.head
-            )
-        by_name = hello.to and hello.to != hello.head and not self._leads_to_itself(hello, conn)
-        if by_name and hello.to != self.resolved and not is_own(hello.to):
-            there = self.membership.at_address(hello.to)
-            return messages.no_such_head(self.settings, hello.host, hello.head, hello.to, there)
-        return None
-
-    def _leads_to_itself(self, hello: Hello, conn: Conn) -> bool:
-        if (
-            not hello.to or hello.to == self.settings.head
-        ):  # an address leads everybody to one place
-            return False
-        return is_loopback(hello.to) or hello.to == conn.address
-
-    def _greet(self, conn: Conn, hello: Hello) -> None:
-        member = self.membership.enter(conn, hello)
-        conn.send("greet", token=self.token, every=beat_s(self.settings.nodes))
-        met = hello.way in ("timeout", "refused", "unreachable")
+        if self.phase in (TELL, OVER):
+            raise WireError("late")
+        if fault := self._wrong(conn, hello, host):
+            self._turn_away(conn, fault)
+            return None
+        if self.phase == PROBE:
+            raise WireError("late")
+        report = Report.from_json(first.get("report"))
+        member = Member(hello, host, conn, report, _ahead_s(hello.clock, began))
+        faults = report.findings if is_bad(self.settings, report) else ()
         # A host that the name leads to itself has been nowhere else; its own checks say so.
-        if met and self.listens and not self._leads_to_itself(hello, conn):
-            self._cut_off(member)
+        if self.listens and not self._leads_to_itself(member.hello, conn):
+            member.cut = _FILTERED.get(hello.way, "")
+        if self.elastic and (faults or member.cut):
+            cut = [messages.filtered(self.settings, [host], member.cut)] if member.cut else []
+            self._turn_away(conn, *faults, *cut)
+            return None
+        self.members[hello.rank] = member
+        self.clients.add(conn)
+        self.last_arrival = time.monotonic()
         self.changed.set()
+        if faults or member.cut:
+            self.fail(*faults)
+        conn.send("wait", text="")
+        return member
 
-    def _cut_off(self, member: Member) -> None:
-        way = "timeout" if member.hello.way == "timeout" else "refused"
-        if self.elastic:
-            assert member.conn is not None
-            self._turn_away(member.conn, messages.filtered(self.settings, [member.name], way))
-            return
-        self._cut.setdefault(way, [])
-        if member.name not in self._cut[way]:
-            self._cut[way].append(member.name)
-        self.fail()
-
-    def _take(self, conn: Conn, message: Message) -> None:
-        """Note what a client says. Raises KeyError, ValueError or TypeError for nonsense."""
-        member = self.membership.at(conn)
+    def _take(self, conn: Conn, member: Member | None, message: Message) -> None:
+        """Note what a client says. Raises ValueError or TypeError for nonsense."""
+        if message["kind"] == "ack":
+            self.unheard.discard(conn)
+            self.changed.set()
         if member is None:
             return
         member.heard = time.monotonic()
-        kind = message["kind"]
-        if kind == "here":
-            member.note_clock(number(message["clock"], -_CLOCK, _CLOCK))
-        elif kind == "still":
-            member.doing = str(message.get("doing", ""))[:100]
-        elif kind == "report":
-            self._reported(member, Report.from_json(message.get("report")))
-        elif kind == "links":
-            self.membership.has_linked(
-                member, [Link.from_json(each) for each in message.get("links", ())]
-            )
+        if message["kind"] == "links":
+            member.links = [parsed(Link, each) for each in message.get("links", ())]
+            member.doing = "it told how it reaches the other hosts"
             self.changed.set()
-        elif kind == "ack":
-            self.unheard.discard(conn)
-            self.changed.set()
-
-    def _reported(self, member: Member, report: Report) -> None:
-        self.membership.report(member, report)
-        if is_bad(self.settings, report):
-            if self.elastic and member.conn is not None:
-                self._turn_away(member.conn, *report.findings)
-            else:
-                self.fail()
-        self.changed.set()
 
     # --- those who do not take part ---------------------------------------------------------------
 
-    def _refuse(self, conn: Conn, *findings: Finding) -> None:
-        conn.send("verdict", **Verdict(False, findings).as_json())
+    def _meet_stranger(self, conn: Conn, hello: Hello, host: Host) -> None:
+        here, port = messages.here(self.settings), self.settings.port
+        finding = messages.other_job(host, hello.job, here, self.settings.job, port)
+        self._refuse(conn, finding)
+        self.say(f"preflight: {printable(finding.cause)}")
+
+    def _wrong(self, conn: Conn, hello: Hello, host: Host) -> Finding | None:
+        """What keeps a client of this job from taking part."""
+        settings, here = self.settings, messages.here(self.settings)
+        if hello.preflight != VERSION:
+            return messages.another_bundle(settings, host)
+        if (hello.nodes, hello.world_size) != (settings.nodes, settings.world_size):
+            ours = f"{settings.nodes} hosts and {settings.world_size} processes"
+            theirs = f"{hello.nodes} hosts and {hello.world_size} processes"
+            return messages.disagree(settings, host, theirs, here, ours)
+        if not 0 <= hello.rank < settings.nodes:
+            return messages.bad_rank(settings, host, hello.rank)
+        if hello.rank == settings.node_rank:
+            return self._same_rank(here, here.address, hello, conn)
+        if other := self.members.get(hello.rank):
+            return self._same_rank(other.host, other.conn.address, hello, conn)
+        return self._misled(conn, hello, host) if hello.way else None
+
+    def _same_rank(self, one: Host, came_from: str, hello: Hello, conn: Conn) -> Finding:
+        """Two names tell them apart; of one name only where each came from does."""
+        other = Host(hello.host, self.settings.addresses.get(hello.host) or conn.address)
+        if one.name == other.name:
+            one, other = Host(one.name, came_from), Host(other.name, conn.address)
+        return messages.same_rank(self.settings, hello.rank, one, other)
+
+    def _misled(self, conn: Conn, hello: Hello, host: Host) -> Finding | None:
+        """What kept a client from finding the head, which had to call it."""
+        settings = self.settings
+        if hello.head != settings.head:
+            head = f"the head {hello.head}"
+            return messages.disagree(settings, host, head, messages.here(settings), settings.head)
+        by_name = hello.to not in ("", hello.head) and not self._leads_to_itself(hello, conn)
+        if by_name and hello.to != self.report.resolved and not is_own(hello.to):
+            there = self._at_address(hello.to)
+            return messages.no_such_head(settings, hello.host, hello.head, hello.to, there)
+        return None
+
+    def _leads_to_itself(self, hello: Hello, conn: Conn) -> bool:
+        if hello.to in ("", self.settings.head):  # an address leads everybody to one place
+            return False
+        return is_loopback(hello.to) or hello.to == conn.address
+
+    def _at_address(self, address: str) -> str:
+        """Who is there: a host of the spec or one that has checked in; "" for nobody known."""
+        listed = (name for name, at in self.settings.addresses.items() if at == address)
+        came = (m.hello.host for m in self.members.values() if m.reached == address)
+        return next(listed, next(came, ""))
 
     def _turn_away(self, conn: Conn, *faults: Finding) -> None:
         """This client cannot take part; where all are needed, nobody does."""
         if self.elastic:
             self._without(*faults)
             self._refuse(conn, *faults)
-            if member := self.membership.at(conn):
-                self.membership.forget(member)
-            return
-        self.turned.add(conn)
-        self.fail(*faults)
+        else:
+            self.clients.add(conn)
+            self.fail(*faults)
+
+    def _refuse(self, conn: Conn, *findings: Finding) -> None:
+        conn.send("verdict", **Verdict(False, findings).as_json())
 
     def _without(self, *faults: Finding) -> None:
         self._faults += [replace(fault, severity=WARNING) for fault in faults if fault.is_error]
         self.changed.set()
 
-    def _left(self, conn: Conn) -> None:
-        self.open.discard(conn)
-        self.turned.discard(conn)
-        self.unheard.discard(conn)
-        self.changed.set()
-        member = self.membership.at(conn)
-        if member is None:
-            return
-        self.membership.hang_up(member)
-        if self.phase == TELL:
-            self.lose_left(member)  # the others are about to go on: there is no coming back
-        else:
-            asyncio.get_running_loop().call_later(_RETURN_S, self._gone, member)
-
-    def _gone(self, member: Member) -> None:
-        """A client has left, and did not come back. What it reported before may say why."""
-        if member.conn is not None or self.membership.members.get(member.hello.rank) is not member:
-            return
-        if member.report is None or not is_bad(self.settings, member.report):
-            self.lose_left(member)
-
     def _lose(self, member: Member, fault: Finding) -> None:
-        if self.phase == OVER:
+        """It takes no part any more, and may be told so by nobody."""
+        if self.phase == OVER or self.members.get(member.hello.rank) is not member:
             return
+        del self.members[member.hello.rank]
         self.lost.add(member.hello.host)
-        self.membership.pending.discard(member.hello.rank)
-        if member.conn is not None:
-            self.unheard.discard(member.conn)
-        self.membership.hang_up(member)
+        member.conn.abort()
         if self.elastic:
-            self.membership.drop(member)
             self._without(fault)
+        elif is_bad(self.settings, member.report):
+            self.changed.set()  # what it reported says why
         else:
             self.fail(fault)
+
+    def lose_silent(self, member: Member, silent_s: float) -> None:
+        """HOST002."""
+        self._lose(member, messages.hangs(member.host, member.doing, silent_s))
 
     # --- heartbeats -------------------------------------------------------------------------------
 
     async def beat(self) -> None:
         """Keep telling all that the head is there, and find out who no longer is."""
-        every, last = beat_s(self.settings.nodes), time.monotonic()
+        last = time.monotonic()
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(BEAT_S)
             now = time.monotonic()
-            if now - last > every + 0.5:  # this process stood still: that is nobody's silence
-                for member in self.membership.connected():
+            if now - last > BEAT_S + 0.5:  # this process stood still: that is nobody's silence
+                for member in self.members.values():
                     member.heard = now
             last = now
+            for member in self.in_order():
+                if now - member.heard > SILENT_S:
+                    self.lose_silent(member, SILENT_S)
             text = self._waits_for()
             line = encode("wait", text=text)
-            for conn in self.turned:
+            for conn in self.clients:
                 conn.write(line)
-            for member in self.membership.connected():
-                if now - member.heard > SILENT_S * every:
-                    self.lose_silent(member, SILENT_S * every)
-                elif member.conn is not None:
-                    member.conn.write(line)
             self._waiting.tell(text)
-            self.changed.set()
-
-    def lose_left(self, member: Member) -> None:
-        """HOST003."""
-        self._lose(member, messages.left(self.settings, member.name, member.doing))
-
-    def lose_silent(self, member: Member, silent_s: float) -> None:
-        """HOST002."""
-        self._lose(member, messages.hangs(member.name, member.doing, silent_s))
 
     def _waits_for(self) -> str:
-        if self.phase != GATHER or self.membership.is_full:
+        missing = {rank: self.met.get(rank) for rank in self.missing()}
+        if self.phase != GATHER or self.failed_at is not None or not missing:
             return ""
-        missing = {rank: self.met.get(rank) for rank in self.membership.missing()}
         return messages.waits_for(self.settings, missing)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    async def call_missing(self) -> None:
+        """Call whoever is missing and has an address, as long as the hosts gather: a client whose way to
+        the head is closed can so still be heard, and that it can shows which direction is closed."""
+        calls: dict[int, asyncio.Task[None]] = {}
+        dialling = asyncio.Semaphore(_CALLS)
+        try:
+            # A thousand hosts that all come need no calls while they do.
+            await asyncio.sleep(_FIRST_CALL_S + self.settings.nodes / 200)
+            while self.phase == GATHER:
+                for rank in self.missing():
+                    if messages.named(self.settings, rank).address and rank not in calls:
+                        calls[rank] = asyncio.create_task(self._call(rank, dialling))
+                await asyncio.sleep(_CALL_EVERY_S)
+                calls = {rank: call for rank, call in calls.items() if not call.done()}
+        finally:
+            for call in calls.values():
+                call.cancel()
+            await asyncio.gather(*calls.values(), return_exceptions=True)
+
+    async def _call(self, rank: int, dialling: asyncio.Semaphore) -> None:
+        try:
+            async with dialling:
+                address = await resolve(messages.named(self.settings, rank).address)
+                conn = await dial(address, self.settings.port, _CONNECT_S)
+            try:
+                there = parsed(Hello, await conn.receive(REPLY_S))
+                self.met[rank] = ""
+                await self._speak(conn, there)
+            finally:
+                conn.close()
+        except WireError as error:
+            self.met[rank] = error.trouble
+        except ValueError:
+            self.met[rank] = "foreign"
+
+    async def _speak(self, conn: Conn, there: Hello) -> None:
+        """Raises WireError."""
+        if there.instance == self.hello.instance or there.job != self.settings.job:
+            return
+        if there.role == "head":
+            if not is_own(conn.address):  # on this very machine, that the port is taken says more
+                found = Host(there.host, conn.address)
+                here = messages.here(self.settings)
+                self.fail(messages.same_rank(self.settings, there.rank, here, found))
+            return
+        began = time.time()
+        conn.send("call", listens=self.listens, **vars(self.hello))
+        await self._converse(conn, await conn.receive(_CALLED_S), began)
+
+
+def _ahead_s(clock: float, began: float) -> float:
+    """How far a clock is ahead that was read between `began` and now, at least."""
+    return clock - min(max(clock, began), time.time())

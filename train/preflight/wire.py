@@ -18,6 +18,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from train import nic
+
 LINE = 256 * 1024  # bytes of a message
 # Small enough for any path: a network that loses large packets must not stop us from saying so.
 SEGMENT = 500
@@ -79,19 +81,14 @@ class Conn:
     async def receive(self, timeout_s: float | None = None) -> Message:
         """The next message. Raises WireError: silent (after `timeout_s` seconds), foreign, broken.
 
-        Time in which this process itself stood still is not counted against the other.
+        Without `timeout_s` it is waited for without end.
         """
         if timeout_s is None:
             return await self._message()
-        quiet = 0.0
-        while True:
-            span, began = min(_SLICE_S, timeout_s - quiet), time.monotonic()
-            try:
-                return await within(self._message(), span)
-            except asyncio.TimeoutError:
-                quiet += span if time.monotonic() - began < span + 0.5 else 0.0
-                if quiet >= timeout_s - 0.01:
-                    raise WireError("silent") from None
+        try:
+            return await within(self._message(), timeout_s)
+        except asyncio.TimeoutError:
+            raise WireError("silent") from None
 
     async def _message(self) -> Message:
         try:
@@ -150,7 +147,7 @@ async def dial(
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
         return Conn(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
-    except (OSError, asyncio.TimeoutError) as error:
+    except (OSError, OverflowError, asyncio.TimeoutError) as error:
         sock.close()
         raise WireError(_trouble(error)) from None
     except BaseException:
@@ -239,15 +236,12 @@ class Listener:
 async def resolve(name: str, timeout_s: float = 3.0) -> str:
     """The IPv4 address of a name. Raises WireError: unresolved."""
 
-    def look_up() -> str:
-        return str(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-
     try:
         socket.inet_pton(socket.AF_INET, name)
     except (OSError, ValueError):
         try:
-            return await within(background(look_up), timeout_s)
-        except (OSError, UnicodeError, asyncio.TimeoutError):
+            return await within(background(lambda: nic.resolve(name)), timeout_s)
+        except (nic.NetworkError, asyncio.TimeoutError):
             raise WireError("unresolved") from None
     return name
 
@@ -285,12 +279,16 @@ async def is_store(address: str, port: int, timeout_s: float = 1.0) -> bool:
 async def within(work: Awaitable[T], timeout_s: float) -> T:
     """What comes of it. Raises asyncio.TimeoutError when it does not end in time: then it is cancelled.
 
+    Time in which this process itself stood still counts for one slice at most, and not against others.
     Before Python 3.12 asyncio.wait_for forgets a cancellation that comes when the work is just done,
     and who cancelled would wait for ever: https://github.com/python/cpython/issues/86296.
     """
-    task = asyncio.ensure_future(work)
+    task, left = asyncio.ensure_future(work), timeout_s
     try:
-        await asyncio.wait([task], timeout=timeout_s)
+        while left > 0 and not task.done():
+            began, slice_s = time.monotonic(), min(_SLICE_S, timeout_s / 3, left)
+            await asyncio.wait([task], timeout=slice_s)
+            left -= min(slice_s, time.monotonic() - began)
     finally:
         if task.cancel():
             await asyncio.wait([task])  # what it held, the next one may want

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from train import nic
 from train.config import seconds
-from train.console import say
 from train.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal, start_command
 from train.layout import step_directory
 from train.supervisor import decision, directory
@@ -148,27 +146,6 @@ class Hosts(Tier):
         # Two runs that meet at one address under one name would merge: the driver names each of its launches.
         launch = os.environ.get("DDPGEN_LAUNCH", "")
         return membership(listed, options.me, options.head, options.hosts, options.port, launch)
-
-    def prepare(self, member: Membership, address: str) -> None:
-        if not self._options.no_preflight:
-            return
-        towards = member.peer if member.is_head else member.head_address
-        for doubt in nic.doubts(dict(member.roster)[member.me], address, towards):
-            say(f"warning: {doubt}")
-        self._await_head(member)
-
-    def _await_head(self, member: Membership) -> None:
-        """Hosts may be started by hand, one after the other: whoever is early says whom it waits for."""
-        # A loop of the user's without torchrun: whether anybody ever listens there is its own affair.
-        own_loop = self._command.launcher[0] == "spawn" and self._command.program[0] == "script"
-        if member.is_head or own_loop:
-            return
-        waiting = f"{member.me}: waiting for the head, {member.head}"
-        at, port, timeout_s = member.head_address, member.port, self._options.timeout
-        try:
-            nic.await_port(at, port, timeout_s, lambda so: say(f"{waiting} ({so})"))
-        except nic.NetworkError as error:
-            raise Refusal(EXIT_UNAVAILABLE, str(error)) from None
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         return decision.on_signal(name, stops, met, self._options.driven)

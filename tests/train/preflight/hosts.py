@@ -35,7 +35,7 @@ def settings(**changes: Any) -> Settings:
 def host(name: str, *, findings: Sequence[Finding] = (), **changes: Any) -> Report:
     """The hosts a, b, c … have the node ranks 0, 1, 2 …; what is no field of a report is a fact."""
     rank = ord(name) - ord("a")
-    facts = FACTS | {"hostname": name, "machine": f"machine-{name}"}
+    facts = FACTS | {"machine": f"machine-{name}"}
     fields: dict[str, Any] = {
         "host": name,
         "node_rank": rank,

@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from tests.train.preflight.program import settings as settings_of
 from train.preflight.checkin import Outcome, meet
 from train.preflight.finding import Finding
 from train.preflight.report import Link, Report
@@ -45,8 +46,7 @@ class Stub:
             Finding(code, settings.me, f"{settings.me} has {code}", "cure it")
             for code in self.finds
         ]
-        counts = (settings.node_rank, settings.nodes, settings.world_size, settings.procs)
-        return Report(settings.me, *counts, settings.head, address=self.address, findings=found)
+        return Report.of(settings, found, address=self.address)
 
     def judge(self, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
         found = [Finding(code, "a", f"judged {code}", "cure it") for code in self.judged]
@@ -61,16 +61,14 @@ def parse(given: dict[str, Any]) -> tuple[Settings, Stub]:
     names = {field.name for field in fields(Stub)}
     stub = Stub(**{name: value for name, value in given.items() if name in names})
     rest = {name: value for name, value in given.items() if name not in names}
-    rest["is_head"] = rest.get("node_rank", 0) == 0
-    rest["ignore"] = frozenset(rest.get("ignore", ()))
-    return Settings(job=rest.pop("job", "toy"), checkpoint_dir=Path(), **rest), stub
+    return settings_of({"job": "toy", **rest}), stub
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
     return {
-        "findings": [finding.as_json() for finding in outcome.findings],
+        "findings": [vars(finding) for finding in outcome.findings],
         "hosts": [report.host for report in outcome.reports],
-        "links": [link.as_json() for link in outcome.links],
+        "links": [vars(link) for link in outcome.links],
         "seconds": outcome.seconds,
         "launch": outcome.launch,
         "joined": outcome.joined,

@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ import pytest
 
 from train import nic
 from train.preflight import checks, command, directory, facts, limits
-from train.preflight.checks import Seen
-from train.preflight.facts import Torch
 from train.preflight.limits import Limits
 from train.preflight.report import Report
 from train.preflight.settings import Settings
@@ -49,8 +47,8 @@ def test_a_healthy_host_reports_what_it_is_and_finds_nothing(job: Settings) -> N
     assert (report.host, report.node_rank, report.nodes, report.head) == ("desk", 1, 2, "127.0.0.1")
     assert (report.nic, report.address, report.prefix) == ("lo", "127.0.0.1", 8)
     assert report.resolved == "127.0.0.1"
-    assert {"hostname", "machine", "torch", "python", "code", "isa"} <= set(report.facts)
-    assert Report.from_json(report.as_json()) == report
+    assert {"machine", "torch", "python", "isa"} <= set(report.facts)
+    assert Report.from_json(asdict(report)) == report
     assert "filesystem" not in report.facts
     shared = checks.examine(replace(job, shared=True))
     assert shared.facts["filesystem"] == (job.checkpoint_dir / directory.TOKEN).read_text()
@@ -103,11 +101,11 @@ def test_a_disk_that_is_only_busy_is_no_file_server_that_is_gone(
 
     monkeypatch.setattr(directory, "look", busy)
     monkeypatch.setattr(checks, "LIMIT_S", 0.0)
-    assert checks.look(Settings("job", "desk", job.checkpoint_dir)).directory is not None
-    assert checks.look(job).directory is None
+    assert checks.examine(Settings("job", "desk", job.checkpoint_dir)).findings == ()
+    assert [finding.code for finding in checks.examine(job).findings] == ["DIR006"]
     # This process may have stood still until just now.
     monkeypatch.setattr(checks, "_LAST_S", 30.0)
-    assert checks.look(job).directory is not None
+    assert checks.examine(job).findings == ()
 
 
 def test_a_name_server_that_does_not_answer_is_a_finding_in_time(
@@ -159,10 +157,8 @@ def test_a_missing_torch_is_told_with_the_interpreter_that_lacks_it(
 
 
 def told(job: Settings, seen: Limits) -> list[tuple[str, str, str]]:
-    findings = (
-        f for check in checks.CHECKS for f in check(job, Seen(torch=Torch("2"), limits=seen))
-    )
-    return [(finding.code, finding.cause, finding.remedy) for finding in findings]
+    found = limits.judge(job, seen)
+    return [(finding.code, finding.cause, finding.remedy) for finding in found]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,21 @@ from tests.project.tree import ROOT
 from tests.train.preflight.program import main
 from train.preflight import command
 from train.preflight.finding import Finding, codes
-from train.preflight.report import Report
-from train.preflight.verdict import Outcome
-
-Call = Callable[..., tuple[int, str]]
+from train.preflight.report import Outcome, Report
 
 
 @pytest.fixture
-def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> Call:
+def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> Any:
     """Run it in this process, as a job on one machine; exit code and what it said."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr("train.processes.die_with_parent", lambda *_: None)
 
-    def call(*words: str, directory: Path = tmp_path / "ckpt") -> tuple[int, str]:
-        code = main(["--job=j", f"--checkpoint-dir={directory}", "--me=here", *words])
+    def call(*words: str, directory: Path = tmp_path / "ckpt", **more: Any) -> tuple[int, str]:
+        given = {"job": "j", "checkpoint_dir": str(directory), "me": "here", **more}
+        code = main([json.dumps(given), *words])
         return code, capsys.readouterr().err
 
+    call.capture = lambda: capsys.readouterr().err
     return call
 
 
@@ -42,7 +39,7 @@ def kept(directory: Path) -> Any:
     return json.loads((directory / "preflight.json").read_text())
 
 
-def test_nothing_wrong_is_not_talked_about(call: Call, tmp_path: Path) -> None:
+def test_nothing_wrong_is_not_talked_about(call: Any, tmp_path: Path) -> None:
     assert call() == (0, "")
     assert kept(tmp_path / "ckpt")["ok"] is True
     code, said = call("--only")
@@ -50,8 +47,8 @@ def test_nothing_wrong_is_not_talked_about(call: Call, tmp_path: Path) -> None:
     assert said.startswith("ddpgen: preflight: this machine can start the job (")
 
 
-def test_an_error_is_told_with_code_and_remedy_and_ends_with_69(call: Call, tmp_path: Path) -> None:
-    code, said = call("--nic=nosuch0", "--head=127.0.0.1")
+def test_an_error_is_told_with_code_and_remedy_and_ends_with_69(call: Any, tmp_path: Path) -> None:
+    code, said = call(nic="nosuch0")
     assert code == 69
     assert "NIC001" in said
     assert "nosuch0" in said
@@ -62,22 +59,26 @@ def test_an_error_is_told_with_code_and_remedy_and_ends_with_69(call: Call, tmp_
     assert record["hosts"][0]["host"] == "here"
 
 
-def test_what_was_shown_early_is_not_shown_again(call: Call, monkeypatch: Any) -> None:
+def test_what_was_shown_early_is_not_shown_again(call: Any, monkeypatch: Any) -> None:
     own = Finding("NIC006", "here", "its own", "cure it")
     late = Finding("NIC008", "there", "of the others", "cure it")
+    monkeypatch.setattr(command.checks, "examine", lambda job: Report.of(job, [own]))
 
-    def meet(_: Any, early: Any) -> Outcome:
-        early._show([own])
+    def meet(job: Any, examine: Any, *_: Any) -> Outcome:
+        assert "its own" not in capture()
+        examine()
+        assert "its own" in capture()
         return Outcome([own, late], [], [], 5.0, "")
 
-    monkeypatch.setattr("train.preflight.command._meet", meet)
-    code, said = call()
+    capture = call.capture
+    monkeypatch.setattr("train.preflight.checkin.meet", meet)
+    code, said = call(head="127.0.0.1", nodes=2)
     assert code == 69
-    assert (said.count("its own"), said.count("of the others")) == (1, 1), said
+    assert (said.count("its own"), said.count("of the others")) == (0, 1), said
 
 
-def test_an_ignored_error_is_a_warning(call: Call) -> None:
-    code, said = call("--nic=nosuch0", "--head=127.0.0.1", "--ignore=NIC001,NIC002")
+def test_an_ignored_error_is_a_warning(call: Any) -> None:
+    code, said = call(nic="nosuch0", ignore=["NIC001", "NIC002"])
     assert code == 0
     assert "warning" in said
     assert "NIC001" in said
@@ -88,7 +89,7 @@ def test_what_cannot_be_ignored_is_refused() -> None:
         codes("NIC001,NIC999")
 
 
-def test_a_directory_that_cannot_be_is_told_without_a_trace(call: Call, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_is_told_without_a_trace(call: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, said = call(directory=tmp_path / "file" / "ckpt")
     assert code == 69
@@ -96,7 +97,7 @@ def test_a_directory_that_cannot_be_is_told_without_a_trace(call: Call, tmp_path
     assert "Traceback" not in said
 
 
-def test_the_record_of_a_live_job_stays(call: Call, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_record_of_a_live_job_stays(call: Any, tmp_path: Path, monkeypatch: Any) -> None:
     assert call()[0] == 0
     before = (tmp_path / "ckpt" / "preflight.json").read_text()
     held = Finding("DIR004", "here", "held by a live job", "wait")
@@ -107,35 +108,16 @@ def test_the_record_of_a_live_job_stays(call: Call, tmp_path: Path, monkeypatch:
 
 
 def test_a_file_server_that_does_not_answer_holds_up_no_word(
-    call: Call, tmp_path: Path, monkeypatch: Any
+    call: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     (tmp_path / "ckpt").mkdir()
     monkeypatch.setattr("train.preflight.command._KEEP_S", 0.2)
     monkeypatch.setattr("train.preflight.command._keep", lambda *_: time.sleep(20))
     began = time.monotonic()
-    code, said = call("--nic=nosuch0", "--head=127.0.0.1")
+    code, said = call(nic="nosuch0")
     assert code == 69
     assert "NIC001" in said
     assert time.monotonic() - began < 10
-
-
-def test_a_finding_that_is_just_being_shown_is_shown_to_the_end(monkeypatch: Any) -> None:
-    shown, begun, resumed = [], threading.Event(), threading.Event()
-
-    def show(findings: Any, _: Any) -> None:
-        begun.set()
-        resumed.wait(60)
-        shown.extend(findings)
-
-    monkeypatch.setattr(command, "_EARLY_S", 0.0)
-    monkeypatch.setattr(command, "_LOOK_S", 60.0)
-    monkeypatch.setattr(command, "_show", show)
-    early, found = command._Early(), Finding("NIC001", "here", "none", "have one")
-    early.have([found])
-    assert begun.wait(60)
-    threading.Timer(0.2, resumed.set).start()
-    early.cancel()
-    assert shown == list(early.shown) == [found]
 
 
 def test_without_a_terminal_at_all_the_exit_code_is_the_same(tmp_path: Path) -> None:

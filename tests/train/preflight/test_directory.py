@@ -17,8 +17,7 @@ import pytest
 
 from train import lock
 from train.layout import node_directory
-from train.preflight import checks, directory
-from train.preflight.checks import Seen
+from train.preflight import directory
 from train.preflight.finding import Finding
 from train.preflight.settings import Settings
 
@@ -43,8 +42,7 @@ def of_hosts(job: Settings, **changes: Any) -> Settings:
 
 
 def found(job: Settings) -> list[Finding]:
-    seen = Seen(directory=directory.look(job), torch=checks.Torch("2"))
-    return [finding for check in checks.CHECKS for finding in check(job, seen)]
+    return list(directory.judge(job, directory.look(job)))
 
 
 def everything(where: Path) -> list[str]:
@@ -69,20 +67,18 @@ def test_a_directory_that_can_be_made_is_made_and_left_empty(job: Settings) -> N
 
 
 @pytest.mark.parametrize("below", ["", "job/deeper"])
-def test_a_file_in_its_place_is_named(job: Settings, below: str) -> None:
+@pytest.mark.parametrize("link", [False, True])
+def test_a_file_or_a_link_that_leads_nowhere_in_its_place_is_named(
+    job: Settings, below: str, link: bool
+) -> None:
     job.checkpoint_dir.parent.mkdir()
-    job.checkpoint_dir.write_text("mine")
+    if link:
+        job.checkpoint_dir.symlink_to("/nowhere at all")
+    else:
+        job.checkpoint_dir.write_text("mine")
     (finding,) = found(replace(job, checkpoint_dir=job.checkpoint_dir / below))
     assert (finding.code, finding.host) == ("DIR001", "desk")
     assert f"{job.checkpoint_dir} is no directory" in finding.cause
-    assert job.checkpoint_dir.read_text() == "mine"
-
-
-def test_a_link_that_leads_nowhere_is_named(job: Settings) -> None:
-    job.checkpoint_dir.parent.symlink_to("/nowhere at all")
-    (finding,) = found(job)
-    assert finding.code == "DIR001"
-    assert f"{job.checkpoint_dir.parent} is no directory" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -158,36 +154,26 @@ def test_too_little_room_is_told(
     assert all(part in finding.cause for part, finding in zip(told, findings, strict=True))
 
 
-def test_a_live_job_on_one_machine_is_named_and_not_disturbed(
+def test_a_live_job_is_named_and_not_disturbed_and_one_that_ends_is_a_note(
     job: Settings, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    attempt = lock.claim(job.checkpoint_dir, "other", sleeper.pid)
-    before = (job.checkpoint_dir / "lock").read_bytes()
+    where = job.checkpoint_dir
+    attempt = lock.claim(where, "other", sleeper.pid)
+    before = (where / "lock").read_bytes()
     (finding,) = found(job)
     assert (finding.code, finding.is_error) == ("DIR004", True)
     assert f"in use by job 'other', attempt {attempt}, process {sleeper.pid} on" in finding.cause
-    assert f"touch {job.checkpoint_dir}/stop" in finding.remedy
-    assert (job.checkpoint_dir / "lock").read_bytes() == before
-
-
-def test_a_job_that_has_died_holds_nobody_off(
-    job: Settings, sleeper: subprocess.Popen[bytes]
-) -> None:
-    lock.claim(job.checkpoint_dir, "job", sleeper.pid)
-    sleeper.kill()
-    sleeper.wait(10)
-    assert found(job) == []
-
-
-def test_workers_whose_script_was_killed_are_a_note_as_the_launch_waits_for_them(
-    job: Settings, sleeper: subprocess.Popen[bytes]
-) -> None:
-    lock.claim(job.checkpoint_dir, "job", sleeper.pid)
-    alive = json.loads((job.checkpoint_dir / "lock").read_text())["launcher"]
-    edit(job.checkpoint_dir, launcher=[alive[0], alive[1] - 1], writer=alive)
+    assert f"touch {where}/stop" in finding.remedy
+    assert (where / "lock").read_bytes() == before
+    # Its script was killed, and its workers are about to end.
+    alive = json.loads(before)["launcher"]
+    edit(where, launcher=[alive[0], alive[1] - 1], writer=alive)
     (finding,) = found(job)
     assert (finding.code, finding.severity) == ("DIR004", "note")
     assert "its last processes are ending" in finding.cause
+    sleeper.kill()
+    sleeper.wait(10)
+    assert found(job) == []
 
 
 def test_a_host_asks_its_own_node_directory(
@@ -228,61 +214,23 @@ def test_the_whole_directory_may_be_held_by_the_launch_that_a_host_goes_back_to(
     assert [finding.code for finding in findings] == ["DIR004"] * refused
 
 
-def test_a_holder_on_another_machine_is_watched_for_a_beat(
+def test_a_holder_on_another_machine_that_cannot_be_told_dead_in_time_is_a_note(
     job: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = job.checkpoint_dir
     lock.claim(where, "other", os.getpid())
-    edit(where, boot="elsewhere", host="slow", generation=1)
-    beats: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        beats.append(seconds)
-        os.utime(where / "lock", (0, len(beats)))  # two within one tick of the clock are one
-
-    monkeypatch.setattr(lock.time, "sleep", sleep)
-    (finding,) = found(job)
-    assert (finding.code, finding.is_error) == ("DIR004", True)
-    assert "on slow, since" in finding.cause
-    assert len(beats) == 1
-
-
-def test_a_holder_on_another_machine_that_cannot_be_told_dead_yet_is_a_note(
-    job: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where = job.checkpoint_dir
-    lock.claim(where, "other", os.getpid())
-    # It has only just been claimed, and does not beat yet: there is nothing to watch.
-    edit(where, boot="elsewhere")
-    slept: list[float] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(lock.time, "sleep", slept.append)
-        (finding,) = found(job)
-    assert slept == []
-    assert (finding.code, finding.severity) == ("DIR004", "note")
-    edit(where, generation=1)
+    edit(where, boot="elsewhere", generation=1)
     monkeypatch.setattr(directory, "WATCH_S", 0.6)
+    slept: list[float] = []
     sleep = time.sleep
     monkeypatch.setattr(lock.time, "sleep", lambda s: slept.append(s) or sleep(s))
     (finding,) = found(job)
     assert (finding.code, finding.severity) == ("DIR004", "note")
-    assert (
-        sum(slept) <= 0.6
-    )  # a moment later this would pass for a file server that does not answer
+    # A moment later this would pass for a file server that does not answer.
+    assert sum(slept) <= 0.6
     os.utime(where / "lock", (0, time.time() - lock.SILENCE_S - 5))
     assert found(job) == []
     assert everything(where) == [".lock.guard", "lock"]
-
-
-def test_what_became_of_the_same_job_on_another_host_is_for_that_host_to_say(
-    job: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock.claim(job.checkpoint_dir, "job", os.getpid())
-    edit(job.checkpoint_dir, boot="elsewhere", generation=1)
-    slept: list[float] = []
-    monkeypatch.setattr(lock.time, "sleep", slept.append)
-    assert found(of_hosts(job)) == []
-    assert slept == []
 
 
 def test_hosts_that_share_the_directory_have_one_token(job: Settings) -> None:

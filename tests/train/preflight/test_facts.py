@@ -163,18 +163,11 @@ def test_the_spec_is_the_same_however_its_keys_are_ordered(bundle: Path) -> None
 
 
 @pytest.mark.parametrize("listing", [None, "", "[]", "[" * 100_000, '{"files": 3}'])
-def test_without_a_list_all_of_the_program_counts(bundle: Path, listing: str | None) -> None:
+def test_without_a_list_there_is_no_bundle_to_compare(bundle: Path, listing: str | None) -> None:
     (bundle / "bundle.json").unlink()
     if listing is not None:
         (bundle / "bundle.json").write_text(listing)
-    os.mkfifo(bundle / "code/pipe")  # is not waited for
-    before = facts.gather(None, bundle)
-    assert "spec" not in before
-    (bundle / "code/__pycache__").mkdir()
-    (bundle / "code/__pycache__/model.pyc").write_text("cache")
-    assert facts.gather(None, bundle) == before
-    (bundle / "code/more.py").write_text("more")
-    assert facts.gather(None, bundle)["code"] != before["code"]
+    assert not {"code", "spec"} & facts.gather(None, bundle).keys()
 
 
 def test_a_machine_is_its_boot_and_its_network() -> None:

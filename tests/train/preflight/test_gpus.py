@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from train.preflight import checks, gpus
-from train.preflight.checks import Seen
+from train.preflight import gpus
 from train.preflight.facts import Torch
 from train.preflight.finding import Finding
 from train.preflight.settings import Settings
@@ -84,9 +83,8 @@ JOB = Settings("job", "desk", Path("/nowhere"), procs=2, gpus=2, backend="nccl")
 
 
 def found(settings: Settings = JOB, torch: Torch | None = CUDA) -> list[Finding]:
-    seen = gpus.ask()() if gpus.wanted(settings, torch) else None
-    every = [f for check in checks.CHECKS for f in check(settings, Seen(torch=torch, gpus=seen))]
-    return [finding for finding in every if finding.code != "PY002"]
+    wanted = gpus.wanted(settings, torch)
+    return list(gpus.judge(settings, gpus.ask()(), torch)) if wanted else []
 
 
 def test_enough_free_gpus_and_a_new_driver_are_not_spoken_of(smi: Fake) -> None:

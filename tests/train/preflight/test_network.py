@@ -11,8 +11,7 @@ import pytest
 
 from train import nic
 from train.nic import Interface, NetworkError
-from train.preflight import checks, network
-from train.preflight.checks import Seen
+from train.preflight import network
 from train.preflight.finding import Finding
 from train.preflight.nic_kinds import kind
 from train.preflight.settings import Settings
@@ -73,8 +72,7 @@ def settings(
 
 
 def found(job: Settings) -> list[Finding]:
-    seen = Seen(network.look(job, resolve), torch=checks.Torch("2"))
-    return [finding for check in checks.CHECKS for finding in check(job, seen)]
+    return list(network.judge(job, network.look(job, resolve)))
 
 
 BOTH = {"slow": "slow", "desk": "desk"}
@@ -199,12 +197,10 @@ def test_interfaces_that_cannot_be_listed_are_a_finding(monkeypatch: pytest.Monk
         ({"wireless/": "", "device/": ""}, "Wi-Fi"),
         ({"phy80211/": ""}, "Wi-Fi"),
         ({"tun_flags": "0x1001"}, "VPN"),
-        ({"uevent": "INTERFACE=x\nDEVTYPE=wlan\n"}, "Wi-Fi"),
-        ({"uevent": "DEVTYPE=wireguard\nINTERFACE=x\n", "type": "65534\n"}, "VPN"),
         ({"type": "65534\n"}, "VPN"),
         ({"type": "772\n"}, "loopback"),
         # What the hardware is counts for more than what somebody has called it.
-        ({"type": "1\n", "device/": "", "uevent": "INTERFACE=docker0\n"}, "wired"),
+        ({"type": "1\n", "device/": ""}, "wired"),
     ],
 )
 def test_the_marks_of_the_kernel_tell_a_kind(

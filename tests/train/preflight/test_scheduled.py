@@ -23,23 +23,25 @@ class Job:
     def __init__(self, directory: Path, roster: bool) -> None:
         self.port, self.directory, self.roster = free_port(), directory, roster
 
-    def start(self, name: str, rank: int, *more: str) -> subprocess.Popen[str]:
-        command = [
-            sys.executable, "-m", "tests.train.preflight.program", "--job=gpt", "--world-size=3",
-            f"--checkpoint-dir={self.directory}", f"--me={name}", f"--node-rank={rank}",
-            "--head=127.0.0.1", f"--port={self.port}", "--nodes=3", "--shared=true", *more,
-        ]  # fmt: skip
-        if self.roster:
-            command.append("--roster=" + "\n".join(NODES))
+    def start(self, name: str, rank: int, *more: str, timeout_s: float) -> subprocess.Popen[str]:
+        settings = {
+            "job": "gpt", "checkpoint_dir": str(self.directory), "me": name, "node_rank": rank,
+            "head": "127.0.0.1", "port": self.port, "nodes": 3, "least": 3, "world_size": 3,
+            "shared": True, "addresses": dict.fromkeys(NODES, "") if self.roster else {},
+            "timeout_s": timeout_s,
+        }  # fmt: skip
+        program = [sys.executable, "-m", "tests.train.preflight.program"]
         env = {"DDPGEN_SCHEDULER": "slurm 4711 0", "DDPGEN_SCRIPT": "sbatch slurm.sbatch"}
         return subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **env}, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            [*program, json.dumps(settings), *more], cwd=ROOT, env={**os.environ, **env}, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def run(self, ranks: Mapping[str, int], *more: str) -> dict[str, str]:
+    def run(self, ranks: Mapping[str, int], *more: str, timeout_s: float = 60) -> dict[str, str]:
         """What each said; the exit code is the same of all."""
-        started = {name: self.start(name, rank, *more) for name, rank in ranks.items()}
+        started = {
+            name: self.start(name, rank, *more, timeout_s=timeout_s) for name, rank in ranks.items()
+        }
         said = {name: each.communicate(timeout=60)[1] for name, each in started.items()}
         self.codes = {each.returncode for each in started.values()}
         return said
@@ -66,7 +68,7 @@ def test_three_nodes_meet(job: Job) -> None:
 
 
 def test_a_node_that_does_not_come_is_named_with_what_to_do_about_it(job: Job) -> None:
-    said = job.run({"n1": 0, "n2": 1}, "--timeout=7s")
+    said = job.run({"n1": 0, "n2": 1}, timeout_s=7)
     assert job.codes == {69}, said
     missing = "n3" if job.roster else "node 2"
     for text in said.values():
@@ -77,7 +79,7 @@ def test_a_node_that_does_not_come_is_named_with_what_to_do_about_it(job: Job) -
 
 
 def test_a_head_that_does_not_come_is_named(job: Job) -> None:
-    said = job.run({"n2": 1}, "--timeout=4s")
+    said = job.run({"n2": 1}, timeout_s=4)
     assert job.codes == {69}, said
     head = "n1 (127.0.0.1)" if job.roster else "127.0.0.1"
     assert f"the head, {head}, has not checked in within 4 s" in said["n2"]
@@ -85,7 +87,7 @@ def test_a_head_that_does_not_come_is_named(job: Job) -> None:
 
 
 def test_two_with_one_rank_are_told_to_start_as_one_job(job: Job) -> None:
-    said = job.run({"n1": 0, "n2": 1, "n3": 1}, "--timeout=20s")
+    said = job.run({"n1": 0, "n2": 1, "n3": 1}, timeout_s=20)
     assert job.codes == {69}, said
     assert "were both started as node 1" in said["n1"]
     (remedy,) = set(job.remedies())
