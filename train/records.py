@@ -110,13 +110,20 @@ class Records:
     def _ranks(self, step: int, times: list[list[float]]) -> None:
         step_s = max(each[0] for each in times)
         waiting, batches = ([round(each[n], 6) for each in times] for n in (1, 2))
-        self._row("ranks", step, seconds=round(step_s, 6), waiting=waiting, batches=batches)
         slow = self._slow_ranks.observe(step_s, waiting)
         if slow is not None:
             self.say(
                 f"{self._names[slow.rank]} computes longer than the others, which wait {slow.cost:.0%} of each "
                 "step for it; give it a smaller share, or see what else runs there"
             )
+        values: dict[str, Any] = {
+            "seconds": round(step_s, 6),
+            "waiting": waiting,
+            "batches": batches,
+        }
+        if (named := self._slow_ranks.named) is not None:
+            values["slow"] = {"name": self._names[named.rank], "cost": round(named.cost, 3)}
+        self._row("ranks", step, **values)
 
     def commit(self, state: State, is_best: bool) -> None:
         """A checkpoint if one is due, or if its evaluation was the best so far.

@@ -88,20 +88,21 @@ def slowest(step_s: float, waiting: Sequence[float]) -> Slow | None:
 class SlowRanks:
     """Which rank to name, from one report after another: one slow report may be chance."""
 
+    named: Slow | None = None
+    """The rank that is slow now, with its mean cost in the newest reports."""
+
     def __init__(self) -> None:
         self._row: list[Slow] = []
-        self._named: int | None = None
 
     def observe(self, step_s: float, waiting: Sequence[float]) -> Slow | None:
-        """The rank to name now, with its mean cost; None where nothing is new."""
-        slow = slowest(step_s, waiting)
+        """Take a report; `named` where that is another rank than before, else None."""
+        slow, before = slowest(step_s, waiting), self.named
         if slow is None or (self._row and self._row[-1].rank != slow.rank):
             self._row.clear()
-        if slow is None:
-            self._named = None
-            return None
-        self._row = [*self._row, slow][-REPORTS:]
-        if len(self._row) < REPORTS or self._named == slow.rank:
-            return None
-        self._named = slow.rank
-        return Slow(slow.rank, statistics.fmean(each.cost for each in self._row))
+        self._row = [*self._row, slow][-REPORTS:] if slow is not None else []
+        self.named = None
+        if len(self._row) == REPORTS:
+            cost = statistics.fmean(each.cost for each in self._row)
+            self.named = Slow(self._row[-1].rank, cost)
+        is_new = self.named is not None and (before is None or before.rank != self.named.rank)
+        return self.named if is_new else None

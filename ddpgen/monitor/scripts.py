@@ -98,6 +98,7 @@ fact slurm-starts "$(first_line "$directory/slurm-starts")"
 fact lock "$(tr '\n' ' ' 2>/dev/null <"$directory/lock")"
 fact row "$(newest_rows 'step|eval|stopped|done' 100)"
 fact eval "$(newest_rows eval 1)"
+fact ranks "$(newest_rows ranks 1)"
 fact start "$(newest_rows start 1)"
 # What a framework can go on from, rather than a file of it; else what the script has saved last.
 saves=$directory/script/saves-0.jsonl

@@ -29,6 +29,9 @@ class JobState:
     loss: float | None = None
     evaluation: str = ""
     steps_per_s: float | None = None
+    slow: tuple[str, float] | None = (
+        None  # rank, and the part of a step that the others wait for it
+    )
     longest_step_s: float | None = None  # with what is done before the next one
     write_s: float | None = None  # of a checkpoint
     restarts: int = 0  # of its workers, in this attempt
@@ -78,6 +81,7 @@ def read(facts: Mapping[str, str]) -> JobState:
         loss=_number(steps[-1].get("loss")),
         evaluation=_evaluation(mapping(facts.get("eval", ""))),
         steps_per_s=_speed(steps),
+        slow=_slow(mapping(facts.get("ranks", "")).get("slow")),
         longest_step_s=longest_step_s,
         write_s=write_s,
         restarts=max(0, (_whole((lock or {}).get("generation")) or 0) - 1),
@@ -119,6 +123,9 @@ class Report(NamedTuple):
             "evaluation": found.evaluation or None,
             "speed": None if speed is None else round(speed, 4),
             "time_left_s": left,
+            "slow_rank": {"name": found.slow[0], "cost": found.slow[1]}
+            if going and found.slow
+            else None,
             "restarts": found.restarts or None,
             "newest_checkpoint": found.newest if whole else found.saved and found.saved[0],
             "weights": f"{self.place}/step-{found.newest:09}/model.pt" if whole else None,
@@ -142,6 +149,7 @@ class Report(NamedTuple):
             "evaluation": known.get("evaluation"),
             "speed": f"{known['speed']:.3g} steps/s" if "speed" in known else None,
             "time left": clock(known["time_left_s"]) if "time_left_s" in known else None,
+            "slow rank": _slow_words(known.get("slow_rank")),
             "restarts": known.get("restarts"),
             "newest checkpoint": _newest(self.found),
             "weights": known.get("weights"),
@@ -214,6 +222,23 @@ def _speed(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return (last_step - step) / (last_when - when)
 
 
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _slow(found: Any) -> tuple[str, float] | None:
+    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
+        return None
+    cost = _number(found.get("cost"))
+    return None if cost is None else (_printable(name), cost)
+
+
+def _slow_words(slow: Mapping[str, Any] | None) -> str | None:
+    if slow is None:
+        return None
+    return f"{slow['name']}; the others wait {slow['cost']:.0%} of each step for it"
+
+
 def _measured(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
     """The longest step and the last write of a checkpoint, in seconds.
 
@@ -253,7 +278,7 @@ def _saved(row: Mapping[str, Any]) -> tuple[str, int] | None:
     path, step = row.get("path"), row.get("step")
     if row.get("whole") is not True or not isinstance(path, str) or not isinstance(step, int):
         return None
-    return "".join(c if c.isprintable() else "?" for c in path), step
+    return _printable(path), step
 
 
 def _whole(value: Any) -> int | None:

@@ -236,6 +236,7 @@ ROWS = (
     '{"kind": "step", "step": 10, "attempt": "a", "generation": 2, "time": 100, "loss": 3}\n'
     '{"kind": "step", "step": 20, "attempt": "a", "generation": 2, "time": 105, "loss": 2.5}\n'
     '{"kind": "eval", "step": 20, "attempt": "a", "generation": 2, "time": 106, "loss": 2.25}\n'
+    '{"kind": "ranks", "step": 20, "attempt": "a", "generation": 2, "time": 106, "slow": {"name": "rank 1", "cost": 0.25}}\n'
 )
 
 
@@ -257,6 +258,7 @@ def test_what_runs_is_found_by_spec_bundle_and_directory(
         "  evaluation:        loss 2.2500 at step 20",
         "  speed:             2 steps/s",
         "  time left:         0:10",
+        "  slow rank:         rank 1; the others wait 25% of each step for it",
         "  restarts:          1",
         "  newest checkpoint: step 20",
         "  weights:           build/checkpoints/gpt/step-000000020/model.pt",

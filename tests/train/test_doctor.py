@@ -68,6 +68,27 @@ def test_a_healthy_run_is_0_and_a_table(tmp_path: Path, ask: Ask) -> None:
     assert "\nstatus: running; newest checkpoint: step 600\n" in ask()[1]
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"slow": {"name": "rank 1 on b\x1b[2J", "cost": 0.31}}, "The others wait 31% of each step for rank 1 on b\\x1b[2J."),
+        ({"waiting": [0.7, 0.8], "seconds": 1.0}, "Every rank waits 70% of each step"),
+        ({"waiting": [0.1, 0.8], "seconds": 1.0}, ""),
+        ({"slow": {"name": "rank 1", "cost": "much"}}, ""),
+        ({"waiting": [], "seconds": 0}, ""),
+    ],
+)  # fmt: skip
+def test_what_makes_the_steps_long_is_said_of_a_job_that_goes_on(
+    tmp_path: Path, ask: Ask, row: dict[str, Any], said: str
+) -> None:
+    living(tmp_path)
+    before = ask()[1]
+    lines = [{"kind": "ranks", "slow": {"name": "old", "cost": 1}}, {"kind": "ranks", **row}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    after = ask()[1]
+    assert (said in after) if said else len(after.splitlines()) == len(before.splitlines())
+
+
 def test_in_a_large_job_a_host_speaks_of_its_own_ranks(tmp_path: Path, ask: Ask) -> None:
     living(tmp_path, world_size=4)
     own = HostView(

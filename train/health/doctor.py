@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from train import lock, processes
-from train.files import read_file
+from train.files import open_file, read_file
 from train.health import heartbeats, network, view
 from train.health.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, RankState, duration, ranks
 from train.health.heartbeats import plain
@@ -36,6 +36,8 @@ _MOST_ROWS = 64
 _MOST_STACKS = 4
 _MOST_HOSTS = 32
 _MOST_UNREADABLE = 8
+_TAIL = 1 << 18  # bytes of the metrics
+_MUCH = 0.5  # of a step
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Page:
     """Everything the doctor has found. `statuses`: by the host's name, "" for the job's own; `newest`: the
     step of the newest checkpoint here; `holders`: who holds the job and its parts, and whether that is
     alive (None where it is another host's, and cannot be seen here); `unreadable`: what cannot be read
-    here, and why."""
+    here, and why; `pace`: a sentence on what makes the steps long, "" where nothing is known."""
 
     directory: Path
     statuses: dict[str, Status]
@@ -53,6 +55,7 @@ class Page:
     holders: list[tuple[Holder, bool | None]]
     preflight: Preflight
     unreadable: tuple[str, ...]
+    pace: str
 
     @property
     def over(self) -> Status | None:
@@ -130,6 +133,7 @@ def look(directory: Path) -> Page:
         holders=list(_holders(places.values())),
         preflight=view.read_preflight(directory),
         unreadable=tuple(islice(_unreadable(directory, places), _MOST_UNREADABLE)),
+        pace=_pace(directory),
     )
     if not beats or page.over is not None:
         return page
@@ -147,6 +151,25 @@ def _newest_checkpoint(directory: Path) -> int | None:
         return max(steps_on_disk(directory), default=None)
     except OSError:
         return None
+
+
+def _pace(directory: Path) -> str:
+    """What the newest times of the ranks say: one that the others wait for, or all that wait for the network."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+        with open_file(directory / "metrics.jsonl") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            lines = [line for line in file.read().splitlines() if b'"kind": "ranks"' in line]
+        row = json.loads(lines[-1]) if lines else {}
+        if slow := row.get("slow"):
+            return (
+                f"The others wait {slow['cost']:.0%} of each step for {plain(str(slow['name']))}."
+            )
+        if row and (part := min(row["waiting"]) / row["seconds"]) > _MUCH:
+            return (
+                f"Every rank waits {part:.0%} of each step for the exchange with the others: the network is the limit "
+                "(ddpgen probe measures it)."
+            )
+    return ""
 
 
 def _places(directory: Path) -> dict[str, Path]:
@@ -246,6 +269,8 @@ def _verdict(page: Page) -> list[str]:
         said = [f"The job is starting; {ranks(coming)} cannot be heard of here yet.", *said]
     else:
         said = [*_going(page.found.members), *said]
+    if page.pace:
+        said.append(page.pace)
     return [*said, "But the network is not well: see below."] if page.unwell else said
 
 
