@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from train.report import plots
-from train.report.command import main
+from train.report.command import at_end, main
 from train.report.history import History, history, load, read
 from train.report.page import duration, page
 from train.status import Status, write_status
@@ -169,6 +169,23 @@ def test_the_command_writes_the_page_and_names_it(
     assert capsys.readouterr().out == f"{tmp_path}/report.html\n"
     assert "cd" * 32 in (tmp_path / "report.html").read_text()
     assert load(tmp_path).weights == "step-000000010/model.pt"
+
+
+def test_the_end_of_a_long_run_writes_it_and_never_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert at_end(tmp_path, 100.0) == ""  # a script's run has no metrics
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in killed_and_preempted())
+    )
+    assert at_end(tmp_path, 59.0) == ""
+    assert not (tmp_path / "report.html").exists()
+    assert at_end(tmp_path, 61.0) == f"what happened, as a page: {tmp_path}/report.html"
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    (tmp_path / "report.html").unlink()
+    (tmp_path / "report.html").mkdir()
+    assert at_end(tmp_path, 61.0) == ""
 
 
 def test_a_directory_without_a_run_is_one_clear_error(

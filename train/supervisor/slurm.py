@@ -45,7 +45,7 @@ from train.supervisor.slurm_job import (
     every_node_answers,
     state,
 )
-from train.supervisor.supervisor import NotBegunError, check_arguments, ports
+from train.supervisor.supervisor import NotBegunError, check_arguments, ports, tell_of_report
 from train.supervisor.words import ONLY_CHECK, Command
 from train.supervisor.workers import Workers
 
@@ -107,6 +107,7 @@ class Slurm:
         self._requeue_count = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._controller = Controller(self._number)
         self._asked, self._term_at_hand = "", False
+        self._since = time.monotonic()
         self._directory: Directory | None = None
         self._taken = False
         self._begun: list[Begun] = []
@@ -385,6 +386,8 @@ class Slurm:
             say(decision.line)
         if self._taken and decision.failure:
             self.directory.say_failed(decision.failure)
+        if self._taken and decision.code == 0:
+            tell_of_report(self.directory.path, time.monotonic() - self._since)
         return self._leave(decision.code)
 
     def _leave(self, code: int) -> int:

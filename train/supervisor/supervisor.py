@@ -183,6 +183,7 @@ class Supervisor:
         self._stops, self._killed = 0, False
         self._attempt = ""
         self._workers: Workers | None = None
+        self._began = time.monotonic()
 
     def run(self) -> int:
         """The exit code."""
@@ -196,6 +197,8 @@ class Supervisor:
             say(line)
         if outcome.failure:
             self._record(outcome.failure)
+        if outcome.code == 0 and self._workers is not None and self._tier.decides:
+            tell_of_report(self.checkpoint_dir, time.monotonic() - self._began)
         self._tier.report(outcome)
         return outcome.code
 
@@ -454,6 +457,14 @@ class Supervisor:
             why = "another process ended badly when rank 0 was done, and did not say why"
             status = replace(status, word="running", reason=why)
         return End(code, status, self._stops, self._killed, self._has_met())
+
+
+def tell_of_report(checkpoint_dir: Path, lasted_s: float) -> None:
+    """The job is done: have its report written, where that can be, and say where it is."""
+    from train.report.command import at_end
+
+    if line := at_end(checkpoint_dir, lasted_s):
+        say(line)
 
 
 def check_arguments(command: Command, leading: Mapping[str, str]) -> None:
