@@ -80,7 +80,7 @@ def test_a_logger_gets_every_row_once_and_on_rank_0_only(tmp_path: Path) -> None
     told = [json.loads(line) for line in logged.read_text().splitlines()]
     written = (tmp_path / "job" / "metrics.jsonl").read_text().splitlines()
     assert told == [json.loads(line) for line in written]
-    assert {row["kind"] for row in told} == {"start", "step", "eval", "done"}
+    assert {row["kind"] for row in told} == {"start", "step", "eval", "checkpoint", "done"}
 
 
 def test_a_logger_that_fails_costs_nothing_and_is_told_of_once(tmp_path: Path) -> None:

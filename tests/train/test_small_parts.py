@@ -303,7 +303,7 @@ def test_the_manifest_counts_what_is_trained_and_sent() -> None:
     trainer: Any = SimpleNamespace(
         config=config(),
         world=SimpleNamespace(device=torch.device("cpu"), size=2),
-        workload=SimpleNamespace(model=model),
+        workload=SimpleNamespace(model=model, unit="tokens", units_per_sample=2),
         settings={},
         repeats=True,
     )
