@@ -521,7 +521,7 @@ def probe(spec: str, target: str, to: Path | None) -> None:
     Example:
       ddpgen probe examples/gpt.yaml --target local
     """
-    from ddpgen import job, measure
+    from ddpgen import job, probe
     from ddpgen.launch import START, run
     from ddpgen.monitor import record
 
@@ -532,7 +532,7 @@ def probe(spec: str, target: str, to: Path | None) -> None:
             f"--json goes with {' and '.join(START)}; on {target} the figures stay there."
         )
     readings, tiers = _checked(spec, target)
-    probed = {target: measure.probed(readings[target])}
+    probed = {target: probe.probed(readings[target])}
     how = job.Render()
     job.write_bundle(probed, tiers, Path(spec).parent, how)
     bundle = job.output_directory(probed, how)
@@ -547,7 +547,7 @@ def probe(spec: str, target: str, to: Path | None) -> None:
     if target == "hosts" and code in (0, 75):
         run([*start, "--fetch"])
     if to is not None:
-        measure.copy(measure.results(probed[target].job, bundle) / measure.PROBE, to)
+        probe.copy(probe.results(probed[target].job, bundle) / probe.PROBE, to)
     sys.exit(code)
 
 

@@ -38,7 +38,7 @@ from train.status import read_status
 HEARTBEAT_S = 5.0
 # A holder on another machine cannot be looked at; it counts as dead after this long in silence.
 SILENCE_S = 60.0
-# Nobody beats while a start imports torch and joins the others.
+# There are no heartbeats while a start imports torch and joins the others.
 START_SILENCE_S = 180.0
 # How long a start waits for the workers of one whose launch script was killed: they write a
 # checkpoint and end, or torchrun kills them after 30 s.
@@ -293,7 +293,7 @@ def look(directory: Path, timeout_s: float) -> tuple[Holder, bool | None] | None
     holder = read_lock(directory)
     if holder is None or is_here(holder):
         return (holder, _is_alive(directory, holder)) if holder else None
-    # In the generation 0 nobody beats: watching would only cost time.
+    # There are no heartbeats in generation 0: watching would only cost time.
     return holder, _pulse(directory, holder, timeout_s if holder.generation else 0.0)
 
 

@@ -1,6 +1,7 @@
-"""What rank 0 writes down: lock, manifest, metrics, progress, checkpoints, status.
+"""What rank 0 writes down: manifest, metrics, progress, checkpoints, status.
 
-Owns all writing to the checkpoint directory during a run. The other ranks write no records.
+Owns the job's records in the checkpoint directory during a run, always behind the fence of lock.py. The other ranks
+write none: their heartbeats are health/'s, a host's own status is node.py's.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ from train.status import read_status
 def main(argv: Sequence[str]) -> int:
     """Run one worker. Returns its exit code; how the job ended is in the status file.
 
-    0 whenever a restart by torchrun would be wrong: done, stopped, superseded, or failed for good.
+    0 whenever a restart by torchrun would be wrong: done, stopped, replaced, or failed for good on several hosts. On
+    one host a failure for good ends with 1, and the workers that torchrun starts again see it and end.
     """
     processes.die_with_parent(signal.SIGKILL)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
@@ -134,9 +135,8 @@ class Worker:
                 self._record_failure(why)
             return EXIT_FAILED
         if isinstance(error, ToldError):
-            failures.wait_for_word(
-                LAST_WAIT_S
-            )  # whoever has reported it in the exchange tells the others next
+            # The process that has reported it in the exchange tells the others next.
+            failures.wait_for_word(LAST_WAIT_S)
             return self._record_failure(why)
         reason, is_mine = failures.tell(why)
         if is_mine:

@@ -35,9 +35,8 @@ class Job:
     def __init__(self, home: Home, arguments: tuple[str, ...]) -> None:
         self._home, self._arguments = home, arguments
         self._plan, self._pace = home.plan, home.pace
-        self._events: asyncio.Queue[End | None] = (
-            asyncio.Queue()
-        )  # None: look at the deadline again
+        # None: look at the deadline again.
+        self._events: asyncio.Queue[End | None] = asyncio.Queue()
         report = self._events.put_nowait
         self._sessions = {host.name: Session(host, home, report) for host in home.plan.hosts}
         self._head = home.plan.head
@@ -194,9 +193,8 @@ class Job:
             # The job has come to its end: nobody is fetched back for it.
             self._settled = True
             if end.state == "stopped" and not (self._asked or self._plan.elastic):
-                self._send_to_all(
-                    "stop"
-                )  # stopped before the rendezvous, it could not stop the others
+                # Stopped before the rendezvous, it could not stop the others.
+                self._send_to_all("stop")
             self._within(self._pace.linger)
         elif not self._killed:
             self._say(f"{end.host}: {end.state}: {end.reason or 'it gave no reason'}")

@@ -17,7 +17,7 @@ LAYERS = [
     {"cli"},
     {"predict_page", "predict_plot"},
     {"predict"},
-    {"measure", "measured"},
+    {"measured", "probe"},
     {"monitor.commands", "monitor.submit_slurm", "monitor.submit_sky"},
     {"monitor.at_hosts", "monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
     {"monitor.skypilot", "monitor.store"},

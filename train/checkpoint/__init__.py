@@ -1,1 +1,7 @@
-"""Checkpoints: their files on disk, when they are taken, their copy in a store, and the way back into a run."""
+"""Checkpoints: their files on disk, when they are taken, their copy in a store, and the way back into a run.
+
+checkpointer.py  when they are taken, their content, the thread that writes    (rank 0)
+disk.py          the bytes of one, its marker, verification, retention
+remote.py        the copy in a store                                           (segments.py: of the metrics)
+resume.py        the newest of all hosts, into every process
+"""

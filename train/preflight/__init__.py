@@ -3,7 +3,9 @@
     settings.py  what a supervisor tells its host               (plain values)
     finding.py   one named fault, its code, the table of all    (plain values)
     report.py    what the hosts of a launch tell each other     (plain values)
-    checks.py    the checks of one host by itself               (network.py, directory.py, gpus.py, limits.py)
+    checks.py    the checks of one host by itself               (network.py, directory.py, gpus.py, limits.py;
+                                                                 facts.py: what compare.py needs; ports.py: who
+                                                                 holds a port)
     compare.py   the checks that need all reports               (link_findings.py: of the links; pure)
     table.py     the findings for people                        (pure)
     checkin.py   check-in, waiting, verdict: one TCP exchange   (links.py: the probes between hosts)

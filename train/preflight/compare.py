@@ -1,4 +1,4 @@
-"""What only all reports together tell: who differs from the others, and who shares what he must not.
+"""What only all reports together tell: which hosts differ from the others, and which share what must not be shared.
 
 Of several hosts the minority is blamed, and of two the one that is not the head. The links between the
 hosts are judged in link_findings.py. Pure: knows no socket, no file, no clock.

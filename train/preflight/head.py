@@ -21,9 +21,8 @@ from train.preflight.wire import Listener, background, bind, encode, within
 
 _OTHERS_S = 1.0  # after a first error, for what else is wrong
 _PROVES_S = 2.5  # … and for a host that was called, and tries its own way once more
-_LATE_S = (
-    6.5  # after the start: as long as the checks of a host take that was started with this one
-)
+# After the start: as long as the checks take on a host that was started together with this one.
+_LATE_S = 6.5
 _SETTLE_S = 3.0  # an elastic job begins so long after its last host came
 _ACKNOWLEDGE_S = 2.0
 _CLOSE_S = 1.0
@@ -40,9 +39,8 @@ async def receive_clients(
     """Be the head of a launch, until the verdict has been told to all who came."""
     began = time.monotonic()
     report = await examined(settings, examine)
-    _allow_files(
-        settings.nodes + _OTHER_FILES
-    )  # not before: the checks tell what the run will have
+    # After the checks, which report the limit that the run will have.
+    _allow_files(settings.nodes + _OTHER_FILES)
     head = Head(settings, report, judge, say, began)
     try:
         return await head.run()

@@ -1,7 +1,7 @@
 """This host's way to the others: what was seen of it, and what is wrong with that.
 
 Owns the look at names, routes and interfaces, and the judgement of one host's own. Sends nothing to
-anybody: whether the others answer is found out by checkin.py.
+anybody: whether the others answer is found out in the check-in (search.py, links.py).
 """
 
 from __future__ import annotations
