@@ -65,6 +65,7 @@ class RunConfig:
     patience: int
     min_delta: float
     log_every: int
+    trackers: tuple[str, ...]
     checkpoint_dir: str
     checkpoint_store: str
     checkpoint_every: Period
@@ -85,6 +86,7 @@ def parse(argv: Sequence[str]) -> RunConfig:
     parser = build_parser()
     given = vars(parser.parse_args(argv))
     given["args"] = dict(given.pop("arg"))
+    given["trackers"] = tuple(dict.fromkeys(given.pop("tracker")))
     config = RunConfig(**given)
     if (config.steps is None) == (config.epochs is None):
         parser.error("give either --steps or --epochs")
@@ -154,6 +156,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--min-delta", type=_not_negative, default=0.0, help="what is no improvement yet")
     add("--log-every", type=_at_least(1), default=10, help="steps between progress lines")
+    add(
+        "--tracker",
+        choices=("tensorboard", "wandb", "mlflow"),
+        action="append",
+        default=[],
+        help="where metrics go as well; may be given again",
+    )
     add("--checkpoint-dir", required=True)
     add(
         "--checkpoint-store",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train import manifest, repeats, rng, startup
+from train import manifest, repeats, rng, startup, trackers
 from train.checkpoint.resume import find, restore
 from train.config import RunConfig
 from train.data import (
@@ -151,17 +151,19 @@ def run(worker: Worker) -> int:
             if trainer.records is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
                 trainer.records.checkpointer.settle()
-    _part(world, worker)
+    _part(world, worker, trainer.records)
     return EXIT_CHANGED if outcome is Outcome.LEFT else 0
 
 
-def _part(world: World, worker: Worker) -> None:
+def _part(world: World, worker: Worker, records: Records | None = None) -> None:
     """A good end: nobody leaves before all are done."""
     if worker.failures is not None:
         world.barrier()
         worker.failures.close()
     worker.reporter.stop()
     leave(world)
+    if records is not None:
+        trackers.finish(records.trackers)  # now, as no rank waits for this one any more
 
 
 class Trainer:
@@ -179,6 +181,7 @@ class Trainer:
     exchange: StepExchange
     repeats = True
     rank_names: Sequence[str] = ()
+    tracker_run = ""
 
     def __init__(
         self,
@@ -234,6 +237,7 @@ class Trainer:
             return ""
         startup.check_settings(self.config, self.settings, self.world, found)
         restore(self.state, found.source)
+        self.tracker_run = str(found.source.meta.get("tracker_run", ""))
         if self.state.step > self.last_step:
             raise TrainError(
                 f"the newest checkpoint in {directory} is of step {self.state.step}, beyond the "

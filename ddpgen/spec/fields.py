@@ -318,7 +318,7 @@ class Arguments(Pairs):
 class Texts(Kind):
     """A text or a list of texts; kept as a tuple."""
 
-    def __init__(self, leaf: Text):
+    def __init__(self, leaf: Leaf):
         self.leaf, self.sample = leaf, ()
         self.wants = f"{leaf.wants}, or a list of them"
 

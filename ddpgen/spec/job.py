@@ -171,6 +171,7 @@ class Train:
     best: Best | None = setting(Group(Best, shorthand="metric"), None)
     early_stop: EarlyStop | None = setting(Group(EarlyStop), None)
     log_every: int = setting(Steps(1), 10)
+    trackers: tuple[str, ...] = setting(Texts(Choice("tensorboard", "wandb", "mlflow")), ())
     args: Mapping[str, Any] | tuple[str, ...] = setting(
         Arguments(
             r"[A-Za-z_][A-Za-z0-9_.-]*",

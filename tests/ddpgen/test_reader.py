@@ -170,6 +170,7 @@ def test_billion_laughs_are_refused_without_being_told() -> None:
         ("find_unused_parameters: 1", 'find_unused_parameters: "1" is neither true nor false'),
         ("precision: FP32", 'precision: "FP32" is not known; did you mean fp32?'),
         ("comm_hook: null", "comm_hook: is empty (null); write one of none, fp16, bf16, powersgd"),
+        ("trackers: wandbb", 'trackers: "wandbb" is not known; did you mean wandb?'),
         ("args: 3", 'args: is "3"; write a mapping of names to values'),
         ("args: {depth: 010}", "args.depth: YAML reads the leading zero of 010 as octal"),
         ("args: {depth: .inf}", 'args.depth: ".inf" is not a number a program can be passed'),
