@@ -66,6 +66,7 @@ class RunConfig:
     min_delta: float
     log_every: int
     trackers: tuple[str, ...]
+    profile: tuple[int, int] | None
     checkpoint_dir: str
     checkpoint_store: str
     checkpoint_every: Period
@@ -163,6 +164,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         help="where metrics go as well; may be given again",
     )
+    add("--profile", type=_steps, metavar="20..25", help="trace these steps, on every rank")
     add("--checkpoint-dir", required=True)
     add(
         "--checkpoint-store",
@@ -261,6 +263,13 @@ def _shares(text: str) -> tuple[int, ...]:
     if min(shares) < 1:
         raise argparse.ArgumentTypeError("every rank needs at least one micro-batch")
     return shares
+
+
+def _steps(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d*)\.\.([1-9]\d*)", text)
+    if found is None or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps such as 20..25")
+    return int(found[1]), int(found[2])
 
 
 def _arg(text: str) -> tuple[str, Any]:

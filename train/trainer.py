@@ -53,6 +53,7 @@ from train.parallel.gradients import AllReduceGradients, Gradients, TreeGradient
 from train.parallel.local_sockets import SocketReducer, connect
 from train.parallel.process_group import Place, World, join, leave
 from train.parallel.step_exchange import StepExchange, StepResult
+from train.profile import Profile
 from train.records import Records
 from train.scheduler import VARIABLE
 from train.selection import Selection
@@ -182,6 +183,7 @@ class Trainer:
     repeats = True
     rank_names: Sequence[str] = ()
     tracker_run = ""
+    profile: Profile | None = None
 
     def __init__(
         self,
@@ -194,6 +196,7 @@ class Trainer:
         """Build workload and optimizer, in the user's directory and from the seed. Raises TrainError."""
         self.config, self.world, self.stop, self.host = config, world, stop, host
         self.parts, self.mine = parts, parts[world.rank]
+        directory = Path(config.checkpoint_dir).absolute()
         if config.code_dir is not None:
             os.chdir(config.code_dir)
         context = Context(
@@ -224,6 +227,8 @@ class Trainer:
         self.learning_rate = LearningRate(optimizer, config, self.last_step, own)
         self.settings = manifest.settings(config, self.last_step, own is not None)
         self.clock = StepClock()
+        if config.profile is not None:
+            self.profile = Profile(config.profile, directory / "profile", world, self.clock)
         self.autocast = partial(_autocast, config.precision, world.device.type)
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
@@ -303,6 +308,8 @@ class Trainer:
             pin_memory=self.world.device.type == "cuda",
         )
         outcome = self.take_steps(batches)
+        if self.profile is not None:
+            self.profile.close()
         self.gradients.close()
         return outcome
 
@@ -315,7 +322,8 @@ class Trainer:
             self._commit(self._evaluation_is_due() and self.evaluate())
         while self.state.step < self.last_step and not selection.verdict:
             lr = self.learning_rate.set_for(self.state.step)
-            result = self.train_step(batches)
+            with self.profile.step(self.state.step + 1) if self.profile else nullcontext():
+                result = self.train_step(batches)
             self.state.step += 1
             NOW.name = RECORDS
             if self.records is not None:
