@@ -65,6 +65,8 @@ class RunConfig:
     patience: int
     min_delta: float
     log_every: int
+    trackers: tuple[str, ...]
+    profile: tuple[int, int] | None
     checkpoint_dir: str
     checkpoint_store: str
     checkpoint_every: Period
@@ -85,6 +87,7 @@ def parse(argv: Sequence[str]) -> RunConfig:
     parser = build_parser()
     given = vars(parser.parse_args(argv))
     given["args"] = dict(given.pop("arg"))
+    given["trackers"] = tuple(dict.fromkeys(given.pop("tracker")))
     config = RunConfig(**given)
     if (config.steps is None) == (config.epochs is None):
         parser.error("give either --steps or --epochs")
@@ -154,6 +157,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--min-delta", type=_not_negative, default=0.0, help="what is no improvement yet")
     add("--log-every", type=_at_least(1), default=10, help="steps between progress lines")
+    add(
+        "--tracker",
+        choices=("tensorboard", "wandb", "mlflow"),
+        action="append",
+        default=[],
+        help="where metrics go as well; may be given again",
+    )
+    add("--profile", type=_steps, metavar="20..25", help="trace these steps, on every rank")
     add("--checkpoint-dir", required=True)
     add(
         "--checkpoint-store",
@@ -252,6 +263,13 @@ def _shares(text: str) -> tuple[int, ...]:
     if min(shares) < 1:
         raise argparse.ArgumentTypeError("every rank needs at least one micro-batch")
     return shares
+
+
+def _steps(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d*)\.\.([1-9]\d*)", text)
+    if found is None or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps such as 20..25")
+    return int(found[1]), int(found[2])
 
 
 def _arg(text: str) -> tuple[str, Any]:

@@ -18,10 +18,9 @@ from train.config import RunConfig
 from train.data import batch_reader, ranges, to_device
 from train.errors import TrainError
 from train.health.phase import WAITING
+from train.metrics import RESERVED
 from train.parallel.process_group import World
 from train.workload import Dataset, Workload
-
-RESERVED = ("kind", "step", "attempt", "generation", "time")
 
 Means = dict[str, float]
 Rows = dict[str, torch.Tensor]

@@ -15,6 +15,9 @@ from typing import Any
 from train.console import say
 from train.health.stacks import innermost_user_line
 
+# What every row has; no metric may be called so.
+RESERVED = ("kind", "step", "attempt", "generation", "time")
+
 
 class MetricsLog:
     """Appends one JSON object a line to metrics.jsonl, each in a single write.

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from train import manifest
+from train import manifest, trackers
 from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, NotInStoreError, SaveFailedError
 from train.console import Progress, clock, say
@@ -61,7 +61,13 @@ class Records:
         disk.remove_leftovers(directory)
         if (best_step(directory) or 0) > start_step:  # it is evaluated again
             (directory / BEST).unlink(missing_ok=True)
-        meta = _describe_run(trainer, fence)
+        meta, run = _describe_run(trainer, fence), trainer.tracker_run
+        if config.trackers:
+            run = trackers.run_id(directory, run)
+        if run:
+            meta["tracker_run"] = (
+                run  # in each checkpoint: a machine that takes over goes on with its curves
+            )
         text = json.dumps(meta, indent=1, sort_keys=True) + "\n"
         with _named_for_good():
             replace_file(directory / "manifest.json", text.encode())
@@ -69,6 +75,9 @@ class Records:
             remote.resume(start_step)
         with _named_for_good():
             self._log = MetricsLog(directory / "metrics.jsonl", workload.log)
+        self.trackers = trackers.start(
+            config.trackers, directory, run, start_step, config.log_every
+        )
         every, keep = config.checkpoint_every, config.checkpoint_keep
         self.checkpointer = Checkpointer(directory, fence, every, keep, meta, remote)
         units = config.global_batch_size * workload.units_per_sample

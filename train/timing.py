@@ -11,19 +11,35 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # A rank that computes longer than the others by this part of a step, in so many reports in a row, is named.
 SLOW = 0.10
 REPORTS = 3
 
 
+class Times(NamedTuple):
+    """Seconds of so many steps: all of them, waiting for ranks, for batches."""
+
+    steps: int
+    total: float
+    waiting: float
+    batches: float
+
+    def since(self, before: Times) -> list[float]:
+        """Means of a step since then, zeros where there was none."""
+        steps = max(1, self.steps - before.steps)
+        return [(now - was) / steps for now, was in zip(self[1:], before[1:], strict=True)]
+
+
 class StepClock:
-    """This rank's times in its steps since its last report."""
+    """This rank's times in its steps."""
 
     def __init__(self) -> None:
         self._began = self._ready_at = 0.0
         self._steps = 0
         self._total = self._waiting = self._batches = 0.0
+        self._reported = self.times()
 
     def begin(self) -> None:
         """A step begins."""
@@ -61,10 +77,12 @@ class StepClock:
     def report(self) -> list[float]:
         """Mean seconds of a step since the last report: all of it, waiting for ranks, for batches. Zeros
         before the first step."""
-        times = [self._total, self._waiting, self._batches]
-        means = [seconds / max(1, self._steps) for seconds in times]
-        self._steps, self._total, self._waiting, self._batches = 0, 0.0, 0.0, 0.0
-        return means
+        before, self._reported = self._reported, self.times()
+        return self._reported.since(before)
+
+    def times(self) -> Times:
+        """All so far."""
+        return Times(self._steps, self._total, self._waiting, self._batches)
 
 
 @dataclass(frozen=True)

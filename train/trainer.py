@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train import manifest, repeats, rng, startup
+from train import manifest, repeats, rng, startup, trackers
 from train.checkpoint.resume import find, restore
 from train.config import RunConfig
 from train.data import (
@@ -53,6 +53,7 @@ from train.parallel.gradients import AllReduceGradients, Gradients, TreeGradient
 from train.parallel.local_sockets import SocketReducer, connect
 from train.parallel.process_group import Place, World, join, leave
 from train.parallel.step_exchange import StepExchange, StepResult
+from train.profile import Profile
 from train.records import Records
 from train.scheduler import VARIABLE
 from train.selection import Selection
@@ -151,17 +152,19 @@ def run(worker: Worker) -> int:
             if trainer.records is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
                 trainer.records.checkpointer.settle()
-    _part(world, worker)
+    _part(world, worker, trainer.records)
     return EXIT_CHANGED if outcome is Outcome.LEFT else 0
 
 
-def _part(world: World, worker: Worker) -> None:
+def _part(world: World, worker: Worker, records: Records | None = None) -> None:
     """A good end: nobody leaves before all are done."""
     if worker.failures is not None:
         world.barrier()
         worker.failures.close()
     worker.reporter.stop()
     leave(world)
+    if records is not None:
+        trackers.finish(records.trackers)  # now, as no rank waits for this one any more
 
 
 class Trainer:
@@ -179,6 +182,8 @@ class Trainer:
     exchange: StepExchange
     repeats = True
     rank_names: Sequence[str] = ()
+    tracker_run = ""
+    profile: Profile | None = None
 
     def __init__(
         self,
@@ -191,6 +196,7 @@ class Trainer:
         """Build workload and optimizer, in the user's directory and from the seed. Raises TrainError."""
         self.config, self.world, self.stop, self.host = config, world, stop, host
         self.parts, self.mine = parts, parts[world.rank]
+        directory = Path(config.checkpoint_dir).absolute()
         if config.code_dir is not None:
             os.chdir(config.code_dir)
         context = Context(
@@ -222,6 +228,8 @@ class Trainer:
         self.learning_rate = LearningRate(optimizer, config, self.last_step, own)
         self.settings = manifest.settings(config, self.last_step, own is not None)
         self.clock = StepClock()
+        if config.profile is not None:
+            self.profile = Profile(config.profile, directory / "profile", world, self.clock)
         self.autocast = partial(_autocast, config.precision, world.device.type)
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
@@ -235,6 +243,7 @@ class Trainer:
             return ""
         startup.check_settings(self.config, self.settings, self.world, found)
         restore(self.state, found.source)
+        self.tracker_run = str(found.source.meta.get("tracker_run", ""))
         if self.state.step > self.last_step:
             raise TrainError(
                 f"the newest checkpoint in {directory} is of step {self.state.step}, beyond the "
@@ -298,6 +307,8 @@ class Trainer:
             pin_memory=self.world.device.type == "cuda",
         )
         outcome = self.take_steps(batches)
+        if self.profile is not None:
+            self.profile.close()
         self.gradients.close()
         return outcome
 
@@ -310,7 +321,8 @@ class Trainer:
             self._commit(self._evaluation_is_due() and self.evaluate())
         while self.state.step < self.last_step and not selection.verdict:
             lr = self.learning_rate.set_for(self.state.step)
-            result = self.train_step(batches)
+            with self.profile.step(self.state.step + 1) if self.profile else nullcontext():
+                result = self.train_step(batches)
             self.state.step += 1
             NOW.name = RECORDS
             if self.records is not None:

@@ -259,6 +259,9 @@ def _training(train: Train) -> Iterator[Word]:
     if train.best:
         yield f"--best-metric={train.best.metric}"
         yield from _unusual(("best-mode", train.best.mode or "min", "min"))
+    yield from (f"--tracker={name}" for name in train.trackers)
+    if train.profile:
+        yield f"--profile={train.profile.steps}"
     if train.early_stop:
         yield f"--patience={train.early_stop.patience}"
         yield from _unusual(("min-delta", train.early_stop.min_delta, 0.0))

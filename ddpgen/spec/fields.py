@@ -278,6 +278,31 @@ class Steps(Leaf):
         return int(match[1])
 
 
+class Span(NamedTuple):
+    """Steps, the first and the last included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}"
+
+
+class StepSpan(Leaf):
+    """A range of steps: 20..25."""
+
+    sample = Span(1, 1)
+    wants = "a range of steps, like 20..25"
+    schema: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9]+\\s*[.][.]\\s*[0-9]+$"}
+
+    def read(self, raw: Scalar) -> Span:
+        _refuse_long(raw, self.wants)
+        match = re.fullmatch(r"([0-9]{1,18})\s*\.\.\s*([0-9]{1,18})", raw.text, re.ASCII)
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
+            raise Refused(f"{show(raw.text)} is no range of steps", f"write {self.wants}")
+        return Span(int(match[1]), int(match[2]))
+
+
 class Every(Leaf):
     """A period in steps or in time."""
 
@@ -318,7 +343,7 @@ class Arguments(Pairs):
 class Texts(Kind):
     """A text or a list of texts; kept as a tuple."""
 
-    def __init__(self, leaf: Text):
+    def __init__(self, leaf: Leaf):
         self.leaf, self.sample = leaf, ()
         self.wants = f"{leaf.wants}, or a list of them"
 

@@ -26,7 +26,9 @@ from ddpgen.spec.fields import (
     Number,
     Pairs,
     Period,
+    Span,
     Steps,
+    StepSpan,
     Text,
     Texts,
     Value,
@@ -130,6 +132,13 @@ class EarlyStop:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
+class Profile:
+    """Which steps are traced."""
+
+    steps: Span = setting(StepSpan())
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Train:
     """What is trained, on how much, and how."""
 
@@ -171,6 +180,8 @@ class Train:
     best: Best | None = setting(Group(Best, shorthand="metric"), None)
     early_stop: EarlyStop | None = setting(Group(EarlyStop), None)
     log_every: int = setting(Steps(1), 10)
+    profile: Profile | None = setting(Group(Profile, shorthand="steps"), None)
+    trackers: tuple[str, ...] = setting(Texts(Choice("tensorboard", "wandb", "mlflow")), ())
     args: Mapping[str, Any] | tuple[str, ...] = setting(
         Arguments(
             r"[A-Za-z_][A-Za-z0-9_.-]*",

@@ -194,6 +194,10 @@ def _batches(job: JobSpec) -> Iterator[Conflict]:
         else:
             remedy = "use reduction: tree, or a process count that divides them"
             yield Conflict(("procs_per_node", "nodes", "train.reduction", *batch), what, remedy)
+    if train.steps and train.profile and train.profile.steps.first > train.steps:
+        what = f"begins after the last of {train.steps} steps"
+        remedy = f"write a range up to {train.steps}"
+        yield Conflict(("train.profile.steps", "train.profile", "train.steps"), what, remedy)
     if train.steps and train.warmup_steps >= train.steps:
         what = f"{train.warmup_steps} steps of warm-up leave nothing of {train.steps} steps"
         remedy = f"write a number below {train.steps}"

@@ -113,13 +113,14 @@ def test_training_accepts_every_flag_a_plan_can_hold() -> None:
     assert (config.rendezvous_timeout, config.grad_clip, config.args) == (120.0, 1.0, {"depth": 2})
 
 
-def test_training_is_told_what_is_the_best_and_when_to_stop_early() -> None:
+def test_training_is_told_what_is_the_best_when_to_stop_early_and_whom_to_tell() -> None:
     pytest.importorskip("torch")
     from train.config import parse
 
     text = GPT + "  eval_every: 5 steps\n  best: {metric: f1, mode: max}\n"
-    text += "  early_stop: {patience: 3, min_delta: 0.01}\n"
+    text += "  early_stop: {patience: 3, min_delta: 0.01}\n  trackers: [wandb, tensorboard]\n  profile: 3..5\n"
     words = command(text)
     config = parse(words[words.index("run") + 1 :])
     assert (config.best_metric, config.best_mode) == ("f1", "max")
     assert (config.patience, config.min_delta) == (3, 0.01)
+    assert (config.trackers, config.profile) == (("wandb", "tensorboard"), (3, 5))

@@ -70,6 +70,7 @@ def spec(**changes: object) -> str:
             {"train": "best: accuracy\n  eval_every: 5 steps"},
             '12:9: train.best: does not say whether less "accuracy" is better, or more',
         ),
+        ({"train": "profile: 101..110"}, "12:12: train.profile: begins after the last of 100"),
         ({"train": "best: loss"}, "12:9: train.best: has one evaluation to choose from"),
         ({"procs": 3, "train": "reduction: allreduce"}, "3:17: procs_per_node: 4 micro-batches"),
         ({"what": "{workload: m.py:build, steps: 100}"}, "8:13: train.workload: m.py is a file"),

@@ -1,0 +1,289 @@
+"""The rows of metrics.jsonl, sent to TensorBoard, Weights & Biases or MLflow while they are written.
+
+Owns a process for each tracker, started by rank 0: it follows the file, so that a library that hangs, crashes
+or draws random numbers touches no step. A tracker is sent what it lacks: after a restart, no step twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from uuid import uuid4
+
+from train.console import say
+from train.metrics import RESERVED
+
+# How long a tracker may take for its last rows: the machine may be about to go.
+FINISH_S = 10
+_POLL_S = 1.0
+
+
+class Points(NamedTuple):
+    """Numbers of one step. `time`: seconds since 1970."""
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
+class Tracker(Protocol):
+    """Where points go. `last`: the last step that it has."""
+
+    last: int
+
+    def send(self, points: Sequence[Points]) -> None:
+        """Takes points in the order of their steps; all is sent when it returns."""
+
+    def close(self, end: str) -> None:
+        """`end`: done, stopped or left; "" after a crash."""
+
+
+Processes = list["subprocess.Popen[bytes]"]
+
+
+def start(names: Sequence[str], directory: Path, run: str, step: int, every: int) -> Processes:
+    """The processes of these trackers; they end when this one does.
+
+    `run`: the same at every start of a job. `step`: where this start begins. `every`: steps between two
+    measurements of the speed. metrics.jsonl lies there, without a row of this start.
+    """
+    size = (directory / "metrics.jsonl").stat().st_size
+    about = [str(directory.absolute()), run, str(step), str(size), str(every)]
+    started: Processes = []
+    for name in names:
+        command = [sys.executable, "-m", __name__, name, *about]
+        root, pipe = Path(__file__).parents[1], subprocess.PIPE
+        try:
+            # In a session of its own: Ctrl-C is for the training, whose last row it waits for.
+            started += [subprocess.Popen(command, cwd=root, stdin=pipe, start_new_session=True)]
+        except OSError as error:
+            say(f"{name} cannot be started ({error.strerror}); training goes on without it", 0)
+    return started
+
+
+def finish(started: Processes) -> None:
+    """The last row is written: wait until it is sent."""
+    for process in started:
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended
+            # Closing alone does not do: processes that fetch batches have the pipe, too.
+            process.stdin.write(b"\n")
+            process.stdin.close()
+    for process in started:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2 * FINISH_S)
+
+
+def run_id(directory: Path, resumed: str) -> str:
+    """That of the checkpoint, or of an earlier start that came to none, or a new one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        before = json.loads((directory / "manifest.json").read_text("utf-8")).get("tracker_run")
+        resumed = resumed or str(before or "")
+    return resumed or uuid4().hex
+
+
+# --- the process of one tracker -------------------------------------------------------------------------
+
+
+class TensorBoard:
+    """A log directory, beside the checkpoints."""
+
+    def __init__(self, run: str, name: str, about: Mapping[str, Any], step: int) -> None:
+        protos = import_module("tensorboard.compat.proto.event_pb2")
+        self._summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
+        self._event = protos.Event
+        writer = import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter
+        self.last = step if any(Path("tensorboard").glob("*tfevents*")) else 0
+        self._writer = writer("tensorboard")
+        # As torch's SummaryWriter(purge_step=…): readers forget the steps from here on, which come again.
+        start = protos.SessionLog(status=protos.SessionLog.START)
+        self._writer.add_event(protos.Event(step=self.last + 1, session_log=start))
+
+    def send(self, points: Sequence[Points]) -> None:
+        for step, when, values in points:
+            value = [self._summary.Value(tag=k, simple_value=v) for k, v in values.items()]
+            summary = self._summary(value=value)
+            self._writer.add_event(self._event(wall_time=when, step=step, summary=summary))
+        self._writer.flush()
+
+    def close(self, end: str) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases; where and whether online its own variables say (WANDB_PROJECT, WANDB_MODE)."""
+
+    def __init__(self, run: str, name: str, about: Mapping[str, Any], step: int) -> None:
+        wandb = import_module("wandb")
+        quiet = wandb.Settings(console="off")  # what this process prints is not the training's log
+        self._run = wandb.init(
+            id=run, resume="allow", name=name, config=dict(about["settings"]), settings=quiet
+        )
+        self.last = self._run.starting_step - 1  # none before it would be taken
+
+    def send(self, points: Sequence[Points]) -> None:
+        for step, _, values in points:
+            self._run.log(dict(values), step=step)
+
+    def close(self, end: str) -> None:
+        self._run.summary["end"] = end or "crashed"
+        self._run.finish(exit_code=0 if end else 1)
+
+
+class MLflow:
+    """A run of MLflow; where, its own variables say (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME)."""
+
+    def __init__(self, run: str, name: str, about: Mapping[str, Any], step: int) -> None:
+        self._mlflow, self._entities = import_module("mlflow"), import_module("mlflow.entities")
+        self._client = self._mlflow.MlflowClient()
+        mine = f"tags.`ddpgen.run` = '{run}'"
+        found = self._mlflow.search_runs(filter_string=mine, max_results=1, output_format="list")
+        if found:
+            self._run = self._mlflow.start_run(run_id=found[0].info.run_id).info.run_id
+            self.last = int(found[0].data.tags.get("ddpgen.step", 0))
+            return
+        self._run = self._mlflow.start_run(run_name=name, tags={"ddpgen.run": run}).info.run_id
+        self._mlflow.log_params({k: str(v)[:500] for k, v in about["settings"].items()})
+        self.last = 0
+
+    def send(self, points: Sequence[Points]) -> None:
+        metrics = [
+            self._entities.Metric(key, value, int(when * 1000), step)
+            for step, when, values in points
+            for key, value in values.items()
+        ]
+        for first in range(0, len(metrics), 1000):  # the most that a request may have
+            some = metrics[first : first + 1000]
+            # In the same request, as MLflow would keep a point that is sent again beside the first.
+            last = self._entities.RunTag("ddpgen.step", str(some[-1].step))
+            self._client.log_batch(self._run, some, tags=[last])
+
+    def close(self, end: str) -> None:
+        status = {"done": "FINISHED", "stopped": "KILLED", "left": "RUNNING"}
+        self._mlflow.end_run(status.get(end, "FAILED"))
+
+
+_TRACKERS: dict[str, Callable[[str, str, Mapping[str, Any], int], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+}
+
+
+def points(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a row that are worth a curve."""
+    kind = row["kind"]
+    if kind == "step":
+        return {f"train/{name}": float(row[name]) for name in ("loss", "lr")}
+    if kind == "eval":
+        return {
+            f"eval/{name}": float(value)
+            for name, value in row.items()
+            if name not in RESERVED and not isinstance(value, list)
+        }
+    if kind == "ranks":
+        waiting = row["waiting"]
+        return {
+            "ranks/step_seconds": row["seconds"],
+            "ranks/waiting_mean": sum(waiting) / len(waiting),
+            "ranks/waiting_max": max(waiting),
+        }
+    return {}
+
+
+class Follower:
+    """The rows of this start, and those before it that count and that the tracker lacks."""
+
+    def __init__(
+        self, tracker: Tracker, about: Mapping[str, Any], step: int, size: int, every: int
+    ) -> None:
+        self._tracker, self._step, self._size, self._every = tracker, step, size, every
+        self._unit, self._units = about["unit"], about["units_per_step"]
+        self._file = open("metrics.jsonl", "rb")  # noqa: SIM115 (for as long as the process lives)
+        self._rest = b""
+        self._before: tuple[int, float] | None = None
+        self.end = ""
+
+    def send(self) -> None:
+        """Send what is new. Raises whatever the tracker does."""
+        begin = self._file.tell() - len(self._rest)
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        rows: dict[tuple[str, int], dict[str, Any]] = {}  # the last one of a step counts
+        for line in lines:
+            mine, begin = begin >= self._size, begin + len(line) + 1
+            with contextlib.suppress(ValueError):  # a line that a crash cut off
+                row = json.loads(line)
+                if mine or row["step"] <= self._step:
+                    rows[row["kind"], row["step"]] = row
+                if mine and row["kind"] in ("done", "stopped", "left"):
+                    self.end = row["kind"]
+        new = list(self._points(sorted(rows.values(), key=lambda row: int(row["step"]))))
+        if new:
+            self._tracker.send(new)
+
+    def _points(self, rows: Sequence[dict[str, Any]]) -> Iterator[Points]:
+        for row in rows:
+            values = points(row)
+            if row["kind"] == "start":
+                self._before = None
+            elif row["kind"] == "step" and row["step"] % self._every == 0:
+                values |= self._speed(row["step"], row["time"])
+            if values and row["step"] > self._tracker.last:
+                yield Points(row["step"], row["time"], values)
+
+    def _speed(self, step: int, time: float) -> dict[str, float]:
+        before, self._before = self._before, (step, time)
+        if before is None or time <= before[1]:
+            return {}
+        speed = (step - before[0]) * self._units / (time - before[1])
+        return {f"train/{self._unit}_per_second": speed}
+
+
+def main(name: str, directory: str, run: str, *numbers: str) -> None:
+    """Follow the rows until the training is over."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    ended = threading.Event()
+    threading.Thread(target=_end, args=(name, ended), daemon=True).start()
+    step, size, every = map(int, numbers)
+    os.chdir(directory)
+    try:
+        about = json.loads(Path("manifest.json").read_bytes())
+        tracker = _TRACKERS[name](run, Path(directory).name, about, step)
+        follower = Follower(tracker, about, step, size, every)
+        over = False
+        while not over:
+            over = ended.wait(_POLL_S)
+            follower.send()
+        tracker.close(follower.end)
+    except ModuleNotFoundError as error:
+        say(
+            f"train.trackers names {name}, but {sys.executable} has no module {error.name}: "
+            f"pip install {name}; training goes on without it",
+            0,
+        )
+    except Exception as error:  # noqa: BLE001 - of a library, told once
+        say(f"{name} failed with {type(error).__name__}: {error}; training goes on without it", 0)
+
+
+def _end(name: str, ended: threading.Event) -> None:
+    """Wait for the end of the training, by its word or its death; then nothing lasts long."""
+    os.read(0, 1)  # not by a buffer of sys.stdin, whose lock would hold up the exit
+    ended.set()
+    time.sleep(FINISH_S)
+    say(f"{name} has not taken the last rows within {FINISH_S} s; they may be missing there", 0)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
