@@ -140,14 +140,22 @@ def reach(job: SlurmJob, beside: Path, environment: dict[str, str]) -> Iterator[
         return
     host = Host(job.login, job.login, job.dir, "slurm.sbatch")
     way = Plan(job.name, "", None, 0, job.login, job.ssh_options, "", (host,))
+    with logins(way, environment) as ((login, _),):
+        yield login
+
+
+@contextlib.contextmanager
+def logins(plan: Plan, environment: dict[str, str]) -> Iterator[list[tuple[Login, Host]]]:
+    """The ways to all hosts of `plan`."""
     with contextlib.ExitStack() as stack:
         try:
-            ssh = stack.enter_context(ready(way, environment))
+            ssh = stack.enter_context(ready(plan, environment))
         except ValueError as error:
             raise TargetUnavailableError(str(error)) from None
-        login = Login(ssh, host)
-        stack.callback(login.hang_up)
-        yield login
+        found = [(Login(ssh, host), host) for host in plan.hosts]
+        for login, _ in found:
+            stack.callback(login.hang_up)
+        yield found
 
 
 def checkpoints(place: Place, job: JobSpec) -> str:

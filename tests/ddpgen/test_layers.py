@@ -15,8 +15,10 @@ from tests.ddpgen.conftest import GPT, ROOT
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"bench", "bench_plot"},
+    {"bench_table"},
     {"predict_page", "predict_plot"},
-    {"predict"},
+    {"plot", "predict"},
     {"measure", "measured"},
     {"monitor.commands", "monitor.submit", "monitor.submit_sky"},
     {"monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
@@ -76,7 +78,9 @@ PURE_MONITOR = {
     f"monitor.{name}" for name in ("bucket", "jobs", "managed", "pace", "scripts", "state")
 }
 PURE_MODULES = (
-    {"errors", "explain", "predict_page", "shell", "yamltext"} | PURE_DRIVER | PURE_MONITOR
+    {"bench_table", "errors", "explain", "predict_page", "shell", "yamltext"}
+    | PURE_DRIVER
+    | PURE_MONITOR
 )
 IMPURE = {
     "jinja2",
@@ -100,7 +104,7 @@ IMPURE = {
 ONLY_IN = {
     "jinja2": "render",
     "click": "cli",
-    "matplotlib": "predict_plot",
+    "matplotlib": "plot",
     "yaml": "spec.yamltree",
 }
 
