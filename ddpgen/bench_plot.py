@@ -28,7 +28,7 @@ def write(found: Table, file: Path) -> None:
     for at, (row, end) in enumerate(zip(rows, left, strict=True)):
         words = f"{time(row.step_s)}, {row.units_per_s:,.0f} {found.unit}/s, {row.efficiency:.0%}"
         axes.annotate(words, (end, at), (4, 0), textcoords="offset points", va="center")
-    axes.set_xlim(0, max(left) * 1.5)
+    axes.set_xlim(0, max(left) * 1.6)
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds")
     axes.set_ylabel("shape (processes)")
