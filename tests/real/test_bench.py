@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.real import fleet, jobs
+from tests.real import batch, fleet, jobs
+from tests.real.conftest import NewSlurm
 from tests.real.rig import Host, Rig
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -88,3 +89,20 @@ def test_two_hosts_beside_this_machine_and_the_prediction(tmp_path: Path) -> Non
     assert (one["runs"], hosts["runs"], hosts["processes"]) == (2, 2, 2)
     assert one["predicted_s"] is None
     assert hosts["predicted_s"] > 0
+
+
+@pytest.mark.nightly
+def test_slurm_from_elsewhere_beside_this_machine(tmp_path: Path, new_slurm: NewSlurm) -> None:
+    cluster = new_slurm(nodes=2, accounting=True, MinJobAge=60)
+    tier = {"login": "ctl", "dir": "/shared/my jobs"}
+    spec = batch.spec("wire", nodes=2, tier=tier) | {"train": TOY, "rendezvous": {"timeout": "60s"}}
+    spec["targets"]["local"] = {"nodes": 1}
+    ssh = f"ssh -F {cluster.rig.ssh_config}"
+    done = begin(
+        tmp_path, spec, "--shapes", "1,slurm", "--repeats", "2", "--steps", "20", DDPGEN_SSH=ssh
+    )
+    out, err = done.communicate(timeout=240)
+    assert done.returncode == 0, out + err
+    assert out.startswith("all shapes gave the same losses, bit for bit, in 20 steps")
+    one, slurm = found(tmp_path)
+    assert (one["runs"], slurm["runs"], slurm["processes"]) == (2, 2, 2)
