@@ -16,6 +16,7 @@ import yaml
 from tests.real import batch, fleet, jobs
 from tests.real.conftest import NewSlurm
 from tests.real.rig import Host, Rig
+from tests.real.rig.slurm import Slurm
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 TOY = {"workload": "toy", "steps": 200, "global_batch_size": 8, "micro_batch_size": 1}
@@ -91,9 +92,13 @@ def test_two_hosts_beside_this_machine_and_the_prediction(tmp_path: Path) -> Non
     assert hosts["predicted_s"] > 0
 
 
+@pytest.fixture(scope="module")
+def cluster(new_slurm: NewSlurm) -> Slurm:
+    return new_slurm(nodes=2, accounting=True, MinJobAge=60)
+
+
 @pytest.mark.nightly
-def test_slurm_from_elsewhere_beside_this_machine(tmp_path: Path, new_slurm: NewSlurm) -> None:
-    cluster = new_slurm(nodes=2, accounting=True, MinJobAge=60)
+def test_slurm_from_elsewhere_beside_this_machine(tmp_path: Path, cluster: Slurm) -> None:
     tier = {"login": "ctl", "dir": "/shared/my jobs"}
     spec = batch.spec("wire", nodes=2, tier=tier) | {"train": TOY, "rendezvous": {"timeout": "60s"}}
     spec["targets"]["local"] = {"nodes": 1}
