@@ -21,7 +21,7 @@ from ddpgen.bench_table import BLOCK, WARM_UP, Ran, read
 from ddpgen.driver import plan
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.launch import START, run
-from ddpgen.monitor import at_slurm, places, submit
+from ddpgen.monitor import at_slurm, places, record, submit
 from ddpgen.monitor.places import Place
 from ddpgen.spec.fields import Period, Refused
 from ddpgen.spec.job import JobSpec
@@ -99,12 +99,13 @@ def runs(
                 try:
                     code, ran = _once(reading, home, interrupted)
                 except DdpgenError as error:
-                    _say(str(error))
+                    _say(f"bench: shape {shape}: {error}")
                     return found, error.exit_code
                 if ran is not None:
                     found.setdefault(shape, []).append(ran)
                 if interrupted.is_set() or code:
-                    _say(f"bench: ended in shape {shape}; what follows is of the runs before")
+                    of = "; the table is of the runs before" if found else ""
+                    _say(f"bench: ended in shape {shape}{of}")
                     return found, _STOPPED if interrupted.is_set() else code
     return found, 0
 
@@ -128,13 +129,16 @@ def _once(reading: Reading, home: Path, interrupted: threading.Event) -> tuple[i
     with _kept(reading, bundle) as kept:
         ran = _read(kept)
     if not ran.done or not ran.samples:
-        raise BrokenRunError(f"{made.name} has not come to its end; its log says why")
+        raise BrokenRunError(
+            f"{made.name} has ended before its last step; ddpgen logs {bundle} says why"
+        )
     return 0, ran
 
 
 def _on_slurm(made: SlurmJob, bundle: Path, interrupted: threading.Event) -> int:
     """Submit it and wait for its end, which is within the job's time limit."""
     launched = submit.submit(made, bundle, [])
+    record.remember(bundle, launched)
     with places.reach(made, bundle.absolute().parent, dict(os.environ)) as place:
         asked = at_slurm.Asked(made, place, launched)
         while at_slurm.lives(asked):

@@ -189,7 +189,7 @@ def _reasons(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
     if not one.get("exact_on_any_world_size", True) and one.get("world_size") != other.get(
         "world_size"
     ):
-        yield "the number of processes, which reduction: tree makes no difference"
+        yield "the number of processes, and the runs promise no equal bits for that"
     for part in ("facts", "settings"):
         was, now = one.get(part, {}), other.get(part, {})
         for name in sorted({*was, *now} - {"bits"}):

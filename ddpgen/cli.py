@@ -598,7 +598,7 @@ def bench(
       ddpgen bench examples/gpt.yaml --shapes 1,2 --repeats 1
     """
     from ddpgen import bench as benched
-    from ddpgen import bench_plot, bench_table
+    from ddpgen import bench_plot, bench_table, job
     from ddpgen import plot as pictures
     from ddpgen.spec.fields import Refused
 
@@ -606,9 +606,11 @@ def bench(
     if plot is not None:
         pictures.need()
     if shapes is None:
-        readings, _ = _checked(spec, "local")
+        readings = job.load(spec)
+        job.resolve("local", readings)
         shapes = benched.default_shapes(readings["local"].job)
-    tiers = {tier: _checked(spec, tier)[0][tier] for tier in map(benched.tier_of, shapes)}
+    wanted = dict.fromkeys(map(benched.tier_of, shapes))
+    tiers = {tier: _checked(spec, tier)[0][tier] for tier in wanted}
     try:
         made = {
             shape: benched.shaped(tiers[benched.tier_of(shape)], shape, steps) for shape in shapes

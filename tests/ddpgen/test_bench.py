@@ -101,7 +101,7 @@ def test_where_ranks_are_not_timed_steps_are(spec: Spec) -> None:
         ),
         (
             left(processes=2, losses={7: 1}, exact_on_any_world_size=False),
-            "differs: the number of processes, which reduction: tree makes no difference",
+            "differs: the number of processes, and the runs promise no equal bits for that",
             True,
         ),
     ],
@@ -171,6 +171,14 @@ def test_what_cannot_be_measured_is_one_error_before_anything_runs(
     assert (outcome.code, outcome.out) == (code, "")
     assert said in outcome.err
     assert not (tmp_path / "build").exists()
+
+
+def test_a_run_that_cannot_start_ends_it_with_its_exit_code(run: Run, spec: Spec) -> None:
+    outcome = run("bench", spec(GPT + "python: /nowhere/python\n"), "--shapes", "2,1")
+    assert (outcome.code, outcome.out) == (69, "")
+    assert outcome.err.startswith("bench: shape 2, run 1 of 3\n+ bash build/gpt-bench-2/local.sh\n")
+    assert "/nowhere/python" in outcome.err
+    assert outcome.err.endswith("\nbench: ended in shape 2\n")
 
 
 def test_a_shape_changes_the_length_and_the_place_and_nothing_that_is_learned(spec: Spec) -> None:

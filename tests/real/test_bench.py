@@ -67,7 +67,7 @@ def test_ctrl_c_leaves_the_table_of_the_runs_so_far(tmp_path: Path) -> None:
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 75, out + err
-    assert "bench: ended in shape 2; what follows is of the runs before" in err
+    assert "bench: ended in shape 2; the table is of the runs before" in err
     assert out.startswith("one run: there are no other losses")
     assert [row["shape"] for row in found(tmp_path)] == ["1"]
 
