@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ddpgen.job import Render
     from ddpgen.monitor.record import Following, Launched
+    from ddpgen.plan.cost import Link
     from ddpgen.spec.job import JobSpec
     from ddpgen.spec.reader import Reading
 
@@ -53,6 +54,7 @@ class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since cli
 
 
 _SPEC = click.argument("spec", metavar="SPEC")
+_FILE = _Place(path_type=Path, dir_okay=False)
 _OUTPUT = click.option(
     "-o", "--output", type=_Place(path_type=Path), metavar="DIR",
     help="The bundle's directory.  [default: build/<name>]",
@@ -467,7 +469,7 @@ def plan(spec: str, target: str, as_json: bool) -> None:
 @click.option("--spot-price", type=_Quantity("price"), help="The same, as spot machines.")
 @click.option("--json", "as_json", is_flag=True, help="For programs instead of people.")
 @click.option(
-    "--plot", type=_Place(path_type=Path, dir_okay=False), metavar="FILE",
+    "--plot", type=_FILE, metavar="FILE",
     help="Draw it, too: FILE.svg or FILE.png (needs matplotlib).",
 )  # fmt: skip
 def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **asked: Any) -> None:
@@ -484,8 +486,7 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
 
     if target == "all":
         raise click.UsageError("predict is for one tier: name it.")
-    if plot is not None and plot.suffix not in (".svg", ".png"):
-        raise click.UsageError(f"--plot: {plot} ends neither in .svg nor in .png; name it so.")
+    _refuse_other_pictures(plot)
     readings, tiers = _checked(spec, target or "all")
     jobs = {tier: reading.job for tier, reading in readings.items()}
     run = measured.newest(jobs.values(), job.output_directory(readings, job.Render()))
@@ -507,7 +508,7 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
 @_SPEC
 @_target_option
 @click.option(
-    "--json", "to", type=_Place(path_type=Path, dir_okay=False), metavar="FILE",
+    "--json", "to", type=_FILE, metavar="FILE",
     help="Also copy the figures there.",
 )  # fmt: skip
 def probe(spec: str, target: str, to: Path | None) -> None:
@@ -549,6 +550,103 @@ def probe(spec: str, target: str, to: Path | None) -> None:
     if to is not None:
         probe.copy(probe.results(probed[target].job, bundle) / probe.PROBE, to)
     sys.exit(code)
+
+
+@cli.command()
+@_SPEC
+@click.option(
+    "--shapes", type=_Quantity("shapes"), metavar="LIST",
+    help="Numbers of processes here on CPUs, gpu, hosts, slurm.  [default: 1,2,4 as far as they fit]",
+)  # fmt: skip
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Runs of each shape.",
+)
+@click.option(
+    "--steps", type=click.IntRange(1, 1000), help="Of each run.  [default: 30, or the spec's]"
+)
+@click.option(
+    "--link", type=_Quantity("link"), metavar="LINK",
+    help="Between hosts, as for predict: adds what is predicted; takes the shape 1, too.",
+)  # fmt: skip
+@click.option(
+    "--efficiency", type=_Quantity("fraction"), default="0.85", show_default=True, metavar="PART",
+    help="What gradients get of that link's rate.",
+)  # fmt: skip
+@click.option("--json", "json_to", type=_FILE, metavar="FILE", help="Also write it for programs.")
+@click.option("--markdown", "markdown_to", type=_FILE, metavar="FILE", help="Also, as Markdown.")
+@click.option(
+    "--plot", type=_FILE, metavar="FILE",
+    help="Draw it, too: FILE.svg or FILE.png (needs matplotlib).",
+)  # fmt: skip
+def bench(
+    spec: str, shapes: tuple[str, ...] | None, repeats: int, steps: int | None, link: Link | None,
+    efficiency: float, json_to: Path | None, markdown_to: Path | None, plot: Path | None,
+) -> None:  # fmt: skip
+    """Run a job at several shapes for a few steps each, and compare: speed, waiting, efficiency, losses.
+
+    The job is untouched: each shape has a name and a directory of its own, NAME-bench-SHAPE, emptied before each run.
+    The table goes to stdout, what the runs say to stderr. Ctrl-C stops it; the table is then of the runs so far. Exit
+    code 1: a run failed, or the losses differ and must not.
+
+    \b
+    Example:
+      ddpgen bench examples/gpt.yaml --shapes 1,2 --repeats 1
+    """
+    from ddpgen import bench as benched
+    from ddpgen import bench_plot, bench_table, job
+    from ddpgen import plot as pictures
+    from ddpgen.spec.fields import Refused
+
+    _refuse_other_pictures(plot)
+    if plot is not None:
+        pictures.need()
+    if shapes is None:
+        readings = job.load(spec)
+        job.resolve("local", readings)
+        shapes = benched.default_shapes(readings["local"].job)
+    wanted = dict.fromkeys(map(benched.tier_of, shapes))
+    tiers = {tier: _checked(spec, tier)[0][tier] for tier in wanted}
+    try:
+        made = {
+            shape: benched.shaped(tiers[benched.tier_of(shape)], shape, steps) for shape in shapes
+        }
+    except Refused as refused:
+        raise click.UsageError(f"{refused.what}; {refused.remedy}.") from None
+    runs, code = benched.runs(made, repeats, Path(spec).parent)
+    if not runs:
+        sys.exit(code)
+    jobs = {shape: (reading.tier, reading.job) for shape, reading in made.items()}
+    machine = {"processors": os.cpu_count(), "ddpgen": __version__}
+    name = next(iter(tiers.values())).job.name
+    found = bench_table.make(jobs, runs, machine, name, link, efficiency)
+    click.echo(bench_table.as_text(found))
+    for place, text in (
+        (json_to, bench_table.as_json(found)),
+        (markdown_to, bench_table.as_markdown(found)),
+    ):
+        if place is not None:
+            _write(place, text)
+    if plot is not None:
+        bench_plot.write(found, plot)
+        click.echo(f"wrote {plot}", err=True)
+    sys.exit(code or (0 if found.agree else 1))
+
+
+def _refuse_other_pictures(file: Path | None) -> None:
+    if file is not None and file.suffix not in (".svg", ".png"):
+        raise click.UsageError(f"--plot: {file} ends neither in .svg nor in .png; name it so.")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text.rstrip("\n") + "\n", "utf-8")
+    except OSError as error:
+        raise FileTroubleError(f"{file}: {error.strerror}; name another file") from None
+    click.echo(f"wrote {file}", err=True)
 
 
 @cli.command()
@@ -716,7 +814,7 @@ def _visible(job: str, target: str | None, output: Path | None = None) -> Path:
 @_JOB
 @click.option("--target", metavar="TIER", help="The tier.  [default: that of the newest run]")
 @click.option(
-    "-o", "--output", type=_Place(path_type=Path, dir_okay=False), metavar="FILE",
+    "-o", "--output", type=_FILE, metavar="FILE",
     help="The page to write.  [default: report.html in the checkpoint directory]",
 )  # fmt: skip
 def report(job: str, target: str | None, output: Path | None) -> None:

@@ -31,14 +31,15 @@ def become(argv: Sequence[str]) -> NoReturn:
     _exec(argv)
 
 
-def run(argv: Sequence[str]) -> int:
-    """Run `argv` and wait for it, whose Ctrl-C is its own affair; the exit code.
+def run(argv: Sequence[str], stdout: int | None = None) -> int:
+    """Run `argv` and wait for it, whose Ctrl-C is its own affair; the exit code. `stdout`: another descriptor
+    than ours.
 
     Raises TargetUnavailableError when the program is not there.
     """
     print("+", shlex.join(argv), file=sys.stderr, flush=True)
     try:
-        child = subprocess.Popen(argv)
+        child = subprocess.Popen(argv, stdout=stdout)
     except OSError as error:
         raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
     while True:

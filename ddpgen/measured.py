@@ -71,10 +71,10 @@ def newest(jobs: Iterable[JobSpec], bundle: Path) -> Run | None:
 
 def read(directory: Path) -> Run:
     """What a checkpoint directory tells."""
-    about = _mapping(_text(directory / "manifest.json"))
+    about = mapping(_text(directory / "manifest.json"))
     lines = _text(directory / "metrics.jsonl").splitlines()
     # These come between two steps and take no time.
-    rows = [row for row in map(_mapping, lines) if row.get("kind") not in ("ranks", "checkpoint")]
+    rows = [row for row in map(mapping, lines) if row.get("kind") not in ("ranks", "checkpoint")]
     found, attempt = _newest_start(rows)
     starts = [row for row in (about, *rows) if "world_size" in row and _start(row) == attempt]
     settings, facts = about.get("settings"), about.get("facts")
@@ -127,7 +127,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _mapping(text: str) -> dict[str, Any]:
+def mapping(text: str) -> dict[str, Any]:
+    """An object of JSON; an empty one for anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -139,7 +139,7 @@ class Prediction:
 def choose_tier(jobs: Mapping[str, JobSpec]) -> str:
     """The tier to predict for where none is named: the first with several machines, else the first."""
     return next(
-        (tier for tier, job in jobs.items() if len(_shape(job).procs) > 1), next(iter(jobs))
+        (tier for tier, job in jobs.items() if len(shape_of(job).procs) > 1), next(iter(jobs))
     )
 
 
@@ -156,7 +156,7 @@ class _Job:
     ) -> None:
         self.jobs, self.tier, self.job = jobs, tier, jobs[tier]
         self.asked, self.run = asked, run
-        self.shape = _shape(self.job)
+        self.shape = shape_of(self.job)
         self.gradients = self._gradients()
         usual = "100G" if self.job.on_gpus else "1GbE"
         self.link = asked.link or quantities.link(usual)
@@ -251,7 +251,7 @@ class _Job:
     def _shape_of(self, run: Run) -> Shape | None:
         if run.tier == "local":
             return _even(self.job, 1, run.processes)
-        shapes = {tier: _shape(job) for tier, job in self.jobs.items()}
+        shapes = {tier: shape_of(job) for tier, job in self.jobs.items()}
         shape = shapes.get(run.tier)
         return shape if shape is not None and shape.processes == run.processes else None
 
@@ -403,7 +403,8 @@ class _Job:
         )  # fmt: skip
 
 
-def _shape(job: JobSpec) -> Shape:
+def shape_of(job: JobSpec) -> Shape:
+    """The processes of each host of the job, and the micro-batches of each rank."""
     ranks = launch.ranks(job)
     procs: dict[int, int] = {}
     for rank in ranks:

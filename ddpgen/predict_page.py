@@ -79,7 +79,7 @@ def _links(found: Prediction) -> list[str]:
         mark = "> " if row.link == found.link else "  "
         cells = [f"{mark}{row.link.name}", time(row.communication_s), time(row.sharded_s)]
         rows.append([*cells, *_step(row.step)])
-    return _table(rows)
+    return table(rows)
 
 
 _STEP = ("comm/compute", "not hidden", "step", "computing")
@@ -110,7 +110,7 @@ def _nodes(found: Prediction) -> list[str]:
             cells += [time(row.step.compute_s), time(row.step.exposed_s), time(row.step.step_s)]
             cells.append(f"{row.efficiency:.0%}")
         rows.append(cells)
-    return _table(rows)
+    return table(rows)
 
 
 def _changes(found: Prediction) -> list[str]:
@@ -119,7 +119,7 @@ def _changes(found: Prediction) -> list[str]:
     what = "step" if found.compute.micro_batch_s else "all-reduce"
     rows = [[f"  what helps, at {found.link.name}", what, "speed"]]
     rows += [[f"  {each.what}", time(each.step_s), f"{each.speed:.2f} ×"] for each in found.changes]
-    return _table(rows)
+    return table(rows)
 
 
 def _hosts(found: Prediction) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _percent(goodput: tuple[float, float]) -> str:
     return f"{goodput[0]:.0%} to {goodput[1]:.0%}"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """The first column to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

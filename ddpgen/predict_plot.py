@@ -1,53 +1,31 @@
-"""A prediction as a picture: the step on each link, and over node counts.
-
-Owns all use of matplotlib, which is an extra.
-"""
+"""A prediction as a picture: the step on each link, and over node counts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from ddpgen.errors import FileTroubleError, TargetUnavailableError
+from ddpgen import plot
+from ddpgen.errors import TargetUnavailableError
 from ddpgen.plan.quantities import time
 from ddpgen.predict import Prediction, counted
 
-_COMPUTE, _EXPOSED = "#4878a8", "#d1603d"
+_COMPUTE, _EXPOSED = plot.BLUE, plot.RED
 
 
 def write(found: Prediction, file: Path) -> None:
     """Draw into `file`, as its suffix says. Raises TargetUnavailableError, FileTroubleError."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise TargetUnavailableError(
-            "--plot needs matplotlib, which is not installed: pip install 'ddpgen[plot]', or pip install matplotlib"
-        ) from None
     charts = [draw for draw, rows in ((_links, found.links), (_nodes, found.nodes[1:])) if rows]
     if not charts:
         raise TargetUnavailableError(
             "--plot: a single process sends nothing, so there is nothing to draw"
         )
-    figure = Figure(figsize=(5.6 * len(charts), 4.4), layout="constrained", facecolor="white")
-    figure.suptitle(f"{found.name} on {found.tier}", fontweight="bold")
-    grid = figure.subplots(1, len(charts), squeeze=False)[0]
+    figure, grid = plot.charts(len(charts), 5.6, 4.4, f"{found.name} on {found.tier}")
     for axes, draw in zip(grid, charts, strict=True):
         draw(axes, found)
-        axes.spines[["top", "right"]].set_visible(False)
     if found.compute.micro_batch_s:
-        handles, labels = grid[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-    # Text that stays text, and the same bytes each time.
-    same = {"svg.fonttype": "none", "svg.hashsalt": "ddpgen"}
-    about = {"Date": None} if file.suffix == ".svg" else {}
-    try:
-        with rc_context(same):
-            figure.savefig(file, dpi=150, metadata=about)
-    except OSError as error:
-        raise FileTroubleError(
-            f"{file}: {error.strerror}; name another file after --plot"
-        ) from None
+        plot.legend(figure, grid[0])
+    plot.save(figure, file)
 
 
 def _links(axes: Any, found: Prediction) -> None:

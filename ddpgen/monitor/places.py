@@ -161,13 +161,20 @@ def reach(job: SlurmJob, beside: Path) -> Iterator[Place]:
         yield Place(str(beside))
         return
     host = Host(job.login, job.login, job.dir, "slurm.sbatch")
-    plan = Plan(job.name, "", None, 0, job.login, job.ssh_options, "", (host,))
+    way = Plan(job.name, "", None, 0, job.login, job.ssh_options, "", (host,))
+    with logins(way) as (login,):
+        yield login
+
+
+@contextlib.contextmanager
+def logins(plan: Plan) -> Iterator[list[Login]]:
+    """All hosts of `plan`, in its order."""
     with contextlib.ExitStack() as stack:
         try:
             ssh = stack.enter_context(ready(plan, os.environ))
         except ValueError as error:
             raise TargetUnavailableError(str(error)) from None
-        yield Login(ssh, host)
+        yield [Login(ssh, host) for host in plan.hosts]
 
 
 def short(path: str) -> str:

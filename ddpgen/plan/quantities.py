@@ -75,6 +75,16 @@ def price(text: str) -> float:
     return value
 
 
+def shapes(text: str) -> tuple[str, ...]:
+    """1,2,hosts: numbers of processes, and names of what else a job can run on. Raises Refused."""
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    for word in found:
+        if word not in ("gpu", "hosts", "slurm") and not re.fullmatch("[1-9][0-9]{0,3}", word):
+            wants = "write numbers of processes, gpu, hosts or slurm, like 1,2,hosts"
+            raise Refused(f"{show(word)} is no shape", wants)
+    return found
+
+
 def time(value_s: float) -> str:
     """For people: 36 ms, 14.3 s, 12.6 min, 2 h, 3.1 d; none for 0."""
     if not value_s:

@@ -40,7 +40,7 @@ def test_every_command_is_documented(name: str, run: Run) -> None:
 
 
 # These train, or measure: other tests run them for real.
-@pytest.mark.parametrize("name", [n for n in COMMANDS if n not in ("launch", "probe")])
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n not in ("launch", "probe", "bench")])
 def test_the_example_in_the_help_runs(name: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     ended(tmp_path / "checkpoints" / "gpt", "done")

@@ -15,8 +15,10 @@ from tests.ddpgen.conftest import GPT, ROOT
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"bench", "bench_plot"},
+    {"bench_table"},
     {"predict_page", "predict_plot"},
-    {"predict"},
+    {"plot", "predict"},
     {"measured", "probe"},
     {"monitor.commands", "monitor.submit_slurm", "monitor.submit_sky"},
     {"monitor.at_hosts", "monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
@@ -75,7 +77,9 @@ PURE_MONITOR = {
     f"monitor.{name}" for name in ("bucket", "scripts", "sky_jobs", "slurm_jobs", "state")
 }
 PURE_MODULES = (
-    {"errors", "explain", "predict_page", "shell", "yamltext"} | PURE_DRIVER | PURE_MONITOR
+    {"bench_table", "errors", "explain", "predict_page", "shell", "yamltext"}
+    | PURE_DRIVER
+    | PURE_MONITOR
 )
 IMPURE = {
     "jinja2",
@@ -99,7 +103,7 @@ IMPURE = {
 ONLY_IN = {
     "jinja2": "render",
     "click": "cli",
-    "matplotlib": "predict_plot",
+    "matplotlib": "plot",
     "yaml": "spec.yamltree",
 }
 

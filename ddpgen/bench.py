@@ -1,0 +1,192 @@
+"""`ddpgen bench`: the job at several shapes, each in a fresh directory of its own, in turn.
+
+Owns what a shape changes in the job, the order of the runs, and where the rows of one are. What they tell is
+bench_table.py's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddpgen import job, probe
+from ddpgen.bench_table import BLOCK, WARM_UP, Ran, read
+from ddpgen.driver import plan
+from ddpgen.errors import DdpgenError, TargetUnavailableError
+from ddpgen.launch import START, run
+from ddpgen.monitor import at_slurm, places, record, submit_slurm
+from ddpgen.monitor.places import Place
+from ddpgen.spec.fields import Period, Refused
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.reader import Reading
+from ddpgen.spec.rules import conflicts
+from ddpgen.spec.slurm import SlurmJob
+
+STEPS = 30
+LEAST_STEPS = WARM_UP + BLOCK
+_STOPPED = 75
+_STDERR = 2
+_POLL_S = 3.0  # between two questions to Slurm
+
+
+class BrokenRunError(DdpgenError):
+    """A run has ended well and left nothing to measure."""
+
+
+def default_shapes(job: JobSpec) -> tuple[str, ...]:
+    """As many processes as there is work and room for."""
+    most = min(job.micro_batches, os.cpu_count() or 1)
+    return tuple(str(count) for count in (1, 2, 4) if count <= most)
+
+
+def tier_of(shape: str) -> str:
+    """The tier that a shape runs on."""
+    return shape if shape in ("hosts", "slurm") else "local"
+
+
+def shaped(reading: Reading, shape: str, steps: int | None) -> Reading:
+    """The job at this shape, for so many steps. Raises Refused for one that it cannot have."""
+    job = reading.job
+    if job.train.runs != "workload":
+        raise Refused(
+            f"train.{job.train.runs} has a loop of its own, which cannot be cut to a few steps",
+            "bench is for train.workload; ddpgen status tells the speed of a script",
+        )
+    steps = steps or min(STEPS, job.train.steps or STEPS)
+    if steps < LEAST_STEPS:
+        what = f"{steps} steps are too few to measure: the first {WARM_UP} do not count"
+        raise Refused(what, f"give at least --steps {LEAST_STEPS}")
+    changes: dict[str, Any] = {}
+    if shape.isdigit():
+        # gloo would compute on a GPU that it sees.
+        env = {**job.env, "CUDA_VISIBLE_DEVICES": ""}
+        procs = int(shape)
+        changes = {"procs_per_node": procs, "gpus_per_node": None, "backend": "auto", "env": env}
+    elif shape == "gpu" and not job.on_gpus:
+        raise Refused("shape gpu: the job has no GPUs on local", "write gpus_per_node: 1")
+    elif shape == "slurm":
+        changes = {"array": None}
+    train = replace(
+        job.train, steps=steps, epochs=None, warmup_steps=min(job.train.warmup_steps, steps - 1),
+        eval_every=0, best=None, early_stop=None, log_every=BLOCK,
+    )  # fmt: skip
+    made = probe.beside(reading, f"bench-{shape}", train=train, restarts=0, **changes)
+    rare = replace(made.job.checkpoint, every=Period(None, 86400.0), keep=1)
+    made = made._replace(job=replace(made.job, checkpoint=rare))
+    for found in conflicts(made.job):
+        if found.fatal:
+            raise Refused(f"shape {shape}: {found.what}", found.remedy)
+    return made
+
+
+def runs(
+    shapes: Mapping[str, Reading], repeats: int, home: Path
+) -> tuple[dict[str, list[Ran]], int]:
+    """Run every shape so often, in turn; what each run has left, and an exit code. The first run that fails ends
+    it, and Ctrl-C does, which the run hears as well."""
+    found: dict[str, list[Ran]] = {}
+    with _interrupts() as interrupted:
+        for number in range(repeats):
+            for shape, reading in shapes.items():
+                _say(f"bench: shape {shape}, run {number + 1} of {repeats}")
+                try:
+                    code, ran = _once(reading, home, interrupted)
+                except DdpgenError as error:
+                    _say(f"bench: shape {shape}: {error}")
+                    return found, error.exit_code
+                if ran is not None:
+                    found.setdefault(shape, []).append(ran)
+                if interrupted.is_set() or code:
+                    of = "; the table is of the runs before" if found else ""
+                    _say(f"bench: ended in shape {shape}{of}")
+                    return found, _STOPPED if interrupted.is_set() else code
+    return found, 0
+
+
+def _once(reading: Reading, home: Path, interrupted: threading.Event) -> tuple[int, Ran | None]:
+    tier, made = reading.tier, reading.job
+    how = job.Render()
+    job.write_bundle({tier: reading}, [tier], home, how)
+    bundle = job.output_directory({tier: reading}, how)
+    with _kept(reading, bundle) as kept:
+        for place, directory in kept:
+            gone = place.run(["rm", "-rf", "--", directory])
+            if gone.code != 0:
+                raise TargetUnavailableError(gone.said.strip())
+    if isinstance(made, SlurmJob):
+        code = _on_slurm(made, bundle, interrupted)
+    else:
+        code = run(["bash", places.as_argument(str(bundle / START[tier]))], stdout=_STDERR)
+    if code:
+        return code, None
+    with _kept(reading, bundle) as kept:
+        ran = _read(kept)
+    if not ran.done or not ran.samples:
+        raise BrokenRunError(
+            f"{made.name} has ended before its last step; ddpgen logs {bundle} says why"
+        )
+    return 0, ran
+
+
+def _on_slurm(made: SlurmJob, bundle: Path, interrupted: threading.Event) -> int:
+    """Submit it and wait for its end, which is within the job's time limit."""
+    launched = submit_slurm.submit(made, bundle, [])
+    record.remember(bundle, launched)
+    following = record.Following(made, "slurm", bundle, launched)
+    while at_slurm.lives(following):
+        if interrupted.wait(_POLL_S):
+            for line in at_slurm.stop(following):
+                _say(line)
+            return _STOPPED
+    return 0
+
+
+@contextlib.contextmanager
+def _kept(reading: Reading, bundle: Path) -> Iterator[Sequence[tuple[Place, str]]]:
+    """Every place that may hold the run's checkpoint directory, and the directory there."""
+    made = reading.job
+    if reading.tier == "hosts":
+        ours = plan.read((bundle / "hosts/hosts.json").read_text("utf-8"))
+        with places.logins(ours) as logins:
+            hosts = zip(logins, ours.hosts, strict=True)
+            yield [(login, ours.checkpoints(host)) for login, host in hosts]
+    elif isinstance(made, SlurmJob):
+        with places.reach(made, bundle.absolute().parent) as place:
+            yield [(place, place.checkpoints(made))]
+    else:
+        here = Place(str(bundle.absolute().parent))
+        yield [(here, here.checkpoints(made))]
+
+
+def _read(kept: Sequence[tuple[Place, str]]) -> Ran:
+    """The rows and the manifest, from the host that had rank 0."""
+    for place, directory in kept:
+        metrics, manifest = (
+            place.run(["cat", "--", f"{directory}/{name}"])
+            for name in ("metrics.jsonl", "manifest.json")
+        )
+        if metrics.code == manifest.code == 0:
+            return read(metrics.said, manifest.said)
+    return read("", "")
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Set by Ctrl-C, which raises nothing meanwhile."""
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
