@@ -143,6 +143,7 @@ def ours(config: Any, world: Any, directory: Path) -> Callable[[int], None]:
     if world.rank == 0:
         sys.stdout = io.StringIO()
         fence = Fence(directory, claim(directory, "bench", os.getpid()))
+        trainer.rank_names = [f"rank {rank}" for rank in range(world.size)]
         trainer.records = Records(directory, fence, trainer)
     keys = trainer.fetcher.keys(trainer.mine, range(trainer.last_step))
     batches = fetch_batches(trainer.fetcher, keys, 0, 1, 60, pin_memory=False)
