@@ -158,7 +158,10 @@ class Script(Runner):
 
     def _session(self) -> Session:
         mine = Progress(
-            self._saves(self._rank), self._options.from_scratch, in_bucket=bool(self._store)
+            self._saves(self._rank),
+            self._options.from_scratch,
+            in_bucket=bool(self._store),
+            head=self._saves(0),
         )
         mine.remove_drafts()
         stop = StopAtStep(
