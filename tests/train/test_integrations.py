@@ -235,6 +235,18 @@ def test_a_rank_knows_the_step_of_a_checkpoint_that_rank_0_has_saved(tmp_path: P
     assert anew.step == 1
 
 
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("raise SystemExit(3)\n", "SystemExit: 3"), ("", "BeginsAnewError: the script begins anew, ")],
+)
+def test_a_rank_that_ends_by_itself_says_so_to_the_others(job: Job, end: str, said: str) -> None:
+    assert job.run(LOOP, (), "--steps=5")[0] == 0
+    text = LOOP.replace(*BY_ITSELF) + end if end else LOOP
+    assert job.run(text, (), "--steps=10")[0] != 0
+    (beat,) = (job.directory / "heartbeats").glob("rank-*")
+    assert said in beat.read_text()
+
+
 def test_where_nothing_can_be_renamed_the_record_is_written_in_its_place(tmp_path: Path) -> None:
     for in_bucket in (True, False):
         record = tmp_path / f"{in_bucket}" / "saves-0.jsonl"
