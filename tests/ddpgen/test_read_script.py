@@ -123,6 +123,18 @@ def test_init_writes_a_spec_for_a_script(
     assert not (tmp_path / "b.yaml").exists()
 
 
+def test_init_names_the_jobs_of_two_train_py_apart(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("gpt", "my resnet"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(PARSER)
+        assert run("init", "--script", f"{folder}/train.py", "-o", f"{folder}.yaml").code == 0
+    names = [read((tmp_path / f).read_bytes(), f)["local"].job.name for f in ("gpt.yaml", "my resnet.yaml")]
+    assert names == ["gpt", "my-resnet"]
+
+
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
