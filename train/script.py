@@ -38,7 +38,7 @@ from train.program import Program
 from train.runner import Runner
 from train.status import read_status
 
-_GPU = ("CUDA", "NVIDIA driver", "GPU")
+_GPU = ("CUDA", "NVIDIA driver", "GPU", "NCCL")
 
 
 def main(argv: Sequence[str]) -> int:
