@@ -35,7 +35,10 @@ def told(tmp_path: Path, text: str, args: str = "{}") -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("x = (\n", "train.script: t.py:1: this is no Python here: '(' was never closed"),
+        (
+            "x = (\n",
+            "train.script: t.py:1: this is no Python here: '(' was never closed; correct it",
+        ),
         ("m.save()\nm.to('cuda')\n", "train.script: t.py:2 asks for cuda, and the job has no GPUs"),
         ("m.save()\nm.cuda()\n", "train.script: t.py:2 asks for cuda, and the job has no GPUs"),
         (
@@ -131,7 +134,10 @@ def test_init_names_the_jobs_of_two_train_py_apart(
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "train.py").write_text(PARSER)
         assert run("init", "--script", f"{folder}/train.py", "-o", f"{folder}.yaml").code == 0
-    names = [read((tmp_path / f).read_bytes(), f)["local"].job.name for f in ("gpt.yaml", "my resnet.yaml")]
+    names = [
+        read((tmp_path / f).read_bytes(), f)["local"].job.name
+        for f in ("gpt.yaml", "my resnet.yaml")
+    ]
     assert names == ["gpt", "my-resnet"]
 
 
