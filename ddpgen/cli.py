@@ -713,7 +713,11 @@ def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> Non
     for name in ("workload", "steps"):
         if answers[name] is not None:
             raise click.UsageError(f"--{name} is not for a script, which has its own loop")
-    name = answers["name"] or re.sub(r"[^A-Za-z0-9._-]+", "-", script.stem).strip("-._") or "my-job"
+    # Jobs of one name share their checkpoints, and half of all scripts are called train.py.
+    found = (
+        script.absolute().parent.name if script.stem in ("train", "main", "run") else script.stem
+    )
+    name = answers["name"] or re.sub(r"[^A-Za-z0-9._-]+", "-", found).strip("-._") or "my-job"
     scaffold.write_for_script(output, script, name=name, procs=answers["procs"] or 2)
     click.echo(output)
     click.echo(f"next: ddpgen validate {shlex.quote(_as_argument(output))}", err=True)

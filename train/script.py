@@ -38,7 +38,7 @@ from train.program import Program
 from train.runner import Runner
 from train.status import read_status
 
-_GPU = ("CUDA", "NVIDIA driver", "GPU")
+_GPU = ("CUDA", "NVIDIA driver", "GPU", "NCCL")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -114,6 +114,7 @@ class Script(Runner):
             noted = read_status(self._directory)
             crash = noted.reason if noted is not None else ""
             after = f"; it was started again after this crash: {crash}" if crash else ""
+            self._reporter.fail(error, waited=False)
             return self._fail(f"{error}{after}")
         except Exception as error:  # noqa: BLE001 - whatever the script raises
             return self._crash(session, error)
@@ -122,6 +123,8 @@ class Script(Runner):
             code = EXIT_STOPPED
         if code in (0, EXIT_STOPPED):
             self._reporter.stop()
+        else:
+            self._reporter.fail(SystemExit(code), waited=False)
         return self._conclude(code, session.progress.step)
 
     def _run_script(self, session: Session, arguments: list[str]) -> int:
@@ -158,7 +161,10 @@ class Script(Runner):
 
     def _session(self) -> Session:
         mine = Progress(
-            self._saves(self._rank), self._options.from_scratch, in_bucket=bool(self._store)
+            self._saves(self._rank),
+            self._options.from_scratch,
+            in_bucket=bool(self._store),
+            head=self._saves(0),
         )
         mine.remove_drafts()
         stop = StopAtStep(

@@ -42,7 +42,9 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError) as error:
         at = f"{path.name}:{getattr(error, 'lineno', 1)}"
-        yield _warning("train.script", f"{at}: this is no Python here: {error}", "correct it")
+        # Their text names a file <unknown>, and the line again.
+        what = error.msg if isinstance(error, SyntaxError) else error
+        yield _warning("train.script", f"{at}: this is no Python here: {what}", "correct it")
         return
     seen = _Script(path.name, tree)
     yield from _gpus(job, seen)

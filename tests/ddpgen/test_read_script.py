@@ -35,7 +35,10 @@ def told(tmp_path: Path, text: str, args: str = "{}") -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("x = (\n", "train.script: t.py:1: this is no Python here: '(' was never closed"),
+        (
+            "x = (\n",
+            "train.script: t.py:1: this is no Python here: '(' was never closed; correct it",
+        ),
         ("m.save()\nm.to('cuda')\n", "train.script: t.py:2 asks for cuda, and the job has no GPUs"),
         ("m.save()\nm.cuda()\n", "train.script: t.py:2 asks for cuda, and the job has no GPUs"),
         (
@@ -121,6 +124,21 @@ def test_init_writes_a_spec_for_a_script(
     both = run("init", "--script", "my code/train it.py", "--steps", "3", "-o", "c.yaml")
     assert "--steps is not for a script" in both.err
     assert not (tmp_path / "b.yaml").exists()
+
+
+def test_init_names_the_jobs_of_two_train_py_apart(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("gpt", "my resnet"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(PARSER)
+        assert run("init", "--script", f"{folder}/train.py", "-o", f"{folder}.yaml").code == 0
+    names = [
+        read((tmp_path / f).read_bytes(), f)["local"].job.name
+        for f in ("gpt.yaml", "my resnet.yaml")
+    ]
+    assert names == ["gpt", "my-resnet"]
 
 
 @pytest.mark.parametrize(

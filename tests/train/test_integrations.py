@@ -216,6 +216,37 @@ def test_who_loads_from_its_checkpoint_goes_on_and_knows_the_step(tmp_path: Path
     assert early.step == 1
 
 
+def test_a_rank_knows_the_step_of_a_checkpoint_that_rank_0_has_saved(tmp_path: Path) -> None:
+    head, place = tmp_path / "saves-0.jsonl", tmp_path / "ckpt.pt"
+    place.touch()
+    saver = Progress(head)
+    for _ in range(9):
+        saver.stepped()
+    saver.saved(str(place))
+
+    other = Progress(tmp_path / "saves-1.jsonl", head=head)
+    other.loaded(str(place))
+    other.stepped()
+    assert (other.step, other.taken) == (10, 1)
+    other.loaded(str(place))  # to compare with, say
+    assert other.step == 10
+    anew = Progress(tmp_path / "saves-1.jsonl", head=head)
+    anew.stepped()  # what rank 0 has saved is rank 0's to guard
+    assert anew.step == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("raise SystemExit(3)\n", "SystemExit: 3"), ("", "BeginsAnewError: the script begins anew, ")],
+)
+def test_a_rank_that_ends_by_itself_says_so_to_the_others(job: Job, end: str, said: str) -> None:
+    assert job.run(LOOP, (), "--steps=5")[0] == 0
+    text = LOOP.replace(*BY_ITSELF) + end if end else LOOP
+    assert job.run(text, (), "--steps=10")[0] != 0
+    (beat,) = (job.directory / "heartbeats").glob("rank-*")
+    assert said in beat.read_text()
+
+
 def test_where_nothing_can_be_renamed_the_record_is_written_in_its_place(tmp_path: Path) -> None:
     for in_bucket in (True, False):
         record = tmp_path / f"{in_bucket}" / "saves-0.jsonl"

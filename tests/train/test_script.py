@@ -99,6 +99,10 @@ def test_an_exception_is_noted_with_its_line_and_may_be_tried_again(job: Job) ->
             "import torch\ntorch.ones(1).cuda()\n",
             "this host offers the job no GPU: set gpus_per_node",
         ),
+        (
+            'import torch\nraise RuntimeError("Distributed package doesn\'t have NCCL built in")\n',
+            "this host offers the job no GPU: set gpus_per_node",
+        ),
     ],
 )
 def test_what_no_restart_cures_is_not_repeated(job: Job, text: str, said: str) -> None:

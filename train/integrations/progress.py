@@ -40,13 +40,20 @@ class Progress:
     """One process' script. `taken`: its optimizer steps since it was started, the same on all ranks; `step`:
     those and the ones before what it has loaded, as far as this rank knows."""
 
-    def __init__(self, record: Path, from_scratch: bool = False, in_bucket: bool = False) -> None:
-        """`record`: the file of this rank's saves; `in_bucket`: where a file cannot be renamed. `from_scratch`:
-        it may begin anew over what is there."""
+    def __init__(
+        self,
+        record: Path,
+        from_scratch: bool = False,
+        in_bucket: bool = False,
+        head: Path | None = None,
+    ) -> None:
+        """`record`: the file of this rank's saves; `head`: that of rank 0, which often saves for all; `in_bucket`:
+        where a file cannot be renamed. `from_scratch`: it may begin anew over what is there."""
         self._record, self._in_bucket = record, in_bucket
         self.step = self.taken = 0
         self.saved_at = 0.0
         self._saves = {p: save for p, save in _read(record).items() if os.path.exists(p)}
+        self._steps_of_head = {p: save.step for p, save in _read(head).items()} if head else {}
         self._told = False
         self._earlier = {place for place, save in self._saves.items() if save.whole}
         self._went_on = from_scratch or not self._earlier
@@ -74,6 +81,9 @@ class Progress:
                 if not self.taken and self._saves[earlier].step >= self.step:
                     self._loaded = self._saves[earlier]
                     self.step = self._loaded.step
+        for earlier, step in self._steps_of_head.items():
+            if not self.taken and (place == earlier or place.startswith(earlier + os.sep)):
+                self.step = max(self.step, step)
 
     @contextlib.contextmanager
     def saving(self, path: str, by: str = "") -> Iterator[None]:
