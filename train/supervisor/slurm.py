@@ -382,12 +382,12 @@ class Slurm:
         return self._leave(meant.code)
 
     def _finish(self, decision: Finish) -> int:
+        if self._taken and decision.code == 0:
+            tell_of_report(self.directory.path, time.monotonic() - self._since)
         if decision.line:
             say(decision.line)
         if self._taken and decision.failure:
             self.directory.say_failed(decision.failure)
-        if self._taken and decision.code == 0:
-            tell_of_report(self.directory.path, time.monotonic() - self._since)
         return self._leave(decision.code)
 
     def _leave(self, code: int) -> int:

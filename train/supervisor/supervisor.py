@@ -193,12 +193,13 @@ class Supervisor:
             outcome = Outcome(refusal.code, tuple(filter(None, [str(refusal)])))
         except NotBegunError as stop:
             outcome = self._tier.not_begun(str(stop))
+        if outcome.code == 0 and self._workers is not None and self._tier.decides:
+            # Before the last line, which says how the job ended: programs read it.
+            tell_of_report(self.checkpoint_dir, time.monotonic() - self._began)
         for line in outcome.lines:
             say(line)
         if outcome.failure:
             self._record(outcome.failure)
-        if outcome.code == 0 and self._workers is not None and self._tier.decides:
-            tell_of_report(self.checkpoint_dir, time.monotonic() - self._began)
         self._tier.report(outcome)
         return outcome.code
 
