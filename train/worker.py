@@ -103,6 +103,7 @@ class Worker:
     def _train(self) -> int:
         # Imports torch, which takes seconds: not before it is known that there is something to run. It makes
         # 250,000 objects that stay; the garbage collector would look at them again and again.
+        nccl.record_collectives(os.environ, self.directory)
         if self.config.probe:
             nccl.log_to_file(os.environ, self._rank, self.directory)
         with doing("importing torch"):

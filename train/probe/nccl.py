@@ -1,4 +1,4 @@
-"""By what NCCL connects the ranks, from its own log (NCCL_DEBUG=INFO), which goes to a file while it is probed.
+"""What NCCL itself tells: how it connects the ranks (its log, while it is probed), and what hung (its flight recorder).
 
 Imports no torch: the variables have to be set before NCCL is loaded.
 """
@@ -9,8 +9,20 @@ import contextlib
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from train.health.heartbeats import NAME
+
 _FILE = "NCCL_DEBUG_FILE"
 _CARDS = Path("/sys/class/infiniband")
+
+
+def record_collectives(env: MutableMapping[str, str], directory: Path) -> None:
+    """Have each rank write its last collectives beside the heartbeats when one times out, for torch's `torchfrtrace`.
+
+    By the names of torch 2.4, which later versions read as well.
+    """
+    env.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+    env.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    env.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(directory / NAME / "nccl-rank-"))
 
 
 def log_to_file(env: MutableMapping[str, str], rank: int, directory: Path) -> None:
