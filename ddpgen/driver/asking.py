@@ -19,6 +19,7 @@ from .screen import Screen, folded, shown, table
 from .session import Home, Trouble, ask, why_not
 
 _LINES_EACH = 10
+_STEP = '{"kind": "step"'
 # When the next step is overdue: after three times as long as it took before. A first one may take long.
 _STILL_S, _STILL_TIMES, _FIRST_S = 10.0, 3, 60.0
 
@@ -38,8 +39,9 @@ class Step(NamedTuple):
     def of(cls, answer: Mapping[str, str]) -> Step | None:
         """Out of what a host answered; None where the running attempt has no step yet, or an odd one."""
         try:
-            last, before = (json.loads(answer[name]) for name in ("step", "before"))
-            word, attempt, *_ = answer["job"].split()
+            steps = [row for row in answer["row"].split("\t") if row.startswith(_STEP)]
+            before, last = json.loads(steps[-2:][0]), json.loads(steps[-1])
+            word, attempt, *_ = answer["status"].split()
             if (word, attempt) != ("running", last["attempt"]):
                 return None  # of an earlier attempt: how old that is says nothing
             usual, number = float(last["time"]) - float(before["time"]), int(last["step"])
@@ -49,7 +51,7 @@ class Step(NamedTuple):
             speed = float(last.get("steps_per_s", of_rows))
             end = int(json.loads(answer.get("start") or "{}").get("last_step", 0))
             return cls(number, age, usual, end, speed, last.get("loss"))
-        except (KeyError, TypeError, ValueError, RecursionError):
+        except (LookupError, TypeError, ValueError, RecursionError):
             return None
 
     @property
@@ -122,7 +124,7 @@ async def status(home: Home) -> int:
             why = f"ddpgen doctor {home.plan.checkpoints(host)}, there"
             still[host.name] = f"no step for {step.age:.0f} s; why: {why}"
         node = _readable(answer.get("node", ""), runs == "no")
-        job = _readable(answer.get("job", ""), all_gone) + (f": {step}" if step else "")
+        job = _readable(answer.get("status", ""), all_gone) + (f": {step}" if step else "")
         rows.append((host.name, runs, node, job, _newest(answer)))
     of_job = [f"the job: {max(steps).words}"] if steps else []
     print_out("\n".join([*table(rows), *of_job]) + "\n")
@@ -199,7 +201,7 @@ def _whole(path: Path, screen: Screen) -> int:
 
 def _newest(answer: Mapping[str, str]) -> str:
     """The newest checkpoint of a host; of a user's script, the step of what it has saved last."""
-    if (newest := answer.get("newest", "-1")) != "-1":
+    if newest := answer.get("newest"):
         return f"step {newest}"
     try:
         return f"of step {int(json.loads(answer['saved'])['step'])}"
