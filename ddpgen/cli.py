@@ -307,19 +307,43 @@ def _following(name: str, target: str | None, output: Path | None) -> Following 
 @_JOB
 @_follow_options
 @click.option("--json", "as_json", is_flag=True, help="For programs instead of people.")
-def status(job: str, target: str | None, output: Path | None, as_json: bool) -> None:
+@click.option(
+    "-w", "--watch", is_flag=True, help="Go on showing it until the job has ended, or Ctrl-C."
+)
+@click.option(
+    "--interval", type=click.IntRange(1), metavar="SECONDS",
+    help="How often --watch looks.  [default: 1 on local, 5 on hosts, 10 on slurm, 30 on sky]",
+)  # fmt: skip
+def status(
+    job: str,
+    target: str | None,
+    output: Path | None,
+    as_json: bool,
+    watch: bool,
+    interval: int | None,
+) -> None:
     """Say how a job stands: step, loss, speed, time left, restarts, where the weights are.
 
     JOB is a spec, a bundle or a checkpoint directory. Without --target the run that lives is found, else the newest.
+    --watch draws a screen on a terminal (pip install 'ddpgen[watch]'), and prints a line for each change elsewhere.
 
     \b
     Example:
-      ddpgen status examples/gpt.yaml
+      ddpgen status examples/gpt.yaml --watch
     """
     from ddpgen.monitor import commands, state
 
+    if watch and as_json:
+        raise click.UsageError(
+            "--watch is for people; for programs, ask with --json again and again."
+        )
+    if interval and not watch:
+        raise click.UsageError("--interval goes with --watch.")
     following = _following(job, target, output)
-    said = commands.status(following, captured=as_json)
+    if watch:
+        _watch(following, interval)
+        return
+    said = commands.status(following, captured=as_json).said
     if as_json:
         import json
 
@@ -328,6 +352,19 @@ def status(job: str, target: str | None, output: Path | None, as_json: bool) -> 
         return
     for line in state.as_text(said):
         click.echo(line)
+
+
+def _watch(following: Following | Path, interval: int | None) -> None:
+    from ddpgen.monitor import commands, watch
+
+    tier, title = "local", str(following)
+    if not isinstance(following, Path):
+        tier, title = following.tier, f"{following.job.name} on {following.tier}"
+    try:
+        with commands.asking(following) as ask:
+            watch.watch(ask, title, interval or watch.INTERVAL_S[tier])
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 @cli.command()

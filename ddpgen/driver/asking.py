@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from . import logs, remote
 from .ends import DONE, FAILED, USAGE
+from .pace import overdue
 from .plan import Host, Plan
 from .screen import Screen, folded, shown, table
 from .session import Home, Trouble, ask, why_not
+from .ssh import Ssh
 
 _LINES_EACH = 10
-# When the next step is overdue: after three times as long as it took before. A first one may take long.
-_STILL_S, _STILL_TIMES, _FIRST_S = 10.0, 3, 60.0
+_STEP = '{"kind": "step"'
 
 
 class Step(NamedTuple):
@@ -38,8 +39,9 @@ class Step(NamedTuple):
     def of(cls, answer: Mapping[str, str]) -> Step | None:
         """Out of what a host answered; None where the running attempt has no step yet, or an odd one."""
         try:
-            last, before = (json.loads(answer[name]) for name in ("step", "before"))
-            word, attempt, *_ = answer["job"].split()
+            steps = [row for row in answer["row"].split("\t") if row.startswith(_STEP)]
+            before, last = json.loads(steps[-2:][0]), json.loads(steps[-1])
+            word, attempt, *_ = answer["status"].split()
             if (word, attempt) != ("running", last["attempt"]):
                 return None  # of an earlier attempt: how old that is says nothing
             usual, number = float(last["time"]) - float(before["time"]), int(last["step"])
@@ -49,13 +51,13 @@ class Step(NamedTuple):
             speed = float(last.get("steps_per_s", of_rows))
             end = int(json.loads(answer.get("start") or "{}").get("last_step", 0))
             return cls(number, age, usual, end, speed, last.get("loss"))
-        except (KeyError, TypeError, ValueError, RecursionError):
+        except (LookupError, TypeError, ValueError, RecursionError):
             return None
 
     @property
     def stands_still(self) -> bool:
-        """Whether the next row is long overdue. A checkpoint or an evaluation may take some seconds."""
-        return self.age > (max(_STILL_S, _STILL_TIMES * self.usual) if self.usual else _FIRST_S)
+        """Whether the next row is long overdue."""
+        return overdue(self.age, self.usual)
 
     def __str__(self) -> str:
         return f"step {self.number}, {self.age:.0f} s ago"
@@ -75,26 +77,25 @@ class Step(NamedTuple):
 
 
 async def ask_all(
-    home: Home, text: Callable[[Plan, Host], bytes]
+    plan: Plan, ssh: Ssh, text: Callable[[Plan, Host], bytes], within: float
 ) -> tuple[dict[Host, dict[str, str]], dict[str, str]]:
     """One text to every host: the facts that it found on each; and by name why the others could not be asked."""
     troubles: dict[str, str] = {}
 
     async def one(host: Host) -> dict[str, str]:
-        within = home.pace.check
         try:
-            outcome = await ask(home.ssh, host, text(home.plan, host), within)
+            outcome = await ask(ssh, host, text(plan, host), within)
             if outcome.code != 0:
-                raise Trouble(why_not(outcome, home.ssh, host, within))
+                raise Trouble(why_not(outcome, ssh, host, within))
         except Trouble as trouble:
             troubles[host.name] = str(trouble)
             return {}
         return remote.facts(outcome.output)
 
-    answers = await asyncio.gather(*(one(host) for host in home.plan.hosts))
-    each = zip(home.plan.hosts, answers, strict=True)
+    answers = await asyncio.gather(*(one(host) for host in plan.hosts))
+    each = zip(plan.hosts, answers, strict=True)
     found = {host: answer for host, answer in each if host.name not in troubles}
-    return found, {name: troubles[name] for name in home.plan.names if name in troubles}
+    return found, {name: troubles[name] for name in plan.names if name in troubles}
 
 
 def say_of_hosts(home: Home, said: Mapping[str, str]) -> None:
@@ -105,35 +106,46 @@ def say_of_hosts(home: Home, said: Mapping[str, str]) -> None:
 
 async def status(home: Home) -> int:
     """The table of --status: 0 when every host could be asked."""
-    answers, troubles = await ask_all(home, remote.status)
-    still, steps = {}, list[Step]()
-    rows = [("host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint")]
+    answers, troubles = await ask_all(home.plan, home.ssh, remote.status, home.pace.check)
+    rows, steps = table_of(home.plan, answers, troubles)
+    of_job = [f"the job: {max(steps.values()).words}"] if steps else []
+    print_out("\n".join([*table(rows), *of_job]) + "\n")
+    say_of_hosts(home, {
+        host.name: f"no step for {step.age:.0f} s; why: ddpgen doctor {home.plan.checkpoints(host)}, there"
+        for host, step in steps.items() if step.stands_still
+    })  # fmt: skip
+    say_of_hosts(home, troubles)
+    return FAILED if troubles else DONE
+
+
+def table_of(
+    plan: Plan, answers: Mapping[Host, Mapping[str, str]], troubles: Mapping[str, str]
+) -> tuple[list[tuple[str, ...]], dict[Host, Step]]:
+    """Rows for people, the heading first; and the last step of each host whose script runs."""
+    steps = dict[Host, Step]()
+    rows: list[tuple[str, ...]] = [
+        ("host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint")
+    ]
     # Hosts may share the directory: the job is gone only when none of them can still run it.
     all_gone = not troubles and all(answer.get("runs") == "no" for answer in answers.values())
-    for host in home.plan.hosts:
+    for host in plan.hosts:
         answer = answers.get(host)
         if answer is None:
             rows.append((host.name, "unreachable", "", "", ""))
             continue
         runs = answer.get("runs", "")
         step = Step.of(answer) if runs == "yes" else None
-        steps += [step] if step is not None else []
-        if step is not None and step.stands_still:
-            why = f"ddpgen doctor {home.plan.checkpoints(host)}, there"
-            still[host.name] = f"no step for {step.age:.0f} s; why: {why}"
+        if step is not None:
+            steps[host] = step
         node = _readable(answer.get("node", ""), runs == "no")
-        job = _readable(answer.get("job", ""), all_gone) + (f": {step}" if step else "")
+        job = _readable(answer.get("status", ""), all_gone) + (f": {step}" if step else "")
         rows.append((host.name, runs, node, job, _newest(answer)))
-    of_job = [f"the job: {max(steps).words}"] if steps else []
-    print_out("\n".join([*table(rows), *of_job]) + "\n")
-    say_of_hosts(home, still)
-    say_of_hosts(home, troubles)
-    return FAILED if troubles else DONE
+    return rows, steps
 
 
 async def stop(home: Home) -> int:
     """Ask for a clean stop everywhere: 0 when every host could be asked."""
-    answers, troubles = await ask_all(home, remote.stop)
+    answers, troubles = await ask_all(home.plan, home.ssh, remote.stop, home.pace.check)
     said = {}
     for host, answer in answers.items():
         if answer.get("stop") == "nothing":
@@ -199,7 +211,7 @@ def _whole(path: Path, screen: Screen) -> int:
 
 def _newest(answer: Mapping[str, str]) -> str:
     """The newest checkpoint of a host; of a user's script, the step of what it has saved last."""
-    if (newest := answer.get("newest", "-1")) != "-1":
+    if newest := answer.get("newest"):
         return f"step {newest}"
     try:
         return f"of step {int(json.loads(answer['saved'])['step'])}"

@@ -42,9 +42,9 @@ async def fetch(home: Home, operand: str | None) -> int:
     """From the host with the newest checkpoint into the directory `operand`; the exit code."""
     plan, say = home.plan, home.screen.say
     target = Path(operand or home.bundle.parent / "checkpoints" / plan.name).absolute()
-    answers, troubles = await ask_all(home, remote.status)
+    answers, troubles = await ask_all(plan, home.ssh, remote.status, home.pace.check)
     say_of_hosts(home, troubles)
-    steps = {host: int(answer.get("newest", "-1")) for host, answer in answers.items()}
+    steps = {host: int(answer.get("newest") or -1) for host, answer in answers.items()}
     newest = max(steps.values(), default=-1)
     if newest < 0 and await _bring_probe(home, target):
         say(f"brought the figures of the probe to {target / PROBE}")

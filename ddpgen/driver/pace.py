@@ -31,3 +31,13 @@ class Pace:
     again: float = 120.0
     # What the screen still has to show at the end, with nothing moving.
     flush: float = 5.0
+
+
+# After three times as long as it took before, and some seconds for a checkpoint or an evaluation. A first step
+# may take long.
+_STILL_S, _STILL_TIMES, _FIRST_S = 10.0, 3, 60.0
+
+
+def overdue(age: float, usual: float) -> bool:
+    """Whether the next step is, `age` seconds after the last one, which took `usual` (0: not known)."""
+    return age > (max(_STILL_S, _STILL_TIMES * usual) if usual else _FIRST_S)

@@ -43,7 +43,7 @@ def prepare(plan: Plan, host: Host, need_kib: int) -> bytes:
 
 def status(plan: Plan, host: Host) -> bytes:
     """Find out how this host stands."""
-    return _text(_values(plan, host), _TOOLS, _NEWEST, _RUNS, _STATUS)
+    return _text(_values(plan, host), _TOOLS, _RUNS, _OF_HOST, LOOK)
 
 
 def stop(plan: Plan, host: Host) -> bytes:
@@ -182,24 +182,48 @@ runs() {
 }
 """
 
-_STATUS = r"""
+_OF_HOST = r"""
+fact runs "$(runs)"
+fact node "$( { head -n 1 -- "$checkpoints/nodes/$host/status"; } 2>/dev/null)"
+"""
+
+# What a checkpoint directory says. The newest whole checkpoint: the marker is what makes a directory one.
+LOOK = r"""
 first_line() {
   local line=''
   { read -r line <"$1"; } 2>/dev/null
   printf '%s\n' "$line"
 }
-# The last two steps, of which one tells how long a step takes.
-steps() { { tail -n 100 -- "$checkpoints/metrics.jsonl" | grep '"kind": *"step"' | tail -n 2; } 2>/dev/null; }
-fact step "$(steps | tail -n 1)"
-fact before "$(steps | head -n 1)"
-fact start "$( { tail -c 4194304 -- "$checkpoints/metrics.jsonl" | grep '"kind": *"start"' | tail -n 1; } 2>/dev/null)"
+[ -d "$checkpoints" ] || { fact there no; exit 0; }
+[ -r "$checkpoints" ] && [ -x "$checkpoints" ] || { fact there closed; exit 0; }
+newest=''
+for marker in "$checkpoints"/step-*/checkpoint.json; do
+  step=${marker%/*}
+  step=${step##*/step-}
+  case $step in *[!0-9]* | '') continue ;; esac
+  [ -e "$marker" ] && [ "$((10#$step))" -ge "${newest:-0}" ] && newest=$((10#$step))
+done
+# Several on one line, with tabs between them: JSON holds none.
+newest_rows() {
+  tail -c 4194304 -- "$checkpoints/metrics.jsonl" 2>/dev/null |
+    grep -E "^\{\"kind\": \"($1)\"" | tail -n "$2" | tr '\n' '\t'
+}
+fact there yes
+fact newest "$newest"
+fact status "$(first_line "$checkpoints/status")"
+fact slurm-job "$(first_line "$checkpoints/slurm-job")"
+fact slurm-starts "$(first_line "$checkpoints/slurm-starts")"
+fact lock "$(tr '\n' ' ' 2>/dev/null <"$checkpoints/lock")"
+fact row "$(newest_rows 'step|eval|stopped|done' 100)"
+fact eval "$(newest_rows eval 1)"
+fact ranks "$(newest_rows ranks 1)"
+fact start "$(newest_rows start 1)"
+# What a framework can go on from, rather than a file of it; else what the script has saved last.
 saves=$checkpoints/script/saves-0.jsonl
 fact saved "$({ grep '"by": "[^"].*"whole": true' -- "$saves" || grep '"whole": true' -- "$saves"; } 2>/dev/null | tail -n 1)"
+fact manifest "$( { head -c 65536 -- "$checkpoints/manifest.json" | tr '\n' ' '; } 2>/dev/null)"
 fact now "$(date +%s)"
-fact node "$(first_line "$checkpoints/nodes/$host/status")"
-fact job "$(first_line "$checkpoints/status")"
-fact newest "$(newest)"
-fact runs "$(runs)"
+[ ! -e "$checkpoints/stop" ] || fact stop asked
 """
 
 _STOP = r"""

@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from ddpgen.driver.logs import newest
+from ddpgen.driver import plan, remote
+from ddpgen.driver.asking import ask_all, table_of
+from ddpgen.driver.logs import newest as newest_logs
+from ddpgen.driver.plan import Plan
+from ddpgen.driver.screen import folded, table
+from ddpgen.driver.ssh import Ssh
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.launch import START, become, output
-from ddpgen.monitor import places
+from ddpgen.monitor import places, state
 from ddpgen.monitor.record import Following
+from ddpgen.monitor.state import JobStatus, Report
+
+_RUNS = {"yes": "runs", "no": "does not run", "unknown": "may run"}  # its script, as the host says
 
 
-def status(following: Following, captured: bool) -> Iterator[str]:
+def status(following: Following, captured: bool) -> JobStatus:
     """What run.sh says of the hosts; without being `captured`, this process becomes it."""
     if not captured:
         become(_run_sh(following, "--status"))
-    yield _table(following)
+    return JobStatus([_table(following)], over=False)
+
+
+@contextlib.contextmanager
+def asking(following: Following) -> Iterator[Callable[[], JobStatus]]:
+    """What asks all hosts, as often as it is called, over connections that stay. Raises TargetUnavailableError,
+    as that does when no host can be asked."""
+    listing = Path(_run_sh(following, "--status")[1]).with_name("hosts.json")
+    try:
+        hosts = plan.read(listing.read_text("utf-8"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TargetUnavailableError(f"{listing} cannot be read: {error}; render again") from None
+    with places.connections(hosts) as ssh:
+        yield functools.partial(_ask, hosts, ssh)
+
+
+def _ask(hosts: Plan, ssh: Ssh) -> JobStatus:
+    answers, troubles = asyncio.run(ask_all(hosts, ssh, remote.status, places.ANSWER_S))
+    if not answers:
+        raise TargetUnavailableError("; ".join(folded(troubles)))
+    # Where each host has a directory of its own, the newest rows are with rank 0, whichever host has that.
+    found = {host: state.read(answer) for host, answer in answers.items()}
+    newest = min(found, key=lambda h: (found[h].age_s is None, found[h].age_s or 0.0))
+    scripts = {host.name: answer.get("runs", "") for host, answer in answers.items()}
+    all_gone = not troubles and set(scripts.values()) == {"no"}
+    runs = True if "yes" in scripts.values() else False if all_gone else None
+    where = f"{newest.name}:{hosts.checkpoints(newest).removeprefix('./')}"
+    report = Report(where, found[newest], runs)
+    words = [f"{name} {_RUNS.get(scripts.get(name, ''), 'unreachable')}" for name in hosts.names]
+    rows = table(table_of(hosts, answers, troubles)[0])
+    return JobStatus([*rows, *folded(troubles), report], report.over, ", ".join(words))
 
 
 def stop(following: Following) -> NoReturn:
@@ -43,7 +84,7 @@ def lives(following: Following) -> bool:
 
 def newest_launch(following: Following) -> Path | None:
     """The logs of the newest launch in which a host said something."""
-    return newest(following.beside / "logs" / following.job.name)
+    return newest_logs(following.beside / "logs" / following.job.name)
 
 
 def _table(following: Following) -> str:

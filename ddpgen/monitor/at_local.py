@@ -15,15 +15,15 @@ from ddpgen.errors import DdpgenError
 from ddpgen.launch import become
 from ddpgen.monitor import places, scripts, state
 from ddpgen.monitor.places import Place
-from ddpgen.monitor.state import JobState, Report
+from ddpgen.monitor.state import JobState, JobStatus, Report
 from ddpgen.resources import resource
 
 
-def status(directory: Path) -> Iterator[str | Report]:
+def status(directory: Path) -> JobStatus:
     """How the job in a checkpoint directory stands. Raises TargetUnavailableError."""
     found = look(directory)
-    yield Report(places.short(str(directory)), found, lives(found.lock))
-    yield from _elsewhere(found)
+    report = Report(places.short(str(directory)), found, lives(found.lock))
+    return JobStatus([report, *_elsewhere(found)], report.over)
 
 
 def stop(directory: Path) -> Iterator[str]:

@@ -17,7 +17,7 @@ from ddpgen.launch import become
 from ddpgen.monitor import bucket, sky_jobs, skypilot, state, store
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.sky_jobs import Managed
-from ddpgen.monitor.state import JobState, Report
+from ddpgen.monitor.state import JobState, JobStatus, Report
 
 # What the job records as the reason of its end, behind `user: `.
 _REASON = "ddpgen stop"
@@ -61,22 +61,25 @@ class There(NamedTuple):
         return self.found.word == "running" or taken
 
 
-def status(following: Following) -> Iterator[str | Report]:
-    """Lines that say how it stands. Raises TargetUnavailableError."""
+def status(following: Following) -> JobStatus:
+    """How it stands. Raises TargetUnavailableError."""
     seen, there = _look(following), _there(following)
     if seen.trouble and (there.closed or not there.url):
         raise TargetUnavailableError("\n".join(filter(None, [seen.why, there.closed])))
-    yield from table(sky_jobs.table(seen.jobs)) if seen.jobs else [seen.why]
+    said: list[str | Report] = [*(table(sky_jobs.table(seen.jobs)) if seen.jobs else [seen.why])]
     if there.closed:
-        yield there.closed
+        said.append(there.closed)
     elif there.url:
         unknown = there.lives and not seen.live
         runs = any(not job.waits for job in seen.live) if seen.jobs and not unknown else None
-        yield Report(there.url, there.found, runs)
+        said.append(Report(there.url, there.found, runs))
         if there.found.word == "running" and there.age_s is not None:
-            yield f"  last sign of life {state.ago(there.age_s)}"
+            said.append(f"  last sign of life {state.ago(there.age_s)}")
         if unknown and not seen.trouble:
-            yield "  something runs there that this SkyPilot does not know"
+            said.append("  something runs there that this SkyPilot does not know")
+    ended = bool(seen.jobs or there.found.word) and not there.lives
+    over = ended and not seen.live and bool(seen.jobs or not there.may_go_on)
+    return JobStatus(said, over, ", ".join(f"{job.id} {job.words}" for job in seen.jobs))
 
 
 def stop(following: Following, now: bool) -> Iterator[str]:

@@ -7,9 +7,10 @@ belongs to, else what has the spec's name; and who is asked: the controller, the
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ddpgen.driver.ends import SSH_FAILED
@@ -20,7 +21,7 @@ from ddpgen.monitor import places, scripts, slurm_jobs, state
 from ddpgen.monitor.places import Login, Place
 from ddpgen.monitor.record import Following, Launched
 from ddpgen.monitor.slurm_jobs import Job
-from ddpgen.monitor.state import JobState, Report
+from ddpgen.monitor.state import JobState, JobStatus, Report
 from ddpgen.spec.slurm import SlurmJob
 
 _MOST_TASKS = 8  # of an array have their directories looked at
@@ -51,18 +52,29 @@ class Asked(NamedTuple):
         return f"{directory}-{task}" if self.job.array else directory
 
 
-def status(following: Following) -> Iterator[str | Report]:
-    """Lines that say how it stands. Raises TargetUnavailableError."""
+@contextlib.contextmanager
+def asking(following: Following) -> Iterator[Callable[[], JobStatus]]:
+    """What tells how it stands, as often as it is called. Raises TargetUnavailableError, as that does."""
     with _reach(following) as asked:
-        found, seen = _look(asked)
-        yield from table(slurm_jobs.table(seen)) if seen else [asked.unknown]
-        live_first = sorted(seen, key=lambda job: job.over)
-        tasks = list(dict.fromkeys(each.task for each in live_first if each.task))[:_MOST_TASKS]
-        for task in tasks if asked.job.array else [""]:
-            there = _read(asked, task) if task else found
-            yield Report(asked.place.shown(asked.directory(task)), there, _runs(there, seen))
-        if asked.launched is not None and asked.launched.log:
-            yield f"log: {asked.place.shown(asked.launched.log)}"
+        yield functools.partial(_status, asked)
+
+
+def _status(asked: Asked) -> JobStatus:
+    found, seen = _look(asked)
+    said: list[str | Report] = [*(table(slurm_jobs.table(seen)) if seen else [asked.unknown])]
+    live_first = sorted(seen, key=lambda job: job.over)
+    tasks = list(dict.fromkeys(each.task for each in live_first if each.task))[:_MOST_TASKS]
+    reports = [
+        Report(asked.place.shown(asked.directory(task)), there, _runs(there, seen))
+        for task in (tasks if asked.job.array else [""])
+        for there in [_read(asked, task) if task else found]
+    ]
+    said += reports
+    if asked.launched is not None and asked.launched.log:
+        said.append(f"log: {asked.place.shown(asked.launched.log)}")
+    over = all(each.over for each in seen) if seen else any(each.over for each in reports)
+    jobs = [f"{e.id} {e.state}" + (f" ({e.why})" if e.why else "") for e in seen]
+    return JobStatus(said, over, ", ".join(jobs))
 
 
 def stop(following: Following) -> Iterator[str]:

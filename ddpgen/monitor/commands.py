@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ddpgen.bundle.write import LISTING
@@ -13,7 +14,7 @@ from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.monitor import at_hosts, at_local, at_sky, at_slurm, record
 from ddpgen.monitor.places import Place
 from ddpgen.monitor.record import Following
-from ddpgen.monitor.state import JobState, Report
+from ddpgen.monitor.state import JobState, JobStatus
 from ddpgen.spec.job import JobSpec
 
 
@@ -113,20 +114,31 @@ def checkpoint_directory(path: Path) -> Path:
     return path.absolute()
 
 
-def status(following: Following | Path, captured: bool = False) -> Iterator[str | Report]:
+def status(following: Following | Path, captured: bool = False) -> JobStatus:
     """How the job of a spec, or in a checkpoint directory, stands. Raises TargetUnavailableError.
 
     On hosts this process becomes run.sh, unless what it says is to be `captured`.
     """
-    if isinstance(following, Path):
-        return at_local.status(following)
-    if following.tier == "hosts":
+    if isinstance(following, Following) and following.tier == "hosts":
         return at_hosts.status(following, captured)
+    with asking(following) as ask:
+        return ask()
+
+
+def asking(
+    following: Following | Path,
+) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
+    """What tells how it stands, as often as it is called; connections stay. Raises TargetUnavailableError, as
+    that does."""
+    if isinstance(following, Path):
+        return contextlib.nullcontext(functools.partial(at_local.status, following))
+    if following.tier == "hosts":
+        return at_hosts.asking(following)
     if following.tier == "slurm":
-        return at_slurm.status(following)
+        return at_slurm.asking(following)
     if following.tier == "sky":
-        return at_sky.status(following)
-    return at_local.status(directory(following))
+        return contextlib.nullcontext(functools.partial(at_sky.status, following))
+    return contextlib.nullcontext(functools.partial(at_local.status, directory(following)))
 
 
 def stop(following: Following | Path, now: bool = False) -> Iterator[str]:

@@ -169,12 +169,19 @@ def reach(job: SlurmJob, beside: Path) -> Iterator[Place]:
 @contextlib.contextmanager
 def logins(plan: Plan) -> Iterator[list[Login]]:
     """All hosts of `plan`, in its order."""
+    with connections(plan) as ssh:
+        yield [Login(ssh, host) for host in plan.hosts]
+
+
+@contextlib.contextmanager
+def connections(plan: Plan) -> Iterator[Ssh]:
+    """How the hosts of `plan` are reached. Raises TargetUnavailableError."""
     with contextlib.ExitStack() as stack:
         try:
             ssh = stack.enter_context(ready(plan, os.environ))
         except ValueError as error:
             raise TargetUnavailableError(str(error)) from None
-        yield [Login(ssh, host) for host in plan.hosts]
+        yield ssh
 
 
 def short(path: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpgen.driver.remote import quote
+from ddpgen.driver.remote import LOOK, quote
 
 BEGIN = "ddpgen-output"  # what comes before this line is a login script's chatter
 
@@ -23,7 +23,7 @@ def command(argv: Sequence[str], directory: str) -> bytes:
 
 def look(directory: str) -> bytes:
     """Find out what a checkpoint directory says."""
-    return _text(f"directory={quote(directory)}\n", _FACT, _LOOK)
+    return _text(f"checkpoints={quote(directory)}\n", _FACT, LOOK)
 
 
 def stop(directory: str) -> bytes:
@@ -67,44 +67,6 @@ exec bash -lc 'type -P "$1" >/dev/null || exit 127; echo {BEGIN}; exec "$@"' ddp
 _FACT = r"""
 fact() { printf 'ddpgen-fact %s %s\n' "$1" "$2"; }
 trouble() { printf 'ddpgen: %s\n' "$*"; exit 69; }
-first_line() {
-  local line=''
-  { read -r line <"$1"; } 2>/dev/null
-  printf '%s\n' "$line"
-}
-"""
-
-# The newest whole checkpoint: the marker is what makes a directory one.
-_LOOK = r"""
-[ -d "$directory" ] || { fact there no; exit 0; }
-[ -r "$directory" ] && [ -x "$directory" ] || { fact there closed; exit 0; }
-newest=''
-for marker in "$directory"/step-*/checkpoint.json; do
-  step=${marker%/*}
-  step=${step##*/step-}
-  case $step in *[!0-9]* | '') continue ;; esac
-  [ -e "$marker" ] && [ "$((10#$step))" -ge "${newest:-0}" ] && newest=$((10#$step))
-done
-# Several on one line, with tabs between them: JSON holds none.
-newest_rows() {
-  tail -c 4194304 -- "$directory/metrics.jsonl" 2>/dev/null |
-    grep -E "^\{\"kind\": \"($1)\"" | tail -n "$2" | tr '\n' '\t'
-}
-fact there yes
-fact newest "$newest"
-fact status "$(first_line "$directory/status")"
-fact slurm-job "$(first_line "$directory/slurm-job")"
-fact slurm-starts "$(first_line "$directory/slurm-starts")"
-fact lock "$(tr '\n' ' ' 2>/dev/null <"$directory/lock")"
-fact row "$(newest_rows 'step|eval|stopped|done' 100)"
-fact eval "$(newest_rows eval 1)"
-fact ranks "$(newest_rows ranks 1)"
-fact start "$(newest_rows start 1)"
-# What a framework can go on from, rather than a file of it; else what the script has saved last.
-saves=$directory/script/saves-0.jsonl
-fact saved "$({ grep '"by": "[^"].*"whole": true' -- "$saves" || grep '"whole": true' -- "$saves"; } 2>/dev/null | tail -n 1)"
-fact now "$(date +%s)"
-[ ! -e "$directory/stop" ] || fact stop asked
 """
 
 _STOP = r"""

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ddpgen.driver.pace import overdue
+
 _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
+_MOST_RANKS = 8  # of which each has its figure
 
 
 @dataclass(frozen=True)
@@ -27,15 +30,21 @@ class JobState:
     step: int | None = None  # of the newest row of the metrics
     last_step: int | None = None  # with which the training ends
     loss: float | None = None
+    losses: Sequence[float] = ()  # of the newest steps, of each its last row; may be nan or inf
     evaluation: str = ""
     steps_per_s: float | None = None
     slow: tuple[str, float] | None = (
         None  # rank, and the part of a step that the others wait for it
     )
+    waiting: Sequence[float] = ()  # by rank: the part of a step in which it waits for others
+    batches: float = 0.0  # the largest part of a step in which a rank waits for a batch
+    unit: str = ""  # what a step takes in: samples, tokens
+    units_per_step: int = 0
     longest_step_s: float | None = None  # with what is done before the next one
     write_s: float | None = None  # of a checkpoint
     restarts: int = 0  # of its workers, in this attempt
     age_s: float | None = None  # of the newest row
+    current: bool = False  # whether that row is of the attempt that holds the directory
     stop_asked: bool = False
     slurm_job: str = ""  # that holds the directory
     lock: Mapping[str, Any] | None = None
@@ -68,24 +77,35 @@ def read(facts: Mapping[str, str]) -> JobState:
     newest = facts.get("newest", "")
     number = re.fullmatch(r"([0-9]+(?:_[0-9]+)?)(?: .*)?", facts.get("slurm-job", ""))
     longest_step_s, write_s = _measured(rows)
+    start, ranks, manifest = (
+        mapping(facts.get(name, "")) for name in ("start", "ranks", "manifest")
+    )
+    settings, unit = manifest.get("settings"), manifest.get("unit")
+    planned = settings.get("last_step") if isinstance(settings, dict) else None
     return JobState(
         there=facts.get("there", "no"),
         word=line[1] if line else "",
         attempt=line[2] if line else "",
         at=int(line[3]) if line else 0,
-        reason=(line[4] or "") if line else "",
+        reason=_printable(line[4] or "") if line else "",
         newest=int(newest) if newest.isdigit() else None,
         saved=_saved(mapping(facts.get("saved", ""))),
         step=_whole(steps[-1].get("step")),
-        last_step=_whole(mapping(facts.get("start", "")).get("last_step")),
+        last_step=_whole(start.get("last_step", planned)),
         loss=_number(steps[-1].get("loss")),
+        losses=_losses(steps),
         evaluation=_evaluation(mapping(facts.get("eval", ""))),
         steps_per_s=_speed(steps),
-        slow=_slow(mapping(facts.get("ranks", "")).get("slow")),
+        slow=_slow(ranks.get("slow")),
+        waiting=_parts(ranks, "waiting"),
+        batches=max(_parts(ranks, "batches"), default=0.0),
+        unit=_printable(unit) if isinstance(unit, str) else "",
+        units_per_step=_whole(manifest.get("units_per_step")) or 0,
         longest_step_s=longest_step_s,
         write_s=write_s,
         restarts=max(0, (_whole((lock or {}).get("generation")) or 0) - 1),
         age_s=_age(facts.get("now", ""), _number(steps[-1].get("time"))),
+        current=lock is not None and steps[-1].get("attempt") == lock.get("attempt"),
         stop_asked="stop" in facts,
         slurm_job=number[1] if number else "",
         lock=lock,
@@ -100,6 +120,23 @@ class Report(NamedTuple):
     place: str
     found: JobState
     runs: bool | None
+
+    @property
+    def over(self) -> bool:
+        """Whether the attempt has ended, as far as its files and its processes tell."""
+        final = self.runs is None and self.found.word != "running"
+        return bool(self.found.word) and (self.runs is False or final)
+
+    @property
+    def still_s(self) -> float | None:
+        """For how long there has been no step, where the next one is long overdue; else None. Not of a bucket,
+        which has no lock, and rows as old as its newest checkpoint."""
+        found = self.found
+        if not found.current or found.word != "running" or self.runs is False:
+            return None
+        usual = 1 / found.steps_per_s if found.steps_per_s else 0.0
+        age = found.age_s
+        return age if age is not None and overdue(age, usual) else None
 
     def facts(self) -> dict[str, Any]:
         """For programs; what is not known is left out. Times in seconds, speed in steps a second."""
@@ -122,46 +159,78 @@ class Report(NamedTuple):
             "loss": found.loss if at in (0, found.step) else None,
             "evaluation": found.evaluation or None,
             "speed": None if speed is None else round(speed, 4),
+            "unit": found.unit if speed and found.units_per_step else None,
+            "units_per_s": round(speed * found.units_per_step) or None if speed else None,
             "time_left_s": left,
             "slow_rank": {"name": found.slow[0], "cost": found.slow[1]}
             if going and found.slow
             else None,
+            "waiting": [round(part, 3) for part in found.waiting] if going else None,
             "restarts": found.restarts or None,
             "newest_checkpoint": found.newest if whole else found.saved and found.saved[0],
             "weights": f"{self.place}/step-{found.newest:09}/model.pt" if whole else None,
             "slurm_starts": found.starts if found.of_slurm and found.starts else None,
             "stop_asked": True if found.stop_asked and self.runs is not False else None,
         }
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: value for name, value in known.items() if value not in (None, [])}
 
-    def words(self) -> list[str]:
-        """Lines for people."""
-        if self.found.there == "no":
-            return ["the checkpoint directory is not there yet"]
-        if self.found.there == "closed":
-            return ["the checkpoint directory may not be read by this user"]
+    def rows(self) -> dict[str, str]:
+        """What is known, by its name, for people."""
+        if self.found.there != "yes":
+            return {}
         known = self.facts()
-        step, age = known.get("step"), known.get("step_age_s")
         steps = f" of {known['steps']}" if "steps" in known else ""
+        diverged = [str(loss) for loss in self.found.losses[-1:] if not math.isfinite(loss)]
         rows = {
-            "step": None if step is None else f"{step}{steps}" + (f", {ago(age)}" if age else ""),
-            "loss": f"{known['loss']:.4f}" if "loss" in known else None,
+            "step": f"{known['step']}{steps}" if "step" in known else None,
+            "loss": f"{known['loss']:.4f}" if "loss" in known else next(iter(diverged), None),
             "evaluation": known.get("evaluation"),
-            "speed": f"{known['speed']:.3g} steps/s" if "speed" in known else None,
+            "speed": _speed_words(known),
             "time left": clock(known["time_left_s"]) if "time_left_s" in known else None,
+            "waiting": _waiting_words(self.found) if "waiting" in known else None,
             "slow rank": _slow_words(known.get("slow_rank")),
             "restarts": known.get("restarts"),
             "newest checkpoint": _newest(self.found),
             "weights": known.get("weights"),
         }
-        width = len("newest checkpoint:")
-        lines = [known["state"]]
-        lines += [f"{f'{name}:':{width}} {said}" for name, said in rows.items() if said is not None]
-        if "slurm_starts" in known:
-            lines.append(known["slurm_starts"])
-        if "stop_asked" in known:
-            lines.append("a stop has been asked for")
-        return lines
+        return {name: str(said) for name, said in rows.items() if said is not None}
+
+    def remarks(self) -> list[str]:
+        """What else there is to say, for people."""
+        known = self.facts()
+        asked = ["a stop has been asked for"] if "stop_asked" in known else []
+        return [known["slurm_starts"], *asked] if "slurm_starts" in known else asked
+
+    def state(self) -> str:
+        """For people, in a line."""
+        if self.found.there == "no":
+            return "the checkpoint directory is not there yet"
+        if self.found.there == "closed":
+            return "the checkpoint directory may not be read by this user"
+        return _job(self.found, self.runs)
+
+    def words(self) -> list[str]:
+        """Lines for people."""
+        if self.found.there != "yes":
+            return [self.state()]
+        width, rows = len("newest checkpoint:"), self.rows()
+        if age := self.facts().get("step_age_s"):
+            rows["step"] += f", {ago(age)}"
+        lines = [f"{f'{name}:':{width}} {said}" for name, said in rows.items()]
+        return [self.state(), *lines, *self.remarks()]
+
+
+class JobStatus(NamedTuple):
+    """How a job stands at one moment. `over`: it has ended, and does not come back by itself. `jobs`: what its
+    scheduler, or each of its hosts, says of it in a few words."""
+
+    said: Sequence[str | Report]
+    over: bool
+    jobs: str = ""
+
+    @property
+    def reports(self) -> list[Report]:
+        return [part for part in self.said if isinstance(part, Report)]
 
 
 def as_text(said: Iterable[str | Report]) -> Iterator[str]:
@@ -231,6 +300,47 @@ def _slow(found: Any) -> tuple[str, float] | None:
         return None
     cost = _number(found.get("cost"))
     return None if cost is None else (_printable(name), cost)
+
+
+def _losses(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """After a crash steps are done again: the last row of each counts, up to the newest step."""
+    last, losses = _whole(rows[-1].get("step")), dict[int, float]()
+    for row in rows:
+        step, loss = _whole(row.get("step")), row.get("loss")
+        known = float(loss) if loss in ("nan", "inf", "-inf") else _number(loss)
+        if last is not None and step is not None and step <= last and known is not None:
+            losses[step] = known
+    return tuple(losses[step] for step in sorted(losses))
+
+
+def _parts(row: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    """Seconds by rank, each as a part of the step."""
+    step_s, each = _number(row.get("seconds")), row.get(name)
+    known = [_number(value) for value in each] if isinstance(each, list) else []
+    if not step_s or None in known:
+        return ()
+    return tuple(min(1.0, value / step_s) for value in known if value is not None)
+
+
+def _speed_words(known: Mapping[str, Any]) -> str | None:
+    if "speed" not in known:
+        return None
+    units = f", {known['units_per_s']:,} {known['unit']}/s" if "units_per_s" in known else ""
+    return f"{known['speed']:.3g} steps/s{units}"
+
+
+def _waiting_words(found: JobState) -> str | None:
+    """Of how many ranks, and how much; each for itself as long as they fit a line."""
+    parts = [f"{part:.0%}" for part in found.waiting]
+    if len(parts) < 2 and found.batches < 0.01:
+        return None
+    said = " ".join(parts)
+    if len(parts) > _MOST_RANKS:
+        least, most = min(found.waiting), max(found.waiting)
+        said = f"{least:.0%} to {most:.0%}"
+    ranks = f"ranks 0 to {len(parts) - 1}" if len(parts) > 1 else "rank 0"
+    batches = f"; for batches up to {found.batches:.0%}" if found.batches >= 0.01 else ""
+    return f"{said} of a step for others ({ranks}){batches}"
 
 
 def _slow_words(slow: Mapping[str, Any] | None) -> str | None:

@@ -22,6 +22,7 @@ from ddpgen.monitor.state import mapping
 ANSWER_S = 40.0
 SHORT_S = 15.0  # where the answer is only good to know
 _ROWS = 1 << 16  # bytes of the end of a segment of metrics
+_MOST_ROWS = 100
 _SEGMENTS = 3  # that are looked through for a step, the newest first
 _Found = TypeVar("_Found")
 
@@ -75,7 +76,8 @@ def _look(files: Any, root: str) -> dict[str, str]:
         "now": str(int(time.time())),
         "newest": str(next(whole, "")),
         "status": _content(files, f"{root}/status").partition("\n")[0],
-        "row": _newest_row(files, f"{root}/metrics"),
+        "manifest": _content(files, f"{root}/manifest.json"),
+        **_rows(files, f"{root}/metrics"),
     }
     if isinstance(renewed := owner.get("time"), (int, float)):
         facts["owner-age"] = str(max(0, int(time.time() - renewed)))
@@ -101,17 +103,21 @@ def _content(files: Any, path: str) -> str:
         return ""
 
 
-def _newest_row(files: Any, place: str) -> str:
-    """The last step in the newest of the segments FIRST-LAST.jsonl."""
+def _rows(files: Any, place: str) -> dict[str, str]:
+    """The end of the newest of the segments FIRST-LAST.jsonl that holds a step: each kind's rows as facts."""
     ends = [(name.removesuffix(".jsonl").rpartition("-")[2], name) for name in _names(files, place)]
     segments = sorted(((int(end), name) for end, name in ends if end.isdigit()), reverse=True)
     for _, name in segments[:_SEGMENTS]:
         path = f"{place}/{name}"
         end = bytes(files.cat_file(path, start=max(0, int(files.size(path)) - _ROWS)))
-        for line in reversed(end.decode("utf-8", "replace").splitlines()):
-            if mapping(line).get("kind") == "step":
-                return line
-    return ""
+        lines = [
+            (line, mapping(line).get("kind")) for line in end.decode("utf-8", "replace").split("\n")
+        ]
+        newest = {kind: line for line, kind in lines if kind in ("eval", "ranks", "start")}
+        if any(kind == "step" for _, kind in lines):
+            rows = [line for line, kind in lines if kind in ("step", "eval", "stopped", "done")]
+            return {**newest, "row": "\t".join(rows[-_MOST_ROWS:])}
+    return {}
 
 
 def _in_time(at: Address, work: Callable[[Any, str], _Found], within: float) -> _Found:

@@ -20,7 +20,8 @@ LAYERS = [
     {"predict_page", "predict_plot"},
     {"plot", "predict"},
     {"measured", "probe"},
-    {"monitor.commands", "monitor.submit_slurm", "monitor.submit_sky"},
+    {"monitor.commands", "monitor.submit_slurm", "monitor.submit_sky", "monitor.watch"},
+    {"monitor.screen"},
     {"monitor.at_hosts", "monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},
     {"monitor.skypilot", "monitor.store"},
     {"monitor.places"},
@@ -104,6 +105,7 @@ ONLY_IN = {
     "jinja2": "render",
     "click": "cli",
     "matplotlib": "plot",
+    "rich": "monitor.screen",
     "yaml": "spec.yamltree",
 }
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from ddpgen.monitor import bucket, sky_jobs, store
+from ddpgen import cli
+from ddpgen.monitor import bucket, commands, sky_jobs, store
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from tests.ddpgen.programs import Programs, remembered
 
@@ -136,9 +137,12 @@ class Objects:
         for step in (50, 100):
             self.held[f"{place}/step-{step:09}/checkpoint.json"] = b"{}"
         self.held[f"{place}/step-000000150/model.pt"] = b"half"
+        last = time.time() - 330
         for first in (1, 51, 101):
             lines = [
-                json.dumps({"kind": "step", "step": step, "loss": 2.5, "time": time.time() - 330})
+                json.dumps(
+                    {"kind": "step", "step": step, "loss": 2.5, "time": last + (step - 120) / 2}
+                )
                 for step in range(first, first + 20)
             ]
             text = "\n".join([*lines, '{"kind": "eval"}', ""])
@@ -515,6 +519,7 @@ def test_status_reads_the_bucket_where_that_is_possible(
         "  running",
         "  step:              120, 5 min ago",
         "  loss:              2.5000",
+        "  speed:             2 steps/s",
         "  newest checkpoint: step 100",
         "  weights:           s3://ours/some/where/step-000000100/model.pt",
         "  last sign of life 4 min ago",
@@ -677,6 +682,7 @@ def test_what_another_skypilot_runs_is_seen_in_the_bucket_and_stopped_there(
         "  running",
         "  step:              120, 5 min ago",
         "  loss:              2.5000",
+        "  speed:             2 steps/s",
         "  newest checkpoint: step 100",
         "  weights:           s3://ours/gpt/step-000000100/model.pt",
         "  last sign of life 20 s ago",
@@ -715,6 +721,9 @@ def test_the_bucket_decides_where_skypilot_knows_of_none_that_lives(
     launched.has(*rows)
     if status:
         stamped(objects, ago_s, status)
+    following = cli._following("job.yaml", "sky", None)
+    ended = told.startswith("nothing to stop") and bool(status)
+    assert commands.status(following).over is ended
     assert run("stop", "job.yaml") == (0, f"{told}\n", "")
     assert ("ours/gpt/stop" in objects.held) is not told.startswith("nothing to stop")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.monitor import slurm_jobs
+from ddpgen.monitor import slurm_jobs, watch
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from tests.ddpgen.programs import Programs, remembered
 
@@ -310,6 +311,37 @@ def test_status_of_an_ended_job_with_and_without_accounting(
     assert outcome.code == 0
     assert line in [" ".join(got.split()) for got in outcome.out.splitlines()]
     assert "  the checkpoint directory is not there yet\n" in outcome.out
+
+
+def test_the_watching_ends_with_the_last_of_the_jobs(
+    run: Run, cluster: Cluster, launched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began(launched, "stopped slurm.4711.0 100 signal: USR1")
+    at_each = iter(["4711 PENDING BeginTime", "4711 RUNNING", ""])
+    cluster.has(next(at_each))
+
+    def sleep(seconds: float) -> None:
+        if job := next(at_each):
+            cluster.has(job)
+        else:
+            (launched / "status").write_text("done slurm.4711.1 300\n")
+            cluster.answers("scontrol.4711", FORGOTTEN)
+            cluster.answers("sacct", "0\n4711|COMPLETED|0:0|node1|0:10|1:00\n")
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    done = run("status", "job.yaml", "--watch")
+    at = re.compile(r"^\d\d:\d\d:\d\d ", re.MULTILINE)
+    assert (done.code, done.err, at.sub("", done.out).splitlines()) == (
+        0,
+        "",
+        [
+            "4711 PENDING (BeginTime)",
+            "build/checkpoints/gpt: stopped at step 100: signal: USR1, step 100",
+            "4711 RUNNING",
+            "4711 COMPLETED",
+            "build/checkpoints/gpt: done at step 300, step 300",
+        ],
+    )
 
 
 def test_a_second_submission_is_shown_beside_the_one_that_has_the_directory(

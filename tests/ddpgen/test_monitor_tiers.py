@@ -60,7 +60,7 @@ def test_a_job_on_this_machine_that_runs_is_asked_to_stop(
     told = run("status", "job.yaml").out.splitlines()
     assert told[:2] == ["build/checkpoints/gpt:", "  running"]
     assert told[2].startswith("  step:              7, ")
-    assert told[3] == "  newest checkpoint: none"
+    assert told[3:] == ["  loss:              nan", "  newest checkpoint: none"]
     done = "asked for a clean stop\n"
     assert run("stop", "job.yaml") == (0, done, "")
     assert (KEPT / "stop").read_text() == ""

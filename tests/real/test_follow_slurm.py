@@ -122,9 +122,18 @@ def test_a_job_is_launched_stopped_launched_again_and_done(desk: Desk, cluster: 
     cluster.until(second, "RUNNING")
     if desk.login:
         follow_for_a_while(desk)
+        watching = desk.begins("status", "--watch", "--interval=2")
+        assert watching.stdout is not None
+        begun = watching.stdout.readline() + watching.stdout.readline()
+        assert re.fullmatch(rf".* {second} RUNNING\n.*/{name}: running, step .*\n", begun), begun
     (cluster.rig.shared / f"hurry-{name}").touch()
     assert cluster.ended(second) == ("COMPLETED", "0:0"), cluster.log(second)
     assert jobs.rows(kept)[-1]["step"] == batch.STEPS
+    if desk.login:
+        out, err = watching.communicate(timeout=60)
+        assert (watching.returncode, err) == (0, ""), err
+        assert f" {second} COMPLETED\n" in out
+        assert f"/{name}: done at step {batch.STEPS}, step {batch.STEPS} of " in out
     shown = desk.types("logs", "--lines=1000")
     assert shown.code == 0, shown
     assert f"done at step {batch.STEPS}" in shown.out + shown.err

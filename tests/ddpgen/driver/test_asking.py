@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ddpgen.errors import TargetUnavailableError
+from ddpgen.monitor import at_hosts
+from ddpgen.monitor.record import Following
 from tests.ddpgen.driver.conftest import Stage, rest, until
 
 Make = Callable[..., Stage]
@@ -113,6 +116,39 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     assert row.findall(ours.play("--status")[1]) == [("no", "running when it was killed")]
     process.send_signal(signal.SIGINT)
     rest(process)
+
+
+def test_the_watching_asks_the_hosts_itself(stage: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = stage("desk", "lap")
+    for name, value in ours.environment().items():
+        monkeypatch.setenv(name, value)
+    checkpoint(there(ours, "lap"), 40)
+    for word in ("running 1f3a 0", "done 1f3a 40"):
+        (there(ours, "lap") / "status").write_text(f"{word}\n")
+        step = {"kind": "step", "step": 40, "attempt": "1f3a", "time": time.time(), "loss": 2.5}
+        (there(ours, "lap") / "metrics.jsonl").write_text(f"{json.dumps(step)}\n")
+        ours.door("desk", "refused" if word.startswith("running") else "open")
+        with at_hosts.asking(Following(None, "hosts", ours.bundle, None)) as ask:  # type: ignore[arg-type]
+            status = ask()
+        (report,) = status.reports
+        facts = report.facts()
+        assert (report.place, facts["step"], facts["loss"], facts["newest_checkpoint"]) == (
+            "lap:ddpgen/checkpoints/pair", 40, 2.5, 40,
+        )  # fmt: skip
+        if word.startswith("running"):  # desk may run it
+            assert (facts["state"], status.over) == ("running", False)
+            assert status.jobs == "desk unreachable, lap does not run"
+            assert "desk: ssh: connect to host desk port 22: Connection refused" in str(status.said)
+        else:
+            assert (facts["state"], status.over) == ("done at step 40", True)
+            assert status.jobs == "desk does not run, lap does not run"
+    for host in ("desk", "lap"):
+        ours.door(host, "refused")
+    with (
+        at_hosts.asking(Following(None, "hosts", ours.bundle, None)) as ask,  # type: ignore[arg-type]
+        pytest.raises(TargetUnavailableError, match="lap: ssh: connect to host lap"),
+    ):
+        ask()
 
 
 def test_stop_leaves_the_stop_file_on_every_host(stage: Make) -> None:

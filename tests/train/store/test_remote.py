@@ -509,7 +509,8 @@ def test_what_is_written_is_what_ddpgen_status_looks_for(tmp_path: Path, bucket:
     found = look(at)
     assert int(found.pop("owner-age")) <= 60
     assert abs(int(found.pop("now")) - time.time()) <= 60
-    assert json.loads(found.pop("row"))["step"] == STEPS[-1]
+    assert json.loads(found.pop("row").split("\t")[-1])["step"] == STEPS[-1]
+    assert json.loads(found.pop("manifest")) == json.loads((bucket / "manifest.json").read_text())
     assert found == {
         "there": "yes",
         "newest": str(STEPS[-1]),

@@ -1,0 +1,119 @@
+"""`ddpgen status --watch`: ask again and again, and show it, until the job has ended.
+
+Owns when to ask and what to do when there is no answer. On a terminal it hands over to `screen`; elsewhere it prints
+a line for each change.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+from ddpgen.errors import TargetUnavailableError
+from ddpgen.launch import say
+from ddpgen.monitor.state import JobStatus
+
+# What a look costs: some files; an ssh to each host; questions to slurmctld; SkyPilot's server and a bucket.
+INTERVAL_S: Mapping[str, int] = MappingProxyType({"local": 1, "hosts": 5, "slurm": 10, "sky": 30})
+
+_TOLD = ("step", "loss", "speed", "time left")  # in a line
+
+Ask = Callable[[], JobStatus]
+Look = tuple[JobStatus | None, str, float]  # a status, or why there is none, and when
+
+
+def watch(ask: Ask, title: str, every_s: int) -> None:
+    """Until the job has ended. Raises TargetUnavailableError when already the first answer does not come, and
+    KeyboardInterrupt."""
+    gc.enable()  # main() has no use for it in commands that end at once
+    _leave_in_order()
+    looks = _looks(ask, every_s)
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        _on_screen(looks, title, every_s)
+    else:
+        _in_lines(looks)
+
+
+def _looks(ask: Ask, every_s: float) -> Iterator[Look]:
+    """The last one is that of a job that has ended."""
+    seen = False
+    while True:
+        began = time.time()
+        try:
+            status = ask()
+        except TargetUnavailableError as error:
+            if not seen:
+                raise
+            yield None, str(error), began
+        else:
+            seen = True
+            yield status, "", began
+            if status.over:
+                return
+        # Whoever takes long to answer is busy, and is left alone for as long as half an interval.
+        time.sleep(max(every_s / 2, every_s - (time.time() - began)))
+
+
+def _in_lines(looks: Iterator[Look]) -> None:
+    before, silent = dict[str, object](), False
+    for status, trouble, at in looks:
+        if status is None:
+            if not silent:
+                say(f"{_of_day(at)} no answer, going on: {trouble}")
+            silent = True
+            continue
+        silent = False
+        now = {key: value for key, value, _ in _changes(status)}
+        for key, value, line in _changes(status):
+            if key not in before or before[key] != value:
+                print(_of_day(at), line, flush=True)
+        before = now
+
+
+def _changes(status: JobStatus) -> Iterator[tuple[str, object, str]]:
+    """What there is a line for, the part of it that has to change for a new one, and the line."""
+    if status.jobs:
+        yield "", status.jobs, status.jobs
+    for report in status.reports:
+        rows, state = report.rows(), report.state()
+        more = [f"{name} {rows[name]}" for name in _TOLD if name in rows]
+        line = f"{report.place}: {', '.join([state, *more])}"
+        yield report.place, (state, rows.get("step")), line
+
+
+def _on_screen(looks: Iterator[Look], title: str, every_s: int) -> None:
+    if (os.environ.get("LC_ALL") or os.environ.get("LANG")) in ("C", "POSIX"):
+        sys.stdout.reconfigure(encoding="ascii", errors="replace")  # type: ignore[union-attr]  # Python took UTF-8
+    from ddpgen.monitor import screen
+
+    status, trouble, at = next(looks)
+    shown = status
+
+    def view() -> screen.View:
+        assert shown is not None  # or next() would have raised
+        return screen.View(title, shown, _of_day(at), every_s, trouble, time.time() - at)
+
+    with screen.live(view) as live:
+        for status, why, when in looks:
+            trouble = why
+            if status is not None:
+                shown, at = status, when
+            live.refresh()
+
+
+def _leave_in_order() -> None:
+    """SIGTERM, as from timeout, must not leave the terminal without a cursor."""
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
+def _of_day(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
