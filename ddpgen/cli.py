@@ -523,7 +523,7 @@ def probe(spec: str, target: str, to: Path | None) -> None:
       ddpgen probe examples/gpt.yaml --target local
     """
     from ddpgen import job, probe
-    from ddpgen.launch import START, run
+    from ddpgen.launch import START, Interrupts
     from ddpgen.monitor import record
 
     if target == "all":
@@ -544,11 +544,14 @@ def probe(spec: str, target: str, to: Path | None) -> None:
         click.echo(f"next: ddpgen logs {bundle} --follow", err=True)
         return
     start = ["bash", _as_argument(bundle / START[target])]
-    code = run([*start, "--probe"])
-    if target == "hosts" and code in (0, 75):
-        run([*start, "--fetch"])
+    figures = probe.results(probed[target].job, bundle) / probe.PROBE
+    figures.unlink(missing_ok=True)  # of an earlier probe, should this one end before it has any
+    with Interrupts() as interrupts:
+        code = interrupts.run([*start, "--probe"])
+        if target == "hosts" and code in (0, 75):
+            interrupts.run([*start, "--fetch"])
     if to is not None:
-        probe.copy(probe.results(probed[target].job, bundle) / probe.PROBE, to)
+        probe.copy(figures, to)
     sys.exit(code)
 
 
