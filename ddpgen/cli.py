@@ -5,6 +5,7 @@ Whatever only one command needs is imported inside it: `ddpgen render` has to st
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
@@ -545,7 +546,8 @@ def probe(spec: str, target: str, to: Path | None) -> None:
         return
     start = ["bash", _as_argument(bundle / START[target])]
     figures = probe.results(probed[target].job, bundle) / probe.PROBE
-    figures.unlink(missing_ok=True)  # of an earlier probe, should this one end before it has any
+    with contextlib.suppress(OSError):
+        figures.unlink()  # of an earlier probe, should this one end before it has any
     with Interrupts() as interrupts:
         code = interrupts.run([*start, "--probe"])
         if target == "hosts" and code in (0, 75):
