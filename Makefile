@@ -4,7 +4,7 @@
 
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help run rig sky frameworks check test nightly static lint types bench golden lock dist clean venv
+.PHONY: help run rig sky frameworks check test nightly static lint types bench golden docs lock dist clean venv
 
 # The job that `make run` renders and runs: make run SPEC=examples/toy.yaml
 SPEC := examples/gpt.yaml
@@ -78,6 +78,9 @@ bench: venv ## the benchmarks against their baselines, interleaved; figures in b
 golden: venv ## write the golden files anew from what is rendered now; read their diff before committing
 	python -m pytest tests/ddpgen/test_plan.py tests/ddpgen/test_hosts.py tests/ddpgen/test_slurm.py tests/ddpgen/test_sky.py tests/ddpgen/test_schema.py --update-golden
 	git diff --stat -- tests/golden
+
+docs: venv ## make docs/report-example.html anew, by a run that is killed twice and preempted once
+	python tools/report_example.py
 
 lock: venv ## resolve the newest versions pyproject.toml allows and write the lock files
 	python tools/lock.py

@@ -8,6 +8,12 @@ disturbs it less than the wall clock's), and the ratios block by block.
   ours/tree       train/ as a job runs it: metrics row and progress line each step
   ours/allreduce  the same with reduction: allreduce
   bare            a DDP loop written by hand: same model, micro-batches, optimizer and dataset
+
+With --all-on instead, what looks on while a job trains against a job without it; give --seconds 5 or more, as the
+process of the tracker takes the rows a second later:
+
+  all on          each rank's times and their rows, and the tracker tensorboard
+  all off         neither (the bit probe comes before the first step, the report after the last one: in no step)
 """
 
 from __future__ import annotations
@@ -22,13 +28,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from train.timing import StepClock  # noqa: E402 - the checkout, put there above
 
 GPT = "--arg=dropout=0.1 --optimizer=adamw --grad-clip=1.0 --global-batch-size=16"
 LARGER = "--arg=width=384 --arg=heads=6 --arg=seq_len=64 --arg=max_bytes=2000000"
@@ -56,6 +64,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a block, about")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--all-on", action="store_true", help="compare all on and all off, instead")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -75,7 +84,7 @@ def measure(name: str, argv: str, world: int, options: argparse.Namespace) -> di
     words = argv.replace("@SHARE", str(batch // world)).split()
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "result.json"
-        case = {"argv": words, "directory": directory, "out": str(out)}
+        case = {"argv": words, "directory": directory, "out": str(out), "all_on": options.all_on}
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone",
             "--local-addr=127.0.0.1", f"--nproc-per-node={world}", __file__,
@@ -101,17 +110,26 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     pin(1)
     world = join(place, "gloo", 60, 60)
     fixed = ["--steps=1000000", "--checkpoint-dir=.", *case["argv"]]
-    contenders = {
-        "bare": bare(parse(fixed), world),
-        "ours/tree": ours(parse(fixed), world, Path(case["directory"]) / "tree"),
-        "ours/allreduce": ours(
-            parse([*fixed, "--reduction=allreduce"]), world, Path(case["directory"]) / "allreduce"
-        ),
-    }
+    directory = Path(case["directory"])
+    if case["all_on"]:
+        tracked = parse([*fixed, "--tracker=tensorboard"])
+        contenders = {
+            "all off": ours(parse(fixed), world, directory / "off", NoClock()),
+            "all on": ours(tracked, world, directory / "on"),
+        }
+        while not any(directory.glob("on/tensorboard/*")):  # it imports for seconds
+            time.sleep(0.1)
+    else:
+        allreduce = parse([*fixed, "--reduction=allreduce"])
+        contenders = {
+            "bare": bare(parse(fixed), world),
+            "ours/tree": ours(parse(fixed), world, directory / "tree"),
+            "ours/allreduce": ours(allreduce, world, directory / "allreduce"),
+        }
     for run in contenders.values():
         run(3)
     began = time.perf_counter()
-    contenders["bare"](5)
+    next(iter(contenders.values()))(5)
     steps = max(3, round(seconds * 5 / (time.perf_counter() - began)))
     steps = world.all_gather(steps)[0]
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -129,8 +147,27 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     os._exit(0)
 
 
-def ours(config: Any, world: Any, directory: Path) -> Callable[[int], None]:
-    """The trainer as a job has it, with its records in `directory`."""
+class NoClock(StepClock):
+    """Looks at no time, so that there are no rows of the ranks' times."""
+
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+    def ready(self) -> None: ...
+    def reduced(self) -> None: ...
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    batch = waiting
+
+    def report(self) -> list[float]:
+        return []
+
+
+def ours(
+    config: Any, world: Any, directory: Path, clock: StepClock | None = None
+) -> Callable[[int], None]:
+    """The trainer as a job has it, with its records in `directory`. `clock`: instead of its own."""
     from train.data import fetch_batches
     from train.lock import Fence, claim
     from train.records import Records
@@ -139,6 +176,7 @@ def ours(config: Any, world: Any, directory: Path) -> Callable[[int], None]:
 
     directory.mkdir(exist_ok=True, parents=True)
     trainer = Trainer(config, world, evenly(config, world), StopRequest(directory / "stop"))
+    trainer.clock = clock or trainer.clock
     trainer.connect()
     if world.rank == 0:
         sys.stdout = io.StringIO()
@@ -208,7 +246,8 @@ def print_result(result: dict[str, Any]) -> None:
             f"   ({min(values):.3f} … {max(values):.3f}),"
             f" {statistics.median(result['cpu_ms'][name]):.3f} ms of processor"
         )
-    for a, b in (("ours/tree", "bare"), ("ours/tree", "ours/allreduce")):
+    pairs = [("ours/tree", "bare"), ("ours/tree", "ours/allreduce")]
+    for a, b in [("all on", "all off")] if "all on" in times else pairs:
         ratios = [x / y for x, y in zip(times[a], times[b], strict=True)]
         more = statistics.median(x - y for x, y in zip(times[a], times[b], strict=True)) * 1e3
         print(

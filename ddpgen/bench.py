@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +17,7 @@ from ddpgen import job, probe
 from ddpgen.bench_table import BLOCK, WARM_UP, Ran, read
 from ddpgen.driver import plan
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.launch import START, run
+from ddpgen.launch import START, Interrupts, say
 from ddpgen.monitor import at_slurm, places, record, submit_slurm
 from ddpgen.monitor.places import Place
 from ddpgen.spec.fields import Period, Refused
@@ -90,27 +87,27 @@ def runs(
     shapes: Mapping[str, Reading], repeats: int, home: Path
 ) -> tuple[dict[str, list[Ran]], int]:
     """Run every shape so often, in turn; what each run has left, and an exit code. The first run that fails ends
-    it, and Ctrl-C does, which the run hears as well."""
+    it, and Ctrl-C or SIGTERM does, which the run gets as well."""
     found: dict[str, list[Ran]] = {}
-    with _interrupts() as interrupted:
+    with Interrupts() as interrupts:
         for number in range(repeats):
             for shape, reading in shapes.items():
-                _say(f"bench: shape {shape}, run {number + 1} of {repeats}")
+                say(f"bench: shape {shape}, run {number + 1} of {repeats}")
                 try:
-                    code, ran = _once(reading, home, interrupted)
+                    code, ran = _once(reading, home, interrupts)
                 except DdpgenError as error:
-                    _say(f"bench: shape {shape}: {error}")
+                    say(f"bench: shape {shape}: {error}")
                     return found, error.exit_code
                 if ran is not None:
                     found.setdefault(shape, []).append(ran)
-                if interrupted.is_set() or code:
+                if interrupts.heard.is_set() or code:
                     of = "; the table is of the runs before" if found else ""
-                    _say(f"bench: ended in shape {shape}{of}")
-                    return found, _STOPPED if interrupted.is_set() else code
+                    say(f"bench: ended in shape {shape}{of}")
+                    return found, _STOPPED if interrupts.heard.is_set() else code
     return found, 0
 
 
-def _once(reading: Reading, home: Path, interrupted: threading.Event) -> tuple[int, Ran | None]:
+def _once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, Ran | None]:
     tier, made = reading.tier, reading.job
     how = job.Render()
     job.write_bundle({tier: reading}, [tier], home, how)
@@ -120,10 +117,14 @@ def _once(reading: Reading, home: Path, interrupted: threading.Event) -> tuple[i
             gone = place.run(["rm", "-rf", "--", directory])
             if gone.code != 0:
                 raise TargetUnavailableError(gone.said.strip())
+    if interrupts.heard.is_set():
+        return _STOPPED, None
     if isinstance(made, SlurmJob):
-        code = _on_slurm(made, bundle, interrupted)
+        code = _on_slurm(made, bundle, interrupts)
     else:
-        code = run(["bash", places.as_argument(str(bundle / START[tier]))], stdout=_STDERR)
+        code = interrupts.run(
+            ["bash", places.as_argument(str(bundle / START[tier]))], stdout=_STDERR
+        )
     if code:
         return code, None
     with _kept(reading, bundle) as kept:
@@ -135,15 +136,15 @@ def _once(reading: Reading, home: Path, interrupted: threading.Event) -> tuple[i
     return 0, ran
 
 
-def _on_slurm(made: SlurmJob, bundle: Path, interrupted: threading.Event) -> int:
+def _on_slurm(made: SlurmJob, bundle: Path, interrupts: Interrupts) -> int:
     """Submit it and wait for its end, which is within the job's time limit."""
     launched = submit_slurm.submit(made, bundle, [])
     record.remember(bundle, launched)
     following = record.Following(made, "slurm", bundle, launched)
     while at_slurm.lives(following):
-        if interrupted.wait(_POLL_S):
+        if interrupts.heard.wait(_POLL_S):
             for line in at_slurm.stop(following):
-                _say(line)
+                say(line)
             return _STOPPED
     return 0
 
@@ -175,18 +176,3 @@ def _read(kept: Sequence[tuple[Place, str]]) -> Ran:
         if metrics.code == manifest.code == 0:
             return read(metrics.said, manifest.said)
     return read("", "")
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """Set by Ctrl-C, which raises nothing meanwhile."""
-    interrupted = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

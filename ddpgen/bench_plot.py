@@ -17,10 +17,10 @@ def write(found: Table, file: Path) -> None:
     )
     names = [f"{row.shape} ({row.processes})" for row in rows]
     parts = [_parts(row) for row in rows]
-    labels = ("computing", "waiting for ranks", "waiting for batches")
+    labels = ("computing", "communication", "waiting for ranks", "waiting for batches")
     left = [0.0] * len(rows)
     for at, (label, color) in enumerate(
-        zip(labels, (plot.BLUE, plot.RED, plot.AMBER), strict=True)
+        zip(labels, (plot.BLUE, plot.GREEN, plot.RED, plot.AMBER), strict=True)
     ):
         widths = [each[at] * 1e3 for each in parts]
         axes.barh(names, widths, left=left, color=color, label=label)
@@ -36,8 +36,8 @@ def write(found: Table, file: Path) -> None:
     plot.save(figure, file)
 
 
-def _parts(row: Row) -> tuple[float, float, float]:
-    """Computing, waiting for ranks, for batches; where that is not measured, all of it as the first."""
-    if row.compute_s is None or row.waiting_s is None or row.batches_s is None:
-        return row.step_s, 0.0, 0.0
-    return row.compute_s, row.waiting_s, row.batches_s
+def _parts(row: Row) -> tuple[float, ...]:
+    """Computing, communication, waiting for ranks, for batches; where that is not measured, all of it as the first."""
+    if row.compute_s is None:
+        return row.step_s, 0.0, 0.0, 0.0
+    return row.compute_s, row.communication_s or 0.0, row.waiting_s or 0.0, row.batches_s or 0.0

@@ -24,19 +24,21 @@ BLOCK = 5  # steps that a sample is the mean of: the job's log_every
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds of a step, the mean of BLOCK steps. What waits: the mean of all ranks; None where it is not
-    measured, as on GPUs."""
+    """Seconds of a step, the mean of BLOCK steps. `communication_s`: in the exchange with other ranks, even on the
+    rank that waits least; `waiting_s`: there beyond it, the mean of all ranks. None where it is not measured, as on
+    GPUs."""
 
     step_s: float
+    communication_s: float | None = None
     waiting_s: float | None = None
     batches_s: float | None = None
 
     @property
     def compute_s(self) -> float | None:
         """The rest of it."""
-        if self.waiting_s is None or self.batches_s is None:
+        if self.communication_s is None or self.waiting_s is None or self.batches_s is None:
             return None
-        return max(0.0, self.step_s - self.waiting_s - self.batches_s)
+        return max(0.0, self.step_s - self.communication_s - self.waiting_s - self.batches_s)
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Row:
     most_step_s: float
     units_per_s: float
     compute_s: float | None
+    communication_s: float | None
     waiting_s: float | None
     batches_s: float | None
     efficiency: float
@@ -107,7 +110,8 @@ def _of_ranks(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
     for row in rows:
         if row.get("kind") == "ranks" and row["step"] > WARM_UP:
             waiting, batches = (statistics.fmean(row[name]) for name in ("waiting", "batches"))
-            yield Sample(row["seconds"], waiting, batches)
+            least = min(row["waiting"])
+            yield Sample(row["seconds"], least, waiting - least, batches)
 
 
 def _of_steps(steps: Mapping[int, Mapping[str, Any]]) -> Iterator[Sample]:
@@ -138,7 +142,7 @@ def make(
             Row(
                 shape, tier, size, len(each), step_s, min(times), max(times),
                 about.get("units_per_step", 0) / step_s, _median(each, "compute_s"),
-                _median(each, "waiting_s"), _median(each, "batches_s"), base / (step_s * size),
+                _median(each, "communication_s"), _median(each, "waiting_s"), _median(each, "batches_s"), base / (step_s * size),
                 predicted, about.get("facts", {}),
             )
         )  # fmt: skip
@@ -241,6 +245,7 @@ def _cells(found: Table) -> list[list[str]]:
     ]  # fmt: skip
     parts = (
         ("computing", "compute_s"),
+        ("communication", "communication_s"),
         ("waiting for ranks", "waiting_s"),
         ("for batches", "batches_s"),
     )

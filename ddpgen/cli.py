@@ -5,6 +5,7 @@ Whatever only one command needs is imported inside it: `ddpgen render` has to st
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
@@ -560,7 +561,7 @@ def probe(spec: str, target: str, to: Path | None) -> None:
       ddpgen probe examples/gpt.yaml --target local
     """
     from ddpgen import job, probe
-    from ddpgen.launch import START, run
+    from ddpgen.launch import START, Interrupts
     from ddpgen.monitor import record
 
     if target == "all":
@@ -581,11 +582,15 @@ def probe(spec: str, target: str, to: Path | None) -> None:
         click.echo(f"next: ddpgen logs {bundle} --follow", err=True)
         return
     start = ["bash", _as_argument(bundle / START[target])]
-    code = run([*start, "--probe"])
-    if target == "hosts" and code in (0, 75):
-        run([*start, "--fetch"])
+    figures = probe.results(probed[target].job, bundle) / probe.PROBE
+    with contextlib.suppress(OSError):
+        figures.unlink()  # of an earlier probe, should this one end before it has any
+    with Interrupts() as interrupts:
+        code = interrupts.run([*start, "--probe"])
+        if target == "hosts" and code in (0, 75):
+            interrupts.run([*start, "--fetch"])
     if to is not None:
-        probe.copy(probe.results(probed[target].job, bundle) / probe.PROBE, to)
+        probe.copy(figures, to)
     sys.exit(code)
 
 

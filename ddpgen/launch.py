@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from ddpgen.errors import TargetUnavailableError
@@ -31,22 +34,50 @@ def become(argv: Sequence[str]) -> NoReturn:
     _exec(argv)
 
 
-def run(argv: Sequence[str], stdout: int | None = None) -> int:
-    """Run `argv` and wait for it, whose Ctrl-C is its own affair; the exit code. `stdout`: another descriptor
-    than ours.
+class Interrupts:
+    """While it is entered, Ctrl-C, SIGTERM and SIGHUP end nothing here: the program that `run` runs gets them.
+    `heard`: whether one has come."""
 
-    Raises TargetUnavailableError when the program is not there.
-    """
-    print("+", shlex.join(argv), file=sys.stderr, flush=True)
-    try:
-        child = subprocess.Popen(argv, stdout=stdout)
-    except OSError as error:
-        raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
-    while True:
+    def __init__(self) -> None:
+        self.heard = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._missed = 0
+
+    def __enter__(self) -> Interrupts:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._hear) for number in heard}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def run(self, argv: Sequence[str], stdout: int | None = None) -> int:
+        """Run `argv` and wait for it; the exit code. `stdout`: another descriptor than ours.
+
+        Raises TargetUnavailableError when the program is not there.
+        """
+        say(f"+ {shlex.join(argv)}")
+        self._missed = 0
         try:
-            return child.wait()
-        except KeyboardInterrupt:
-            continue  # the terminal has signalled it as well
+            # In a session of its own: it gets a Ctrl-C from here alone, as two of them kill.
+            child = subprocess.Popen(argv, stdout=stdout, start_new_session=True)
+        except OSError as error:
+            raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
+        self._child = child
+        if self._missed:
+            child.send_signal(self._missed)
+        code = child.wait()
+        self._child = None
+        return code if code >= 0 else 128 - code
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard.set()
+        if self._child is None:
+            self._missed = number
+        else:
+            self._child.send_signal(number)
 
 
 def output(argv: Sequence[str]) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpgen.errors import FileTroubleError, TargetUnavailableError
 
-BLUE, RED, AMBER = "#4878a8", "#d1603d", "#e0a458"
+BLUE, RED, AMBER, GREEN = "#4878a8", "#d1603d", "#e0a458", "#5a9367"
 
 
 def need() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,15 @@ def test_a_document_that_shows_what_is_not_said_is_caught() -> None:
     assert (block.line, block.mark, block.script) == (2, "run", "echo one; echo three")
     assert first_line_not_said(block.shown, "one\ntwo\nthree\n") is None
     assert first_line_not_said(block.shown, "three\none\n") == "three"
+
+
+def test_the_example_report_needs_nothing_else_and_names_no_path() -> None:
+    text = (ROOT / "docs/report-example.html").read_text()
+    assert re.findall(r"""<script|(?:src|href)=["'](?!#)|@import|url\((?!#)""", text) == []
+    assert re.findall(r"""(?<![\w.<:/])(?:~|/[a-z]+)/[\w.]+|file:""", text) == []
+    assert "crashed or killed" in text
+    assert "preempted" in text
+    assert len(text) < 1_500_000
 
 
 def test_readme_shows_the_real_spec_and_the_real_script() -> None:

@@ -1,4 +1,4 @@
-"""`ddpgen probe` on two hosts, over links of a known rate: its figures beside iperf3's."""
+"""`ddpgen probe`: its figures beside iperf3's on two hosts over links of a known rate; stopped half-way."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,32 @@ import yaml
 from tests.real import fleet, jobs
 from tests.real.rig import Host, Rig
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.nightly]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)],
+    ids=["Ctrl-C", "TERM"],
+)
+def test_a_stop_leaves_the_figures_so_far(
+    tmp_path: Path, send: Callable[[int, int], None], number: int
+) -> None:
+    spec = jobs.spec(TOY, procs_per_node=2, rendezvous={"launcher": "env"})
+    running = begin(tmp_path, spec, "local", stderr=subprocess.STDOUT)
+    assert running.stdout is not None
+    assert any("all-reduce" in line for line in running.stdout), "it has ended"
+    send(running.pid, number)
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == 75, output
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert not found["complete"]
+    assert found["barrier_seconds"] > 0
+    assert 0 < len(found["collectives"]) < 18
+    assert "killing" not in output
+
+
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rig_possible")
 @pytest.mark.parametrize("megabits", [100, 1000])
 def test_the_raw_figure_is_that_of_iperf3_and_the_collectives_come_close(
@@ -60,15 +85,23 @@ def measured_by_iperf3(rig: Rig) -> float:
 
 def probe(rig: Rig, place: Path, spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """What `ddpgen probe` prints, and the figures that it copies."""
-    (place / "job.yaml").write_text(yaml.safe_dump({**spec, "code": None, "train": TOY}))
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpgen", "probe", "job.yaml", "--target", "hosts", "--json", "f.json"],
-        env={**os.environ, **fleet.way_in(rig), "PYTHONPATH": str(jobs.ROOT)}, cwd=place,
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    running = begin(place, {**spec, "code": None, "train": TOY}, "hosts", **fleet.way_in(rig))
+    out, err = running.communicate(timeout=240)
+    assert running.returncode == 0, out + err
     found: dict[str, Any] = json.loads((place / "f.json").read_text())
-    return done.stdout, found
+    return out, found
+
+
+def begin(
+    place: Path, spec: dict[str, Any], target: str, stderr: int = subprocess.PIPE, **env: str
+) -> subprocess.Popen[str]:
+    """`ddpgen probe` in a terminal's process group of its own."""
+    (place / "job.yaml").write_text(yaml.safe_dump(spec))
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddpgen", "probe", "job.yaml", "--target", target, "--json", "f.json"],
+        env={**os.environ, "PYTHONPATH": str(jobs.ROOT), **env}, cwd=place, process_group=0,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True,
+    )  # fmt: skip
 
 
 TOY = {"workload": "toy", "steps": 10, "global_batch_size": 8, "micro_batch_size": 1}

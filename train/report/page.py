@@ -28,7 +28,8 @@ figure { margin: 0; break-inside: avoid; } figcaption { font-weight: 600; } svg 
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { font-weight: 600; white-space: nowrap; } td.n { text-align: right; }
+th { font-weight: 600; white-space: nowrap; } .starts td { white-space: nowrap; }
+.starts td:nth-child(3) { white-space: normal; min-width: 16rem; }
 .lost, .failed { color: #d1242f; font-weight: 600; } .done { color: #1a7f37; font-weight: 600; }
 @media print { body { max-width: none; padding: 0; } }
 """
@@ -104,8 +105,8 @@ def _figure(caption: str, svg: str) -> str:
 
 def _starts(history: History) -> Iterator[str]:
     yield "<h2>Starts, restarts and stops</h2>"
-    names = ("#", "when", "for", "steps", "processes", "end", "done again", "attempt")
-    yield '<div class="scroll"><table><tr>'
+    names = ("#", "steps", "end", "done again", "when", "for", "processes", "attempt")
+    yield '<div class="scroll"><table class="starts"><tr>'
     yield "".join(f"<th>{name}</th>" for name in names) + "</tr>"
     for start in history.starts:
         yield f"<tr>{''.join(_cell(value) for value in _row(start))}</tr>"
@@ -116,12 +117,12 @@ def _row(start: Start) -> Iterator[tuple[str, str]]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.began))
     said = "crashed or killed" if start.end == "lost" else start.end
     yield str(start.number), ""
-    yield when, ""
-    yield duration(start.ended - start.began), ""
     yield f"{start.first_step} to {start.last_step}", ""
-    yield str(start.world_size or ""), ""
     yield f"{said}{': ' if start.reason else ''}{start.reason}", start.end
     yield f"{start.lost_steps} steps" if start.lost_steps else "", ""
+    yield when, ""
+    yield duration(start.ended - start.began), ""
+    yield str(start.world_size or ""), ""
     yield f"{start.attempt} {start.generation}", ""
 
 
