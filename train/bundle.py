@@ -27,7 +27,7 @@ def archive_path(directory: Path, name: str) -> Path:
     return directory / ARCHIVES / f"{name}.tar.gz"
 
 
-def keep(directory: Path, bundle: Path = HERE) -> str:
+def keep(directory: Path, bundle: Path) -> str:
     """Have `directory` hold the bundle. Returns its name; "" where there is none. Raises OSError.
 
     Files that were edited since the render are kept as they are now, under a name of their own.

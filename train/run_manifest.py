@@ -60,7 +60,7 @@ class RunManifest:
         def work() -> None:
             try:
                 self._check()
-                name = bundle.keep(self._directory)
+                name = bundle.keep(self._directory, bundle.HERE)
                 files = fingerprint(data_files, self._known_data)
                 data = {"files": files, "fingerprint": data_fingerprint}
                 self._start.update(bundle=name, data={k: v for k, v in data.items() if v})
