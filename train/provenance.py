@@ -103,6 +103,6 @@ def end_earlier(starts: Iterable[Start], step: int, status: Status | None) -> No
 def _end_in(status: Status | None, start: Mapping[str, Any]) -> dict[str, Any]:
     if status is None or status.attempt != start["attempt"]:
         return {"end": "killed", "reason": ""}
-    if status.word == "running":  # with the reason of a crash, if it was one
-        return {"end": "failed" if status.reason else "killed", "reason": status.reason}
+    if status.word == "running":
+        return {"end": "crashed" if status.reason else "killed", "reason": status.reason}
     return {"end": status.word, "reason": status.reason, "step": status.step}
