@@ -6,6 +6,7 @@ Owns what is hashed of a file. Needs no torch.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ def fingerprint(paths: Iterable[str], known: Mapping[str, Any] | None = None) ->
     """
     found: dict[str, Any] = {}
     hashed = 0
-    for path in paths:
+    for path in map(str, paths):
         try:
             with open_file(Path(path).expanduser()) as file:
-                stat = Path(path).expanduser().stat()
+                stat = os.fstat(file.fileno())
                 entry = {"size": stat.st_size, "mtime": stat.st_mtime}
                 before = (known or {}).get(path)
                 if isinstance(before, dict) and entry.items() <= before.items():
@@ -45,7 +46,7 @@ def fingerprint(paths: Iterable[str], known: Mapping[str, Any] | None = None) ->
                 else:
                     entry["partial"] = True
                     digest.update(file.read(_END_BYTES))
-                    file.seek(stat.st_size - _END_BYTES)
+                    file.seek(max(0, stat.st_size - _END_BYTES))
                     digest.update(file.read(_END_BYTES))
                 found[path] = {**entry, "sha256": digest.hexdigest()}
         except OSError as error:

@@ -48,7 +48,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             "again, which writes a new one"
         ) from None
     last, status = manifest["starts"][-1], read_status(directory)
-    if "end" not in last and status is not None and status.word != "running":
+    if "end" not in last and status is not None and status.word == "failed":
         last.update(_end_in(status, last))
     return manifest
 
@@ -105,4 +105,4 @@ def _end_in(status: Status | None, start: Mapping[str, Any]) -> dict[str, Any]:
         return {"end": "killed", "reason": ""}
     if status.word == "running":
         return {"end": "crashed" if status.reason else "killed", "reason": status.reason}
-    return {"end": status.word, "reason": status.reason, "step": status.step}
+    return {"end": status.word, "reason": status.reason}

@@ -51,7 +51,7 @@ class RunManifest:
             "starts": [*starts, start],
         }
         self._known_data = starts[-1]["data"].get("files") if starts else None
-        self._thread = threading.Thread(target=lambda: None)
+        self._thread: threading.Thread | None = None
         self._write()
 
     def complete_with(self, data_files: Sequence[str], data_fingerprint: str) -> None:
@@ -69,7 +69,7 @@ class RunManifest:
             except FencedOffError:
                 pass  # whoever writes next meets it as well
             except OSError as error:
-                say(f"the bundle is not kept in {self._directory}: {error}; training goes on")
+                say(f"what runs is not kept in {self._directory}: {error}; training goes on")
 
         self._thread = threading.Thread(target=work, name="manifest", daemon=True)
         self._thread.start()
@@ -95,7 +95,7 @@ class RunManifest:
         self._write()
 
     def _wait(self) -> None:
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join()
 
     def _write(self) -> None:

@@ -175,10 +175,10 @@ class Trainer:
     """One rank's part of a run.
 
     `parts`: the micro-batches of a step that are each rank's; `mine` those of this one. `records`: what
-    is written down, by rank 0; None on the others. `hosts`, `environments`, `accepted`: what manifest.json says of
-    this start under these names, `earlier`: of the one that wrote the checkpoint. `host`: on several hosts, on the first rank of each: where
-    its status is. `repeats`: whether a micro-batch gives the same bits when it is computed again. `state` is
-    all that changes.
+    is written down, by rank 0; None on the others. `host`: on several hosts, on the first rank of each:
+    where its status is. `repeats`: whether a micro-batch gives the same bits when it is computed again.
+    `hosts`, `environments`, `accepted`: what manifest.json says of this start under these names;
+    `earlier`: of the one that wrote the checkpoint. `state` is all that changes.
     """
 
     records: Records | None = None

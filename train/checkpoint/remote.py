@@ -101,9 +101,8 @@ class RemoteCheckpoints:
         self._rows: list[str] = []
         self._said: set[str] = set()
         self.committed: int | None = None
-        self.earlier: list[
-            dict[str, Any]
-        ] = []  # the manifest of the starts before, if there is one
+        # The manifest of the starts before this one, if there is one.
+        self.earlier: list[dict[str, Any]] = []
         self._best: int | None = None
 
     @property
@@ -149,9 +148,15 @@ class RemoteCheckpoints:
             self._rows = list(self._store.list("metrics/"))
             self._segments_to(newest).restore()
             self._restore_best()
-            self._look_at_manifest()
         except OSError as error:
             self._complain("metrics.jsonl and best.json cannot be brought back from", error)
+        try:
+            manifest = with_retries(self.name, lambda: self._store.read(MANIFEST))
+            self.earlier = [provenance.parse(manifest)]
+        except (FileNotFoundError, ValueError):
+            pass  # ValueError: of another version, or never whole
+        except OSError as error:
+            self._complain("the starts before this one cannot be read in", error)
 
     def resume(self, step: int) -> None:
         """The training goes on from `step`, and waits for the store no longer than is sensible."""
@@ -413,10 +418,6 @@ class RemoteCheckpoints:
         if best not in (None, self._best) and MARKER in self._contents.get(best or 0, {}):
             self._store.write(BEST, (self._directory / BEST).read_bytes())
             self._best = best
-
-    def _look_at_manifest(self) -> None:
-        with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: of another version
-            self.earlier = [provenance.parse(self._store.read(MANIFEST))]
 
     def _restore_best(self) -> None:
         """best.json of the store, unless the one here is of a later step. Raises OSError."""
