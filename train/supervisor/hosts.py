@@ -140,6 +140,10 @@ class Hosts(Tier):
         if self._link is not None:
             self._link.on_event(event)
 
+    def hand_over(self) -> None:
+        if self._line is not None:
+            os.dup2(self._line, 0)
+
     def membership(self) -> Membership:
         options = self._options
         listed = read(options.hosts_file)
