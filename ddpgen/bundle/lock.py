@@ -20,7 +20,6 @@ from ddpgen.spec.sky import SkyJob
 from ddpgen.spec.slurm import Container, SlurmJob
 
 _FIELD = re.compile(r"^# (from|for|container): (.+)$", re.MULTILINE)
-_REGISTRY = re.compile(r"([^/]*[.:][^/]*|localhost)/")
 
 
 def place(spec: str) -> Path:
@@ -64,7 +63,9 @@ def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
         yield Conflict(about, f"{lock} is not what `ddpgen lock` writes", f"move it away; {again}")
         return
     if "container" in said:
-        what = f"{lock} names a container, which runs on slurm and sky alone"
+        what = (
+            f"{lock} names a container by its digest, which only apptainer on slurm, and sky, start"
+        )
         yield Conflict(about, what, f"write environment: installed for this tier, or {again}")
     origin, _, digest = said.get("from", "").partition(" sha256:")
     made_from = lock.parent / origin
@@ -79,20 +80,18 @@ def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
 
 def contained(job: JobSpec, spec: str) -> JobSpec:
     """The job in the container that its lock names; as it is where there is none."""
-    if not job.locked or not isinstance(job, (SkyJob, SlurmJob)):
+    if not job.locked:
         return job
     try:
         image = (facts(place(spec).read_text("utf-8")) or {}).get("container")
     except (OSError, UnicodeDecodeError):  # check() tells
         image = None
-    if image is None:
-        return job
-    if isinstance(job, SkyJob):
-        made = replace(job.environment, packages="installed")
-        return replace(job, environment=made, image=f"docker:{image}")
-    container = job.environment.container or Container("")
-    if container.runtime == "pyxis":  # enroot has # behind the registry
-        image = _REGISTRY.sub(r"\1#", image, count=1)
-    container = replace(container, image=f"docker://{image}")
-    inside = replace(job.environment, packages="installed", container=container)
-    return replace(job, environment=inside)
+    if image and isinstance(job, SkyJob):
+        inside = replace(job.environment, packages="installed")
+        return replace(job, environment=inside, image=f"docker:{image}")
+    if image and isinstance(job, SlurmJob):
+        container = replace(job.environment.container or Container(""), image=f"docker://{image}")
+        if container.runtime == "apptainer":
+            made = replace(job.environment, packages="installed", container=container)
+            return replace(job, environment=made)
+    return job

@@ -27,9 +27,6 @@ from train.processes import die_with_parent
 # What has been installed: written last, so that its presence says that all is there.
 INSTALLED = "installed.txt"
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
-_HASHED = ("--require-hashes", "--no-deps")
-# As pip looks for a package. Wherever it is from, it has to have the hash of the lock.
-_ALL_INDEXES = ("--index-strategy", "unsafe-best-match")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,8 +52,9 @@ def of_lock(lock: Path) -> Path:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute()
     except (OSError, RuntimeError) as error:  # there may be no home
         raise Refusal(EXIT_UNAVAILABLE, f"{lock}: {error}; copy the whole bundle") from None
-    python = f"{sys.implementation.cache_tag} {sysconfig.get_platform()} "
-    name = hashlib.sha256(python.encode() + content).hexdigest()[:12]
+    asked = [line for line in content.splitlines() if not line.startswith(b"#")]
+    python = f"{sys.implementation.cache_tag} {sysconfig.get_platform()}"
+    name = hashlib.sha256(b"\n".join([python.encode(), *asked])).hexdigest()[:12]
     return _once(cache / "ddpgen" / name, content.decode("utf-8", "replace"), lock.absolute())
 
 
@@ -103,12 +101,12 @@ def _make(environment: Path, content: str, lock: Path | None) -> None:
         shutil.rmtree(environment)
     uv = shutil.which("uv") if lock else None
     python = str(environment / "bin" / "python")
-    venv = (
-        [uv, "venv", "--quiet", "--python", sys.executable]
-        if uv
-        else [sys.executable, "-m", "venv"]
-    )
-    if _run(*venv, str(environment)).returncode:
+    if uv:
+        venv = [uv, "venv", "--quiet", f"--python={sys.executable}"]
+        install = [uv, "pip", "install", f"--python={python}", "--index-strategy=unsafe-best-match"]
+    else:
+        venv, install = [sys.executable, "-m", "venv"], [python, *_PIP, "install"]
+    if _fails(*venv, str(environment)):
         raise Refusal(
             EXIT_UNAVAILABLE,
             f"no virtual environment could be made with {sys.executable}; on Debian and Ubuntu that "
@@ -116,39 +114,35 @@ def _make(environment: Path, content: str, lock: Path | None) -> None:
         )
     listed = environment / "requirements.txt"
     listed.write_text(content, "utf-8")
-    install = (
-        [uv, "pip", "install", "--python", python, *_ALL_INDEXES]
-        if uv
-        else [python, *_PIP, "install"]
-    )
-    options = _HASHED if lock else ()
-    if _run(*install, "--quiet", *options, "-r", str(listed)).returncode:
+    hashed = ("--require-hashes", "--no-deps") if lock else ()
+    if _fails(*install, "--quiet", *hashed, "-r", str(listed)):
         raise Refusal(EXIT_UNAVAILABLE, _why("uv" if uv else "pip", content, lock))
-    freeze = [uv, "pip", "freeze", "--python", python] if uv else [python, *_PIP, "freeze"]
-    frozen = _run(*freeze, stdout=subprocess.PIPE)
-    frozen.check_returncode()
-    replace_file(environment / INSTALLED, frozen.stdout)
+    if lock:
+        installed = re.findall(r"^[^\s#-][^\s;]*", content, re.MULTILINE)
+    else:
+        freeze = subprocess.run([python, *_PIP, "freeze"], stdout=subprocess.PIPE, check=True)
+        installed = freeze.stdout.decode("utf-8", "replace").splitlines()
+    replace_file(environment / INSTALLED, "\n".join(installed).encode())
 
 
 def _why(tool: str, content: str, lock: Path | None) -> str:
     if lock is None:
         return f"{tool} could not install the spec's requirements; its output is above"
-    made_for = re.search("^# for: (.*)", content, re.MULTILINE)
-    here = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {sysconfig.get_platform()}"
-    command = f"python3 -m train install {lock.name}"
+    made_for = (re.findall("^# for: (.*)", content, re.MULTILINE) or ["another host"])[0]
+    here = "Python {}.{} on {}".format(*sys.version_info[:2], sysconfig.get_platform())
     return (
-        f"{tool} could not install {lock.name}, which is for {made_for[1] if made_for else '?'}; this is {here}. "
-        f"Its output is above. Where this host has no way to the index: `cd {lock.parent} && {command}` on one that "
-        "has it and shares this home (PY004)"
+        f"{tool} could not install {lock.name}, which was made for {made_for}; this is {here}. Its output is "
+        "above. Where this host has no way to the index, type on one that has it and shares this home: "
+        f"cd {lock.parent} && python3 -m train install {lock.name} (PY004)"
     )
 
 
-def _run(*command: str, stdout: int | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run a command that does not outlive this process: nobody else would know that it is at work."""
-    return subprocess.run(
+def _fails(*command: str) -> bool:
+    """Run a command that does not outlive this process: nobody would know that it is still at work."""
+    done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
-        stdout=stdout,
         check=False,
         preexec_fn=lambda: die_with_parent(signal.SIGKILL),
     )
+    return done.returncode != 0
