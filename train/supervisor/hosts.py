@@ -108,6 +108,7 @@ class Hosts(Tier):
         "--head=": "NAME: meet at this host instead of the first, on all the same",
         "--hosts=": "A,B: only these take part, on all the same",
         "--driven": "",
+        "--install": "",
     }
     again = start_command(among_hosts=True)
 

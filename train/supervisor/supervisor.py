@@ -169,6 +169,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"
     )
     add("--lock", default="", help="the lock of the packages that the job's Python has")
+    add("--install", action="store_true", help="only install that")
     add("--setup", default="", help="a file of bash, run once in the environment before all else")
     add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
     add("--preflight", action="store_true", help="only check whether the job can start")
@@ -212,6 +213,8 @@ class Supervisor:
         check_arguments(self._command, self._tier.leading)
         if self._options.lock:
             self._enter(Path(self._options.lock))
+        if self._options.install:
+            return Outcome(0)
         self.member = member = self._beside(self._tier.membership)
         self.checkpoint_dir = directory.of(self._options.checkpoint_dir, member.part)
         if self._options.setup:
