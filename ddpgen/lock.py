@@ -39,6 +39,11 @@ _UV = (
 )  # fmt: skip
 _PIP = ("-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report=-")
 
+_HINTS = {
+    "uv": "it reads UV_INDEX and UV_FIND_LINKS, not pip's configuration",
+    "pip": "22.3 or newer is needed",
+}
+
 
 def container(image: str) -> dict[str, str]:
     """What the head of a lock says of a container. Raises Refused for one that is not named by its digest."""
@@ -65,7 +70,12 @@ def packages(
     if python is None:
         what = f"there is no Python called {name} here"
         raise TargetUnavailableError(f"{what}; activate the environment that has it, and try again")
-    where, installed = json.loads(_said([python, "-c", _INSTALLED], f"{python} does not run"))
+    code, said = output([python, "-c", _INSTALLED])
+    if code != 0:
+        raise TargetUnavailableError(
+            f"{python} does not run; set python: in the spec to one that does"
+        )
+    where, installed = json.loads(said)
     uv = shutil.which("uv")
     tool = [uv, *_UV, f"--python={python}"] if uv else [python, *_PIP]
     origin = f"what {job.python.interpreter} has"
@@ -132,13 +142,8 @@ def _resolved(command: Sequence[str]) -> list[str]:
     tool = "uv" if command[1] == "pip" else "pip"
     code, said = output(command)
     if code != 0:
-        hint = (
-            "uv reads UV_INDEX and UV_FIND_LINKS, not pip's configuration"
-            if tool == "uv"
-            else ("pip 22.3 or newer is needed")
-        )
         raise TargetUnavailableError(
-            f"{tool} finds not all of it ({hint}); its output is above. What no index has cannot be locked: "
+            f"{tool} finds not all of it ({_HINTS[tool]}); its output is above. What no index has cannot be locked: "
             "uninstall it, publish it, or list what the job needs in a file: -r requirements.txt"
         )
     if tool == "uv":
@@ -160,14 +165,8 @@ def _line(item: Mapping[str, Any]) -> str:
 
 def _refuse(local: Sequence[str]) -> None:
     if local:
+        named = ", ".join(each.partition(" --hash")[0] for each in local)
         raise TargetUnavailableError(
-            f"no index has {', '.join(local)}, so no host could install it; publish it, copy its code by `code:`, "
-            "or list what the job needs in a file: -r requirements.txt"
+            f"not from an index, so it cannot be locked: {named}; publish it there, or bring its code along by "
+            "`code:` and lock the rest: -r requirements.txt"
         )
-
-
-def _said(command: Sequence[str], refusal: str) -> str:
-    code, said = output(command)
-    if code != 0:
-        raise TargetUnavailableError(f"{refusal}; set python: in the spec")
-    return said

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+NAMES = ("borrowed", "tiny")
+
 
 def wheel(
     place: Path,
@@ -23,17 +25,15 @@ def wheel(
     version: str = "1.0",
 ) -> Path:
     """Write a wheel of pure Python; its path."""
-    about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    about += "".join(f"Requires-Dist: {wanted}\n" for wanted in requires)
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {wanted}\n" for wanted in requires)
     info = f"{name}-{version}.dist-info"
     kind = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     path = place / f"{name}-{version}-py3-none-any.whl"
+    about = {f"{info}/METADATA": metadata, f"{info}/WHEEL": kind, f"{info}/RECORD": ""}
     with zipfile.ZipFile(path, "w") as archive:
-        for inside, text in files.items():
-            archive.writestr(inside, text)
-        archive.writestr(f"{info}/METADATA", about)
-        archive.writestr(f"{info}/WHEEL", kind)
-        archive.writestr(f"{info}/RECORD", "")
+        for inside, text in {**files, **about}.items():
+            archive.writestr(zipfile.ZipInfo(inside), text)  # of no date: the same bytes every time
     return path
 
 
@@ -42,6 +42,15 @@ def write(place: Path) -> None:
     place.mkdir()
     wheel(place, "tiny", {"tiny.py": "HERE = __file__\n"}, ["borrowed"])
     wheel(place, "borrowed", {"borrowed.pth": f"{sysconfig.get_path('purelib')}\n"})
+
+
+def lock(place: Path, seen: str) -> str:
+    """A lock of both, which lie in `place`, called `seen` where they are installed."""
+    pinned = [
+        f"{n}==1.0 --hash=sha256:{digest(place / f'{n}-1.0-py3-none-any.whl')}" for n in NAMES
+    ]
+    head = ["# Lock of job.yaml, written by `ddpgen lock`", "--no-index", f"--find-links {seen}"]
+    return "\n".join([*head, *pinned, ""])
 
 
 def digest(path: Path) -> str:

@@ -123,17 +123,10 @@ def test_an_environment_is_entered_on_every_node(
         assert words in log
 
 
-def test_a_lock_is_installed_once_where_the_nodes_share_their_home(
-    cluster: Slurm, tmp_path: Path
-) -> None:
+def test_a_lock_is_installed_once_where_the_nodes_share_their_home(cluster: Slurm) -> None:
     shared = cluster.rig.shared
     wheels.write(shared / "wheels")
-    names = [f"{name}-1.0-py3-none-any.whl" for name in ("borrowed", "tiny")]
-    hashes = [wheels.digest(shared / "wheels" / name) for name in names]
-    lock = (
-        "# Lock of job.yaml, written by `ddpgen lock`\n--no-index\n--find-links /shared/wheels\n"
-        f"borrowed==1.0 --hash=sha256:{hashes[0]}\ntiny==1.0 --hash=sha256:{hashes[1]}\n"
-    )
+    lock = wheels.lock(shared / "wheels", "/shared/wheels")
     tier = {"environment": {"packages": "locked", "venv": "/shared/venv"}}
     env = {"XDG_CACHE_HOME": "/shared/cache", "PIP_CONFIG_FILE": os.devnull}
     wanted = batch.spec("in-lock", nodes=2, tier=tier, python="python-here", env=env)
