@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +51,12 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where environments are made; nothing else is read that pip or uv find on this machine."""
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
-    alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0", "NO_PROXY": "127.0.0.1"}
+    alone = {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_RETRIES": "0",
+        "PIP_TIMEOUT": "120",
+        "NO_PROXY": "127.0.0.1",
+    }
     for name, value in {**alone, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     return tmp_path / "cache" / "ddpgen"
@@ -132,11 +140,18 @@ class Driven(jobs.Job):
         words = ["bash", str(bundle / "hosts/desk.sh"), "--driven"]
         self.process = subprocess.Popen(words, **{**jobs.PIPED, "stdin": subprocess.PIPE})
         self._listen()
+        threading.Thread(target=self._beat, daemon=True).start()
 
     def tell(self, word: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(OSError):  # it has ended
+            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.flush()
+
+    def _beat(self) -> None:
+        while self.ended_at is None:
+            self.tell("beat")
+            time.sleep(5)
 
 
 @pytest.mark.nightly
@@ -146,13 +161,12 @@ def test_the_driver_is_heard_before_and_within_the_environment(
     index.open.clear()
     host = Driven(bundle)
     assert index.asked.wait(jobs.PATIENCE_S)
-    host.tell("beat\nstop")
-    assert host.end() == 75
+    host.tell("stop")
+    assert host.end() == 75, host.output
     assert whole(environment) == []
     index.open.set()
     monkeypatch.setenv("WAIT", "until the stop file is there")
     host = Driven(bundle)
-    host.tell("beat")
     host.until("^tiny is ")
     host.tell("stop")
     host.until("TERM: asking for a clean stop")
