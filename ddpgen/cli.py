@@ -692,6 +692,54 @@ def _write(file: Path, text: str) -> None:
 
 
 @cli.command()
+@_SPEC
+@click.option(
+    "-r", "--requirement", "requirements", type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE", help="Lock what this file asks for.  [default: what the job's Python has here]",
+)  # fmt: skip
+@click.option("--container", metavar="IMAGE", help="Lock a container, NAME@sha256:DIGEST, instead.")
+@click.option(
+    "-o", "--output", type=_FILE, metavar="FILE",
+    help="The file to write.  [default: NAME.lock beside the spec NAME.yaml]",
+)  # fmt: skip
+def lock(spec: str, requirements: Path | None, container: str | None, output: Path | None) -> None:
+    """Write down what a job runs with: each package with its version and hashes, or a container.
+
+    Without -r it is what `python` of the spec has on this machine: python3 on the PATH, if the spec names none. uv
+    resolves it where that is installed, else pip. With `environment: locked` in the spec the bundle brings the lock
+    along, and each host installs from it once.
+
+    \b
+    Example:
+      ddpgen lock examples/gpt.yaml --container \
+        torch@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
+    """
+    from ddpgen import job
+    from ddpgen import lock as locks
+    from ddpgen.bundle import lock as form
+    from ddpgen.spec.fields import Refused
+
+    if container is not None and requirements is not None:
+        raise click.UsageError(
+            "a lock is of packages or of a container: leave out -r or --container."
+        )
+    of = next(iter(job.load(spec).values())).job
+    file = output or form.place(spec)
+    if container is not None:
+        try:
+            facts, lines = locks.container(container), list[str]()
+        except Refused as refused:
+            raise click.UsageError(f"{refused.what}; {refused.remedy}.") from None
+    else:
+        facts, lines = locks.packages(of, requirements, file.parent)
+        if not any(line.startswith("torch==") for line in lines):
+            click.echo("torch is not among them, and the job needs it", err=True)
+    locks.write(file, spec, facts, lines)
+    click.echo(file)
+    click.echo(f"with environment: locked in {spec} a job installs from it", err=True)
+
+
+@cli.command()
 def schema() -> None:
     """Print the JSON Schema of a spec, for editors.
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import __version__
-from ddpgen.bundle import code, script, source
+from ddpgen.bundle import code, lock, script, source
 from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
+from ddpgen.plan import supervise
 from ddpgen.spec import reader, yamltree
 from ddpgen.spec.fields import Group, NodeCount, Period, did_you_mean, show
 from ddpgen.spec.reader import Reading
@@ -43,7 +44,11 @@ def load(path: str) -> dict[str, Reading]:
         raise SpecUnreadableError(
             f"{path}: {error.strerror}; give the path of a job spec"
         ) from None
-    return reader.read(raw, path)
+    readings = reader.read(raw, path)
+    return {
+        tier: reading._replace(job=lock.contained(reading.job, path))
+        for tier, reading in readings.items()
+    }
 
 
 def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
@@ -59,6 +64,7 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
         conflicts = (
             *code.check(reading.job, home),
             *script.check(reading.job, home),
+            *lock.check(reading.job, reading.filename),
             *_unknown_codes(reading.job),
             *tier.check(reading.job),
         )
@@ -142,6 +148,8 @@ def write_bundle(
         *write.copied_tree(resource("train"), "train"),
         *(write.Item(name, file=file) for name, file in sources.items()),
     ]
+    if any(readings[tier].job.locked for tier in tiers):
+        items.append(write.Item(supervise.LOCK, file=lock.place(readings[tiers[0]].filename)))
     facts = {
         "ddpgen": __version__,
         "name": job.name,

@@ -38,8 +38,9 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
        python -m train notice --stop-file=FILE
                                               make the stop file, as this machine is taken back, and wait
                                               until the job has ended
+       python -m train install LOCK           make the virtual environment of a lock, unless it is there
        python -m train install DIR -- REQUIREMENT …
-                                              make a virtual environment with these, unless it is there
+                                              the same, in DIR and with these
 """
 # Where the function of each is that runs without torch.
 _SMALL = {

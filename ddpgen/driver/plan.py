@@ -22,7 +22,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole of hosts.json. `elastic`: the least and the largest number of hosts."""
+    """The whole of hosts.json. `elastic`: the least and the largest number of hosts. `locked`: each installs what
+    the lock lists."""
 
     name: str
     launcher: str
@@ -32,6 +33,7 @@ class Plan:
     ssh_options: tuple[str, ...]
     checkpoint_dir: str
     hosts: tuple[Host, ...]
+    locked: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

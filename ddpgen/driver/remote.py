@@ -58,7 +58,13 @@ def start(
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment.items())
     words = " ".join(quote(word) for word in (host.script, "--driven", *arguments))
     values = {**_values(plan, host), "script": host.script}
-    return _text(values, _TOOLS, f"{exports}{_ENTER}exec bash -- {words}\n")
+    return _text(values, _TOOLS, f"{exports}{_BEGIN}{_ENTER}exec bash -- {words}\n")
+
+
+def install(plan: Plan, host: Host) -> bytes:
+    """Become the host's script, which only installs what the lock lists."""
+    values = {**_values(plan, host), "script": host.script}
+    return _text(values, _TOOLS, f'{_ENTER}exec bash -- "$script" --install </dev/null\n')
 
 
 def within(directory: str) -> str:
@@ -151,11 +157,14 @@ fact newest "$(newest)"
 fact ready yes
 """
 
-_ENTER = r"""
+_BEGIN = r"""
 # The script becomes its supervisor, so that has this process id as well. What cannot be written here, the
 # preflight names.
 { mkdir -p -- "$checkpoints/nodes/$host" &&
   printf '%s %s\n' "$$" "$DDPGEN_STARTED_BY" >"$checkpoints/nodes/$host/started-by"; } 2>/dev/null
+"""
+
+_ENTER = r"""
 cd -- "$bundle" || trouble "cannot enter $bundle, which was there a moment ago; start again"
 [ -f "$script" ] || trouble "$bundle holds no $script; start again"
 """

@@ -96,7 +96,7 @@ class Session:
         return Looked(int(found.get("newest", "-1")), "in-use" in found, found.get("by", ""))
 
     async def prepare(self) -> Looked:
-        """Look, and send the bundle. Raises Trouble, also where a job runs from it: its restarts need the files."""
+        """Look, send the bundle and install. Raises Trouble, also where a job runs from it: its restarts need the files."""
         looked = await self.look()
         if looked.in_use:
             self.state = "in use"
@@ -106,7 +106,20 @@ class Session:
                 "bash hosts/run.sh --stop"
             )
         await self.send_bundle()
+        if self._home.plan.locked:
+            await self._install()
         return looked
+
+    async def _install(self) -> None:
+        """Before any host starts: the others would not wait for the slowest. Raises Trouble."""
+        self.state = "installing"
+        home = self._home
+        outcome = await ask(home.ssh, self.host, remote.install(home.plan, self.host), None)
+        self._hear(outcome.output)
+        if outcome.code != 0:
+            self.state = "refused"
+            raise Trouble(why_not(outcome, home.ssh, self.host, home.pace.check))
+        self.state = "ready"
 
     async def send_bundle(self) -> None:
         """Make the host's bundle equal to ours. Raises Trouble."""
@@ -179,7 +192,7 @@ class Session:
             self._home.screen.lines(self.host.name, texts)
 
 
-async def ask(ssh: Ssh, host: Host, text: bytes, within: float) -> Outcome:
+async def ask(ssh: Ssh, host: Host, text: bytes, within: float | None) -> Outcome:
     """Run one text on a host; again when its door was only crowded. Raises Trouble."""
     for attempt in range(_TRIES):
         try:

@@ -49,6 +49,8 @@ class Supervise(NamedTuple):
         return (*self.launcher, "--", *self.program)
 
 
+# The lock's file in the bundle.
+LOCK = "environment.lock"
 # Hosts that are started together come within this time; one that comes later is taken in by a restart.
 _LAST_CALL_S = 15
 # Every host that comes or goes costs the others' torchrun a restart. The training itself gives up when it
@@ -189,6 +191,7 @@ def _options(job: JobSpec, backend: str) -> Iterator[Word]:
         ("keep", ",".join(kept), ""),
         ("store", store(job), ""),
         ("ignore", ",".join(job.preflight.ignore), ""),
+        ("lock", LOCK if job.locked else "", ""),
     )
     if not job.preflight.enabled:
         yield "--no-preflight"

@@ -99,6 +99,13 @@ class Python:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
+class Environment:
+    """What that Python has."""
+
+    packages: str = setting(Choice("installed", "locked"), "installed")
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Resume:
     """How a user's script goes on from its own checkpoints."""
 
@@ -234,12 +241,18 @@ class JobSpec:
     restarts: int = setting(Whole(0, 1000), 3)
     env: Mapping[str, str] = setting(_ENV, dict)
     python: Python = setting(Group(Python, shorthand="interpreter"), Python)
+    environment: Environment = setting(Group(Environment, shorthand="packages"), Environment)
     code: tuple[str, ...] = setting(Texts(Text(wants="a path relative to this file")), ())
 
     @property
     def checkpoint_path(self) -> str:
         """The checkpoint directory on the disk of a host; a relative one lies beside the bundle."""
         return self.checkpoint.path or f"checkpoints/{self.name}"
+
+    @property
+    def locked(self) -> bool:
+        """Whether the packages of its lock are installed where it runs."""
+        return self.environment.packages == "locked"
 
     @property
     def world_size(self) -> int:

@@ -67,9 +67,10 @@ def read(raw: bytes, filename: str) -> dict[str, Reading]:
     overlays = _overlays(root, findings)
     readings = {}
     for tier, overlay in overlays.items():
-        merged = _merge(root, overlay) if overlay else root
+        kind = Group(MODELS.get(tier, JobSpec))
+        merged = _merge(root, overlay, kind) if overlay else root
         walk = _Walk()
-        job = walk.group(Group(MODELS.get(tier, JobSpec)), merged)
+        job = walk.group(kind, merged)
         unfit = [*walk.missing]
         found = [each for each in conflicts(job) if walk.wrong.isdisjoint(each.about)]
         unfit += [_locate(each, merged) for each in found]
@@ -109,17 +110,20 @@ def _overlays(root: Table, findings: list[Finding]) -> dict[str, Table | None]:
     return overlays
 
 
-def _merge(base: Table, overlay: Table, path: tuple[str, ...] = ()) -> Table:
+def _merge(base: Table, overlay: Table, kind: Kind | None, path: tuple[str, ...] = ()) -> Table:
     """`base` with the entries of `overlay` laid over it; nodes keep the place they came from."""
+    known = fields(kind.model) if isinstance(kind, Group) else ()  # type: ignore[arg-type]
+    kinds = {declared.name: declared.metadata["kind"] for declared in known}
     merged = Table(overlay.place if path else base.place, base.path, {}, {})
     dropped = {RIVALS.get((*path, name)) for name in overlay.entries}
     for name, node in base.entries.items():
         if (*path, name) not in dropped:
             merged.entries[name], merged.keys[name] = node, base.keys[name]
     for name, node in overlay.entries.items():
-        below = base.entries.get(name)
+        inner = kinds.get(name)
+        below = _spelled_out(inner, base.entries.get(name))
         if isinstance(below, Table) and isinstance(node, Table):
-            node = _merge(below, node, (*path, name))
+            node = _merge(below, node, inner, (*path, name))
         merged.entries[name], merged.keys[name] = node, overlay.keys[name]
     return merged
 
@@ -160,9 +164,7 @@ class _Walk:
 
     def _read(self, kind: Kind, node: Node, path: tuple[str, ...]) -> Any:
         if isinstance(kind, Group):
-            if kind.shorthand and isinstance(node, Scalar) and not _is_null(node):
-                keys = {kind.shorthand: node.place}
-                node = Table(node.place, node.path, {kind.shorthand: node}, keys)
+            node = _spelled_out(kind, node)
             if not isinstance(node, Table):
                 raise Refused(f"is {_describe(node)}", f"write {kind.wants}")
             return self.group(kind, node, path)
@@ -305,13 +307,26 @@ def _elsewhere(name: str) -> str:
     for tier, model in MODELS.items():
         if name in (declared.name for declared in fields(model)):
             return f"targets.{tier}"
-    for declared in fields(JobSpec):
-        kind = declared.metadata["kind"]
-        if isinstance(kind, Group):
-            inner: Iterable[Field[Any]] = fields(kind.model)  # type: ignore[arg-type]
-            if name in (field.name for field in inner):
-                return f"{declared.name} ({declared.name}.{name})"
+    models: Mapping[str, type[JobSpec]] = {"": JobSpec, **MODELS}
+    for tier, model in models.items():
+        for declared in fields(model):
+            kind = declared.metadata["kind"]
+            if isinstance(kind, Group):
+                inner: Iterable[Field[Any]] = fields(kind.model)  # type: ignore[arg-type]
+                if name in (field.name for field in inner):
+                    below = f" of targets.{tier}" if tier else ""
+                    return f"{declared.name}{below} ({declared.name}.{name})"
     return ""
+
+
+def _spelled_out(kind: Kind | None, node: Any) -> Any:
+    """A value that stands for a mapping, as that mapping; any other node as it is."""
+    if not isinstance(kind, Group) or not kind.shorthand:
+        return node
+    if not isinstance(node, Scalar) or _is_null(node):
+        return node
+    keys = {kind.shorthand: node.place}
+    return Table(node.place, node.path, {kind.shorthand: node}, keys)
 
 
 def _is_null(node: Node) -> bool:

@@ -21,7 +21,7 @@ from ddpgen.spec.fields import (
     Whole,
     setting,
 )
-from ddpgen.spec.job import DESTINATION, JobSpec
+from ddpgen.spec.job import DESTINATION, Environment, JobSpec
 
 WORD = r"[A-Za-z0-9_@%+=:,./()\[\]&|*!^][A-Za-z0-9_@%+=:,./()\[\]&|*!^-]*"
 _PLAIN = "letters, digits and any of _@%+=:,./()[]&|*!^-, without spaces"
@@ -42,7 +42,7 @@ class Container:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Environment:
+class SlurmEnvironment(Environment):
     """What makes the Python with torch available on the nodes."""
 
     modules: tuple[str, ...] = setting(
@@ -98,7 +98,9 @@ class SlurmJob(JobSpec):
     warning: float | None = setting(Duration(), None)
     step_time: float | None = setting(Duration(), None)
     write_time: float | None = setting(Duration(), None)
-    environment: Environment = setting(Group(Environment), Environment)
+    environment: SlurmEnvironment = setting(
+        Group(SlurmEnvironment, shorthand="packages"), SlurmEnvironment
+    )
     setup: tuple[str, ...] = setting(Texts(Text(wants="a line of bash")), ())
     login: str | None = setting(DESTINATION, None)
     dir: str = setting(Text(wants="a path"), "~/ddpgen")

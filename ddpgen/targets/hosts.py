@@ -143,6 +143,7 @@ def _listing(job: HostsJob) -> str:
         "head": job.order[0].name,
         "ssh_options": job.ssh_options,
         "checkpoint_dir": job.checkpoint_path,
+        **({"locked": True} if job.locked else {}),
     }
     lines = [f'  "{key}": {_json(value)},' for key, value in facts.items()]
     each = ",\n".join(f"    {_json(_listed(job, host))}" for host in job.order)

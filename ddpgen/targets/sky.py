@@ -13,9 +13,9 @@ from typing import Any
 
 from ddpgen.plan import sky
 from ddpgen.plan.launch import command, values
-from ddpgen.plan.supervise import store
+from ddpgen.plan.supervise import LOCK, store
 from ddpgen.render import Artefact, Renderer
-from ddpgen.shell import at_home
+from ddpgen.shell import Word, at_home
 from ddpgen.spec import rules
 from ddpgen.spec.job import Checkpoint, JobSpec
 from ddpgen.spec.rules import Conflict
@@ -181,6 +181,13 @@ def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     return [*artefacts, Artefact(".skyignore", _ALL_OF_IT, executable=False)]
 
 
+def _install(job: SkyJob) -> tuple[tuple[Word, ...], ...]:
+    """The words of `train install`; none where nothing is installed."""
+    if job.locked:
+        return ((LOCK,),)
+    return ((sky.environment(job), "--", *job.requirements),) if job.requirements else ()
+
+
 def _values(job: SkyJob) -> dict[str, Any]:
     bucket, recovery = job.bucket, job.recovery
     kinds = list(sky.alternatives(job))
@@ -208,10 +215,9 @@ def _values(job: SkyJob) -> dict[str, Any]:
         "secrets_given": "".join(f" --secret {secret}" for secret in job.secrets),
         "exit_preempted": sky.EXIT_PREEMPTED,
         "hook": sky.hook(job),
-        "sets_up": bool(job.setup or job.requirements),
+        "sets_up": bool(job.setup or job.requirements or job.locked),
         "setup_lines": bool(job.setup),
         "script": "sky.setup.sh",
-        "requirements": job.requirements,
         "base_python": at_home(job.python.interpreter),
-        "install": ((sky.environment(job), "--", *job.requirements),),
+        "install": _install(job),
     }

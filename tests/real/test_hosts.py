@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import wheels
 from tests.real import fleet, jobs
 from tests.real.conftest import NewRig
 from tests.real.rig import Host, Rig
@@ -106,6 +107,25 @@ def test_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start_goes_on(
         ("hosts", "stopped", who), ("hosts", "done", who),
     ]  # fmt: skip
     unpack(home, manifest["starts"][-1]["bundle"], tmp_path / "again")
+
+
+@pytest.mark.nightly
+def test_what_the_lock_lists_is_installed_on_every_host(rig: Rig, tmp_path: Path) -> None:
+    hosts = ["desk", "laptop"]
+    for name in hosts:
+        wheels.write(rig[name].path("wheels"))
+    lock = wheels.lock(rig["desk"].path("wheels"), f"{rig['desk'].home}/wheels")
+    spec = fleet.spec(hosts, name="locked", tier={"environment": "locked"})
+    code = {"paced.py": jobs.PACED_TOY, "job.lock": lock}
+    bundles = [jobs.render(tmp_path / tier, spec, code, tier) for tier in ("hosts", "local")]
+    driver = fleet.Driver(rig, bundles[0])
+    fleet.assert_done_with_the_bits_of_one_machine(rig, driver, (bundles[0], bundles[1]))
+    begun = driver.output.index("is the head")
+    for name in hosts:
+        installed = f"{name:6} | ddpgen: installing into "
+        assert installed in driver.output[:begun]
+        assert installed not in driver.output[begun:]
+        assert [*rig[name].path(".cache/ddpgen").glob("*/installed.txt")]
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.nightly), "env"])

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.real import batch
+from tests import wheels
+from tests.real import batch, jobs
 from tests.real.batch import Batch
 from tests.real.conftest import NewSlurm
 from tests.real.rig.slurm import Slurm
@@ -120,6 +121,25 @@ def test_an_environment_is_entered_on_every_node(
     assert "2 hosts can start the job" in log
     for words in said:
         assert words in log
+
+
+def test_a_lock_is_installed_once_where_the_nodes_share_their_home(cluster: Slurm) -> None:
+    shared = cluster.rig.shared
+    wheels.write(shared / "wheels")
+    lock = wheels.lock(shared / "wheels", "/shared/wheels")
+    tier = {"environment": {"packages": "locked", "venv": "/shared/venv"}}
+    env = {"XDG_CACHE_HOME": "/shared/cache", "PIP_CONFIG_FILE": os.devnull}
+    wanted = batch.spec("in-lock", nodes=2, tier=tier, python="python-here", env=env)
+    (shared / "cache").mkdir(mode=0o777)
+    (shared / "cache").chmod(0o777)
+    code = {"paced.py": jobs.PACED_TOY, "job.lock": lock}
+    job = Batch(cluster, wanted, arguments=["--preflight"], code=code)
+    assert job.ended() == ("COMPLETED", "0:0"), job.log
+    assert "2 hosts can start the job" in job.log
+    (made,) = (shared / "cache" / "ddpgen").glob("*/installed.txt")
+    assert made.read_text() == "borrowed==1.0\ntiny==1.0"
+    where = f"what the lock lists, in /shared/cache/ddpgen/{made.parent.name}\n"
+    assert job.log.count(where) == 2
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ class Hosts(Tier):
         "--head=": "NAME: meet at this host instead of the first, on all the same",
         "--hosts=": "A,B: only these take part, on all the same",
         "--driven": "",
+        "--install": "",
     }
     again = start_command(among_hosts=True)
 
@@ -139,6 +140,10 @@ class Hosts(Tier):
     def on_event(self, event: Event) -> None:
         if self._link is not None:
             self._link.on_event(event)
+
+    def hand_over(self) -> None:
+        if self._line is not None:
+            os.dup2(self._line, 0)
 
     def membership(self) -> Membership:
         options = self._options

@@ -1,24 +1,30 @@
-"""`python -m train install DIR -- REQUIREMENT …`: a virtual environment for a list of requirements.
+"""The virtual environments that packages are installed into: those of a lock, or those of a list.
 
-Owns that it is made once, is found again, and is never taken for whole when it is not. Machines may share
-the directory. Standard library only.
+`python -m train install LOCK` and `… install DIR -- REQUIREMENT …`; a supervisor does the first by itself.
+Owns that an environment is made once, is found again, and is never taken for whole when it is not. Machines
+may share the directory. Standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
 from train.console import say
 from train.errors import EXIT_UNAVAILABLE, Refusal
-from train.files import locked
+from train.files import locked, read_file, replace_file
+from train.processes import die_with_parent
 
-# What pip has installed: written last, so that its presence says that all is there.
+# What has been installed: written last, so that its presence says that all is there.
 INSTALLED = "installed.txt"
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 
@@ -26,48 +32,117 @@ _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 def main(argv: Sequence[str]) -> int:
     """Make the environment; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m train install", allow_abbrev=False)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("requirements", nargs="+", help="each a line of a requirements file")
+    parser.add_argument("place", type=Path, help="a lock; or a directory, with requirements")
+    parser.add_argument("requirements", nargs="*", help="each a line of a requirements file")
     options = parser.parse_args(argv)
-    environment = options.directory.expanduser().absolute()
     try:
-        environment.parent.mkdir(parents=True, exist_ok=True)
-        with locked(Path(f"{environment}.lock")):  # machines may share their home
-            if not (environment / INSTALLED).exists():
-                _make(environment, options.requirements)
+        environment = of_lock(options.place) if not options.requirements else _of_list(options)
         listed = " ".join((environment / INSTALLED).read_text("utf-8").splitlines())
     except Refusal as refusal:
         say(str(refusal))
         return refusal.code
-    except OSError as error:
-        say(f"{error.filename or environment} cannot be used: {error.strerror or error}")
-        return EXIT_UNAVAILABLE
     say(f"in {environment}: {listed}")
     return 0
 
 
-def _make(environment: Path, requirements: Sequence[str]) -> None:
-    """Raises Refusal, OSError."""
+def of_lock(lock: Path) -> Path:
+    """The environment of a lock for this Python, made where it is not there. Raises Refusal."""
+    try:
+        content = read_file(lock)
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute()
+    except (OSError, RuntimeError) as error:  # there may be no home
+        raise Refusal(EXIT_UNAVAILABLE, f"{lock}: {error}; copy the whole bundle") from None
+    asked = [line for line in content.splitlines() if not line.startswith(b"#")]
+    python = f"{sys.implementation.cache_tag} {sysconfig.get_platform()}"
+    name = hashlib.sha256(b"\n".join([python.encode(), *asked])).hexdigest()[:12]
+    return _once(cache / "ddpgen" / name, content.decode("utf-8", "replace"), lock.absolute())
+
+
+def enter(environment: Path) -> None:
+    """Replace this process by the same command in `environment`, unless it runs there already."""
+    if os.path.realpath(sys.prefix) == os.path.realpath(environment):
+        return
+    say(f"the Python of this job has what the lock lists, in {environment}")
+    programs = os.path.join(environment, "bin")
+    os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
+    os.environ["VIRTUAL_ENV"] = str(environment)
+    python = os.path.join(programs, "python")
+    os.execv(python, [python, "-m", "train", *sys.argv[1:]])
+
+
+def _of_list(options: argparse.Namespace) -> Path:
+    content = "".join(f"{line}\n" for line in options.requirements)
+    return _once(options.place.expanduser().absolute(), content)
+
+
+def _once(environment: Path, content: str, lock: Path | None = None) -> Path:
+    """`environment`, made where it is not there whole. Raises Refusal."""
+    try:
+        environment.parent.mkdir(parents=True, exist_ok=True)
+        if not _is_whole(environment):
+            say(f"installing into {environment}, or waiting for who does")
+        with locked(Path(f"{environment}.lock")):  # machines may share their home
+            if not _is_whole(environment):
+                _make(environment, content, lock)
+    except OSError as error:
+        message = f"{error.filename or environment} cannot be used: {error.strerror or error}"
+        raise Refusal(EXIT_UNAVAILABLE, message) from None
+    return environment
+
+
+def _is_whole(environment: Path) -> bool:
+    """Also the Python that it was made with has to be there still."""
+    return (environment / INSTALLED).exists() and os.access(environment / "bin/python", os.X_OK)
+
+
+def _make(environment: Path, content: str, lock: Path | None) -> None:
+    """By uv where that is there and the packages have hashes, else by pip. Raises Refusal, OSError."""
     if environment.exists():  # half made
         shutil.rmtree(environment)
-    if _fails(sys.executable, "-m", "venv", environment):
+    uv = shutil.which("uv") if lock else None
+    python = str(environment / "bin" / "python")
+    if uv:
+        venv = [uv, "venv", "--quiet", f"--python={sys.executable}"]
+        install = [uv, "pip", "install", f"--python={python}", "--index-strategy=unsafe-best-match"]
+    else:
+        venv, install = [sys.executable, "-m", "venv"], [python, *_PIP, "install"]
+    if _fails(*venv, str(environment)):
         raise Refusal(
             EXIT_UNAVAILABLE,
             f"no virtual environment could be made with {sys.executable}; on Debian and Ubuntu that "
             "takes python3-venv (setup: [sudo apt-get install -y python3-venv])",
         )
     listed = environment / "requirements.txt"
-    listed.write_text("".join(f"{line}\n" for line in requirements), "utf-8")
-    python = environment / "bin" / "python"
-    if _fails(python, *_PIP, "install", "--quiet", "-r", listed):
-        raise Refusal(
-            EXIT_UNAVAILABLE,
-            "pip could not install the spec's requirements; its output is above",
-        )
-    frozen = subprocess.run([python, *_PIP, "freeze"], stdout=subprocess.PIPE, check=True)
-    (environment / "freeze.new").write_bytes(frozen.stdout)
-    os.replace(environment / "freeze.new", environment / INSTALLED)
+    listed.write_text(content, "utf-8")
+    hashed = ("--require-hashes", "--no-deps") if lock else ()
+    if _fails(*install, "--quiet", *hashed, "-r", str(listed)):
+        raise Refusal(EXIT_UNAVAILABLE, _why("uv" if uv else "pip", content, lock))
+    if lock:
+        installed = re.findall(r"^[^\s#-][^\s;]*", content, re.MULTILINE)
+    else:
+        freeze = subprocess.run([python, *_PIP, "freeze"], stdout=subprocess.PIPE, check=True)
+        installed = freeze.stdout.decode("utf-8", "replace").splitlines()
+    replace_file(environment / INSTALLED, "\n".join(installed).encode())
 
 
-def _fails(*command: str | Path) -> bool:
-    return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode != 0
+def _why(tool: str, content: str, lock: Path | None) -> str:
+    if lock is None:
+        return f"{tool} could not install the spec's requirements; its output is above"
+    made_for = (re.findall("^# for: (.*)", content, re.MULTILINE) or ["another host"])[0]
+    here = "Python {}.{} on {}".format(*sys.version_info[:2], sysconfig.get_platform())
+    return (
+        f"{tool} could not install {lock.name}, which was made for {made_for}; this is {here}. Its output is "
+        "above. Where this host has no way to the index, type on one that has it and shares this home: "
+        f"cd {lock.parent} && python3 -m train install {lock.name} (PY004)"
+    )
+
+
+def _fails(*command: str) -> bool:
+    """Run a command that does not outlive this process: nobody would know that it is still at work."""
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        preexec_fn=lambda: die_with_parent(signal.SIGKILL),
+    )
+    return done.returncode != 0

@@ -36,7 +36,7 @@ from train.preflight.settings import Settings
 from train.scheduler import VARIABLE
 from train.status import read_status
 from train.stop import create_stop_file
-from train.supervisor import decision, directory, words
+from train.supervisor import decision, directory, install, words
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.environment import Pin, for_workers, pins
 from train.supervisor.events import LATE_S, Event, Events, Exit, Signal
@@ -118,6 +118,9 @@ class Tier:
     def on_event(self, event: Event) -> None:
         """Such an event has come: what it means is injected as a signal."""
 
+    def hand_over(self) -> None:
+        """Another program takes the place of this one: leave it what this tier has taken."""
+
     def membership(self) -> Membership:
         """Who takes part. Raises Refusal."""
         raise NotImplementedError
@@ -167,6 +170,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"
     )
+    add("--lock", default="", help="the lock of the packages that the job's Python has")
+    add("--install", action="store_true", help="only install that")
     add("--setup", default="", help="a file of bash, run once in the environment before all else")
     add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
     add("--preflight", action="store_true", help="only check whether the job can start")
@@ -208,6 +213,10 @@ class Supervisor:
     def _run(self) -> Outcome:
         self._tier.listen(self._events)
         check_arguments(self._command, self._tier.leading)
+        if self._options.lock:
+            self._enter(Path(self._options.lock))
+        if self._options.install:
+            return Outcome(0)
         self.member = member = self._beside(self._tier.membership)
         self.checkpoint_dir = directory.of(self._options.checkpoint_dir, member.part)
         if self._options.setup:
@@ -237,6 +246,12 @@ class Supervisor:
             say(f"{event.name}: stopping before the training begins")
             raise NotBegunError(event.name)
         self._tier.on_event(event)
+
+    def _enter(self, lock: Path) -> None:
+        """Go on by the Python that has the packages of the lock. Raises Refusal, NotBegunError."""
+        environment = self._beside(lambda: install.of_lock(lock))
+        self._tier.hand_over()
+        install.enter(environment)
 
     def _set_up(self, lines: str) -> None:
         """Run the spec's setup. Raises Refusal, NotBegunError."""

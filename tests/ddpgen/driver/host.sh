@@ -7,6 +7,12 @@ if [ "${1:-}" != supervise ]; then # as the real one becomes its supervisor
 fi
 shift 3
 cd "${BASH_SOURCE[0]%/*}/.." || exit 70
+if [ "${1:-}" = --install ]; then
+  echo 'ddpgen: installing it' >&2
+  : >"$HOME/installed"
+  [ ! -e "$HOME/offline" ] || { echo 'ddpgen: pip could not install it (PY004)' >&2; exit 69; }
+  exit 0
+fi
 exec 9<.
 flock -s -n 9
 me=${BASH_SOURCE[0]##*/}

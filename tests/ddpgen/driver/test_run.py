@@ -88,6 +88,20 @@ def test_a_job_is_sent_started_shown_kept_and_summed_up(stage: Make) -> None:
     assert ours.alive() == []
 
 
+def test_what_the_lock_lists_is_installed_on_all_hosts_before_any_starts(stage: Make) -> None:
+    pair = stage("desk", "laptop", locked=True)
+    (pair.home("laptop") / "offline").touch()
+    code, output = pair.play()
+    assert code == 69
+    assert "laptop: installing it; pip could not install it (PY004)" in output
+    assert (pair.home("desk") / "installed").exists()
+    assert pair.started() == []
+    (pair.home("laptop") / "offline").unlink()
+    code, output = pair.play()
+    assert code == 0, output
+    assert pair.started() == ["desk", "laptop"]
+
+
 def test_a_bundle_is_sent_over_an_earlier_one_and_over_nothing_else(stage: Make) -> None:
     ours = stage()
     assert ours.play()[0] == 0

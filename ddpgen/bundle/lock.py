@@ -1,0 +1,97 @@
+"""The lock beside a spec, NAME.lock of NAME.yaml: whether it is there, whole and not outdated.
+
+Owns the lines at its head; the rest is a requirements file with hashes, or there is none and the head names
+a container. How one is made is ddpgen/lock.py's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+from ddpgen.spec.sky import SkyJob
+from ddpgen.spec.slurm import Container, SlurmJob
+
+_FIELD = re.compile(r"^# (from|for|container): (.+)$", re.MULTILINE)
+
+
+def place(spec: str) -> Path:
+    """Where the lock of this spec is."""
+    return Path(spec).with_suffix(".lock")
+
+
+def head(spec: str, facts: Mapping[str, str]) -> str:
+    """The lines at the head of the lock of this spec."""
+    first = f"# Lock of {Path(spec).name}, written by `ddpgen lock`; do not edit."
+    return "\n".join([first, *(f"# {name}: {value}" for name, value in facts.items()), ""])
+
+
+def facts(text: str) -> dict[str, str] | None:
+    """What the head of a lock says; None where ddpgen did not write it."""
+    first, _, rest = text.partition("\n")
+    return dict(_FIELD.findall(rest)) if re.match("# Lock of .*`ddpgen lock`", first) else None
+
+
+def source(path: Path, home: Path) -> str:
+    """What the head says of the file that a lock is made from. Raises OSError."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"{Path(os.path.relpath(path, home)).as_posix()} sha256:{digest}"
+
+
+def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
+    """What is wrong with the lock, where the job is to run from one."""
+    if not job.locked:
+        return
+    about, lock = ("environment.packages", "environment"), place(spec)
+    again = shlex.join(["ddpgen", "lock", spec])
+    try:
+        said = facts(lock.read_text("utf-8"))
+    except FileNotFoundError:
+        yield Conflict(about, f"is locked, and there is no {lock}", again)
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        yield Conflict(about, f"{lock} cannot be read: {error}", again)
+        return
+    if said is None:
+        yield Conflict(about, f"{lock} is not what `ddpgen lock` writes", f"move it away; {again}")
+        return
+    if "container" in said:
+        what = (
+            f"{lock} names a container by its digest, which only apptainer on slurm, and sky, start"
+        )
+        yield Conflict(about, what, f"write environment: installed for this tier, or {again}")
+    origin, _, digest = said.get("from", "").partition(" sha256:")
+    made_from = lock.parent / origin
+    if digest and made_from.is_file() and source(made_from, lock.parent) != said["from"]:
+        what = f"{lock} is outdated: {made_from} has changed since"
+        yield Conflict(about, what, f"{again} -r {shlex.quote(str(made_from))}")
+    if isinstance(job, SkyJob) and job.requirements:
+        what = "are not installed where the environment is locked"
+        remedy = f"write them into a file; {again} -r FILE, and leave them out here"
+        yield Conflict(("requirements",), what, remedy)
+
+
+def contained(job: JobSpec, spec: str) -> JobSpec:
+    """The job in the container that its lock names; as it is where there is none."""
+    if not job.locked:
+        return job
+    try:
+        image = (facts(place(spec).read_text("utf-8")) or {}).get("container")
+    except (OSError, UnicodeDecodeError):  # check() tells
+        image = None
+    if image and isinstance(job, SkyJob):
+        inside = replace(job.environment, packages="installed")
+        return replace(job, environment=inside, image=f"docker:{image}")
+    if image and isinstance(job, SlurmJob):
+        container = replace(job.environment.container or Container(""), image=f"docker://{image}")
+        if container.runtime == "apptainer":
+            made = replace(job.environment, packages="installed", container=container)
+            return replace(job, environment=made)
+    return job

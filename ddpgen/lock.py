@@ -1,0 +1,172 @@
+"""`ddpgen lock`: write down what a job runs with, so that it can be installed again: versions and hashes.
+
+Owns what may not be locked, and how uv and pip are asked. What a lock looks like, and whether one is
+outdated, is bundle/lock.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddpgen.bundle import lock
+from ddpgen.errors import FileTroubleError, TargetUnavailableError
+from ddpgen.launch import output
+from ddpgen.spec.fields import Refused
+from ddpgen.spec.job import JobSpec
+
+# ddpgen stays here, and an environment has a pip of its own.
+_LEFT_OUT = ("ddpgen", "pip")
+_INDEX = re.compile(r"(-i|-f|--(index-url|extra-index-url|find-links|no-index))(?![a-z-])")
+_INSTALLED = """\
+import json, sys, sysconfig
+sys.path[:] = filter(None, sys.path)
+from importlib.metadata import distributions
+found = [(d.metadata["Name"], d.version, d.read_text("direct_url.json") or "{}") for d in distributions()]
+python = "Python %d.%d on %s" % (*sys.version_info[:2], sysconfig.get_platform())
+print(json.dumps([python, found]))
+"""
+_PINNED = re.compile(r"([A-Za-z0-9._-]+)==[^\s;]+( ;[^\\]*)?( --hash=sha256:[0-9a-f]{64})+")
+_UV = (
+    "pip", "compile", "--quiet", "--universal", "--generate-hashes", "--no-header", "--no-annotate",
+    "--index-strategy=unsafe-best-match",
+)  # fmt: skip
+_PIP = ("-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report=-")
+
+_HINTS = {
+    "uv": "it reads UV_INDEX and UV_FIND_LINKS, not pip's configuration",
+    "pip": "22.3 or newer is needed",
+}
+
+
+def container(image: str) -> dict[str, str]:
+    """What the head of a lock says of a container. Raises Refused for one that is not named by its digest."""
+    image = re.sub("^docker:(//)?", "", image)
+    if re.fullmatch(r"[^@\s]+@sha256:[0-9a-f]{64}", image):
+        return {"container": image}
+    name = image.partition("@")[0] or "IMAGE"
+    raise Refused(
+        f"{image} may be another image next month: it names no digest",
+        f"write NAME@sha256:DIGEST; `docker buildx imagetools inspect {name}` or `skopeo inspect "
+        f"docker://{name}` shows it",
+    )
+
+
+def packages(
+    job: JobSpec, requirements: Path | None, home: Path
+) -> tuple[dict[str, str], list[str]]:
+    """What the head of a lock says, and its requirements. Raises TargetUnavailableError, FileTroubleError.
+
+    `requirements`: None for what the job's Python has here. `home`: the directory of the lock.
+    """
+    name = os.path.expanduser(job.python.interpreter)
+    python = shutil.which(name)
+    if python is None:
+        what = f"there is no Python called {name} here"
+        raise TargetUnavailableError(f"{what}; activate the environment that has it, and try again")
+    code, said = output([python, "-c", _INSTALLED])
+    if code != 0:
+        raise TargetUnavailableError(
+            f"{python} does not run; set python: in the spec to one that does"
+        )
+    where, installed = json.loads(said)
+    uv = shutil.which("uv")
+    tool = [uv, *_UV, f"--python={python}"] if uv else [python, *_PIP]
+    origin = f"what {job.python.interpreter} has"
+    if requirements is not None:
+        origin, kept = _read(requirements, home)
+        pinned = _resolved([*tool, *([] if uv else ["-r"]), str(requirements)])
+    else:
+        kept = []
+        with tempfile.TemporaryDirectory() as scratch:
+            listed = Path(scratch, "installed.txt")
+            listed.write_text("\n".join(_versions(installed)), "utf-8")
+            pinned = _resolved([*tool, "--no-deps", *([] if uv else ["-r"]), str(listed)])
+    facts = {"from": origin, "for": f"{where}, by {'uv' if uv else 'pip'}"}
+    return facts, [*kept, *pinned]
+
+
+def write(path: Path, spec: str, facts: Mapping[str, str], lines: Iterable[str]) -> None:
+    """Write a lock, in the place of an earlier one. Raises FileTroubleError."""
+    text = lock.head(spec, facts) + "".join(f"{line}\n" for line in lines)
+    new = path.with_name(f".{path.name}.new")
+    try:
+        if path.exists() and lock.facts(path.read_text("utf-8", "replace")) is None:
+            raise FileTroubleError(f"{path} is not what `ddpgen lock` writes; name another with -o")
+        new.write_text(text, "utf-8")
+        os.replace(new, path)
+    except OSError as error:
+        raise FileTroubleError(f"{path}: {error.strerror}; name another file with -o") from None
+
+
+def _read(requirements: Path, home: Path) -> tuple[str, list[str]]:
+    """What the head says of a requirements file, and its lines that say where packages are."""
+    try:
+        origin = lock.source(requirements, home)
+        lines = requirements.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileTroubleError(f"{requirements} cannot be read: {error}; correct -r") from None
+    kept = [line.partition(" #")[0].strip() for line in lines if _INDEX.match(line)]
+    if any(re.search(r"://[^/\s]*@", line) for line in kept):
+        what = f"{requirements} holds credentials, and everybody may read a lock"
+        raise TargetUnavailableError(f"{what}; move them to ~/.netrc or pip's own configuration")
+    return origin, kept
+
+
+def _versions(installed: Iterable[tuple[str, str, str]]) -> list[str]:
+    """What is installed, as requirements. Raises TargetUnavailableError for what is from no index."""
+    found: dict[str, str] = {}
+    local: list[str] = []
+    for name, version, direct in installed:
+        name = _canonical(name or "")
+        if name and name not in (*_LEFT_OUT, *found):  # of two the first on the path is imported
+            found[name] = f"{name}=={version}"
+            if url := json.loads(direct).get("url"):
+                local.append(f"{name} (from {url})")
+    _refuse(local)
+    return list(found.values())
+
+
+def _canonical(name: str) -> str:
+    return re.sub("[-_.]+", "-", name).lower()
+
+
+def _resolved(command: Sequence[str]) -> list[str]:
+    """The requirements that uv or pip make of a file. Raises TargetUnavailableError."""
+    tool = "uv" if command[1] == "pip" else "pip"
+    code, said = output(command)
+    if code != 0:
+        raise TargetUnavailableError(
+            f"{tool} finds not all of it ({_HINTS[tool]}); its output is above. What no index has cannot be locked: "
+            "uninstall it, publish it, or list what the job needs in a file: -r requirements.txt"
+        )
+    if tool == "uv":
+        lines = re.sub(r"\s*\\\n\s*", " ", said).splitlines()
+    else:
+        lines = [_line(item) for item in json.loads(said)["install"]]
+    _refuse([line for line in lines if not _PINNED.fullmatch(line)])
+    return [line.replace(" --hash", " \\\n    --hash") for line in sorted(lines)]
+
+
+def _line(item: Mapping[str, Any]) -> str:
+    """A requirement, from what pip reports; without a hash for what is from no index."""
+    about = item["metadata"]
+    digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
+    if item["is_direct"] or not digest:
+        return f"{about['name']} (from {item['download_info']['url']})"
+    return f"{_canonical(about['name'])}=={about['version']} --hash=sha256:{digest}"
+
+
+def _refuse(local: Sequence[str]) -> None:
+    if local:
+        named = ", ".join(each.partition(" --hash")[0] for each in local)
+        raise TargetUnavailableError(
+            f"not from an index, so it cannot be locked: {named}; publish it there, or bring its code along by "
+            "`code:` and lock the rest: -r requirements.txt"
+        )
