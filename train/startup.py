@@ -126,7 +126,9 @@ def open_store(
 def check_settings(config: RunConfig, settings: dict[str, Any], world: World, found: Found) -> None:
     """Refuse to continue a run as a different one; say so where only the bits may differ."""
     now = _as_json(settings)
-    changed = manifest.differences(found.source.meta.get("settings", {}), now)
+    # Older checkpoints do not say so.
+    was = {"determinism": "default", **found.source.meta.get("settings", {})}
+    changed = manifest.differences(was, now)
     if changed and not config.accept_changes:
         raise TrainError(
             f"the checkpoint of step {found.source.step} was written with other settings: "
@@ -179,8 +181,7 @@ def check_equal(
     if odd and other_bits:
         raise TrainError(
             f"rank(s) {', '.join(odd)} begin with other parameters than rank 0, as their hosts compute "
-            f"{'; '.join(other_bits)}; use hosts of one kind, or set that variable to the same value on "
-            "all hosts by env: in the spec"
+            f"{'; '.join(other_bits)}; use hosts of one kind, or set train.determinism: portable in the spec"
         )
     if odd:
         raise TrainError(
