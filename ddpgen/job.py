@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import __version__
-from ddpgen.bundle import code, script
+from ddpgen.bundle import code, script, source
 from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
 from ddpgen.spec import reader, yamltree
 from ddpgen.spec.fields import Group, NodeCount, Period, did_you_mean, show
@@ -146,6 +146,7 @@ def write_bundle(
         "ddpgen": __version__,
         "name": job.name,
         "schema": write.SCHEMA,
+        "source": source.describe(home, job.code, sources),
         "spec": {tier: plain(readings[tier].job) for tier in tiers},
         "targets": list(tiers),
     }

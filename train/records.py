@@ -7,11 +7,10 @@ write none: their heartbeats are health/'s, a host's own status is node.py's.
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +20,15 @@ from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, NotInStoreError, SaveFailedError
 from train.console import Progress, clock, say
 from train.errors import TrainError
-from train.files import replace_file
 from train.layout import BEST, best_step, step_directory
 from train.lock import Fence
 from train.metrics import MetricsLog
+from train.provenance import MANIFEST
+from train.run_manifest import RunManifest
 from train.state import State
 from train.status import Status, read_status, record_status
 from train.timing import SlowRanks
+from train.weights import weights_sha256
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
@@ -45,9 +46,10 @@ class Records:
         trainer: Trainer,
         source: str = "",
         remote: RemoteCheckpoints | None = None,
+        argv: Sequence[str] = (),
     ) -> None:
-        """`source`: the host that held the checkpoint, if another. `remote`: where there is a store.
-        Raises FencedOffError, OSError."""
+        """`source`: the host that held the checkpoint, if another. `remote`: where there is a store. `argv`: what the
+        run was started with. Raises FencedOffError, OSError."""
         fence.check()  # building the model may have taken its time
         self._directory, self._fence = directory, fence
         self._plan, self._last_step = trainer.plan, trainer.last_step
@@ -56,21 +58,26 @@ class Records:
         self._warned = False
         self._names, self._slow_ranks = trainer.rank_names, SlowRanks()
         self._has_last = True
+        self._ending: dict[str, Any] = {}
         config, world, workload = trainer.config, trainer.world, trainer.workload
         start_step = trainer.state.step
         disk.remove_leftovers(directory)
         if (best_step(directory) or 0) > start_step:  # it is evaluated again
             (directory / BEST).unlink(missing_ok=True)
-        meta, run = _describe_run(trainer, fence), trainer.tracker_run
+        about, run = _describe_run(trainer, fence), trainer.tracker_run
         if config.trackers:
             run = trackers.run_id(directory, run)
         if run:
-            meta["tracker_run"] = (
+            about["tracker_run"] = (
                 run  # in each checkpoint: a machine that takes over goes on with its curves
             )
-        text = json.dumps(meta, indent=1, sort_keys=True) + "\n"
+        entry = _describe_start(trainer, about, argv)
+        earlier = [*trainer.earlier, *(remote.earlier if remote is not None else ())]
         with _named_for_good():
-            replace_file(directory / "manifest.json", text.encode())
+            self.manifest = RunManifest(
+                directory, fence.check, about, entry, trainer.environments, earlier
+            )
+        self.manifest.complete_with(workload.data_files, workload.fingerprint)
         if remote is not None:
             remote.resume(start_step)
         with _named_for_good():
@@ -79,7 +86,7 @@ class Records:
             config.trackers, directory, run, start_step, config.log_every
         )
         every, keep = config.checkpoint_every, config.checkpoint_keep
-        self.checkpointer = Checkpointer(directory, fence, every, keep, meta, remote)
+        self.checkpointer = Checkpointer(directory, fence, every, keep, self.manifest, remote)
         units = config.global_batch_size * workload.units_per_sample
         self._progress = Progress(
             start_step, trainer.last_step, workload.unit, units, config.log_every
@@ -102,7 +109,7 @@ class Records:
         """One more step is complete: its row, the ranks' times where they are due, the progress line."""
         self._checkpoints()
         first, end = self._plan.span(state.step - 1)
-        loss = result.loss
+        self._ending["loss"] = loss = result.loss
         self._row("step", state.step, loss=loss, lr=lr, samples=[first, end])
         if result.times and any(step_s for step_s, _, _ in result.times):
             self._ranks(state.step, result.times)
@@ -168,6 +175,8 @@ class Records:
         the store, so that a checkpoint that did not get there fails nothing and is only told.
         """
         self._progress.end_line()
+        if not leaving:
+            self._ending["weights"] = weights_sha256(state.model.state_dict())
         try:
             self.checkpointer.finish(state, leaving)
         except (SaveFailedError, NotInStoreError) as error:
@@ -193,9 +202,10 @@ class Records:
         self._checkpoints()
         self._row(word, step, reason=reason)
         self._log.close()
+        self._end(word, step, reason)
         self._write_status(word, step, reason)
         if self._remote is not None:
-            self._remote.close()
+            self._remote.close(self.manifest.whole())
         self._fence.close()
         spent = clock(time.monotonic() - self._began)
         place = step_directory(self._directory, step)
@@ -224,6 +234,7 @@ class Records:
         self._checkpoints()
         self._row("left", step)
         self._log.close()
+        self._end("left", step, why)
         if self._remote is not None:
             self._remote.part()
         self._fence.close()
@@ -238,6 +249,12 @@ class Records:
         head = {"kind": kind, "step": step, "attempt": self._fence.attempt}
         when = {"generation": self._fence.generation, "time": round(time.time(), 3)}
         self._log.write({**head, **when, **values})
+
+    def _end(self, word: str, step: int, reason: str) -> None:
+        try:
+            self.manifest.end(word, step, reason, **self._ending)
+        except OSError as error:
+            self.say(f"how this start ended is not in {MANIFEST}: {error.strerror}")
 
     def _write_status(self, word: str, step: int, reason: str = "") -> None:
         self._fence.check()
@@ -275,6 +292,7 @@ def _describe_run(trainer: Trainer, fence: Fence) -> dict[str, Any]:
     config, world, workload = trainer.config, trainer.world, trainer.workload
     trained = [p for p in workload.model.parameters() if p.requires_grad]
     return {
+        "name": os.environ.get("DDPGEN_JOB", ""),
         "unit": workload.unit,
         "units_per_step": config.global_batch_size * workload.units_per_sample,
         "settings": trainer.settings,
@@ -287,3 +305,22 @@ def _describe_run(trainer: Trainer, fence: Fence) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in trained),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
     }
+
+
+def _describe_start(trainer: Trainer, about: dict[str, Any], argv: Sequence[str]) -> dict[str, Any]:
+    start = {
+        **{
+            name: about[name]
+            for name in ("attempt", "generation", "settings", "code", "world_size")
+        },
+        "tier": os.environ.get("DDPGEN_TIER", ""),
+        "started": round(time.time(), 3),
+        "from_step": trainer.state.step,
+        "last_step": trainer.last_step,
+        "bundle": "",
+        "argv": list(argv),
+        "shares": [len(part) for part in trainer.parts],
+        "hosts": trainer.hosts,
+        "data": {},
+    }
+    return {**start, "accepted": trainer.accepted} if trainer.accepted else start

@@ -5,8 +5,6 @@ The order in which they happen is trainer.run's.
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import json
 import os
 import secrets
@@ -29,6 +27,7 @@ from train.node import Node
 from train.parallel import agreement
 from train.parallel.process_group import Place, World, another_connection
 from train.scheduler import VARIABLE
+from train.weights import weights_sha256
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
@@ -123,16 +122,19 @@ def open_store(
         raise
 
 
-def check_settings(config: RunConfig, settings: dict[str, Any], world: World, found: Found) -> None:
-    """Refuse to continue a run as a different one; say so where only the bits may differ."""
+def check_settings(
+    config: RunConfig, settings: dict[str, Any], world: World, found: Found
+) -> list[str]:
+    """Refuse to continue a run as a different one; say so where only the bits may differ. Returns the changes
+    that were accepted."""
     now = _as_json(settings)
     # Older checkpoints do not say so.
     was = {"determinism": "default", **found.source.meta.get("settings", {})}
-    changed = manifest.differences(was, now)
-    if changed and not config.accept_changes:
+    accepted = manifest.differences(was, now)
+    if accepted and not config.accept_changes:
         raise TrainError(
             f"the checkpoint of step {found.source.step} was written with other settings: "
-            f"{'; '.join(changed)}. Use another checkpoint.dir to start anew, or add "
+            f"{'; '.join(accepted)}. Use another checkpoint.dir to start anew, or add "
             "--accept-changes to the training command to go on from it with the new settings "
             f"({start_command(len(world.layout) > 1)} --accept-changes)"
         )
@@ -154,6 +156,7 @@ def check_settings(config: RunConfig, settings: dict[str, Any], world: World, fo
             )
         elif changed:
             say(f"bits may differ from the run that wrote the checkpoint: {'; '.join(changed)}")
+    return accepted
 
 
 def _as_json(value: Any) -> Any:
@@ -167,16 +170,7 @@ def check_equal(
 
     `other_bits`: what the bit probe found between the hosts, which explains a difference. Raises TrainError.
     """
-    digest = hashlib.sha256(str(last_step).encode())
-    for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, torch.Tensor):
-            continue  # a module's extra state may be anything
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        flat = tensor.detach().to("cpu").contiguous()
-        size = flat.numel() * flat.element_size()
-        # Read in place: numpy, which tensors usually pass through, may not be installed.
-        digest.update((ctypes.c_char * size).from_address(flat.data_ptr()) if size else b"")
-    answers = world.all_gather(digest.hexdigest())
+    answers = world.all_gather(f"{last_step} {weights_sha256(model.state_dict())}")
     odd = [str(rank) for rank, answer in enumerate(answers) if answer != answers[0]]
     if odd and other_bits:
         raise TrainError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import partial
@@ -28,6 +28,7 @@ from train.data import (
     ranges,
     to_device,
 )
+from train.environment import environment, identity
 from train.errors import EXIT_CHANGED, TrainError
 from train.evaluate import evaluate, names
 from train.health.phase import (
@@ -97,7 +98,9 @@ def run(worker: Worker) -> int:
     scheduler = os.environ.get(VARIABLE, "")
     stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
     facts = manifest.facts(config, world.device)
-    assembly = agreement.assemble(world, config.weight, facts, directory, node)
+    here = environment(facts, world.device) if place.local_rank == 0 else {}
+    assembly = agreement.assemble(world, config.weight, facts, identity(here), directory, node)
+    environments = assembly.gather_environments(world, here)
     startup.connect_reporters(worker.reporter, world)
     host = None
     if node is not None:
@@ -134,9 +137,10 @@ def run(worker: Worker) -> int:
             trainer.check_repeats()
         with doing("connecting the ranks"):
             trainer.connect()
-        trainer.rank_names = assembly.rank_names()
+        trainer.rank_names, trainer.hosts = assembly.rank_names(), assembly.hosts()
+        trainer.environments = environments
         if fence is not None:
-            trainer.records = Records(directory, fence, trainer, source, remote)
+            trainer.records = Records(directory, fence, trainer, source, remote, worker.argv)
             worker.replaced.before_end = trainer.records.checkpointer.abandon
             if failures is not None:
                 failures.before_end = trainer.records.checkpointer.settle
@@ -171,9 +175,10 @@ class Trainer:
     """One rank's part of a run.
 
     `parts`: the micro-batches of a step that are each rank's; `mine` those of this one. `records`: what
-    is written down, by rank 0; None on the others. `host`: on several hosts, on the first rank of each: where
-    its status is. `repeats`: whether a micro-batch gives the same bits when it is computed again. `state` is
-    all that changes.
+    is written down, by rank 0; None on the others. `host`: on several hosts, on the first rank of each:
+    where its status is. `repeats`: whether a micro-batch gives the same bits when it is computed again.
+    `hosts`, `environments`, `accepted`: what manifest.json says of this start under these names;
+    `earlier`: of the one that wrote the checkpoint. `state` is all that changes.
     """
 
     records: Records | None = None
@@ -182,6 +187,10 @@ class Trainer:
     exchange: StepExchange
     repeats = True
     rank_names: Sequence[str] = ()
+    hosts: Mapping[str, Any] = {}
+    environments: Mapping[str, Any] = {}
+    earlier: Sequence[Mapping[str, Any]] = ()
+    accepted: Sequence[str] = ()
     tracker_run = ""
     profile: Profile | None = None
 
@@ -241,7 +250,8 @@ class Trainer:
         found = find(directory, self.world, fence.check if fence else lambda: None)
         if found is None:
             return ""
-        startup.check_settings(self.config, self.settings, self.world, found)
+        self.accepted = startup.check_settings(self.config, self.settings, self.world, found)
+        self.earlier = found.earlier
         restore(self.state, found.source)
         self.tracker_run = str(found.source.meta.get("tracker_run", ""))
         if self.state.step > self.last_step:

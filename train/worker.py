@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         # torchrun is to ignore it under Slurm, and has passed that on: it could not end this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return Worker(parse(argv), os.environ).run()
+    return Worker(parse(argv), os.environ, argv).run()
 
 
 class Worker:
@@ -56,9 +56,9 @@ class Worker:
     `failures` are there when the job was started on several hosts, each by its script.
     """
 
-    def __init__(self, config: RunConfig, env: Mapping[str, str]) -> None:
-        """`env`: torchrun's variables, and what the supervisor says of the launch."""
-        self.config = config
+    def __init__(self, config: RunConfig, env: Mapping[str, str], argv: Sequence[str]) -> None:
+        """`env`: torchrun's variables, and what the supervisor says of the launch. `argv`: as given."""
+        self.config, self.argv = config, list(argv)
         self._rank = int(env.get("RANK", "0"))
         self.directory = Path(config.checkpoint_dir).absolute()
         self.attempt = env.get("DDPGEN_ATTEMPT", "")

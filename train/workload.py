@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,7 +73,8 @@ class Workload:
     `optimizer(model, lr)` replaces the one named in the spec. `schedule(step, steps)` replaces the
     spec's schedule and warm-up: what the learning rate is multiplied by in step `step` of `steps`, from
     0, by nothing but these two. `log(row)` is called on rank 0 with each row of metrics.jsonl. `unit`
-    and `units_per_sample` are what throughput is counted in.
+    and `units_per_sample` are what throughput is counted in. `data_files` are the paths of what was read,
+    `fingerprint` any text that is another one for other data: both go into manifest.json.
     """
 
     model: nn.Module
@@ -88,6 +89,8 @@ class Workload:
     collate: Callable[[list[Any]], Any] | None = None
     unit: str = "samples"
     units_per_sample: int = 1
+    data_files: Sequence[str] = ()
+    fingerprint: str = ""
 
 
 def load_workload(name: str, context: Context, args: Mapping[str, Any]) -> Workload:
@@ -213,6 +216,10 @@ def _as_workload(name: str, result: Any) -> Workload:
         value = getattr(workload, part)
         if value is not None and not callable(value):
             raise TrainError(f"workload {name!r}: {part} is not callable")
+    if isinstance(workload.data_files, str) or not isinstance(workload.fingerprint, str):
+        raise TrainError(
+            f"workload {name!r}: data_files is a list of paths, and fingerprint a text"
+        )
     if workload.finish is not None and workload.metrics is None:
         raise TrainError(f"workload {name!r}: finish has nothing to work on without metrics")
     _check_data(name, workload)

@@ -55,8 +55,6 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
     """
     files = {item.path: _content(item) for item in items}
     sums = {path: hashlib.sha256(content).hexdigest() for path, (content, _) in files.items()}
-    listing = json.dumps({**facts, "files": sums}, indent=2, sort_keys=True, ensure_ascii=False)
-    files[LISTING] = f"{listing}\n".encode(), 0o644
     directory = Path(os.path.abspath(directory))
     try:
         _refuse_odd_place(directory)
@@ -65,8 +63,11 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
         with alone(directory):
             _clean_up(directory, stage, old)
             before = _facts(directory)
+            # A commit elsewhere makes no other bundle of the same files.
+            files[LISTING] = _listing({**facts, "source": before.get("source"), "files": sums})
             if all(_holds(directory / path, *file) for path, file in files.items()):
                 return Written(len(files), changed=False)
+            files[LISTING] = _listing({**facts, "files": sums})
             _refuse_losses(directory, before, force)
             try:
                 _fill(stage, files)
@@ -78,6 +79,12 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
     targets = facts.get("targets", [])
     dropped = [str(tier) for tier in before.get("targets", []) if tier not in targets]
     return Written(len(files), changed=True, dropped=dropped)
+
+
+def _listing(facts: Mapping[str, Any]) -> tuple[bytes, int]:
+    """bundle.json and its mode; what there is nothing to say of is left out."""
+    told = {name: value for name, value in facts.items() if value is not None}
+    return f"{json.dumps(told, indent=2, sort_keys=True, ensure_ascii=False)}\n".encode(), 0o644
 
 
 def _replace(directory: Path, stage: Path, old: Path) -> None:

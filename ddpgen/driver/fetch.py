@@ -26,6 +26,7 @@ from .session import Home
 
 MARKER, METRICS, MANIFEST = "checkpoint.json", "metrics.jsonl", "manifest.json"
 _SMALL = (METRICS, MANIFEST, "status", "best.json")
+BUNDLES = "bundles"  # what ran, as manifest.json names it
 PROBE = "probe.json"
 _STEP = re.compile(r"step-\d{9,}")
 _STAGE = ".fetched"
@@ -63,7 +64,10 @@ async def fetch(home: Home, operand: str | None) -> int:
         stage = target / _STAGE
         stage.mkdir(parents=True, exist_ok=True)
         small = [f"/{name}" for name in _SMALL]
-        await _bring(home, holder, stage, [f"/step-*/{MARKER}", *small], ["/step-*/"])
+        small.append(f"/{BUNDLES}/*.tar.gz")
+        await _bring(
+            home, holder, stage, [f"/step-*/{MARKER}", *small], ["/step-*/", f"/{BUNDLES}/"]
+        )
         _refuse_other_run(stage, target)
         wanted = [name for name in _steps(stage) if not (target / name).exists()]
         whole = [f"/{name}/**" for name in wanted]
@@ -153,7 +157,10 @@ def _place(stage: Path, target: Path, wanted: list[str], screen: Screen) -> None
             with contextlib.suppress(FileNotFoundError):
                 os.rename(target / name, target / aside)
                 screen.say(f"{name} was another's, or more: it is kept as {aside}")
-    for name in _SMALL:
+    archives = [f"{BUNDLES}/{path.name}" for path in stage.glob(f"{BUNDLES}/*")]
+    if archives:
+        (target / BUNDLES).mkdir(exist_ok=True)
+    for name in (*_SMALL, *archives):
         if (stage / name).is_file():
             os.rename(stage / name, target / name)
     what = ", ".join(brought) if brought else "no checkpoint that was not here already"

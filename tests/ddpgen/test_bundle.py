@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -304,6 +305,51 @@ def src(tmp_path: Path) -> Path:
     (src / "run.sh").chmod(0o711)
     (src / "my_model.py").chmod(0o600)
     return src
+
+
+def git(where: Path, *words: str) -> str:
+    me = ("-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "init.defaultBranch=main")
+    done = subprocess.run(
+        ["git", *me, *words], cwd=where, capture_output=True, text=True, timeout=30, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_the_bundle_names_the_commit_and_what_differs_from_it(
+    render: Render, src: Path, tmp_path: Path
+) -> None:
+    def source() -> dict[str, object]:
+        assert render(MODEL).code == 0
+        found = json.loads((tmp_path / "build/gpt/bundle.json").read_bytes()).get("source")
+        return found or {}
+
+    shutil.rmtree(src / ".git")
+    assert source() == {}  # no repository
+    git(tmp_path, "init")
+    (src / "run.sh").write_text("1")
+    assert source() == {}  # no commit
+    (tmp_path / ".gitignore").write_text("/build\n*.txt\n")
+    (src / "caf\u00e9 [1].py").write_text("")
+    git(tmp_path, "add", "src", ".gitignore")
+    git(tmp_path, "commit", "-m", "first")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    (src / "sub/deep/z.py").write_text("edited")
+    (src / "new.py").touch()
+    git(src, "mv", "run.sh", "begin.sh")
+    changed = ["begin.sh", "data/words.txt", "new.py", "sub/deep/z.py"]
+    assert source() == {
+        "commit": head, "branch": "main", "changed": [f"code/{name}" for name in changed],
+    }  # fmt: skip
+    # A commit of the very files makes no other bundle: a job may be running from it.
+    listing = (tmp_path / "build/gpt/bundle.json").read_bytes()
+    git(src, "add", "-f", ".")
+    git(src, "commit", "-m", "second")
+    assert source()["commit"] == head
+    assert (tmp_path / "build/gpt/bundle.json").read_bytes() == listing
+    (src / "new.py").write_text("1")
+    git(src, "checkout", "--detach")
+    second = git(tmp_path, "rev-parse", "HEAD")
+    assert source() == {"commit": second, "branch": "detached", "changed": ["code/new.py"]}
 
 
 def code_of(bundle: Path) -> list[str]:

@@ -43,7 +43,7 @@ LAYERS = [
     {"targets"},
     {"targets.hosts", "targets.local", "targets.sky", "targets.slurm"},
     {"render"},
-    {"bundle.code", "bundle.script", "plan.launch"},
+    {"bundle.code", "bundle.script", "bundle.source", "plan.launch"},
     {"plan.sky", "plan.slurm", "plan.supervise", "plan.quantities"},
     {"plan.cost", "plan.parameters"},
     {"resources", "spec.reader"},
@@ -170,7 +170,7 @@ def test_only_launch_runs_programs() -> None:
         for name, path in modules().items()
         if any(starter in path.read_text() for starter in starters)
     }
-    assert users == {"launch", "driver.child"}
+    assert users == {"launch", "driver.child", "bundle.source"}
 
 
 def test_the_driver_needs_nothing_but_python() -> None:

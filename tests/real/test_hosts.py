@@ -17,6 +17,8 @@ import pytest
 from tests.real import fleet, jobs
 from tests.real.conftest import NewRig
 from tests.real.rig import Host, Rig
+from train.bundle import unpack
+from train.provenance import read_manifest
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -93,6 +95,17 @@ def test_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start_goes_on(
     again = fleet.Driver(rig, bundles[0])
     again.until("resuming at step")
     fleet.assert_done_with_the_bits_of_one_machine(rig, again, bundles)
+    (home,) = (bundles[0].parent / "checkpoints").iterdir()
+    manifest = read_manifest(home)
+    (one,) = manifest["environments"]  # these hosts are all the same
+    who = {
+        host: {"ranks": [rank], "nic": nic, "environment": one}
+        for rank, (host, nic) in enumerate({"desk": "enp5s0", "laptop": "wlan0"}.items())
+    }
+    assert [(start["tier"], start["end"], start["hosts"]) for start in manifest["starts"]] == [
+        ("hosts", "stopped", who), ("hosts", "done", who),
+    ]  # fmt: skip
+    unpack(home, manifest["starts"][-1]["bundle"], tmp_path / "again")
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.nightly), "env"])

@@ -7,7 +7,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,10 @@ class Augmented(Points):
 def augmented(context: Any, killed: str = "", after: int = 25) -> Workload:
     made = Workload(model(), Augmented(), cross_entropy, eval_dataset=Augmented(7))
     return killed_once(made, killed, after)
+
+
+def described(context: Any, data_files: Sequence[str] = ()) -> Workload:
+    return Workload(model(), Points(), cross_entropy, data_files=data_files, fingerprint="points 1")
 
 
 def no_split(context: Any) -> Workload:

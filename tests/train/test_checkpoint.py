@@ -255,7 +255,8 @@ def test_named_tuples_and_the_versions_of_modules_come_back(tmp_path: Path) -> N
 @pytest.fixture
 def checkpointer(tmp_path: Path) -> Checkpointer:
     fence: Any = SimpleNamespace(check=lambda: None, attempt="a", generation=1)
-    return Checkpointer(tmp_path, fence, Period(mean_s=7200.0), 3, {})
+    manifest: Any = SimpleNamespace(marker=dict)
+    return Checkpointer(tmp_path, fence, Period(mean_s=7200.0), 3, manifest)
 
 
 def state(step: int) -> Any:

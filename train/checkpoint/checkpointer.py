@@ -29,6 +29,7 @@ from train.state import State
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
+    from train.run_manifest import RunManifest
 
 # Less than the 30 s that torchrun leaves a worker between SIGTERM and SIGKILL.
 SETTLE_S = 20.0
@@ -79,12 +80,12 @@ class Checkpointer:
         fence: Fence,
         every: Period,
         keep: int,
-        meta: dict[str, Any],
+        manifest: RunManifest,
         remote: RemoteCheckpoints | None = None,
     ) -> None:
         """`remote`: where there is a store; a checkpoint counts when it is in there."""
         self._directory, self._fence, self._every, self._keep = directory, fence, every, keep
-        self._meta, self._remote = meta, remote
+        self._manifest, self._remote = manifest, remote
         self._interval_s = every.seconds or min(FIRST_S, every.mean_s or FIRST_S)
         self._said_s = 0.0
         self._last_time = time.monotonic()
@@ -111,7 +112,7 @@ class Checkpointer:
                 step,
                 lambda: None,
                 lambda _: self._to_store(
-                    step, lambda: remote.begin(self._meta, step, self._fence.check)
+                    step, lambda: remote.begin(self._manifest.whole(), step, self._fence.check)
                 ),
             )
 
@@ -236,7 +237,8 @@ class Checkpointer:
 
     def _write(self, step: int, copies: dict[str, Any], best: bytes) -> None:
         self._fence.check()
-        disk.write(self._directory, step, copies, self._meta, self._name, self._fence.check)
+        marker = self._manifest.marker()
+        disk.write(self._directory, step, copies, marker, self._name, self._fence.check)
         self._fence.check()
         if best:
             replace_file(self._directory / BEST, best)

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from train import processes
+from train import processes, provenance
+from train.bundle import ARCHIVES
 from train.checkpoint import disk
 from train.checkpoint.disk import BadCheckpointError, parse_marker
 from train.checkpoint.segments import Segments
@@ -100,6 +101,8 @@ class RemoteCheckpoints:
         self._rows: list[str] = []
         self._said: set[str] = set()
         self.committed: int | None = None
+        # The manifest of the starts before this one, if there is one.
+        self.earlier: list[dict[str, Any]] = []
         self._best: int | None = None
 
     @property
@@ -147,6 +150,13 @@ class RemoteCheckpoints:
             self._restore_best()
         except OSError as error:
             self._complain("metrics.jsonl and best.json cannot be brought back from", error)
+        try:
+            manifest = with_retries(self.name, lambda: self._store.read(MANIFEST))
+            self.earlier = [provenance.parse(manifest)]
+        except (FileNotFoundError, ValueError):
+            pass  # ValueError: of another version, or never whole
+        except OSError as error:
+            self._complain("the starts before this one cannot be read in", error)
 
     def resume(self, step: int) -> None:
         """The training goes on from `step`, and waits for the store no longer than is sensible."""
@@ -155,17 +165,20 @@ class RemoteCheckpoints:
             self.committed = step
         self._segments = self._segments_to(step)
 
-    def begin(self, meta: Mapping[str, Any], step: int, may_publish: Callable[[], None]) -> None:
+    def begin(
+        self, manifest: Mapping[str, Any], step: int, may_publish: Callable[[], None]
+    ) -> None:
         """Say in the store what runs, and commit what is newer here. Raises as push does."""
-        about = {**meta, "job": self._me.job}
-        text = json.dumps(about, indent=1, sort_keys=True) + "\n"
         try:
             self.owner.check()
-            self._store.write(MANIFEST, text.encode())
-            self.owner.wrote_manifest(text.encode())
+            self._write_manifest(manifest)
             self._write_status("running", step)
         except OSError as error:
             self._complain("manifest.json cannot be written to", error)
+        try:
+            self._keep_bundles()
+        except OSError as error:
+            self._complain("the bundle of this run cannot be kept in", error)
         if self.committed is not None:
             self._tidy(step)  # the start before may have died in between
         elif step and step_directory(self._directory, step).is_dir():
@@ -197,13 +210,15 @@ class RemoteCheckpoints:
         self.committed = step
         self._tidy(step)
 
-    def close(self) -> None:
-        """The end of the job: its last rows and its status, as they are here. Raises nothing."""
+    def close(self, manifest: Mapping[str, Any] | None = None) -> None:
+        """The end of the job: its last rows, its status and its manifest, as they are here. Raises nothing."""
         try:
             self.owner.check()
             if self._segments is not None:
                 self._segments.close()
             self._write_best()
+            if manifest is not None:
+                self._write_manifest(manifest)
             status = (self._directory / "status").read_bytes()
             self._store.write("status", status)
             if status.startswith(b"done "):
@@ -413,6 +428,18 @@ class RemoteCheckpoints:
         self._best = parse_best(content)
         if (self._best or 0) > (best_step(self._directory) or 0):
             replace_file(self._directory / BEST, content)
+
+    def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        text = json.dumps({**manifest, "job": self._me.job}, indent=1, sort_keys=True) + "\n"
+        self._store.write(MANIFEST, text.encode())
+        self.owner.wrote_manifest(text.encode())
+
+    def _keep_bundles(self) -> None:
+        there = self._store.list(f"{ARCHIVES}/")
+        for path in sorted((self._directory / ARCHIVES).glob("*.tar.gz")):
+            if f"{ARCHIVES}/{path.name}" not in there:
+                self.owner.check()
+                self._store.put(f"{ARCHIVES}/{path.name}", path)
 
     def _write_metrics(self, step: int) -> None:
         try:

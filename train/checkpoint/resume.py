@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from train.console import say
 from train.errors import TrainError
 from train.layout import step_directory
 from train.parallel.process_group import World
+from train.provenance import is_start
 from train.state import State
 
 # A tenth of a second at 1 Gbit/s, two at the 50 Mbit/s of a bad Wi-Fi.
@@ -38,10 +40,12 @@ class LostOnTheWayError(RuntimeError):
 
 @dataclass(frozen=True)
 class Found:
-    """The newest checkpoint, and the rank on whose host's disk it was found."""
+    """The newest checkpoint, and the rank on whose host's disk it was found. `earlier`: which start wrote it, as a
+    manifest, on rank 0."""
 
     source: Checkpoint | SentCheckpoint
     rank: int
+    earlier: tuple[Mapping[str, Any], ...] = ()
 
 
 def restore(state: State, found: Checkpoint | SentCheckpoint) -> None:
@@ -87,7 +91,7 @@ def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found |
             world.store.set("resume/all", "looked")
     # A collective would give up while a host still reads a large one.
     world.wait_for("resume/all", LOOK_S)
-    all_found = world.all_gather((mine.step, mine.meta, mine.files) if mine else None)
+    all_found = world.all_gather((mine.step, _short(mine.meta), mine.files) if mine else None)
     holder = max(range(world.size), key=lambda rank: (_step(all_found[rank]), -rank))
     if all_found[holder] is None:
         return None
@@ -97,7 +101,22 @@ def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found |
         if (own := all_found[host[0]]) is None or (own[0], own[2]) != (step, files)
     ]  # fmt: skip
     here = Checkpoint(step, meta, step_directory(directory, step), files)
-    return Found(SentCheckpoint(here, world, holder, lacking) if lacking else here, holder)
+    source = SentCheckpoint(here, world, holder, lacking) if lacking else here
+    about = mine.meta if mine is not None and world.rank == holder else {}
+    text = world.to_first(holder, "resume/start", json.dumps(about))
+    return Found(source, holder, _written_by(json.loads(text or "{}")))
+
+
+def _short(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what grows with the number of hosts: every rank sends it to every other."""
+    return {name: value for name, value in meta.items() if name not in ("start", "environments")}
+
+
+def _written_by(meta: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    start, environments = meta.get("start"), meta.get("environments")
+    if not is_start(start) or not isinstance(environments, dict):
+        return ()
+    return ({"starts": [start], "environments": environments},)
 
 
 def _step(found: tuple[int, Any, Any] | None) -> int:

@@ -7,7 +7,9 @@ step, and the words for it. Knows nothing of models or steps.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -32,11 +34,15 @@ _NAMED = 8  # of many hosts, so many are named in a line
 
 @dataclass(frozen=True)
 class Member:
-    """What a process says of itself when the world meets."""
+    """What a process says of itself when the world meets. `environment`: the hash of what its host is, from the first
+    process of each."""
 
     weight: Fraction
     device: str
     facts: dict[str, Any]
+    machine: str = ""
+    nic: str = ""
+    environment: str = ""
     host: str = ""
     attempt: str = ""
     launch: str = ""
@@ -92,6 +98,27 @@ class Assembly:
         listed = "; ".join(parts) + (f"; and {more} more" if more else "")
         return f"{len(self.members)} processes on {len(self.layout)} hosts ({listed})"
 
+    def hosts(self) -> dict[str, dict[str, Any]]:
+        """Of each host its ranks, its network interface, and the hash of what it is."""
+        firsts = [(ranks, self.members[ranks[0]]) for ranks in self.layout]
+        return {
+            first.host or first.machine: {
+                "ranks": list(ranks), "nic": first.nic, "environment": first.environment,
+            }
+            for ranks, first in firsts
+        }  # fmt: skip
+
+    def gather_environments(self, world: World, mine: dict[str, Any]) -> dict[str, Any]:
+        """What the hosts are, by its hash, on rank 0; of those that are the same one sends it. `mine`: of this host."""
+        found = {self.members[0].environment: mine} if world.rank == 0 else {}
+        senders = {self.members[r[0]].environment: r[0] for r in reversed(self.layout)}
+        senders.pop(self.members[0].environment)
+        for name, rank in senders.items():
+            text = world.to_first(rank, f"environment/{name}", json.dumps(mine))
+            if text:
+                found[name] = json.loads(text)
+        return found
+
     def rank_names(self) -> list[str]:
         """How people find each rank: `rank 1 on laptop`, where there are several hosts."""
         several = len(self.layout) > 1
@@ -146,10 +173,16 @@ def _some(names: Sequence[str]) -> str:
 
 
 def assemble(
-    world: World, weight: Fraction, facts: dict[str, Any], directory: Path, node: Node | None
+    world: World,
+    weight: Fraction,
+    facts: dict[str, Any],
+    environment: str,
+    directory: Path,
+    node: Node | None,
 ) -> Assembly:
     """Hear from everybody who they are. Raises TrainError when two hosts go by one name."""
-    me = Member(weight, world.device.type, facts)
+    nic = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    me = Member(weight, world.device.type, facts, socket.gethostname(), nic, environment)
     if node is not None:
         # One process of each node looks at its disk.
         steps = steps_on_disk(directory) if world.place.local_rank == 0 else []

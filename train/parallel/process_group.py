@@ -100,6 +100,14 @@ class World:
             return self.store.get(name).decode().strip()
         raise TrainError(f"rank 0 was not done with its {name} after {timeout_s:g} s")
 
+    def to_first(self, sender: int, name: str, text: str) -> str:
+        """The `text` of rank `sender`, on rank 0; "" elsewhere, and when it does not come."""
+        if self.rank == sender:
+            self.store.set(name, text)
+        if self.rank == 0 and self.wait_for(name, self.collective_timeout):
+            return self.store.get(name).decode()
+        return ""
+
     def wait_for(self, name: str, timeout_s: float) -> bool:
         """Whether the store has it, at the latest after `timeout_s`. Raises as from_rank_0 does."""
         for _ in range(max(1, round(timeout_s / _LOOK_S))):

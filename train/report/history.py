@@ -15,6 +15,7 @@ from typing import Any
 
 from train.files import read_file
 from train.layout import MARKER, step_directory, steps_on_disk
+from train.provenance import MANIFEST, MOST_BYTES
 from train.status import Status, read_status
 
 _ENDS = ("done", "stopped", "left")
@@ -117,7 +118,7 @@ def load(directory: Path) -> History:
     """Raises OSError where there are no metrics to read."""
     with open(directory / "metrics.jsonl", encoding="utf-8", errors="replace") as lines:
         rows = list(read(lines))
-    manifest = _json(directory / "manifest.json")
+    manifest = _json(directory / MANIFEST)
     newest = max(steps_on_disk(directory), default=None)
     weights, sha256 = "", ""
     if newest is not None:
@@ -262,7 +263,7 @@ def _is_float(value: Any) -> bool:
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(read_file(path))
+        found = json.loads(read_file(path, MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

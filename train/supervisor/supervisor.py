@@ -44,6 +44,8 @@ from train.supervisor.words import Command
 from train.supervisor.workers import Workers
 
 _NAMED = 8  # of many hosts, so many are named in a line
+# What is called otherwise here than in a spec.
+_TIER_OF = {"host": "hosts", "slurm-node": "slurm"}
 
 
 @dataclass(frozen=True)
@@ -361,6 +363,7 @@ class Supervisor:
     def _launch_environment(self, head: str) -> dict[str, str]:
         told = {
             "DDPGEN_JOB": self._options.job,
+            "DDPGEN_TIER": _TIER_OF.get(self._options.tier, self._options.tier),
             "DDPGEN_ATTEMPT": self._attempt,
             "DDPGEN_CHECKPOINT_DIR": str(self.checkpoint_dir),
             "DDPGEN_STOP_FILE": str(self._stop_file),

@@ -7,6 +7,7 @@ of `text.py`. Knows nothing of processes: no shape, order or number here depends
 from __future__ import annotations
 
 import math
+import os
 
 import torch
 from torch import nn
@@ -70,6 +71,8 @@ def build(
         metrics=metrics,
         unit="tokens",
         units_per_sample=seq_len,
+        data_files=[text] if text is not None and os.path.isfile(os.path.expanduser(text)) else [],
+        fingerprint=f"sha256:{corpus.sha256}",
     )
 
 

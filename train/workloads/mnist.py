@@ -87,6 +87,7 @@ def build(
         eval_dataset=held_out,
         loss=loss,
         metrics=metrics,
+        data_files=[source.path(stem) for stem in STEMS],
     )
 
 

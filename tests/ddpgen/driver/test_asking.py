@@ -179,11 +179,14 @@ def test_fetch_brings_whole_checkpoints_from_the_host_with_the_newest(
     (far / "nodes" / "lap").mkdir(parents=True)
     for name in ("best.json", "metrics.jsonl", "manifest.json", "status", "lock", "stop"):
         (far / name).write_text(f"{name}\n")
+    (far / "bundles").mkdir()
+    (far / "bundles" / "0123456789ab.tar.gz").write_text("what ran")
     code, output = ours.play("--fetch")
     assert code == 0, output
     small = ["best.json", "manifest.json", "metrics.jsonl", "status"]
-    kept = [*small, "step-000000020", "step-000000040"]
+    kept = sorted([*small, "bundles", "step-000000020", "step-000000040"])
     assert names(ours.checkpoints) == kept
+    assert names(ours.checkpoints / "bundles") == ["0123456789ab.tar.gz"]
     assert (ours.checkpoints / "step-000000040" / "model.pt").read_text() == "tensors"
     code, output = ours.play("--fetch", str(tmp_path / "else where"))
     assert code == 0, output

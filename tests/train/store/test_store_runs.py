@@ -19,8 +19,10 @@ from tests.ci import do_without
 from tests.conftest import ROOT
 from tests.real.jobs import assert_same_bits
 from tests.train.store.faults import KILLED, Hook, remote, through, whole_steps
+from tests.train.test_manifest import made_bundle
 from tests.train.workers import Run, run
-from train import status
+from train import bundle, status
+from train.bundle import unpack
 from train.checkpoint import checkpointer, disk
 from train.checkpoint.checkpointer import Checkpointer
 from train.files import replace_file
@@ -112,6 +114,7 @@ def test_killed_in_an_upload_the_job_goes_on_elsewhere_to_the_same_tensors(
         if (kind, name) == moment:
             os._exit(KILLED)
 
+    monkeypatch.setattr(bundle, "HERE", made_bundle(tmp_path / "bundle", a="1"))
     with monkeypatch.context() as patch:
         through(patch, hook)
         died = trained(tmp_path / "one", bucket)
@@ -124,6 +127,18 @@ def test_killed_in_an_upload_the_job_goes_on_elsewhere_to_the_same_tensors(
     assert steps_said(done) == list(range(1, 9))
     assert whole_steps(bucket) == [6, 8]
     assert (bucket / "status").read_text() == done.status
+    assert_all_is_in_the_store(bucket, done)
+
+
+def assert_all_is_in_the_store(bucket: Path, done: Run) -> None:
+    """Who has the store and nothing else can see all starts, and do the run again."""
+    manifest = json.loads((bucket / "manifest.json").read_text())
+    assert manifest.pop("job") == "task-1"
+    assert manifest == json.loads((done.directory / "manifest.json").read_text())
+    first, second = manifest["starts"]
+    assert (first["end"], second["end"]) in (("killed", "done"), ("done", "done"))
+    assert first["bundle"] == second["bundle"]
+    unpack(bucket, second["bundle"], bucket / "bundle")
 
 
 def test_the_bits_do_not_depend_on_the_store(
@@ -133,9 +148,6 @@ def test_the_bits_do_not_depend_on_the_store(
     assert done.codes == [0, 0], done.output
     assert_same_bits(done.tensors(), undisturbed.tensors())
     assert not (bucket / "owner.json").exists()
-    manifest = json.loads((bucket / "manifest.json").read_text())
-    assert manifest.pop("job") == "task-1"
-    assert manifest == json.loads((done.directory / "manifest.json").read_text())
 
 
 def test_the_best_checkpoint_stays_in_the_store_for_a_new_machine(

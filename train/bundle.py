@@ -1,0 +1,123 @@
+"""The bundle that runs, as one archive: kept beside the checkpoints, so that the run can be done again.
+
+Owns the archive's form and its name, `bundles/<12 hex of bundle.json's sha256>.tar.gz`. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from train.errors import TrainError
+from train.files import open_file, replace_file
+
+LISTING = "bundle.json"
+ARCHIVES = "bundles"
+HERE = Path(__file__).parents[1]
+"""The bundle that this module is a part of, if it is part of one."""
+
+
+def archive_path(directory: Path, name: str) -> Path:
+    """Where a checkpoint directory keeps the bundle `name`."""
+    return directory / ARCHIVES / f"{name}.tar.gz"
+
+
+def keep(directory: Path, bundle: Path) -> str:
+    """Have `directory` hold the bundle. Returns its name; "" where there is none. Raises OSError.
+
+    Files that were edited since the render are kept as they are now, under a name of their own.
+    """
+    try:
+        content = (bundle / LISTING).read_bytes()
+        listing = json.loads(content)
+        paths = sorted(listing["files"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return ""
+    files = {path: found for path in paths if (found := _read(bundle / path)) is not None}
+    sums = {path: hashlib.sha256(file).hexdigest() for path, (file, _) in files.items()}
+    if sums != listing["files"]:
+        content = _text({**listing, "files": sums})
+    name = hashlib.sha256(content).hexdigest()[:12]
+    place = archive_path(directory, name)
+    if not place.exists():
+        place.parent.mkdir(exist_ok=True)
+        replace_file(place, _packed({LISTING: (content, False), **files}))
+    return name
+
+
+def _text(listing: dict[str, Any]) -> bytes:
+    """As ddpgen writes it."""
+    return f"{json.dumps(listing, indent=2, sort_keys=True, ensure_ascii=False)}\n".encode()
+
+
+def _read(path: Path) -> tuple[bytes, bool] | None:
+    """A file's content, and whether it may be executed; None where it was removed."""
+    try:
+        with open_file(path) as file:
+            return file.read(), bool(path.stat().st_mode & 0o100)
+    except FileNotFoundError:
+        return None
+
+
+def _packed(files: dict[str, tuple[bytes, bool]]) -> bytes:
+    """The same bytes for the same files, whoever packs them."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=6, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in sorted(files):
+            content, executable = files[path]
+            info = tarfile.TarInfo(path)
+            info.size, info.mode = len(content), 0o755 if executable else 0o644
+            tar.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def unpack(directory: Path, name: str, target: Path) -> None:
+    """Write the bundle `name` that `directory` keeps into `target`, which is empty or not there yet.
+
+    Raises TrainError when it is not kept, or is damaged; OSError when `target` cannot be written.
+    """
+    place = archive_path(directory, name)
+    try:
+        files = _unpacked(place)
+    except FileNotFoundError:
+        raise TrainError(
+            f"{place} is not there: the run did not come from a bundle, or the archive was left behind "
+            "when the directory was copied; copy it as well"
+        ) from None
+    except (OSError, EOFError, ValueError, KeyError, TypeError, tarfile.TarError) as error:
+        raise TrainError(
+            f"{place} is damaged ({error}); get it from where it was made once more"
+        ) from None
+    if hashlib.sha256(files[LISTING][0]).hexdigest()[:12] != name:
+        raise TrainError(f"{place} holds another bundle than its name says; get it once more")
+    for path, (content, executable) in files.items():
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        (target / path).write_bytes(content)
+        (target / path).chmod(0o755 if executable else 0o644)
+
+
+def _unpacked(place: Path) -> dict[str, tuple[bytes, bool]]:
+    """Exactly what its own bundle.json lists, each file verified. Raises ValueError and others."""
+    with tarfile.open(place, "r:gz") as tar:
+        files = {
+            info.name: (file.read(), bool(info.mode & 0o100))
+            for info in tar
+            if (file := tar.extractfile(info)) is not None
+        }
+    sums = json.loads(files[LISTING][0])["files"]
+    if sums.keys() | {LISTING} != files.keys():
+        raise ValueError("it does not hold the files that it lists")
+    for path, expected in sums.items():
+        if path.startswith("/") or ".." in path.split("/"):
+            raise ValueError(f"{path} leads out of it")
+        if hashlib.sha256(files[path][0]).hexdigest() != expected:
+            raise ValueError(f"{path} does not match its sha256")
+    return files

@@ -1,0 +1,108 @@
+"""manifest.json: which starts a run had, on what, from which bundle and data, and how each ended.
+
+Owns its schema, reading it, and how the starts of one job come together from several places. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from train.errors import TrainError
+from train.files import read_file
+from train.status import Status, read_status
+
+MANIFEST = "manifest.json"
+SCHEMA = 2
+MOST_BYTES = 1 << 28
+_START: dict[str, Any] = {
+    "attempt": str, "generation": int, "tier": str, "started": (int, float), "from_step": int, "last_step": int,
+    "bundle": str, "argv": list, "settings": dict, "code": str, "world_size": int, "shares": list, "hosts": dict,
+    "data": dict,
+}  # fmt: skip
+
+Start = dict[str, Any]
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint directory; a start whose end only `status` knows has that end.
+
+    Raises TrainError when there is none, or it is truncated, or of another schema.
+    """
+    try:
+        manifest = parse(read_file(directory / MANIFEST, MOST_BYTES))
+    except FileNotFoundError:
+        raise TrainError(
+            f"{directory / MANIFEST} is not there; give the checkpoint directory of a run"
+        ) from None
+    except OSError as error:
+        raise TrainError(
+            f"{directory / MANIFEST} cannot be read: {error.strerror}; restore the permission, or get "
+            "the directory from where it was made once more"
+        ) from None
+    except ValueError as error:
+        raise TrainError(
+            f"{directory / MANIFEST} {error}; get it from where it was made once more, or start the job "
+            "again, which writes a new one"
+        ) from None
+    last, status = manifest["starts"][-1], read_status(directory)
+    if "end" not in last and status is not None and status.word == "failed":
+        last.update(_end_in(status, last))
+    return manifest
+
+
+def parse(content: bytes) -> dict[str, Any]:
+    """The manifest in `content`. Raises ValueError, which says what is wrong with it."""
+    try:
+        manifest = json.loads(content)
+    except (ValueError, RecursionError):
+        raise ValueError(f"is no whole JSON ({len(content)} bytes): truncated, or edited") from None
+    if not isinstance(manifest, dict) or "schema" not in manifest:
+        raise ValueError("has no schema: an earlier version wrote it, or another program")
+    if manifest["schema"] != SCHEMA:
+        raise ValueError(f"has schema {manifest['schema']!r}, and this version reads {SCHEMA}")
+    starts, environments = manifest.get("starts"), manifest.get("environments")
+    if not (isinstance(starts, list) and starts and all(map(is_start, starts))):
+        raise ValueError("is damaged: starts")
+    if not isinstance(environments, dict) or not all(
+        isinstance(each, dict) for each in environments.values()
+    ):
+        raise ValueError("is damaged: environments")
+    return manifest
+
+
+def is_start(value: Any) -> bool:
+    """Whether this is an entry of `starts`, as far as its shape goes."""
+    return (
+        isinstance(value, dict)
+        and all(isinstance(value.get(name), kind) for name, kind in _START.items())
+        and all(isinstance(host, dict) for host in value["hosts"].values())
+    )
+
+
+def merged(starts: Iterable[Start]) -> list[Start]:
+    """Starts that are known from several places, each once, in the order in which they began."""
+    found: dict[tuple[str, int], Start] = {}
+    for start in starts:
+        key = start["attempt"], start["generation"]
+        if key not in found or "end" in start:
+            found[key] = dict(start)
+    return sorted(found.values(), key=lambda start: float(start["started"]))
+
+
+def end_earlier(starts: Iterable[Start], step: int, status: Status | None) -> None:
+    """Give those that never said how they ended an end, now that another goes on from `step`. `status`: as
+    they left it."""
+    for start in starts:
+        if "end" not in start:
+            start.update(_end_in(status, start), step=step)
+
+
+def _end_in(status: Status | None, start: Mapping[str, Any]) -> dict[str, Any]:
+    if status is None or status.attempt != start["attempt"]:
+        return {"end": "killed", "reason": ""}
+    if status.word == "running":
+        return {"end": "crashed" if status.reason else "killed", "reason": status.reason}
+    return {"end": status.word, "reason": status.reason}
