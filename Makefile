@@ -19,7 +19,7 @@ PYTEST := python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 # What runs before the job's own Python is there; pyproject.toml tells ruff the same.
 ON_SYSTEM_PYTHON := train/supervisor train/preflight train/health train/notices \
   $(patsubst %,train/%.py,__main__ config console errors files ifaddrs layout lock nic node notice \
-  processes reserve scheduler spawn status stop)
+  portable processes reserve scheduler spawn status stop)
 
 BIN := $(CURDIR)/.venv/bin
 # Rendered scripts call `python3` as a user's would; this makes it .venv's.

@@ -14,6 +14,9 @@ process of the tracker takes the rows a second later:
 
   all on          each rank's times and their rows, and the tracker tensorboard
   all off         neither (the bit probe comes before the first step, the report after the last one: in no step)
+
+With --determinism our loop with determinism: portable against the same with the default. A process takes its kernels
+for good, so each block is a launch of its own.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ from train.timing import StepClock  # noqa: E402 - the checkout, put there above
 GPT = "--arg=dropout=0.1 --optimizer=adamw --grad-clip=1.0 --global-batch-size=16"
 LARGER = "--arg=width=384 --arg=heads=6 --arg=seq_len=64 --arg=max_bytes=2000000"
 TOY = "--arg=batch_norm=true --arg=hidden=256 --optimizer=sgd --global-batch-size=64"
+LOOPS = ("bare", "ours/tree", "ours/allreduce")
+ALL_ON = ("all off", "all on")
 # name -> (argv of the run, processes to measure with)
 CASES: dict[str, tuple[str, tuple[int, ...]]] = {
     "gpt 0.8M, 8 micro-batches": (
@@ -65,6 +70,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a block, about")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--all-on", action="store_true", help="compare all on and all off, instead")
+    parser.add_argument("--determinism", action="store_true", help="portable against the default")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -73,18 +79,39 @@ def main() -> None:
     results = []
     for name, (argv, worlds) in CASES.items():
         for world in worlds if options.only in name else ():
-            results.append(measure(name, argv, world, options))
+            if options.determinism:
+                found = measure_determinism(argv, world, options)
+            else:
+                found = measure(argv, world, options, ALL_ON if options.all_on else LOOPS)
+            results.append({"case": name, "processes": world, **found})
             print_result(results[-1])
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def measure(name: str, argv: str, world: int, options: argparse.Namespace) -> dict[str, Any]:
+def measure_determinism(argv: str, world: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Both settings take turns, a launch of one block each."""
+    result: dict[str, Any] = {"ms": {}, "cpu_ms": {}}
+    once = argparse.Namespace(blocks=1, seconds=options.seconds)
+    for _ in range(options.blocks):
+        for setting in ("default", "portable"):
+            block = measure(f"{argv} --determinism={setting}", world, once, ("ours/tree",))
+            for kind, values in result.items():
+                values.setdefault(setting, []).extend(block[kind]["ours/tree"])
+    return result
+
+
+def measure(
+    argv: str, world: int, options: argparse.Namespace, contenders: tuple[str, ...]
+) -> dict[str, Any]:
+    """Milliseconds a step of each contender, block by block, in one launch."""
     batch = next(int(a.split("=")[1]) for a in argv.split() if a.startswith("--global-batch"))
     words = argv.replace("@SHARE", str(batch // world)).split()
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "result.json"
-        case = {"argv": words, "directory": directory, "out": str(out), "all_on": options.all_on}
+        case = {
+            "argv": words, "directory": directory, "out": str(out), "contenders": contenders
+        }  # fmt: skip
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone",
             "--local-addr=127.0.0.1", f"--nproc-per-node={world}", __file__,
@@ -97,11 +124,16 @@ def measure(name: str, argv: str, world: int, options: argparse.Namespace) -> di
         )
         if done.returncode:
             sys.exit(done.stdout + done.stderr)
-        return {"case": name, "processes": world, **json.loads(out.read_text())}
+        result: dict[str, Any] = json.loads(out.read_text())
+        return result
 
 
 def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     """One rank: set up every contender, then let them take turns."""
+    from train import portable
+
+    if portable.is_asked(case["argv"]):
+        portable.pin(os.environ)
     from train.config import parse
     from train.manifest import pin
     from train.parallel.process_group import Place, join
@@ -111,25 +143,22 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     world = join(place, "gloo", 60, 60)
     fixed = ["--steps=1000000", "--checkpoint-dir=.", *case["argv"]]
     directory = Path(case["directory"])
-    if case["all_on"]:
-        tracked = parse([*fixed, "--tracker=tensorboard"])
-        contenders = {
-            "all off": ours(parse(fixed), world, directory / "off", NoClock()),
-            "all on": ours(tracked, world, directory / "on"),
-        }
-        while not any(directory.glob("on/tensorboard/*")):  # it imports for seconds
-            time.sleep(0.1)
-    else:
-        allreduce = parse([*fixed, "--reduction=allreduce"])
-        contenders = {
-            "bare": bare(parse(fixed), world),
-            "ours/tree": ours(parse(fixed), world, directory / "tree"),
-            "ours/allreduce": ours(allreduce, world, directory / "allreduce"),
-        }
+    all_reduce = [*fixed, "--reduction=allreduce"]
+    tracked = [*fixed, "--tracker=tensorboard"]
+    make: dict[str, Callable[[], Callable[[int], None]]] = {
+        "bare": lambda: bare(parse(fixed), world),
+        "ours/tree": lambda: ours(parse(fixed), world, directory / "tree"),
+        "ours/allreduce": lambda: ours(parse(all_reduce), world, directory / "allreduce"),
+        "all off": lambda: ours(parse(fixed), world, directory / "off", NoClock()),
+        "all on": lambda: ours(parse(tracked), world, directory / "on"),
+    }
+    contenders = {name: make[name]() for name in case["contenders"]}
+    while "all on" in contenders and not any(directory.glob("on/tensorboard/*")):
+        time.sleep(0.1)  # the tracker imports for seconds
     for run in contenders.values():
         run(3)
     began = time.perf_counter()
-    next(iter(contenders.values()))(5)
+    contenders[case["contenders"][0]](5)
     steps = max(3, round(seconds * 5 / (time.perf_counter() - began)))
     steps = world.all_gather(steps)[0]
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -246,8 +275,12 @@ def print_result(result: dict[str, Any]) -> None:
             f"   ({min(values):.3f} … {max(values):.3f}),"
             f" {statistics.median(result['cpu_ms'][name]):.3f} ms of processor"
         )
-    pairs = [("ours/tree", "bare"), ("ours/tree", "ours/allreduce")]
-    for a, b in [("all on", "all off")] if "all on" in times else pairs:
+    pairs = (
+        ("ours/tree", "bare"), ("ours/tree", "ours/allreduce"), ("portable", "default"), ("all on", "all off")
+    )  # fmt: skip
+    for a, b in pairs:
+        if a not in times or b not in times:
+            continue
         ratios = [x / y for x, y in zip(times[a], times[b], strict=True)]
         more = statistics.median(x - y for x, y in zip(times[a], times[b], strict=True)) * 1e3
         print(

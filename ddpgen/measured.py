@@ -20,7 +20,9 @@ from ddpgen.spec.job import JobSpec
 
 _TAIL = 4 << 20  # bytes of metrics: some 20,000 steps
 # Which of a run's settings decide how long a step takes.
-_SETTINGS = ("workload", "args", "global_batch_size", "micro_batch_size", "precision", "threads")
+_SETTINGS = (
+    "workload", "args", "global_batch_size", "micro_batch_size", "precision", "threads", "determinism",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Run:
         if self.settings is None:
             return ""
         for name in _SETTINGS:
-            was, now = self.settings.get(name), getattr(job.train, name)
+            now = getattr(job.train, name)
+            was = self.settings.get(name, "default" if name == "determinism" else None)
             if was != (dict(now) if isinstance(now, Mapping) else now):
                 return f"train.{name} {json.dumps(was)}"
         if self.on_gpus != job.on_gpus:

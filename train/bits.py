@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn import functional
 
-# Seen with torch 2.13 on x86, one setting changed at a time.
+from train.portable import PORTABLE
+
+# Seen with torch 2.13 on x86, one setting changed at a time; MKL as on another maker's processor as well.
 _CAUSES = {
     "gemm": "MKL's kernels (MKL_CBWR, MKL_ENABLE_INSTRUCTIONS)",
+    "adamw": "MKL's square root, another on Intel's processors than on AMD's",
     "convolution": "oneDNN's instruction set (ONEDNN_MAX_CPU_ISA)",
     "gelu": "oneDNN's instruction set (ONEDNN_MAX_CPU_ISA)",
     "softmax": "ATen's instruction set (ATEN_CPU_CAPABILITY)",
@@ -27,10 +30,15 @@ _CAUSES = {
 
 
 @functools.cache
-def probe(device: torch.device) -> Mapping[str, str]:
-    """The hash of each operation's result, by the operation's name; computed once for each device."""
+def probe(device: torch.device, determinism: str = "default") -> Mapping[str, str]:
+    """The hash of each operation's result, by the operation's name; computed once for each device.
+
+    `determinism`: with "portable" the update is that of train.optim, whose square root is not MKL's.
+    """
     with torch.no_grad():
         results = _compute(device)
+        if determinism == PORTABLE:
+            results["adamw"] = _fused_adamw(device)
     return {name: _digest(tensor) for name, tensor in results.items()}
 
 
@@ -62,6 +70,16 @@ def _compute(device: torch.device) -> dict[str, torch.Tensor]:
         "adamw": parameter.mul(1 - 1e-5).addcdiv(mean, square.sqrt().add_(1e-8), value=-1e-3),
         "randn": torch.randn(4099, generator=random, device=device),
     }
+
+
+def _fused_adamw(device: torch.device) -> torch.Tensor:
+    parameter, gradient = _values(4, 4099).to(device), _values(5, 4099).to(device)
+    mean, square, step = gradient * 0.1, gradient * gradient, torch.ones((), device=device)
+    torch._fused_adamw_(
+        [parameter], [gradient], [mean], [square], [], [step],
+        lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False,
+    )  # fmt: skip
+    return parameter
 
 
 def _values(salt: int, *shape: int) -> torch.Tensor:

@@ -51,6 +51,7 @@ class RunConfig:
     bucket_cap_mb: float
     find_unused_parameters: bool
     threads: int
+    determinism: str
     data_workers: int
     backend: str
     world_size: int | None
@@ -136,6 +137,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--bucket-cap-mb", type=_positive, default=25.0, help="size of DDP's buckets, MiB")
     add("--find-unused-parameters", action="store_true")
     add("--threads", type=_at_least(1), default=1, help="intra-op threads of each process")
+    add(
+        "--determinism",
+        choices=("default", "portable"),
+        default="default",
+        help="portable: the same bits on all x86 processors with AVX2, which costs speed",
+    )
     add("--data-workers", type=_at_least(0), default=0, help="processes that fetch batches ahead")
     add("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     add("--world-size", type=_at_least(1), help="the number of processes the plan counts on")

@@ -55,7 +55,7 @@ def facts(config: RunConfig, device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda if on_gpu else None,
         "threads": config.threads,
         "library_flags": {name: os.environ[name] for name in _LIBRARY_FLAGS if name in os.environ},
-        "bits": dict(bits.probe(device)),
+        "bits": dict(bits.probe(device, config.determinism)),
     }
 
 

@@ -13,6 +13,7 @@ import torch
 from train.config import RunConfig
 from train.errors import TrainError
 from train.lean import keep_steps_uncompiled, without_compiler
+from train.portable import PORTABLE
 from train.workload import Workload
 
 
@@ -30,10 +31,12 @@ def build_optimizer(workload: Workload, config: RunConfig) -> torch.optim.Optimi
 def _built_in(workload: Workload, config: RunConfig) -> torch.optim.Optimizer:
     parameters = [p for p in workload.model.parameters() if p.requires_grad]
     decay = config.weight_decay
+    # MKL's square root, which torch.sqrt takes, depends on the processor's maker; that of the fused update does not.
+    fused = True if config.determinism == PORTABLE else None
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=decay)
+        return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=decay, fused=fused)
     if config.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=config.lr, weight_decay=decay)
+        return torch.optim.Adam(parameters, lr=config.lr, weight_decay=decay, fused=fused)
     return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=decay)
 
 

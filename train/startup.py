@@ -128,7 +128,9 @@ def check_settings(
     """Refuse to continue a run as a different one; say so where only the bits may differ. Returns the changes
     that were accepted."""
     now = _as_json(settings)
-    accepted = manifest.differences(found.source.meta.get("settings", {}), now)
+    # Older checkpoints do not say so.
+    was = {"determinism": "default", **found.source.meta.get("settings", {})}
+    accepted = manifest.differences(was, now)
     if accepted and not config.accept_changes:
         raise TrainError(
             f"the checkpoint of step {found.source.step} was written with other settings: "
@@ -173,8 +175,7 @@ def check_equal(
     if odd and other_bits:
         raise TrainError(
             f"rank(s) {', '.join(odd)} begin with other parameters than rank 0, as their hosts compute "
-            f"{'; '.join(other_bits)}; use hosts of one kind, or set that variable to the same value on "
-            "all hosts by env: in the spec"
+            f"{'; '.join(other_bits)}; use hosts of one kind, or set train.determinism: portable in the spec"
         )
     if odd:
         raise TrainError(

@@ -110,7 +110,7 @@ def run(worker: Worker) -> int:
         fence = agreement.take_directory(directory, assembly, world)
     parts = ranges(startup.shares(config, assembly))
     if world.rank == 0:
-        agreement.introduce(assembly, world.backend, parts)
+        agreement.introduce(assembly, world.backend, parts, config.determinism)
     if config.probe:
         from train.probe import measure
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from train import processes
+from train import portable, processes
 from train.config import RunConfig, parse
 from train.console import say
 from train.errors import (
@@ -106,6 +106,8 @@ class Worker:
         nccl.record_collectives(os.environ, self.directory)
         if self.config.probe:
             nccl.log_to_file(os.environ, self._rank, self.directory)
+        if self.config.determinism == portable.PORTABLE:
+            portable.pin(os.environ)
         with doing("importing torch"):
             gc.disable()
             from train import trainer

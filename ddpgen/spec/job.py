@@ -182,6 +182,7 @@ class Train:
     bucket_cap_mb: float = setting(Number(above=0), 25.0)
     find_unused_parameters: bool = setting(Flag(), False)
     threads: int = setting(Whole(1), 1)
+    determinism: str = setting(Choice("default", "portable"), "default")
     data_workers: int = setting(Whole(0), 0)
     eval_every: int = setting(Steps(), 0)
     best: Best | None = setting(Group(Best, shorthand="metric"), None)

@@ -40,6 +40,7 @@ _TORCHRUN_OWNS = frozenset([
     "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
     "MASTER_PORT", "RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE",
 ])  # fmt: skip
+_PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS
 
 
@@ -279,7 +280,7 @@ def _evaluations(train: Train) -> Iterator[Conflict]:
 
 
 def _places(job: JobSpec) -> Iterator[Conflict]:
-    yield from environment(job.env, "env")
+    yield from environment(job.env, "env", job.train)
     yield from places("checkpoint.dir", job.checkpoint.path)
     yield from _url(job.checkpoint.dir or "")
     yield from interpreter(job.python, "python")
@@ -319,12 +320,16 @@ def s3_name(field: str, name: str) -> Iterator[Conflict]:
         yield Conflict((field, field.partition(".")[0]), what, remedy)
 
 
-def environment(env: Mapping[str, str], field: str) -> Iterator[Conflict]:
+def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Conflict]:
     """What is wrong with these variables of the job, which stand below `field`."""
     for name in env:
         if name in OWNED_NAMES or name.startswith(("DDPGEN_", "PET_")):
             what = "is set by bash, torchrun or the launch script; the job would not see this value"
             yield Conflict((f"{field}.{name}",), what, "take another name")
+        if name in _PORTABLE_SETS and train.determinism == "portable":
+            what = "is set by determinism: portable; the job would not see this value"
+            remedy = "leave it out, or write determinism: default"
+            yield Conflict((f"{field}.{name}", "train.determinism"), what, remedy)
 
 
 def places(field: str, path: str | None) -> Iterator[Conflict]:

@@ -35,7 +35,7 @@ def check(job: JobSpec) -> Iterator[Conflict]:
     on_nccl = backend(job) == "nccl"
     for i, host in enumerate(job.hosts):
         field = f"hosts[{i}]"
-        yield from rules.environment(host.env, f"{field}.env")
+        yield from rules.environment(host.env, f"{field}.env", job.train)
         yield from rules.places(f"{field}.dir", host.dir)
         if host.python:
             yield from rules.interpreter(host.python, f"{field}.python")

@@ -77,6 +77,10 @@ def spec(**changes: object) -> str:
         ({"top": "env: {RANK: 0}"}, "6:13: env.RANK: is set by bash, torchrun or the launch"),
         ({"top": "env: {DDPGEN_X: 0}"}, "6:17: env.DDPGEN_X: is set by bash, torchrun or the"),
         ({"top": "env: {PET_NNODES: 2}"}, "6:19: env.PET_NNODES: is set by bash, torchrun or"),
+        (
+            {"top": "env: {MKL_CBWR: AVX2}", "train": "determinism: portable"},
+            "6:17: env.MKL_CBWR: is set by determinism: portable",
+        ),
         ({"top": "checkpoint: {dir: ~ann/runs}"}, '6:19: checkpoint.dir: "~ann/runs" is the'),
         ({"top": "python: .venv/bin/python"}, '6:9: python.interpreter: ".venv/bin/python" is'),
     ],

@@ -53,6 +53,10 @@ def restore(state: State, found: Checkpoint | SentCheckpoint) -> None:
     try:
         state.model.load_state_dict(found.load("model.pt"))
         parts = found.load("optimizer.pt")
+        groups = state.optimizer.param_groups
+        for saved, own in zip(parts["optimizer"]["param_groups"], groups, strict=False):
+            if "fused" in own:  # not state: --accept-changes may have changed it
+                saved["fused"] = own["fused"]
         state.optimizer.load_state_dict(parts["optimizer"])
         state.scaler.load_state_dict(parts["scaler"])
         if "selection" in parts:

@@ -23,6 +23,7 @@ from train.layout import steps_on_disk
 from train.lock import Fence, FencedOffError, Start
 from train.node import Node
 from train.parallel.process_group import World
+from train.portable import PORTABLE, is_met
 from train.scheduler import VARIABLE
 from train.status import Status, write_status
 
@@ -143,6 +144,15 @@ class Assembly:
                 found.append(f"{name}: {', '.join(each)}")
         return found
 
+    def not_portable(self) -> list[str]:
+        """The hosts on which `determinism: portable` fixes nothing, and what they have."""
+        firsts = [self.members[ranks[0]] for ranks in self.layout]
+        return [
+            f"{first.host or 'this host'} ({first.facts['machine']}, kernels {first.facts['cpu_capability']})"
+            for first in firsts
+            if not is_met(first.facts["cpu_capability"])
+        ]
+
     def other_bits(self) -> list[str]:
         """The hosts where the bit probe gave other results than on the first host, and in what."""
         first, *others = (self.members[ranks[0]] for ranks in self.layout)
@@ -224,11 +234,15 @@ def agree(world: World, name: str, why: str, timeout_s: float) -> None:
         raise TrainError(why) if world.rank == 0 else ToldError(why)
 
 
-def introduce(assembly: Assembly, backend: str, shares: Sequence[range]) -> None:
+def introduce(assembly: Assembly, backend: str, shares: Sequence[range], determinism: str) -> None:
     """Say who has come, once, on rank 0."""
     among = len(assembly.layout) > 1 and assembly.members[0].host
     who = assembly.describe(shares) if among else f"{len(assembly.members)} processes"
     say(f"{who}, backend {backend}, device {assembly.devices()}")
+    if determinism == PORTABLE and (odd := assembly.not_portable()):
+        say(
+            f"warning: determinism: portable needs an x86 processor with AVX2, unlike {'; '.join(odd)}"
+        )
     differ, proof = assembly.differences(), assembly.other_bits()
     if proof:
         what = f"; what differs: {'; '.join(differ)}" if differ else ""

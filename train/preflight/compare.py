@@ -67,8 +67,8 @@ def _versions(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]:
         yield from _differing(code, digests, f"{fact} {{}}", f"{why}: {again}")
     if settings.same_bits:
         lower = (
-            "nothing, if the last bits do not matter; else take hosts of one kind, or lower all to "
-            "what they have in common with ATEN_CPU_CAPABILITY in env:"
+            "nothing, if the last bits do not matter; else take hosts of one kind, or where all have "
+            "AVX2 set train.determinism: portable"
         )
         yield from _differing("VER007", _facts(hosts, "isa"), "processors for {}", lower)
 

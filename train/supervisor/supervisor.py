@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from train import nic
+from train import nic, portable
 from train.config import parse as parse_run
 from train.config import seconds
 from train.console import say
@@ -217,6 +217,8 @@ class Supervisor:
             self._enter(Path(self._options.lock))
         if self._options.install:
             return Outcome(0)
+        if portable.is_asked((*self._command.program, *self._command.arguments)):
+            portable.pin(os.environ)  # so that the preflight compares what the workers will take
         self.member = member = self._beside(self._tier.membership)
         self.checkpoint_dir = directory.of(self._options.checkpoint_dir, member.part)
         if self._options.setup:
