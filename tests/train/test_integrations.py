@@ -192,6 +192,28 @@ for _ in range(30):
     assert rows[0]["steps_per_s"] > 1  # without what came before the first step
 
 
+GROUP = "torch.distributed.is_initialized = lambda: True\n"
+
+
+@pytest.mark.parametrize(
+    ("begins", "variables", "told"),
+    [
+        ("", {"WORLD_SIZE": "2"}, True),
+        ("", {"WORLD_SIZE": "2", "RANK": "1"}, False),  # once is enough
+        ("", {"WORLD_SIZE": "1"}, False),
+        (GROUP, {"WORLD_SIZE": "2"}, False),
+    ],
+)
+def test_processes_that_train_each_for_itself_are_told_of(
+    begins: str, variables: dict[str, str], told: bool, job: Job
+) -> None:
+    text = LOOP.replace("import torch\n", f"import torch\n{begins}")
+    code, said = job.run(text, (), "--steps=3", **variables)
+    assert (code, "ends at 3" in said) == (0, True)
+    assert said.count("2 processes train, each for itself") == told
+    assert "cannot be" not in said
+
+
 def test_who_loads_from_its_checkpoint_goes_on_and_knows_the_step(tmp_path: Path) -> None:
     record, place = tmp_path / "saves-0.jsonl", tmp_path / "checkpoint-9"
     place.mkdir()
