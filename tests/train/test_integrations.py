@@ -344,6 +344,36 @@ print(lib.VALUE, type(lib.inner.__loader__).__name__, lib.inner.__spec__.loader 
     assert said == "json\n2 SourceFileLoader True\n"
 
 
+LIGHTNING_FILE = """\
+import os, signal, sys
+import torch
+from lightning.fabric.utilities.cloud_io import _atomic_save
+_atomic_save({"step": 1}, "last.ckpt")
+fsync = os.fsync
+os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)
+_atomic_save({"step": 2}, "last.ckpt")
+"""
+
+
+def test_a_file_of_lightning_is_never_torn(job: Job) -> None:
+    package = job.code / "lightning" / "fabric" / "utilities"
+    package.mkdir(parents=True)
+    (package / "cloud_io.py").write_text(
+        "import io, os, torch\n"
+        "def _atomic_save(checkpoint, filepath):\n"
+        "    data = io.BytesIO()\n"
+        "    torch.save(checkpoint, data)\n"
+        "    with open(filepath, 'wb') as file:\n"  # as a move to another file system does
+        "        file.write(data.getvalue()[:100])\n"
+        "        os.fsync(file.fileno())\n"
+        "        file.write(data.getvalue()[100:])\n"
+    )
+    code, said = job.run(LIGHTNING_FILE)
+    assert code == -9, said
+    text = "import torch\nprint('step', torch.load('last.ckpt')['step'])"
+    assert "step 1\n" in job.run(text)[1]
+
+
 def test_each_training_of_a_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
     record = tmp_path / "saves-0.jsonl"
 
