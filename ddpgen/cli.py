@@ -225,7 +225,7 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
     """Render a job and run it; each command is echoed with a + before it runs.
 
     Arguments after -- are added to the training command. The exit code is the job's: 0 done,
-    1 failed, 75 stopped cleanly (the same command goes on). On slurm and sky the job is submitted,
+    1 failed, 75 stopped cleanly (the same command goes on from what is saved). On slurm and sky the job is submitted,
     as a copy that rendering again does not touch, and its id is printed.
 
     \b
@@ -400,7 +400,7 @@ def logs(job: str, target: str | None, output: Path | None, follow: bool, lines:
 def stop(job: str, target: str | None, output: Path | None, now: bool) -> None:
     """Ask a job for a clean stop; one that waits in a queue is taken out.
 
-    JOB is a spec, a bundle or a checkpoint directory. The same launch goes on from where it stopped.
+    JOB is a spec, a bundle or a checkpoint directory. The same launch goes on from what is saved.
 
     \b
     Example:

@@ -71,7 +71,7 @@ def ask_and_wait(stop_file: Path, timeout_s: float) -> int:
         time.sleep(_LOOK_S)
     while _runs(directory):
         if time.monotonic() > end:
-            say(f"the job still runs after {timeout_s:g} s; it goes on from its newest checkpoint")
+            say(f"the job still runs after {timeout_s:g} s; what it has not saved is lost")
             return 1
         time.sleep(_LOOK_S)
     return 0

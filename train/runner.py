@@ -152,8 +152,8 @@ class Runner(ABC):
             return
         if self._speaks:
             say(
-                f"{self._name} did not stop within {self._options.stop_grace:g} s and is killed; it "
-                "goes on from what it has saved"
+                f"{self._name} did not stop within {self._options.stop_grace:g} s and is killed; "
+                "what it has not saved is lost"
             )
         exit_at_once(self._conclude(EXIT_STOPPED, step()))
 

@@ -173,7 +173,7 @@ class Script(Runner):
         whole = {} if self._options.from_scratch else progress.whole(self._saves(0))
         log = self._row if self._rank == 0 else None
         begun = functools.partial(self._begin_to_beat, mine)
-        return Session(mine, stop, whole, log, self._store, begun)
+        return Session(mine, stop, whole, log, self._store, begun, self._size)
 
     def _begin_to_beat(self, steps: Progress) -> None:
         """The first step is complete: the processes have met, and `steps` are counted."""

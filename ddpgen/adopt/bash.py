@@ -19,6 +19,16 @@ _PRODUCT = re.compile(r"\$\(\(\s*\$?\{?(\w+)\}?\s*\*\s*\$?\{?(\w+)\}?\s*\)\)")
 _REDIRECTION = re.compile(r"\d*(>>?|<<?<?-?)")
 _ARRAY = re.compile(r"\s*\w+=\([^)]*", re.DOTALL)
 _HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+# How a script names its own directory, in the form that filled() brings it to.
+OWN_DIRECTORY = '$(dirname "$0")'
+_ITSELF = r"\"?\$(?:0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(?:\[0\])?\})\"?"
+_OWN_DIRECTORY = re.compile(
+    rf"\$\(\s*dirname (?:-- )?(?:{_ITSELF}|\"?\$\((?:realpath|readlink -f) {_ITSELF}\)\"?)\s*\)"
+    r"|\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}"
+)
+_ENTERED = re.compile(
+    rf"\$\(\s*cd\s+(?:-\S*\s+)?\"?((?:{re.escape(OWN_DIRECTORY)})?[\w./-]*)\"?\s[^()]*pwd[^()]*\)"
+)
 # A command in a word, which shlex would tear apart.
 _MASK = "\ue000{}\ue001"
 
@@ -137,7 +147,7 @@ def _masked(text: str) -> tuple[str, list[str]]:
 
 
 def filled(word: str, known: Mapping[str, str]) -> str:
-    """`word` with the variables, and the products of two, that are known."""
+    """`word` with the variables, and the products of two, that are known; the script's own directory in one form."""
 
     def value(found: re.Match[str]) -> str:
         default = found[0] if found[2] is None else found[2]
@@ -147,7 +157,9 @@ def filled(word: str, known: Mapping[str, str]) -> str:
         factors = [known.get(name, name) for name in found.groups()]
         return str(int(factors[0]) * int(factors[1])) if "".join(factors).isdigit() else found[0]
 
-    return _VARIABLE.sub(value, _PRODUCT.sub(product, word))
+    word = _OWN_DIRECTORY.sub(lambda _: OWN_DIRECTORY, word)
+    word = _VARIABLE.sub(value, _PRODUCT.sub(product, word))
+    return _ENTERED.sub(lambda found: found[1], word)
 
 
 def is_known(word: str) -> bool:

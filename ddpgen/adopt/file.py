@@ -29,8 +29,11 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
         raise SpecUnreadableError(f"{file}: is no text; give a launch script") from None
     draft = Draft(str(file))
     draft.put("name", file.stem)
+    own = str(file.resolve().parent)
     try:
-        script = _task(raw, draft) if file.suffix in (".yaml", ".yml") else _script(text, draft)
+        script = (
+            _task(raw, draft) if file.suffix in (".yaml", ".yml") else _script(text, draft, own)
+        )
     except UnreadableError as error:
         what = "a quote or bracket that opens here does not end"
         raise SpecInvalidError(
@@ -44,9 +47,9 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
     return draft.text(), draft
 
 
-def _script(text: str, draft: Draft) -> Script:
+def _script(text: str, draft: Draft, own: str) -> Script:
     slurm = re.search(r"^(#SBATCH|[^#\n]*\bsrun )", text, re.MULTILINE)
-    script = Script(draft, "slurm" if slurm else "local")
+    script = Script(draft, "slurm" if slurm else "local", own=own)
     script.read(text)
     return script
 

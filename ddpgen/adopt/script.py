@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpgen.adopt.bash import Command, commands, filled, is_known
+from ddpgen.adopt.bash import OWN_DIRECTORY, Command, commands, filled, is_known
 from ddpgen.adopt.draft import Draft
 from ddpgen.errors import Finding, Place, SpecInvalidError
 
@@ -111,10 +111,13 @@ class Launch(NamedTuple):
 
 
 class Script:
-    """One launch script. `known`: variables whose values are known; `tier`: slurm, sky or local."""
+    """One launch script. `known`: variables whose values are known; `tier`: slurm, sky or local; `own`: the script's
+    own directory."""
 
-    def __init__(self, draft: Draft, tier: str, known: Mapping[str, str] | None = None) -> None:
-        self.draft, self.tier = draft, tier
+    def __init__(
+        self, draft: Draft, tier: str, known: Mapping[str, str] | None = None, own: str = ""
+    ) -> None:
+        self.draft, self.tier, self._own = draft, tier, own
         draft.tier = tier
         self.nodes, self.gpus = 1, 0
         self._known = dict(known or {})
@@ -122,6 +125,7 @@ class Script:
         self._directives: dict[str, tuple[str, int]] = {}
         self._launches: list[Launch] = []
         self._directory = ""
+        self._ports: set[str] = set()
         self._tasks = 1
 
     def read(self, text: str, first: int = 1) -> None:
@@ -157,30 +161,33 @@ class Script:
 
     def place(self, file: Path, home: Path) -> None:
         """Where the code is: beside the spec in `home`, or where the old script is started."""
-        script = self.draft.get("train.script")
-        if script.startswith(("module:", "/", "~/")):
+        script, home = self.draft.get("train.script"), home.resolve()
+        if script.startswith(("module:", "~/")):
             if script.startswith("module:"):
                 self.draft.put("code", ".")
             return
-        if script.startswith("../"):
+        line = self.draft.fields["train", "script"].line
+        if script.startswith(("../", "/")):
             script = os.path.normpath(os.path.join(self._directory, script))
             self._directory = ""
-            self.draft.put("train.script", script, self.draft.fields["train", "script"].line)
-        for root in (
-            Path(self._directory),
-            file.resolve().parent / self._directory,
-            file.resolve().parent.parent,
-        ):
-            code = root.resolve()
-            if (code / script).is_file() and code.is_relative_to(home.resolve()):
-                self.draft.put("code", os.path.relpath(code, home.resolve()))
-                return
-        self.draft.put("code", self._directory or ".")
-        self.draft.lost(
-            0,
-            f"{script}, which is not found from {home}",
-            "correct code, or write train.script: /PATH where setup fetches it",
-        )
+        if script.startswith("/") and not Path(script).is_relative_to(home):
+            return  # it is on the hosts
+        if script.startswith(("../", "/")):
+            self._directory, script = os.path.split(script)
+        self.draft.put("train.script", script, line)
+        roots = (Path(self._directory), file.parent / self._directory, file.resolve().parent.parent)
+        found = [each for root in roots if ((each := root.resolve()) / script).is_file()]
+        code = next((each for each in found if each.is_relative_to(home)), None)
+        if code is None and found:
+            shown = os.path.relpath(found[0])
+            what = f"{script} is in {shown}, which is not below {os.path.relpath(home)}"
+            remedy = f"write the spec there: -o {os.path.join(shown, 'job.yaml')}"
+            raise SpecInvalidError(self.draft.filename, [Finding(Place(line), "", what, remedy)])
+        self.draft.put("code", "." if code is None else os.path.relpath(code, home))
+        if code is None:
+            what = f"{script}, which is not found from {os.path.relpath(home)}"
+            remedy = "correct code, or write train.script: /PATH where setup fetches it"
+            self.draft.lost(0, what, remedy)
 
     # --- #SBATCH ----------------------------------------------------------------------------------
 
@@ -321,8 +328,11 @@ class Script:
             )
         elif words[0] in ("export", "declare", "readonly") or re.match(r"\w+=", words[0]):
             self._assign_all(words, command)
-        elif words[0] == "cd" and len(words) == 2 and is_known(place := self._fill(words[1])):
+        elif words[0] == "cd" and len(words) == 2 and is_known(place := self._placed(words[1])):
             self._directory = place
+            if self._directives and OWN_DIRECTORY in self._fill(words[1]):
+                what = "$0 is Slurm's copy of the script, which is somewhere else"
+                self.draft.trap(command.line, what, "the spec's job finds its code by itself")
         elif words[0] in _ACTIVATES:
             shown = self._fill(command.text)
             if re.search(r"\$\{?(?!HOME|USER)\w", shown):
@@ -347,7 +357,7 @@ class Script:
             self.draft.lost(line, command.text)
             return
         self._known.pop(name, None)
-        if is_known(value) and not self.draft.is_secret(name, value):
+        if is_known(self._placed(value)) and not self.draft.is_secret(name, value):
             self._known[name] = value
         self._trap_of(name, value, line)
         if name in _MEETING:
@@ -372,6 +382,10 @@ class Script:
         for name in re.findall(r"\$\{?(\w+)", word):
             self._unused.pop(name, None)
         return filled(word, self._known)
+
+    def _placed(self, word: str) -> str:
+        """As _fill, with the script's own directory."""
+        return self._fill(word).replace(OWN_DIRECTORY, self._own or OWN_DIRECTORY)
 
     # --- the command that trains ------------------------------------------------------------------
 
@@ -418,11 +432,13 @@ class Script:
             draft.lost(line, f"--{each}={said}", "write procs_per_node")
         draft.put("procs_per_node", procs, line)
         module = "m" in options or "module" in options
-        name = options.get("m") or (launch.rest[0] if launch.rest else "")
+        name = self._placed(options.get("m") or (launch.rest[0] if launch.rest else ""))
         arguments = list(launch.rest if options.get("m") else launch.rest[1:])
         if not name or not is_known(name):
             raise self._refused(line, f"the script's name is not known: {name}")
         draft.put("train.script", f"module:{name}" if module else os.path.normpath(name), line)
+        if arguments and arguments[-1] in ("$@", "${@}", "$*", "${*}"):
+            self.draft.needless(line, f'"{arguments.pop()}": words behind the launch are added')
         if arguments:
             self._arguments(arguments, line)
         self._options(options, line)
@@ -501,8 +517,10 @@ class Script:
                 self._trap_of_port(port[1], line)
 
     def _trap_of_port(self, port: str, line: int) -> None:
-        what = f"port {port} is fixed: two jobs on one node meet"
-        self.draft.trap(line, what, "the spec's job takes a free one")
+        if port not in self._ports:
+            self._ports.add(port)
+            what = f"port {port} is fixed: two jobs on one node meet"
+            self.draft.trap(line, what, "the spec's job takes a free one")
 
 
 def _launched(words: list[str], command: Command) -> Launch | None:

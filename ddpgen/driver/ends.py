@@ -49,7 +49,9 @@ class Evidence:
             self.failed = failed[1]
         if crashed := _CRASHED.match(line):
             self.crashed = crashed[1]
-        if line.startswith("ddpgen: ") and not line.startswith("ddpgen: to go on"):
+        if line.startswith("ddpgen: ") and not line.startswith(
+            ("ddpgen: to go on", "ddpgen: to begin anew")
+        ):
             self.last = line.removeprefix("ddpgen: ")
         elif _OF_SSH.match(line):
             self.ssh = line

@@ -24,7 +24,7 @@ _NAMED = 8
 _ASKED = (
     "",
     "asking all hosts for a clean stop; Ctrl-C again to kill",
-    "killing the job on all hosts; the next start goes on from its newest checkpoint",
+    "killing the job on all hosts; what it has not saved is lost",
     "leaving; what still runs on a host ends by itself, at the latest after the collective timeout",
 )
 
@@ -49,6 +49,7 @@ class Job:
         self._crashes: Counter[str] = Counter()
         self._returned: set[str] = set()
         self._asked = 0  # 1 stop, 2 kill, 3 leave
+        self._signals: dict[str, float] = {}  # when each came last
         self._troubles: dict[str, str] = {}  # who is not ready for a start, and why
         self._deadline: float | None = None
         self._killed = self._settled = False
@@ -279,6 +280,10 @@ class Job:
         await asyncio.gather(*(self._sessions[name].leave(why) for name in self._running))
 
     def _on_signal(self, name: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._signals.get(name, -self._pace.same) < self._pace.same:
+            return
+        self._signals[name] = now
         if self._asked >= 3 or (name == "HUP" and self._asked):
             return  # a closing terminal may send HUP twice; only Ctrl-C or TERM means "now"
         self._asked += 1

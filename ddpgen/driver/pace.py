@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class Pace:
     """Each is a bound on a silence, never a delay when all is well."""
 
+    # Two signals of a kind in this time are one: `timeout` passes a Ctrl-C on that the terminal has sent as well.
+    same: float = 0.5
     # Hosts take 45 s without a word as the driver's death.
     beat: float = 5.0
     # Connect (10 s, more through jump hosts), log in, look around.

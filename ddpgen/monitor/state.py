@@ -72,7 +72,13 @@ def read(facts: Mapping[str, str]) -> JobState:
     """From what the text found out."""
     line = _LINE.fullmatch(facts.get("status", "").strip())
     rows = [mapping(row) for row in facts.get("row", "").split("\t")]
-    steps = [row for row in rows if row.get("kind") == "step"] or [{}]
+    # Of a start that has not taken a step yet, the one before says nothing.
+    begun = {None, line[2]} if line and line[1] == "running" else None
+    steps = [
+        row
+        for row in rows
+        if row.get("kind") == "step" and (begun is None or row.get("attempt") in begun)
+    ] or [{}]
     lock = mapping(facts.get("lock", "")) or None
     newest = facts.get("newest", "")
     number = re.fullmatch(r"([0-9]+(?:_[0-9]+)?)(?: .*)?", facts.get("slurm-job", ""))

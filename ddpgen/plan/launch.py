@@ -64,6 +64,11 @@ def example(job: JobSpec) -> str:
     return "--steps=50" if job.train.runs == "workload" else "ARG ARG..."
 
 
+def again(job: JobSpec) -> str:
+    """What to do after a stop. A script that saves nothing begins anew."""
+    return "the same command goes on" if job.train.runs == "workload" else "start it again"
+
+
 def values(job: JobSpec, command: Supervise, lines: str) -> dict[str, Any]:
     """What the templates of every launch script place; `lines`: the file that its activation lines are in."""
     procs = job.procs_per_node
@@ -76,6 +81,7 @@ def values(job: JobSpec, command: Supervise, lines: str) -> dict[str, Any]:
         "interpreter": interpreter(job),
         "supervise": command,
         "example": example(job),
+        "again": again(job),
     }
 
 

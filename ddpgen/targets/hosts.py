@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddpgen.plan.launch import address, backend, example, of_host, ssh_host, values
+from ddpgen.plan.launch import address, again, backend, example, of_host, ssh_host, values
 from ddpgen.render import Artefact, Renderer
 from ddpgen.resources import package_files
 from ddpgen.spec import rules
@@ -119,7 +119,9 @@ def _reached(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
 def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     """run.sh first, then what it needs: a script per host, the list of hosts, the driver."""
     assert isinstance(job, HostsJob)
-    run = renderer.render("run.sh.j2", {"name": job.name, "example": example(job)})
+    run = renderer.render(
+        "run.sh.j2", {"name": job.name, "example": example(job), "again": again(job)}
+    )
     artefacts = [Artefact("hosts/run.sh", run, "bash {bundle}/hosts/run.sh")]
     talk = backend(job)
     for host in job.order:

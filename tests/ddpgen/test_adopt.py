@@ -309,3 +309,72 @@ torchrun train.py --hub_token $HF_TOKEN --k $API_KEY --api-key=very-secret-2 --p
     )  # fmt: skip
     for name in ("$HF_TOKEN", "$API_KEY", "--api-key, a secret", "--password, a secret"):
         assert name in err
+
+
+OWN_DIRECTORY = [
+    'cd "$(dirname "$0")/.."',
+    "cd $(dirname -- ${BASH_SOURCE[0]})/.. || exit 1",
+    'cd "${0%/*}/.."',
+    'HERE=$( cd -- "$( dirname -- "${BASH_SOURCE[0]}" )" &> /dev/null && pwd )\ncd "$HERE/.."',
+    'HERE="$(dirname "$(readlink -f "$0")")"\nROOT=$(cd "$HERE/.." && pwd -P)\ncd $ROOT',
+    'HERE=$(dirname "$0")',  # and goes nowhere
+]
+
+
+@pytest.mark.parametrize("home", [".", "project", "project/scripts"])
+@pytest.mark.parametrize("lines", OWN_DIRECTORY)
+def test_a_script_that_goes_to_its_own_directory(
+    lines: str, home: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "project" / "scripts").mkdir(parents=True)
+    train = tmp_path / "project" / "train.py"
+    train.write_text("torch.save(x, 'y')\n")
+    script = "train.py" if "cd " in lines else '"$HERE/../train.py"'
+    text = (
+        f'#!/bin/bash\n{lines}\ntorchrun --nproc-per-node=2 {script} --lr 1 --config $HERE/x "$@"\n'
+    )
+    (tmp_path / "project" / "scripts" / "run.sh").write_text(text)
+    outcome = run("adopt", "project/scripts/run.sh", "-o", f"{home}/job.yaml")
+    if home == "project/scripts" and "cd " in lines:
+        assert outcome.code == 65
+        assert "train.py is in project, which is not below project/scripts" in outcome.err
+        assert "write the spec there: -o project/job.yaml" in outcome.err
+        return
+    assert outcome.code == 0, outcome
+    assert run("validate", f"{home}/job.yaml").code == 0
+    job = read((tmp_path / home / "job.yaml").read_bytes(), "a")["local"].job
+    assert (tmp_path / home / (job.code or [""])[0] / job.train.script).resolve() == train.resolve()
+    assert job.train.args[:3] == ("--lr", "1", "--config")
+    assert job.train.args[4:] == ()
+    assert "run.sh:2: not" not in outcome.err
+    assert 'no longer needed: "$@"' in outcome.err
+
+
+def test_a_task_whose_workdir_is_elsewhere(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "x" / "train.py").write_text("torch.save(x, 'y')\n")
+    task = "workdir: ../x\nfile_mounts:\n  /ckpt: {source: 's3://my-bkt', mode: MOUNT}\nrun: torchrun train.py\n"
+    (tmp_path / "tasks" / "a.yaml").write_text(task)
+    outcome = run("adopt", "tasks/a.yaml", "-o", "tasks/job.yaml")
+    assert outcome.code == 65
+    assert (
+        "train.py is in x, which is not below tasks; write the spec there: -o x/job.yaml"
+        in outcome.err
+    )
+    assert run("adopt", "tasks/a.yaml", "-o", "x/job.yaml").code == 0
+    assert run("validate", "x/job.yaml").code == 0
+
+
+def test_a_fixed_port_is_told_of_once(run: Run, tmp_path: Path) -> None:
+    body = "export MASTER_PORT=29500\nsrun torchrun --master_port=$MASTER_PORT train.py\n"
+    _, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}{body}")
+    assert err.count("port 29500 is fixed") == 1
+
+
+def test_in_a_batch_script_the_own_directory_is_slurms(run: Run, tmp_path: Path) -> None:
+    out, err = spec_of(
+        run, tmp_path, f'#!/bin/bash\n{HEADER}cd "$(dirname "$0")"\nsrun torchrun train.py\n'
+    )
+    assert 'code: "."' in out
+    assert "old.sbatch:6: trap: $0 is Slurm's copy of the script" in err

@@ -381,7 +381,7 @@ def test_waiting_for_a_holder_elsewhere_can_be_stopped(
     name = signum.name.removeprefix("SIG")
     assert output.splitlines() == [
         f"ddpgen: {name}: stopping before the training begins",
-        f"ddpgen: stopped before the training began; to go on: bash {ours.bundle}/local.sh",
+        f"ddpgen: stopped before the training began; to start it: bash {ours.bundle}/local.sh",
     ]
     assert process.returncode == 75
     assert not (ours.checkpoints / "seen.json").exists()
@@ -459,7 +459,7 @@ def test_a_second_ctrl_c_kills_everything(stage: Callable[..., Stage]) -> None:
     assert "asking for a clean stop" in process.stdout.readline()
     assert process.poll() is None
     output = interrupted_until_it_ends(process)
-    assert output.startswith("ddpgen: killing the job; the next start goes on from its newest")
+    assert output.startswith("ddpgen: killing the job; what it has not saved is lost")
     assert process.returncode == 1
     assert gone(seen["pid"])
     assert gone(seen["worker"])

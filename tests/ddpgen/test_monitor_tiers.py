@@ -66,6 +66,25 @@ def test_a_job_on_this_machine_that_runs_is_asked_to_stop(
     assert (KEPT / "stop").read_text() == ""
 
 
+def test_before_its_first_step_a_start_has_none(
+    run: Run, spec: Spec, process: subprocess.Popen[bytes]
+) -> None:
+    spec()
+    said("running b 0")
+    holds(process.pid)
+    row = (
+        '{"kind": "step", "step": 7, "attempt": "%s", "loss": 0.5, "steps_per_s": 2.0, "time": 1}\n'
+    )
+    (KEPT / "metrics.jsonl").write_text(row % "a")
+    told = run("status", "job.yaml").out
+    assert "running" in told
+    assert "step:" not in told
+    assert "loss:" not in told
+    assert "speed:" not in told
+    (KEPT / "metrics.jsonl").write_text(row % "a" + row % "b")
+    assert "step:              7," in run("status", "job.yaml").out
+
+
 def test_a_job_that_was_killed_is_known_by_its_processes(
     run: Run, spec: Spec, process: subprocess.Popen[bytes]
 ) -> None:

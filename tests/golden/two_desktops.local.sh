@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # two_desktops: 2 processes on this machine. Rendered by ddpgen: change the spec and render again.
-#   bash local.sh [--steps=50]   start, or go on from the newest checkpoint; arguments go to the training
+#   bash local.sh [--steps=50]   start, or go on from what is saved; arguments go to the training
 #   bash local.sh --preflight    only check whether this machine can start it
 #   Ctrl-C                       stop cleanly; a second Ctrl-C kills
 # Exit code: 0 done, 1 failed, 2 wrong argument, 69 cannot start here, 75 stopped (the same command goes on).

@@ -53,6 +53,7 @@ def test_no_example_is_forgotten_here() -> None:
         "huggingface",
         "lightning",
         "accelerate",
+        "fabric",
         "nanogpt",
         "resnet",
         "classifier",  # tests/real/test_own_scripts.py

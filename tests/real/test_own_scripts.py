@@ -30,6 +30,7 @@ SCRIPTS = {
     "huggingface": ("--epochs=4", "out/final/model.safetensors"),
     "lightning": ("--epochs=7", "final.pt"),
     "accelerate": ("--epochs=12", "final.pt"),
+    "fabric": ("--epochs=12", "final.pt"),
     "nanogpt": ("--max_iters=1500", "out/ckpt.pt"),
     "resnet": ("--epochs=6", "checkpoint.pth.tar"),
 }
@@ -45,6 +46,7 @@ LONG = {
     "huggingface": "--epochs=12",
     "lightning": "--epochs=40",
     "accelerate": "--epochs=40",
+    "fabric": "--epochs=40",
     "nanogpt": "--max_iters=12000",
     "resnet": "--epochs=20",
 }
@@ -85,6 +87,10 @@ class Script:
     def rows(self) -> list[dict[str, float]]:
         return jobs.rows(self.directory) if (self.directory / "metrics.jsonl").exists() else []
 
+    def saves(self) -> str:
+        """The record of rank 0's."""
+        return (self.directory / "script" / "saves-0.jsonl").read_text()
+
     def wait_for_rows(self, job: jobs.Job, count: int) -> None:
         """`count` rows more than there are: it takes steps."""
         before = len(self.rows())
@@ -98,6 +104,11 @@ class Script:
             return {"file": torch.frombuffer(data, dtype=torch.uint8)}
         loaded = torch.load(self.work / self.result, weights_only=True)
         return loaded.get("model", loaded.get("state_dict", loaded))
+
+
+def drafts(script: Script) -> set[Path]:
+    """What is being saved, or was when it was killed."""
+    return set(script.work.rglob(".saves-*"))
 
 
 def workers(job: jobs.Job) -> list[int]:
@@ -130,14 +141,16 @@ def test_a_stop_keeps_what_was_trained(name: str, tmp_path: Path) -> None:
     script.wait_for_rows(job, 2)
     job.process.send_signal(signal.SIGINT)
     assert job.end() == 75, job.output
-    stopped = json.loads(
-        (script.directory / "script" / "saves-0.jsonl").read_text().splitlines()[-1]
-    )
+    stopped = json.loads(script.saves().splitlines()[-1])
     last = int(job.lines[-1].partition("stopped at step ")[2].split(";")[0])
     assert last - stopped["step"] <= 2
     job = script.run()
     first = next(row for row in script.rows()[2:] if row["attempt"] != script.rows()[0]["attempt"])
     assert first["step"] > stopped["step"]
+    if name != "lightning":  # which does not keep the place in an epoch
+        whole = Script(name, tmp_path / "whole")
+        whole.run()
+        jobs.assert_same_bits(script.weights(), whole.weights())
 
 
 @nightly
@@ -210,6 +223,31 @@ def test_ten_kills_at_random_lose_no_more_than_an_interval(name: str, tmp_path: 
             victim = job.process.pid if kill_all else rng.choice(workers(job))
             os.kill(victim, signal.SIGKILL)
         job.end()
+    job = script.run()
+    jobs.assert_same_bits(script.weights(), whole.weights())
+
+
+@nightly
+@pytest.mark.parametrize("name", ["huggingface", "lightning", "accelerate"])
+def test_kills_in_the_middle_of_saves_lose_no_more_than_an_interval(
+    name: str, tmp_path: Path
+) -> None:
+    whole, script = Script(name, tmp_path / "whole"), Script(name, tmp_path / "killed")
+    whole.argument = script.argument = LONG[name]
+    whole.run()
+    rng, cut_off = random.Random(name), 0
+    for _ in range(5):
+        job = script.start()
+        script.wait_for_rows(job, 1)
+        ranks, before = workers(job), drafts(script)  # those of earlier kills
+        while drafts(script) <= before:
+            assert job.process.poll() is None, (job.end(), job.output)
+        time.sleep(rng.uniform(0, 0.01))
+        for pid in (*ranks, job.process.pid):
+            os.kill(pid, signal.SIGKILL)
+        job.end()
+        cut_off += bool(drafts(script) - before) or '"whole": false' in script.saves()
+    assert cut_off
     job = script.run()
     jobs.assert_same_bits(script.weights(), whole.weights())
 

@@ -192,6 +192,28 @@ for _ in range(30):
     assert rows[0]["steps_per_s"] > 1  # without what came before the first step
 
 
+GROUP = "torch.distributed.is_initialized = lambda: True\n"
+
+
+@pytest.mark.parametrize(
+    ("begins", "variables", "told"),
+    [
+        ("", {"WORLD_SIZE": "2"}, True),
+        ("", {"WORLD_SIZE": "2", "RANK": "1"}, False),  # once is enough
+        ("", {"WORLD_SIZE": "1"}, False),
+        (GROUP, {"WORLD_SIZE": "2"}, False),
+    ],
+)
+def test_processes_that_train_each_for_itself_are_told_of(
+    begins: str, variables: dict[str, str], told: bool, job: Job
+) -> None:
+    text = LOOP.replace("import torch\n", f"import torch\n{begins}")
+    code, said = job.run(text, (), "--steps=3", **variables)
+    assert (code, "ends at 3" in said) == (0, True)
+    assert said.count("2 processes train, each for itself") == told
+    assert "cannot be" not in said
+
+
 def test_who_loads_from_its_checkpoint_goes_on_and_knows_the_step(tmp_path: Path) -> None:
     record, place = tmp_path / "saves-0.jsonl", tmp_path / "checkpoint-9"
     place.mkdir()
@@ -320,6 +342,36 @@ print(lib.VALUE, type(lib.inner.__loader__).__name__, lib.inner.__spec__.loader 
         capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
     assert said == "json\n2 SourceFileLoader True\n"
+
+
+LIGHTNING_FILE = """\
+import os, signal, sys
+import torch
+from lightning.fabric.utilities.cloud_io import _atomic_save
+_atomic_save({"step": 1}, "last.ckpt")
+fsync = os.fsync
+os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)
+_atomic_save({"step": 2}, "last.ckpt")
+"""
+
+
+def test_a_file_of_lightning_is_never_torn(job: Job) -> None:
+    package = job.code / "lightning" / "fabric" / "utilities"
+    package.mkdir(parents=True)
+    (package / "cloud_io.py").write_text(
+        "import io, os, torch\n"
+        "def _atomic_save(checkpoint, filepath):\n"
+        "    data = io.BytesIO()\n"
+        "    torch.save(checkpoint, data)\n"
+        "    with open(filepath, 'wb') as file:\n"  # as a move to another file system does
+        "        file.write(data.getvalue()[:100])\n"
+        "        os.fsync(file.fileno())\n"
+        "        file.write(data.getvalue()[100:])\n"
+    )
+    code, said = job.run(LIGHTNING_FILE)
+    assert code == -9, said
+    text = "import torch\nprint('step', torch.load('last.ckpt')['step'])"
+    assert "step 1\n" in job.run(text)[1]
 
 
 def test_each_training_of_a_script_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:

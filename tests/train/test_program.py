@@ -109,9 +109,7 @@ def test_one_that_does_not_stop_is_killed_with_all_that_it_has_started(job: Job)
     (job.directory / "stop").touch()
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert (
-        "run.sh did not stop within 0.2 s and is killed; it goes on from what it has saved" in said
-    )
+    assert "run.sh did not stop within 0.2 s and is killed; what it has not saved is lost" in said
     assert_gone(pid)
 
 

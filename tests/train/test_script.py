@@ -165,7 +165,7 @@ for _ in range(60):
     assert wait_for_line(process) == "here"
     (job.directory / "stop").write_text("enough\n")
     said, _ = process.communicate(timeout=50)
-    killed = "loop.py did not stop within 0.2 s and is killed; it goes on from what it has saved"
+    killed = "loop.py did not stop within 0.2 s and is killed; what it has not saved is lost"
     assert (killed in said) is not ends
     assert job.status == job.says("stopped", "enough")
     assert process.returncode == 0

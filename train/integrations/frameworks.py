@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -113,6 +114,20 @@ def hook_fabric(session: Session, module: Any) -> None:
     module.Fabric.save = _recorded(session, module.Fabric.save)
 
 
+def hook_lightning_files(session: Session, module: Any) -> None:
+    """When `lightning.fabric.utilities.cloud_io` has been imported. It writes a file in the system's temporary directory
+    and moves that, which is a copy where that is another file system: a kill would tear the one before."""
+    save = module._atomic_save
+
+    @functools.wraps(save)
+    def atomic(checkpoint: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or "://" in str(filepath):
+            return save(checkpoint, filepath, *args, **kwargs)
+        return sys.modules["torch"].save(checkpoint, filepath)
+
+    module._atomic_save = atomic
+
+
 def _recorded(session: Session, save: Callable[..., Any]) -> Callable[..., Any]:
     """`save`, a method of Lightning whose first argument is where: a file, which it writes whole or not at all."""
 
@@ -158,6 +173,8 @@ def hooks(session: Session) -> dict[str, Callable[[ModuleType], None]]:
         "torch.distributed.checkpoint.state_dict_loader": in_torch.hook_distributed_load,
         "lightning.fabric.fabric": hook_fabric,
         "lightning_fabric.fabric": hook_fabric,
+        "lightning.fabric.utilities.cloud_io": hook_lightning_files,
+        "lightning_fabric.utilities.cloud_io": hook_lightning_files,
         "lightning.pytorch.trainer.trainer": hook_lightning,
         "pytorch_lightning.trainer.trainer": hook_lightning,
         "accelerate.accelerator": hook_accelerate,

@@ -37,14 +37,16 @@ class Session:
         log: Callable[[dict[str, Any]], None] | None = None,
         bucket: str = "",
         begun: Callable[[], None] = lambda: None,
+        ranks: int = 1,
     ) -> None:
         """`whole`: the checkpoints that rank 0 has saved, oldest first, each with its framework, which is told
         to go on from the last one where the script does not say from what. `log`: puts a row of rank 0's
         metrics on file. `bucket`: a directory in which a file is there when it is closed, and stays as it is. `begun`
-        is called after the first step."""
+        is called after the first step. `ranks`: how many processes the launch has started."""
         self.progress, self.stop = progress, stop
         self.stopped = False
         self._whole, self._log, self._begun = whole or {}, log, begun
+        self._ranks = ranks
         self.framework = ""
         self._trainings: Counter[str] = Counter()
         self.bucket = os.path.realpath(bucket) + os.sep if bucket else ""
@@ -60,6 +62,7 @@ class Session:
             self._row_at, self._row_step = time.monotonic(), 1
             self._harmless("its heartbeats", self._begun)
             self._harmless(_ORDER, self._look_at_order)
+            self._harmless("the process group", self._look_at_group)
         NOW.name = SCRIPT
         self._harmless("the metrics", self._row)
         self._loss = None
@@ -118,11 +121,20 @@ class Session:
         if fault := self.progress.order_fault():
             say(f"the script does not go on where its checkpoint ends: {fault}")
 
+    def _look_at_group(self) -> None:
+        dist = sys.modules.get("torch.distributed")
+        can_meet = dist is not None and dist.is_available()
+        if self._ranks > 1 and self._log is not None and can_meet and not _has_group():
+            say(
+                f"{self._ranks} processes train, each for itself: the script has created no process group, so all "
+                "of them do the same work. Have it call torch.distributed.init_process_group() and wrap the model in "
+                "DistributedDataParallel, or set procs_per_node: 1 and nodes: 1"
+            )
+
     def all_ranks(self) -> None:
         """Wait until every rank is here, where there are several."""
-        dist = sys.modules.get("torch.distributed")
-        if dist is not None and dist.is_available() and dist.is_initialized():
-            dist.barrier()
+        if _has_group():
+            sys.modules["torch.distributed"].barrier()
 
     def _harmless(self, what: str, work: Callable[[], None]) -> None:
         """It is told once that `what` fails; the script goes on."""
@@ -144,3 +156,8 @@ class Session:
             if math.isfinite(loss := float(self._loss)):
                 row["loss"] = loss
         self._log(row)
+
+
+def _has_group() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()

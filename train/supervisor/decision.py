@@ -5,10 +5,14 @@ Owns the decisions that all tiers share and the exit codes. Reads no file and no
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from train.errors import EXIT_FAILED, EXIT_STOPPED
 from train.status import Status
+
+GO_ON, ANEW = "to go on", "to begin anew"
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class End:
     """How the workers of this host ended.
 
     `code`: the launcher's exit code, 128 + N for signal N. `status`: what the attempt wrote last; None
-    when that is another attempt's, or unreadable. `met`: whether the processes of all hosts have met.
+    when that is another attempt's, or unreadable. `met`: whether the processes of all hosts have met. `next`: what
+    another start is for (see goes_on); "" where that is not known here.
     """
 
     code: int
@@ -35,6 +40,7 @@ class End:
     stops: int = 0
     killed: bool = False
     met: bool = True
+    next: str = GO_ON
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request
     before. `driven`: a driver sent it, which says by itself how to kill.
     """
     if name == "KILL" or (stops and name != "HUP"):
-        return Request("kill", "killing the job; the next start goes on from its newest checkpoint")
+        return Request("kill", "killing the job; what it has not saved is lost")
     if not met:
         return Request("end", f"{name}: stopping before the training begins")
     kill = "" if driven else "; again to kill"
@@ -63,8 +69,9 @@ def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request
 
 def at_end(end: End, results: str = "", again: str = "") -> Outcome:
     """What the end of the workers means. torchrun's exit code says 1 for nearly everything: what counts is the
-    status. `results`: where they are, in words; `again`: what to type to go on."""
+    status. `results`: where they are, in words; `again`: what to type to start it again."""
     status = end.status
+    starts_again = (f"{end.next}: {again}",) if again and end.next else ()
     if status is None:
         taken = "the status is not of this attempt: another job has taken over"
         return Outcome(EXIT_FAILED, (taken,))
@@ -74,18 +81,17 @@ def at_end(end: End, results: str = "", again: str = "") -> Outcome:
         where = f"; {results}" if results else ""
         return Outcome(0, (f"done{at}{early}{where}",))
     if status.word == "stopped":
-        return Outcome(EXIT_STOPPED, (f"stopped{at}; to go on: {again}",))
+        return Outcome(EXIT_STOPPED, ("; ".join((f"stopped{at}", *starts_again)),))
     if status.word == "failed":
         return Outcome(EXIT_FAILED, (f"failed{at}: {status.reason or 'no reason given'}",))
     if end.stops and not end.killed and not end.met:
         return not_begun(again)
-    goes_on = (f"to go on: {again}",) if again else ()
     # The driver takes "failed: " and "crashed: " for the reason of a host's end (ddpgen/driver/ends.py).
     if end.killed:
         return Outcome(
-            EXIT_FAILED, ("; ".join(("killed", *goes_on)),), "killed, as it was asked to"
+            EXIT_FAILED, ("; ".join(("killed", *starts_again)),), "killed, as it was asked to"
         )
-    return Outcome(EXIT_FAILED, (f"crashed: {crash(end)}", *goes_on), status.reason)
+    return Outcome(EXIT_FAILED, (f"crashed: {crash(end)}", *starts_again), status.reason)
 
 
 def crash(end: End) -> str:
@@ -97,7 +103,20 @@ def crash(end: End) -> str:
     return f"the launcher ended with code {end.code} and no process said why, as when one is killed"
 
 
+def goes_on(program: Sequence[str], saved: bool) -> str:
+    """What another start of `program`, the words of the command, is for: to go on, or to begin anew. `saved`: whether
+    a user's script has been seen to save something."""
+    options = list(itertools.takewhile(lambda word: word.startswith("--"), program[1:]))
+    if program[0] != "script":
+        return GO_ON
+    if "--from-scratch" in options:
+        return ANEW
+    # What a program saves by itself is not seen.
+    unseen = "--no-python" in options or any(o.startswith("--resume-exists") for o in options)
+    return GO_ON if saved or unseen else f"{ANEW}, as nothing was seen to be saved"
+
+
 def not_begun(again: str) -> Outcome:
     """A stop before the workers were started, or had met."""
-    goes_on = f"; to go on: {again}" if again else ""
-    return Outcome(EXIT_STOPPED, (f"stopped before the training began{goes_on}",))
+    starts = f"; to start it: {again}" if again else ""
+    return Outcome(EXIT_STOPPED, (f"stopped before the training began{starts}",))

@@ -5,11 +5,14 @@ Owns what a supervisor says when it cannot have it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 from pathlib import Path
 
 from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal
+from train.files import read_file
 from train.layout import steps_on_disk
 from train.lock import HeldByLiveJobError, check_not_replaced, claim
 from train.scheduler import Scheduled
@@ -19,6 +22,17 @@ from train.status import Status, write_status
 def of(path: str, part: str = "") -> Path:
     """The checkpoint directory: from the bundle's directory, `~` is the home directory; or a part of it."""
     return Path(os.path.abspath(os.path.join(os.path.expanduser(path), part)))
+
+
+def steps_saved(where: Path) -> list[int]:
+    """Of what a user's script was seen to save whole, as rank 0 has recorded it in `where`: the checkpoint directory,
+    or the store."""
+    steps: list[int] = []
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        for line in read_file(where / "script" / "saves-0.jsonl").splitlines():
+            row = json.loads(line)
+            steps += [int(row["step"])] if row["whole"] else []
+    return steps
 
 
 def acquire(whole: Path, held: Path, job: str, scheduler: str) -> str:

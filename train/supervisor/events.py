@@ -59,6 +59,9 @@ class Due:
 # A signal that has ended a child may come here so much later: its sender signals one process after the other.
 LATE_S = 1.0
 
+# `timeout`, for one, passes a Ctrl-C on to whom the terminal has sent it already: two of a kind in so short a time are one.
+_SAME_S = 0.5
+
 Event = Union[Signal, Exit, Result, Readable, Due]
 
 
@@ -85,6 +88,7 @@ class Events:
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._alarms: dict[str, float] = {}
         self._pending: list[Event] = []
+        self._signals: dict[int, float] = {}  # when each came last
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for signum in (*signals, signal.SIGCHLD):
             heard = even_ignored or signum is signal.SIGCHLD
@@ -155,12 +159,19 @@ class Events:
         except BlockingIOError:
             return
         for number in numbers:
-            if number not in (0, signal.SIGCHLD):
+            if number not in (0, signal.SIGCHLD) and self._is_another(number):
                 self._pending.append(Signal(signal.Signals(number).name[3:]))
         with contextlib.suppress(queue.Empty):
             while True:
                 self._pending.append(self._results.get_nowait())
         self._reap()
+
+    def _is_another(self, number: int) -> bool:
+        now, last = self._clock(), self._signals.get(number)
+        if last is not None and now - last < _SAME_S:
+            return False
+        self._signals[number] = now
+        return True
 
     def _reap(self) -> None:
         for pid in list(self._children):

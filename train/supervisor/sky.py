@@ -308,7 +308,8 @@ def at_end(me: str, end: End) -> Outcome:
             back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
             return Outcome(EXIT_PREEMPTED, (back,))
         why = status.reason or "user"
-        return Outcome(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}); to go on: {Sky.again}",))
+        starts_again = f"; {end.next}: {Sky.again}" if end.next else ""
+        return Outcome(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}){starts_again}",))
     if status is not None and status.word == "running" and end.stops and not end.met:
         return not_begun(me)
     outcome = decision.at_end(end)

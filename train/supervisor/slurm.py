@@ -23,9 +23,9 @@ from train import nic, reserve
 from train.console import say
 from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.scheduler import VARIABLE
+from train.supervisor.decision import goes_on
 from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Signal
 from train.supervisor.slurm_decision import (
-    AGAIN,
     Begun,
     Finish,
     Job,
@@ -270,7 +270,7 @@ class Slurm:
         if self._only_preflight:
             return
         if self._job().stands_still:
-            raise Refusal(1, f"{standstill()}; {AGAIN}")
+            raise Refusal(1, f"{standstill()}; {self._job().again}")
         self._begun.append(Begun(self._requeue_count, self._job().newest or 0))
         self._keep_starts(self._begun)
 
@@ -281,7 +281,8 @@ class Slurm:
         budgets = self._options.requeues, self._options.restarts
         of_script = self._command.program[0] == "script"
         newest = self.directory.progress(of_script) if self._directory else 0
-        return Job(self._requeue_count, *budgets, newest, self._begun, self._only_preflight)
+        next_ = goes_on(self._command.program, bool(newest))
+        return Job(self._requeue_count, *budgets, newest, self._begun, self._only_preflight, next_)
 
     # --- while it runs --------------------------------------------------------------------------------
 
@@ -378,7 +379,7 @@ class Slurm:
             if job_state is State.OVER:
                 return self._leave(EXIT_STOPPED)
             time.sleep(_REQUEUES_APART_S)
-        say(f"Slurm does not take it back; {AGAIN}")
+        say(f"Slurm does not take it back; {self._job().again}")
         return self._leave(meant.code)
 
     def _finish(self, decision: Finish) -> int:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 from train.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
 from train.status import Status
+from train.supervisor.decision import GO_ON
 from train.supervisor.slurm_job import State
 
-AGAIN = "to go on: sbatch slurm.sbatch"
+AGAIN = "sbatch slurm.sbatch"
 CRASH, REQUEUE = "crash", "requeue"
 _KILLED, _LAST_SIGNAL = 128 + 9, 128 + 64
 
@@ -40,7 +41,7 @@ class Failure:
 @dataclass(frozen=True)
 class Job:
     """The job, as far as it concerns its end. `newest`: its newest checkpoint, None where that is not known; `begun`:
-    its starts, this one last."""
+    its starts, this one last; `next`: what another start is for (decision.goes_on)."""
 
     requeue_count: int
     requeues: int
@@ -48,6 +49,12 @@ class Job:
     newest: int | None = 0
     begun: Sequence[Begun] = ()
     only_preflight: bool = False
+    next: str = GO_ON
+
+    @property
+    def again(self) -> str:
+        """What to type, and what for."""
+        return f"{self.next}: {AGAIN}"
 
     @property
     def crashes(self) -> int:
@@ -98,7 +105,7 @@ class Requeue:
 def decide(end: StartEnd, job: Job) -> Finish | Requeue:
     """What the end of a start means, before Slurm is asked what it means to do."""
     end = _as_decided(end)
-    said = _by_status(end)
+    said = _by_status(end, job.again)
     if said is not None:
         return said
     if end.asked:
@@ -118,7 +125,7 @@ def decide(end: StartEnd, job: Job) -> Finish | Requeue:
     if end.status is not None and end.status.reason:
         why = f"crashed: {end.status.reason}"
     words = why or f"srun ended with {end.code}; its last lines are before this one"
-    return Finish(EXIT_FAILED, f"{words}; {AGAIN}", why)
+    return Finish(EXIT_FAILED, f"{words}; {job.again}", why)
 
 
 def may_be_lost(end: StartEnd, nodes: int) -> bool:
@@ -141,7 +148,7 @@ def _as_decided(end: StartEnd) -> StartEnd:
     return replace(end, code=code, asked=asked, failure=failure)
 
 
-def _by_status(end: StartEnd) -> Finish | Requeue | None:
+def _by_status(end: StartEnd, again: str = "") -> Finish | Requeue | None:
     status = end.status
     if status is None:
         return None
@@ -154,7 +161,7 @@ def _by_status(end: StartEnd) -> Finish | Requeue | None:
     if status.word == "stopped" and end.asked and end.stop != "user":
         return Requeue(f"stopped{at}", EXIT_STOPPED)
     if status.word == "stopped":
-        return Finish(EXIT_STOPPED, f"stopped{at}; {AGAIN}")
+        return Finish(EXIT_STOPPED, f"stopped{at}; {again}")
     return None
 
 
@@ -170,12 +177,12 @@ def requeue(wanted: Requeue, state: State, cancelled: bool, job: Job) -> Finish 
     if job.only_preflight:
         return Finish(wanted.code, why)
     if state is State.OVER:
-        return Finish(EXIT_STOPPED, f"{why}; cancelled, so it stays out of the queue; {AGAIN}")
+        return Finish(EXIT_STOPPED, f"{why}; cancelled, so it stays out of the queue; {job.again}")
     if state is State.REQUEUED:
         return Finish(0, f"{why}; Slurm takes it back into the queue by itself")
     if state is State.UNKNOWN and cancelled:
         asked = "Slurm does not say whether it was cancelled, so it is not put into the queue"
-        return Finish(EXIT_STOPPED, f"{why}; {asked}; {AGAIN}")
+        return Finish(EXIT_STOPPED, f"{why}; {asked}; {job.again}")
     if job.stands_still:
         line = f"{why}; {standstill(wanted.counter)}"
         return Finish(EXIT_FAILED, line, line)
@@ -196,9 +203,9 @@ def _within_budget(wanted: Requeue, job: Job) -> Finish | Requeue:
     if left <= 0:
         failure = f"{wanted.line}; {over}"
         return Finish(
-            wanted.code, f"{failure}; {AGAIN}", failure if wanted.code == EXIT_FAILED else ""
+            wanted.code, f"{failure}; {job.again}", failure if wanted.code == EXIT_FAILED else ""
         )
-    back = "back into the queue, to go on from the newest checkpoint"
+    back = f"back into the queue, {job.next}"
     return replace(wanted, line=f"{wanted.line}; {back} ({count})")
 
 

@@ -23,6 +23,7 @@ from train.files import locked, read_file, replace_file
 from train.layout import steps_on_disk
 from train.status import Status, read_status, write_status
 from train.stop import create_stop_file, is_for, reason_in
+from train.supervisor.directory import steps_saved
 from train.supervisor.slurm_decision import AGAIN, Begun, Failure
 from train.supervisor.slurm_job import Controller, is_over
 
@@ -119,12 +120,7 @@ class Directory:
     @property
     def newest_step(self) -> int:
         """Of the newest checkpoint that is complete, a user's script's among them; 0 without one."""
-        saved = [0]
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            for line in read_file(self.path / "script" / "saves-0.jsonl").splitlines():
-                row = json.loads(line)
-                saved += [int(row["step"])] if row["whole"] else []
-        return max([*steps_on_disk(self.path), *saved])
+        return max([0, *steps_on_disk(self.path), *steps_saved(self.path)])
 
     def progress(self, of_script: bool) -> int | None:
         """How far the job has come: None of a user's program that has not been seen to save anything."""
@@ -215,7 +211,7 @@ class Directory:
             fresh = submitted is not None and made > submitted + 1
             if whose == "user" and (self.requeue_count > 0 or fresh):
                 said = "there is a stop file, made while the job was in the queue"
-                raise Refusal(EXIT_STOPPED, f"{said}; {AGAIN}")
+                raise Refusal(EXIT_STOPPED, f"{said}; to start it: {AGAIN}")
 
     # --- what was submitted is what runs ------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class Membership:
 class Tier:
     """What differs between the tiers. Its functions decide; the supervisor acts."""
 
-    # What to type to go on.
+    # What to type to start it again.
     again: str = ""
     scheduler: str = ""
     # Whether the end of this host can be the end of the job.
@@ -477,7 +477,13 @@ class Supervisor:
             # Rank 0 has said so for itself.
             why = "another process ended badly when rank 0 was done, and did not say why"
             status = replace(status, word="running", reason=why)
-        return End(code, status, self._stops, self._killed, self._has_met())
+        return End(code, status, self._stops, self._killed, self._has_met(), self._next())
+
+    def _next(self) -> str:
+        if self._command.program[0] == "script" and not self.member.is_head:
+            return ""  # the record of what was saved may be on the host of rank 0
+        where = Path(self._options.store or self.checkpoint_dir)
+        return decision.goes_on(self._command.program, bool(directory.steps_saved(where)))
 
 
 def tell_of_report(checkpoint_dir: Path, lasted_s: float) -> None:

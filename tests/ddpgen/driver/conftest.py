@@ -30,6 +30,7 @@ sys.path.insert(0, str(bundle / "hosts"))
 from driver.command import main
 from driver.pace import Pace
 pace = Pace(
+    same=0.0,
     beat=0.1,
     check=float(os.environ["CHECK_S"]),
     alone=0.5,
@@ -77,7 +78,12 @@ class Stage:
 
     def write(self) -> None:
         (self.bundle / "hosts" / "hosts.json").write_text(json.dumps(self.plan))
-        values = {"example": "--steps=50", "name": "pair", "hosts": self.plan["hosts"]}
+        values = {
+            "example": "--steps=50",
+            "name": "pair",
+            "hosts": self.plan["hosts"],
+            "again": "the same command goes on",
+        }
         (self.bundle / "hosts" / "run.sh").write_text(Renderer().render("run.sh.j2", values))
 
     def home(self, host: str) -> Path:

@@ -55,7 +55,7 @@ case $part in
   listen) listen ;;
   stopped) # by a signal on the host itself, when its peer is there
     until [ -e "$HOME/../over" ]; do sleep 0.05; done
-    echo 'ddpgen: stopped before the training began; to go on: the same command' >&2
+    echo 'ddpgen: stopped before the training began; to start it: the same command' >&2
     exit 75
     ;;
   slow-stop) # a second after its peers, and nothing was trained
@@ -63,7 +63,7 @@ case $part in
     while read -r word; do
       [ "$word" = stop ] || continue
       sleep 1
-      echo 'ddpgen: stopped before the training began; to go on: the same command' >&2
+      echo 'ddpgen: stopped before the training began; to start it: the same command' >&2
       exit 75
     done
     ;;

@@ -283,6 +283,16 @@ def test_a_second_ctrl_c_kills_and_a_host_that_is_deaf_is_left(stage: Make) -> N
     assert table(output)["lap"] == ["lost", "it did not answer any more"]
 
 
+def test_a_ctrl_c_that_a_wrapper_passes_on_as_well_is_one(stage: Make) -> None:
+    ours = stage()
+    process = training(ours, "desk", "lap", **at_pace(ours, "same=0.0", "same=60"))
+    process.send_signal(signal.SIGINT)
+    until(process, "INT: asking")
+    process.send_signal(signal.SIGINT)
+    assert "killing" not in rest(process)
+    assert process.returncode == 75
+
+
 def test_a_third_ctrl_c_leaves_at_once(stage: Make) -> None:
     ours = plays(stage("desk"), desk="deaf")
     process = ours.start()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from train.status import Status
-from train.supervisor.decision import End, at_end, not_begun, on_signal
+from train.supervisor.decision import End, at_end, goes_on, not_begun, on_signal
 
 AGAIN = "bash local.sh"
 GO_ON = f"to go on: {AGAIN}"
+ANEW = f"to begin anew, as nothing was seen to be saved: {AGAIN}"
 SILENT = "the launcher ended with code 3 and no process said why, as when one is killed"
 NOTED = "rank 1: ValueError: odd (model.py:7 in forward)"
 
@@ -35,6 +36,29 @@ def status(word: str, step: int = 7, reason: str = "") -> Status:
 )
 def test_a_signal(name: str, stops: int, met: bool, action: str) -> None:
     assert on_signal(name, stops, met).action == action
+
+
+@pytest.mark.parametrize(
+    ("program", "saved", "expected"),
+    [
+        (("run", "--workload=gpt"), False, GO_ON),
+        (("script", "code/train.py", "--from-scratch"), True, GO_ON),  # an argument of its own
+        (("script", "code/train.py"), False, ANEW),
+        (("script", "--resume-exists=ckpt.npz", "code/train.py"), False, GO_ON),
+        (("script", "--from-scratch", "code/train.py"), True, f"to begin anew: {AGAIN}"),
+        (("script", "--no-python", "./train.sh"), False, GO_ON),
+        (
+            ("script", "--from-scratch", "--no-python", "./train.sh"),
+            False,
+            f"to begin anew: {AGAIN}",
+        ),
+    ],
+)
+def test_what_another_start_is_for(program: tuple[str, ...], saved: bool, expected: str) -> None:
+    again = goes_on(program, saved)
+    for end in (End(0, status("stopped"), next=again), End(1, status("running"), next=again)):
+        assert at_end(end, "HERE", AGAIN).lines[-1].endswith(expected)
+    assert at_end(End(0, status("stopped"), next=""), "HERE", AGAIN).lines == ("stopped at step 7",)
 
 
 def test_only_who_typed_it_is_told_how_to_kill_and_to_go_on() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from train.status import Status
 from train.supervisor.slurm_decision import (
-    AGAIN,
     CRASH,
     REQUEUE,
     Begun,
@@ -23,6 +22,7 @@ from train.supervisor.slurm_decision import (
 )
 from train.supervisor.slurm_job import State
 
+AGAIN = "to go on: sbatch slurm.sbatch"
 JOB = Job(requeue_count=0, requeues=6, restarts=3, newest=20, begun=(Begun(0, 0),))
 STOPPED = Status("stopped", "slurm.7.0", 20)
 RUNNING = Status("running", "slurm.7.0", 15)
@@ -93,7 +93,7 @@ def test_a_look_at_the_nodes_ends_with_what_it_found() -> None:
 
 
 SIGNALLED = Requeue("stopped at step 20", 75)
-BACK = "back into the queue, to go on from the newest checkpoint"
+BACK = "back into the queue, to go on"
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -169,3 +169,12 @@ def test_only_what_looks_like_a_failure_is_looked_into() -> None:
     assert not may_be_lost(StartEnd(1, FAILED), 2)
     assert not may_be_lost(StartEnd(1, RUNNING, asked="TERM"), 2)
     assert not may_be_lost(StartEnd(137, RUNNING, failure=Failure(1, "node1", "")), 2)
+
+
+def test_a_script_that_saves_nothing_is_not_said_to_go_on() -> None:
+    job = replace(JOB, newest=None, next="to begin anew")
+    stopped = decide(StartEnd(0, STOPPED, stop="user"), job)
+    assert stopped == Finish(75, "stopped at step 20; to begin anew: sbatch slurm.sbatch")
+    wanted = Requeue("stopped at step 20", 75)
+    back = requeue(wanted, State.RUNNING, False, job)
+    assert back.line.startswith("stopped at step 20; back into the queue, to begin anew (")
