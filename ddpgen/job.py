@@ -13,12 +13,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import __version__
 from ddpgen.bundle import code, lock, script, source
-from ddpgen.errors import Finding, SpecInvalidError, SpecUnreadableError, TargetUnavailableError
+from ddpgen.errors import (
+    Finding,
+    Place,
+    SpecInvalidError,
+    SpecUnreadableError,
+    TargetUnavailableError,
+)
 from ddpgen.plan import supervise
 from ddpgen.spec import reader, yamltree
-from ddpgen.spec.fields import Group, NodeCount, Period, did_you_mean, show
+from ddpgen.spec.fields import (
+    Every,
+    Group,
+    Groups,
+    Kind,
+    NodeCount,
+    Nodes,
+    Period,
+    Refused,
+    Span,
+    StepSpan,
+    did_you_mean,
+    show,
+)
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import Conflict
+from ddpgen.spec.yamltree import Scalar
 
 if TYPE_CHECKING:
     from ddpgen.bundle.write import Written
@@ -173,7 +193,7 @@ def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:
 
 
 def of_bundle(bundle: Path) -> dict[str, JobSpec]:
-    """The jobs that a bundle was rendered for, with values as JSON holds them: enough to follow them by.
+    """The jobs that a bundle was rendered for.
 
     Raises SpecUnreadableError.
     """
@@ -187,7 +207,7 @@ def of_bundle(bundle: Path) -> dict[str, JobSpec]:
         return {
             tier: _revived(reader.MODELS.get(tier, JobSpec), spec) for tier, spec in specs.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, Refused):
         raise SpecUnreadableError(
             f"{bundle / LISTING} cannot be read, or another version wrote it; render the job again"
         ) from None
@@ -195,13 +215,22 @@ def of_bundle(bundle: Path) -> dict[str, JobSpec]:
 
 def _revived(model: Any, values: Mapping[str, Any]) -> Any:
     """The dataclass `model` out of what plain() made of it."""
-    given = {}
-    for field in fields(model):
-        value, kind = values[field.name], field.metadata["kind"]
-        if isinstance(kind, Group) and value is not None:
-            value = _revived(kind.model, value)
-        given[field.name] = tuple(value) if isinstance(value, list) else value
+    given = {each.name: _value(each.metadata["kind"], values[each.name]) for each in fields(model)}
     return model(**given)
+
+
+def _value(kind: Kind, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(kind, Group):
+        return _revived(kind.model, value)
+    if isinstance(kind, Groups):
+        return tuple(_revived(kind.group.model, each) for each in value)
+    if isinstance(kind, (Every, Nodes)):
+        return kind.read(Scalar(Place(), (), str(value), "", quoted=False))
+    if isinstance(kind, StepSpan):
+        return Span(*value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def plain(value: Any) -> Any:

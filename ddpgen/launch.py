@@ -109,15 +109,30 @@ def stream(argv: Sequence[str], text: bytes) -> int:
         return running.wait()
 
 
-def become_module(command: str, directory: Path, options: Sequence[str]) -> NoReturn:
-    """Replace this process by a command of the training module that needs no torch: doctor, report.
+def become_module(command: str, directory: Path, options: Sequence[str], *more: Path) -> NoReturn:
+    """Replace this process by a command of the training module: doctor, report, diff, verify.
 
     It runs where that module lies: one of the user's that is called `train` must not come first. It
     only looks, so it is not echoed, and speaks under the name it was called by.
     """
-    home, words = resource("train").parent, [*options, "--", str(directory.absolute())]
-    os.environ["DDPGEN_CALLED_AS"] = f"ddpgen {command}"
-    _exec([sys.executable, "-B", "-m", "train", command, *words], home)
+    _exec(*_module(command, directory, options, *more))
+
+
+def output_of_module(command: str, directory: Path, options: Sequence[str]) -> tuple[int, str]:
+    """Run such a command: its exit code and what it says on standard output."""
+    argv, home = _module(command, directory, options)
+    done = subprocess.run(argv, cwd=home, stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+def _module(
+    command: str, directory: Path, options: Sequence[str], *more: Path
+) -> tuple[list[str], Path]:
+    """Its words, and where it runs."""
+    os.environ.setdefault("DDPGEN_CALLED_AS", f"ddpgen {command}")
+    paths = (str(path.absolute()) for path in (directory, *more))
+    words = ["-m", "train", command, *options, "--", *paths]
+    return [sys.executable, "-B", *words], resource("train").parent
 
 
 def _exec(argv: Sequence[str], where: Path | None = None) -> NoReturn:

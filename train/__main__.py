@@ -33,6 +33,9 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
                                               say which rank holds a training up, and where each stands
        python -m train report CHECKPOINT_DIR [-o FILE]
                                               write what happened in a run as one page
+       python -m train verify CHECKPOINT_DIR [--from=STEP] [--steps=K] [--procs=N]
+                                              compute steps of a run again, and compare the bits
+       python -m train diff A B [--json]      say where two runs part, and what differed there
        python -m train spawn --procs=N --first-rank=N --world-size=N -- COMMAND …
                                               run COMMAND once for each of these ranks
        python -m train notice --stop-file=FILE
@@ -47,6 +50,9 @@ _SMALL = {
     "supervise": ("train.supervisor.command", "main"),
     "doctor": ("train.health.doctor", "main"),
     "report": ("train.report.command", "main"),
+    "verify": ("train.verify.command", "main"),
+    "replay": ("train.verify.replay", "main"),
+    "diff": ("train.verify.diff", "main"),
     "spawn": ("train.spawn", "main"),
     "notice": ("train.notice", "main"),
     "install": ("train.supervisor.install", "main"),

@@ -84,6 +84,17 @@ def unpack(directory: Path, name: str, target: Path) -> None:
 
     Raises TrainError when it is not kept, or is damaged; OSError when `target` cannot be written.
     """
+    for path, (content, executable) in contents(directory, name).items():
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        (target / path).write_bytes(content)
+        (target / path).chmod(0o755 if executable else 0o644)
+
+
+def contents(directory: Path, name: str) -> dict[str, tuple[bytes, bool]]:
+    """The files of the bundle `name` that `directory` keeps: content, and whether it may be executed.
+
+    Raises TrainError when it is not kept, or is damaged.
+    """
     place = archive_path(directory, name)
     try:
         files = _unpacked(place)
@@ -98,10 +109,7 @@ def unpack(directory: Path, name: str, target: Path) -> None:
         ) from None
     if hashlib.sha256(files[LISTING][0]).hexdigest()[:12] != name:
         raise TrainError(f"{place} holds another bundle than its name says; get it once more")
-    for path, (content, executable) in files.items():
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        (target / path).write_bytes(content)
-        (target / path).chmod(0o755 if executable else 0o644)
+    return files
 
 
 def _unpacked(place: Path) -> dict[str, tuple[bytes, bool]]:

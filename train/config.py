@@ -73,6 +73,7 @@ class RunConfig:
     checkpoint_every: Period
     checkpoint_keep: int
     code_dir: str | None
+    until: int | None
     accept_changes: bool
     probe: bool
     args: dict[str, Any]
@@ -187,6 +188,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--checkpoint-keep", type=_at_least(1), default=3)
     add("--code-dir", help="the user's files; becomes the working directory")
+    add(
+        "--until",
+        type=_at_least(1),
+        metavar="STEP",
+        help="stop after this step, with a checkpoint; what is computed is that of the whole run",
+    )
     add(
         "--accept-changes",
         action="store_true",

@@ -22,7 +22,7 @@ from train.config import RunConfig
 _FREE = {
     "world_size", "shares", "weight", "elastic", "backend", "data_workers", "rendezvous_timeout", "collective_timeout",
     "eval_every", "best_metric", "best_mode", "patience", "min_delta", "log_every", "trackers", "profile", "checkpoint_dir", "checkpoint_store", "checkpoint_every", "checkpoint_keep",
-    "code_dir", "accept_changes", "probe", "steps", "epochs",
+    "code_dir", "until", "accept_changes", "probe", "steps", "epochs",
 }  # fmt: skip
 _LIBRARY_FLAGS = (
     "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",

@@ -24,6 +24,8 @@ POLL_S = 0.25
 
 # What a reason is, where whoever asks says no more.
 BY_USER, BY_SIGNAL = "user", "signal"
+# Where nobody asks, as the command line has said it before.
+BY_OPTION = "--until"
 # How the reason begins when the machine is taken back, and the job is to go on elsewhere.
 PREEMPTED = "preempted"
 # It goes into one line, and from there into terminals.

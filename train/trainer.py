@@ -59,7 +59,7 @@ from train.records import Records
 from train.scheduler import VARIABLE
 from train.selection import Selection
 from train.state import State
-from train.stop import BY_SIGNAL, PREEMPTED, StopRequest, foremost
+from train.stop import BY_OPTION, BY_SIGNAL, PREEMPTED, StopRequest, foremost
 from train.timing import StepClock
 from train.workload import Context, load_workload
 
@@ -329,7 +329,8 @@ class Trainer:
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
             # The last checkpoint of a shorter run is from before the evaluation of its step.
             self._commit(self._evaluation_is_due() and self.evaluate())
-        while self.state.step < self.last_step and not selection.verdict:
+        result: StepResult | None = None
+        while (outcome := self._outcome(result)) is None:
             lr = self.learning_rate.set_for(self.state.step)
             with self.profile.step(self.state.step + 1) if self.profile else nullcontext():
                 result = self.train_step(batches)
@@ -338,11 +339,18 @@ class Trainer:
             if self.records is not None:
                 self.records.stepped(self.state, result, lr)
             self._commit(self._evaluation_is_due() and self.evaluate())
-            if self.state.step == self.last_step or selection.verdict:
-                break
-            if result.stop or result.leave:
-                return Outcome.STOPPED if result.stop else Outcome.LEFT
-        return Outcome.DONE
+        return outcome
+
+    def _outcome(self, result: StepResult | None) -> Outcome | None:
+        """How the training ends before the next step, if it does. `result`: of the step before, if any."""
+        state, until = self.state, self.config.until
+        if until is not None and state.step >= until:
+            return Outcome.STOPPED
+        if state.step >= self.last_step or state.selection.verdict:
+            return Outcome.DONE
+        if result is not None and (result.stop or result.leave):
+            return Outcome.STOPPED if result.stop else Outcome.LEFT
+        return None
 
     def _evaluation_is_due(self) -> bool:
         """Not after the last step: there it comes when the last checkpoint is written."""
@@ -425,7 +433,7 @@ class Trainer:
         reason = ""
         if outcome is Outcome.STOPPED:
             # Only some may know it, and each host's status is to say the same.
-            reason = foremost(self.world.all_gather(self.stop.reason))
+            reason = foremost(self.world.all_gather(self.stop.reason)) or BY_OPTION
         if outcome is Outcome.DONE and self.state.step < self.last_step:
             reason = self.state.selection.verdict
         taken = outcome is Outcome.STOPPED and reason.startswith((PREEMPTED, BY_SIGNAL))

@@ -42,11 +42,16 @@ def main(argv: Sequence[str]) -> int:
     0 whenever a restart by torchrun would be wrong: done, stopped, replaced, or failed for good on several hosts. On
     one host a failure for good ends with 1, and the workers that torchrun starts again see it and end.
     """
+    return work(parse(argv), argv)
+
+
+def work(config: RunConfig, argv: Sequence[str]) -> int:
+    """The same, for settings that are parsed. `argv`: what the manifest says they were given as."""
     processes.die_with_parent(signal.SIGKILL)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         # torchrun is to ignore it under Slurm, and has passed that on: it could not end this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return Worker(parse(argv), os.environ, argv).run()
+    return Worker(config, os.environ, argv).run()
 
 
 class Worker:

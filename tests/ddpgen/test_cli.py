@@ -39,8 +39,11 @@ def test_every_command_is_documented(name: str, run: Run) -> None:
     assert example(cli.commands[name]).replace('"$(', "").startswith(("ddpgen", "eval"))
 
 
-# These train, or measure: other tests run them for real.
-@pytest.mark.parametrize("name", [n for n in COMMANDS if n not in ("launch", "probe", "bench")])
+# These train, measure, or compare what was trained: other tests run them for real.
+OTHERS_RUN = ("launch", "probe", "bench", "diff", "reproduce", "verify")
+
+
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n not in OTHERS_RUN])
 def test_the_example_in_the_help_runs(name: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     ended(tmp_path / "checkpoints" / "gpt", "done")

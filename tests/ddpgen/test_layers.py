@@ -19,7 +19,7 @@ LAYERS = [
     {"bench_table"},
     {"predict_page", "predict_plot"},
     {"plot", "predict"},
-    {"lock", "measured", "probe"},
+    {"diff", "lock", "measured", "probe", "reproduce"},
     {"monitor.commands", "monitor.submit_slurm", "monitor.submit_sky", "monitor.watch"},
     {"monitor.screen"},
     {"monitor.at_hosts", "monitor.at_local", "monitor.at_sky", "monitor.at_slurm"},

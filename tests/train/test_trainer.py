@@ -27,9 +27,11 @@ from train.trainer import Outcome, Trainer
 class Scripted(Trainer):
     """Four steps that nothing is computed in: after each it is known whether a rank wants to end."""
 
-    def __init__(self, stop: int | None = None, leave: int | None = None) -> None:
+    def __init__(
+        self, stop: int | None = None, leave: int | None = None, until: int | None = None
+    ) -> None:
         self.ends: Any = stop, leave
-        self.config: Any = SimpleNamespace(eval_every=0)
+        self.config: Any = SimpleNamespace(eval_every=0, until=until)
         self.state: Any = SimpleNamespace(step=0, selection=SimpleNamespace(metric="", verdict=""))
         self.last_step = 4
         self.learning_rate: Any = SimpleNamespace(set_for=lambda step: 0.1)
@@ -64,6 +66,16 @@ def test_the_end(stop: int | None, leave: int | None, outcome: Outcome, steps: i
     assert trainer.seen == [(i, float(i)) for i in range(1, steps + 1)], (
         "a step that is done counts"
     )
+
+
+@pytest.mark.parametrize(
+    ("until", "at", "outcome", "steps"),
+    [(3, 0, Outcome.STOPPED, 3), (4, 0, Outcome.STOPPED, 4), (9, 0, Outcome.DONE, 4), (2, 3, Outcome.STOPPED, 3)],
+)  # fmt: skip
+def test_until_is_a_stop_after_that_step(until: int, at: int, outcome: Outcome, steps: int) -> None:
+    trainer = Scripted(until=until)
+    trainer.state.step = at
+    assert (trainer.take_steps(iter(())), trainer.state.step) == (outcome, steps)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -1,0 +1,85 @@
+"""A run once more, from the bundle that it keeps: whether it is rendered alike here, and where it may be launched.
+
+Owns the directory of a reproduction: the bundle, and beside it the new checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpgen import __version__, job
+from ddpgen.bundle import write
+from ddpgen.errors import BundleRefusedError, DdpgenError, TargetUnavailableError
+from ddpgen.resources import resource
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.slurm import SlurmJob
+
+
+def place(directory: Path, output: Path | None) -> Path:
+    """Where the run of this checkpoint directory is reproduced: empty, or not there yet. Raises BundleRefusedError."""
+    found = (output or Path("build", f"{directory.absolute().name}-reproduced")).absolute()
+    if found.exists() and (not found.is_dir() or any(found.iterdir())):
+        raise BundleRefusedError(f"{found} is not empty; remove it, or give another place with -o")
+    return found
+
+
+def compared(bundle: Path) -> str:
+    """Whether this ddpgen makes the same bytes of the spec in bundle.json, in words."""
+    listing = json.loads((bundle / write.LISTING).read_bytes())
+    by = f"rendered by ddpgen {listing['ddpgen']}"
+    try:
+        other = sorted(_other(bundle, listing["files"]))
+    except DdpgenError as error:
+        return f"{by}; this one, {__version__}, cannot render it: {error}"
+    if not other:
+        return f"{by}; this one, {__version__}, renders the same bytes"
+    more = f" and {len(other) - 5} more" if len(other) > 5 else ""
+    return f"{by}; this one, {__version__}, renders another {', '.join(other[:5])}{more}. What runs is the run's own"
+
+
+def _other(bundle: Path, sums: dict[str, str]) -> Iterator[str]:
+    """The files that would be others, of the artefacts and of the training module."""
+    import hashlib
+
+    from ddpgen.render import Renderer
+    from ddpgen.targets import TARGETS
+
+    renderer = Renderer()
+    rendered = {
+        artefact.path: artefact.text.encode()
+        for tier, each in job.of_bundle(bundle).items()
+        for artefact in TARGETS[tier].render(each, renderer)
+    }
+    for item in write.copied_tree(resource("train"), "train"):
+        assert item.file is not None
+        rendered[item.path] = item.file.read_bytes()
+    for path, content in rendered.items():
+        if sums.get(path) != hashlib.sha256(content).hexdigest():
+            yield path
+    yield from (path for path in sums if path.startswith("train/") and path not in rendered)
+
+
+def launched(bundle: Path, tier: str) -> tuple[JobSpec, Path]:
+    """The job of `tier` in this bundle, and where its checkpoints will be, which is not where the run's own are.
+
+    Raises TargetUnavailableError.
+    """
+    jobs = job.of_bundle(bundle)
+    if tier not in jobs:
+        raise TargetUnavailableError(
+            f"the run's bundle was rendered for {', '.join(jobs)}, not for {tier}; name one of them, or leave --target "
+            "out to compute it here"
+        )
+    found = jobs[tier]
+    kept = Path(os.path.abspath(bundle.parent / found.checkpoint_path))
+    is_here = tier == "local" or (isinstance(found, SlurmJob) and found.login is None)
+    if found.checkpoint.url or not is_here or not kept.is_relative_to(bundle.parent):
+        raise TargetUnavailableError(
+            f"on {tier} this job would go on from the checkpoints of the run itself, which lie in a place of its name; "
+            "leave --target out to compute it here, or launch its spec under another name and compare the two by "
+            "ddpgen diff"
+        )
+    return found, kept

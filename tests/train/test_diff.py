@@ -1,0 +1,294 @@
+"""`diff` of what runs left behind: the cause in the first line, whatever it is, and trouble as one clear error."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from tests.train.workers import run
+from train.verify.diff import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Its first loss has a sum that depends on the threads, a softmax that depends on the instruction set, what a dependency
+# says, the bytes of a file and a line of code.
+OWN = """
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import scaling
+from train.workload import Workload
+
+DATA = "~/train.bin"
+
+
+def build(context):
+    numbers = torch.frombuffer(bytearray(Path(DATA).expanduser().read_bytes()), dtype=torch.uint8)
+    wide = (torch.arange(100_000) * 7919 % 1009).float().reshape(-1, 250) / 1009
+
+    def loss(model, batch):
+        spread = wide * model(batch[0]).mean()
+        return scaling.scale(functional.softmax(spread * 8, dim=1).double().square().sum() + spread.sum() / 1000)
+
+    rows = numbers.float() / 256
+    return Workload(nn.Linear(64, 32), [(row,) for row in rows.reshape(-1, 64)], loss, data_files=[DATA])
+"""
+
+LINE = "rows = numbers.float() / 256"
+
+
+class Made(NamedTuple):
+    """How a run differs from the first: words for `train run`, and its environment."""
+
+    argument: str = ""
+    variable: tuple[str, str] = ("", "")
+    line: str = LINE
+    version: str = "1.0"
+    byte: int = 7
+
+
+RUNS = {
+    "first": Made(),
+    "again": Made(),
+    "seed": Made(argument="--seed=1"),
+    "threads": Made(argument="--threads=2"),
+    "isa": Made(variable=("ATEN_CPU_CAPABILITY", "default")),
+    "code": Made(line="rows = numbers.float() / 255"),
+    "dependency": Made(version="2.0"),
+    "data": Made(byte=8),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The checkpoint directories of RUNS, by name: all trained at once, each from a bundle of its own."""
+    top = tmp_path_factory.mktemp("runs")
+    trained = {name: start(top / name, made) for name, made in RUNS.items()}
+    for name, process in trained.items():
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, f"{name}: {output}"
+    yield top
+    for process in trained.values():
+        process.kill()
+
+
+def start(place: Path, made: Made) -> subprocess.Popen[str]:
+    files = {
+        "job/code/own.py": OWN.replace(LINE, made.line),
+        "job/job.yaml": "name: own\ncode: code\ntrain: {workload: own.py:build, steps: 3, global_batch_size: 4, "
+        "micro_batch_size: 2}\n",
+        "libraries/scaling.py": f"def scale(loss):\n    return loss * {made.version}\n",
+        f"libraries/scaling-{made.version}.dist-info/METADATA": f"Name: scaling\nVersion: {made.version}\n",
+    }
+    for path, text in files.items():
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_text(text)
+    (place / "train.bin").write_bytes(
+        bytes([made.byte, *(i * 31 % 251 for i in range(8 * 64 - 1))])
+    )
+    render = [
+        sys.executable,
+        "-m",
+        "ddpgen",
+        "render",
+        "job/job.yaml",
+        "--target=local",
+        "-o",
+        "bundle",
+    ]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(render, cwd=place, env=env, check=True, capture_output=True, timeout=60)
+    name, value = made.variable
+    env = {
+        **env,
+        "PYTHONPATH": str(place / "libraries"),
+        "HOME": str(place),
+        **({name: value} if name else {}),
+    }
+    argv = [
+        "--workload=own.py:build", "--code-dir=code", "--steps=3", "--global-batch-size=4", "--micro-batch-size=2",
+        "--optimizer=sgd", "--lr=0.1", f"--checkpoint-dir={place}", *filter(None, [made.argument]),
+    ]  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "train", "run", *argv],
+        cwd=place / "bundle", env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("seed", "the runs part at step 1: seed: 0 -> 1"),
+        ("threads", "the runs part at step 1: threads: 1 -> 2 (and 1 more, below)"),
+        ("isa", "the runs part at step 1: ATEN_CPU_CAPABILITY: - -> default (and 2 more, below)"),
+        (
+            "code",
+            "the runs part at step 1: own.py:22: rows = numbers.float() / 256 -> rows = numbers.float() / 255",
+        ),
+        ("dependency", "the runs part at step 1: scaling: 1.0 -> 2.0"),
+        ("data", "the runs part at step 1: train.bin has another sha256"),
+    ],
+)
+def test_what_was_changed_is_the_cause_in_the_first_line(
+    name: str, first: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(runs / "first"), str(runs / name)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == first
+    assert said[1].startswith("loss of step 1: ")
+    assert said[2].startswith("weights of step 3: weight: ")
+    assert said[4].startswith("bits          what")
+    # A checkpoint knows by itself what wrote it, and so does a manifest.
+    steps = [str(runs / each / "step-000000003") for each in ("first", name)]
+    assert main(steps) == 1
+    cause = first.removeprefix("the runs part at step 1")
+    assert capsys.readouterr().out.startswith(f"the weights of step 3 differ{cause}\n")
+    assert main([str(runs / each / "manifest.json") for each in ("first", name)]) == 1
+    told = capsys.readouterr().out
+    if (
+        name != "code"
+    ):  # the hash of all code is in the manifest, the lines are in the bundles beside it
+        assert told.startswith(f"the weights of step 3 differ{cause}\n")
+
+
+def test_the_same_run_is_the_same_to_the_bit(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(runs / "first"), str(runs / "again")]) == 0
+    said = "the same to the bit: 3 losses, the weights of 1 checkpoint(s)\n"
+    assert capsys.readouterr().out == said
+
+
+Copy = Callable[[], Path]
+
+
+@pytest.fixture
+def copy(runs: Path, tmp_path: Path) -> Copy:
+    """Make a copy of the first run, to be changed."""
+    return lambda: shutil.copytree(runs / "first", tmp_path / "copy")
+
+
+def test_a_bit_that_was_flipped_later_is_the_cause(
+    runs: Path, copy: Copy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = torch.load(runs / "first" / "step-000000003" / "model.pt", weights_only=True)
+    weights["bias"][5] = torch.nextafter(weights["bias"][5], torch.tensor(1.0))
+    model = copy() / "step-000000003" / "model.pt"
+    torch.save(weights, model)
+    assert main([str(runs / "first"), str(model.parents[1])]) == 1
+    said = capsys.readouterr().out.splitlines()
+    told = f"{model} was changed after it was written"
+    assert said[0] == f"the weights differ at step 3, and no loss before it: {told}"
+    assert said[1].startswith("weights of step 3: bias: 1 of 32 elements, by at most ")
+    model.write_bytes(b"garbage")
+    assert main([str(runs / "first" / "step-000000003"), str(model.parent)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"the weights of step 3 differ: {told}"
+    assert said[1].startswith("weights of step 3: they cannot be loaded: ")
+
+
+def test_a_run_that_ended_earlier_is_not_the_same(
+    runs: Path, copy: Copy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = copy()
+    shutil.rmtree(place / "step-000000003")
+    rows = (place / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (place / "metrics.jsonl").write_text("".join(row for row in rows if '"step": 3' not in row))
+    assert main([str(runs / "first"), str(place)]) == 1
+    what = "2 losses, the weights of 0 checkpoint(s); but A ends at step 3, B at step 2"
+    assert capsys.readouterr().out == f"the same to the bit: {what}\n"
+
+
+def test_the_start_that_computed_the_step_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B goes on after its third step with another learning rate, which acts from the fourth step on."""
+    run(tmp_path / "a", "toy", 1)
+    run(tmp_path / "b", "toy", 2, "--steps=3")
+    assert run(tmp_path / "b", "toy", 1, "--lr=0.1", "--accept-changes").codes == [0]
+    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "the runs part at step 5: lr: 0.05 -> 0.1"
+    assert said[-1].split() == ["changes", "bits", "lr", "0.05", "0.1"]
+
+
+def test_without_torch_all_but_the_tensor_is_said(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main([str(runs / "first"), str(runs / "seed")]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "the runs part at step 1: seed: 0 -> 1"
+    assert said[2] == (
+        "weights of step 3: they differ; which tensor cannot be said without torch, which is not installed here"
+    )
+
+
+def test_json_holds_all_of_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", str(runs / "first"), str(runs / "seed")]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["same"], found["verdict"]) == (False, "the runs part at step 1: seed: 0 -> 1")
+    assert (found["step"], len(found["losses"]), found["weights"]["step"]) == (1, 2, 3)
+    assert found["weights"]["tensor"]["name"] == "weight"
+    assert found["differences"] == [{"bits": "changes bits", "name": "seed", "a": "0", "b": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "is no whole JSON (0 bytes): truncated, or edited"),
+        ('{"schema": 3}', "has schema 3, and this version reads 2"),
+        ("{}", "has no schema: an earlier version wrote it, or another program"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_one_clear_error(
+    content: str, why: str, runs: Path, copy: Copy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = copy() / "manifest.json"
+    manifest.write_text(content)
+    for a, b in ((runs / "first", manifest.parent), (runs / "first" / "manifest.json", manifest)):
+        assert main([str(a), str(b)]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert said.err.startswith(f"python -m train diff: {manifest} {why}")
+
+
+def test_what_cannot_be_compared_is_told(
+    runs: Path, copy: Copy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, place = runs / "first", copy()
+    (place / "metrics.jsonl").unlink()
+    other = (place / "step-000000003").rename(place / "step-000000004")
+    marker = json.loads((other / "checkpoint.json").read_text())
+    (other / "checkpoint.json").write_text(json.dumps({**marker, "step": 4}))
+    pairs = {
+        (first, first / "step-000000003"): (
+            f"{first} is a checkpoint directory and {first}/step-000000003 is a checkpoint; give two of the same kind"
+        ),
+        (
+            first,
+            first / "nothing",
+        ): f"{first}/nothing is not there; give a checkpoint directory or a manifest.json",
+        (
+            first,
+            place,
+        ): f"{first} and {place} have no step and no checkpoint in common; nothing can be compared",
+        (first / "step-000000003", other): (
+            f"{first}/step-000000003 is of step 3, {other} of step 4; give two of the same step"
+        ),
+    }
+    for (a, b), why in pairs.items():
+        assert main([str(a), str(b)]) == 2
+        assert capsys.readouterr().err == f"python -m train diff: {why}\n"

@@ -1,0 +1,202 @@
+"""Which steps of a run can be computed again, by what, and what is said where none can.
+
+With real runs: tests/real/test_verify.py.
+"""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train import bundle
+from train.config import Period, parse
+from train.errors import Refusal, TrainError
+from train.verify import command, record
+from train.verify.compare import Difference, Rank
+from train.verify.record import Part
+from train.verify.replay import replayed
+from train.verify.workplace import processes_that_fit
+
+SETTINGS = {"lr": 0.1, "global_batch_size": 8, "micro_batch_size": 2, "threads": 1, "reduction": "tree"}  # fmt: skip
+
+
+def start(attempt: str, from_step: int, **other: Any) -> dict[str, Any]:
+    return {
+        "attempt": attempt, "generation": 1, "tier": "local", "started": 1.0 + from_step, "from_step": from_step,
+        "last_step": 30, "bundle": "", "argv": [], "settings": SETTINGS, "code": "c", "world_size": 2, "shares": [2, 2],
+        "hosts": {"desk": {"ranks": [0, 1], "environment": "e"}}, "data": {}, **other,
+    }  # fmt: skip
+
+
+def run(place: Path, *starts: dict[str, Any], kept: tuple[int, ...] = (10, 20, 30)) -> Path:
+    """A checkpoint directory: each start went on for ten steps and then some that are done again."""
+    rows = [
+        {"kind": "step", "step": step, "time": 1.0, "loss": 1 / step, "attempt": each["attempt"], "generation": 1}
+        for each in starts
+        for step in range(each["from_step"] + 1, min(each["from_step"] + 14, 31))
+    ]  # fmt: skip
+    (place / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    manifest = {"schema": 2, "environments": {"e": {"torch": "2"}}, "starts": starts}
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    for step in kept:
+        (place / f"step-{step:09d}").mkdir()
+        (place / f"step-{step:09d}" / "checkpoint.json").write_text("{}")
+    return place
+
+
+THREE = start("a", 0), start("b", 10), start("c", 20)
+
+
+@pytest.mark.parametrize(
+    ("begin", "steps", "kept", "expected"),
+    [
+        (None, None, (10, 20, 30), (20, 30)),
+        (None, None, (20,), (0, 20)),
+        (None, None, (), (0, 30)),
+        (0, None, (10, 20), (0, 20)),
+        (10, 4, (10, 20), (10, 14)),
+        (20, 99, (10, 20), (20, 30)),
+        (15, None, (10, 20), "--from=15: there is no such checkpoint; there is 0, 10, 20"),
+        (20, None, (10, 20), "--from=20: no step after it is on record"),
+    ],
+)
+def test_which_steps_are_meant(
+    tmp_path: Path, begin: int | None, steps: int | None, kept: tuple[int, ...], expected: Any
+) -> None:
+    found = record.read(run(tmp_path, *THREE, kept=kept))
+    if isinstance(expected, str):
+        with pytest.raises(Refusal, match=expected) as refused:
+            record.choose(found, begin, steps)
+        assert refused.value.code == 2
+    else:
+        assert record.choose(found, begin, steps) == expected
+
+
+def test_a_random_checkpoint_is_one_with_steps_after_it(tmp_path: Path) -> None:
+    found = record.read(run(tmp_path, *THREE))
+    assert {record.choose(found, None, 3) for _ in range(200)} == {(0, 3), (10, 13), (20, 23)}
+
+
+def test_steps_of_several_starts_are_one_part_up_to_where_something_else_is_computed(
+    tmp_path: Path,
+) -> None:
+    def parted(place: str, **other: Any) -> tuple[Part, dict[str, Any]]:
+        (tmp_path / place).mkdir()
+        last = start("c", 20, **other)
+        found = record.read(run(tmp_path / place, *THREE[:2], last))
+        return record.part(found, 0, 30), last
+
+    part, last = parted("same", world_size=4, shares=[2] * 4, tier="slurm")
+    assert part == Part(0, 30, last, [10, 20, 30])
+    part, _ = parted("settings", settings={**SETTINGS, "lr": 0.2})
+    assert part == Part(
+        0, 20, THREE[1], [10, 20], "from step 21 on the run had other settings: lr: 0.1 -> 0.2"
+    )
+    part, _ = parted("code", code="d")
+    assert (part.end, part.border) == (20, "from step 21 on the run had other code")
+    part, _ = parted("module", bundle="0123456789ab")
+    assert (part.end, part.border) == (
+        20, "from step 21 on the run had another version of ddpgen's training module"
+    )  # fmt: skip
+
+
+def test_bundles_that_differ_in_their_launch_only_compute_the_same(tmp_path: Path) -> None:
+    names = []
+    for script in ("two processes", "three"):
+        here = tmp_path / script
+        (here / "train").mkdir(parents=True)
+        files = {"local.sh": script, "train/a.py": "1"}
+        for name, text in files.items():
+            (here / name).write_text(text)
+        (here / "bundle.json").write_text(json.dumps({"files": dict.fromkeys(files, "")}))
+        names.append(bundle.keep(tmp_path, here))
+    starts = (
+        start("a", 0, bundle=names[0]),
+        start("b", 10, bundle=names[1]),
+        start("c", 20, bundle=names[0]),
+    )
+    assert names[0] != names[1]
+    assert record.part(record.read(run(tmp_path, *starts)), 0, 30).border == ""
+
+
+def test_steps_that_no_start_on_record_has_computed_are_not_replayed(tmp_path: Path) -> None:
+    run(tmp_path, *THREE)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    del manifest["starts"][1]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(TrainError, match="step 11 cannot be replayed"):
+        record.part(record.read(tmp_path), 10, 30)
+
+
+def test_a_replay_computes_what_the_run_did_and_tells_nobody() -> None:
+    argv = [
+        "--workload=m.py:build", "--steps=40", "--global-batch-size=8", "--micro-batch-size=2", "--seed=7",
+        "--checkpoint-dir=/run", "--checkpoint-store=s3://run", "--code-dir=code", "--world-size=3", "--shares=2,1,1",
+        "--weight=3", "--tracker=wandb", "--eval-every=5", "--profile=2..3", "--data-workers=2",
+    ]  # fmt: skip
+    was = parse(argv)
+    now = replayed(was, "/again", 20, "gloo")
+    changed = {name: value for name, value in vars(now).items() if value != getattr(was, name)}
+    assert changed == {
+        "checkpoint_dir": "/again", "checkpoint_store": "", "checkpoint_every": Period(steps=20), "until": 20,
+        "code_dir": str(Path("code").absolute()), "world_size": None, "shares": None, "weight": Fraction(1),
+        "backend": "gloo", "eval_every": 0, "trackers": (), "profile": None, "accept_changes": True,
+    }  # fmt: skip
+    best = parse([*argv, "--best-metric=loss"])
+    assert (
+        replayed(best, "/again", 20, "gloo").eval_every == 5
+    )  # a checkpoint remembers the best one
+
+
+def test_the_processes_are_what_fits_or_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(3), raising=False)
+    assert processes_that_fit(SETTINGS, 2, None) == 3
+    assert processes_that_fit({**SETTINGS, "threads": 2}, 2, None) == 1
+    assert processes_that_fit({**SETTINGS, "reduction": "allreduce"}, 2, None) == 2
+    assert processes_that_fit(SETTINGS, 2, 4) == 4
+    with pytest.raises(Refusal, match="--procs=5: a step has 4 micro-batches, so 1 to 4"):
+        processes_that_fit(SETTINGS, 2, 5)
+
+
+def test_the_likely_cause_is_in_the_first_line() -> None:
+    part = Part(10, 30, start("a", 0), [20, 30])
+    other = Difference(Rank.BITS, "torch", "2.12", "2.13")
+    damage = command.Damage(20, "model.pt differs in a: 9 of 9 elements, by at most 1", "")
+    found = command.Result(part, 3, 10, 4, 12, [damage], [other])
+    assert list(command._verdict(found)) == [
+        "not identical: the loss of step 12 has other bits: torch: 2.12 -> 2.13",
+        "the checkpoint of step 20: model.pt differs in a: 9 of 9 elements, by at most 1",
+        "",
+        "bits          what   on record  here",
+        "changes bits  torch  2.12       2.13",
+    ]
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert command.main(argv) == 69
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return err.removeprefix("python -m train verify: ").rstrip()
+
+
+def test_what_cannot_be_replayed_is_one_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert said(capsys, str(tmp_path)).startswith(f"{tmp_path}/manifest.json is not there; ")
+    (tmp_path / "status").write_text("done a 0\n")
+    assert "as that of a script of your own (train.script)" in said(capsys, str(tmp_path))
+    run(tmp_path, *THREE, kept=())
+    keep = tmp_path / "again"
+    assert "did not come from a bundle" in said(capsys, str(tmp_path), f"--keep={keep}")
+    assert not keep.exists()
+    (tmp_path / "metrics.jsonl").unlink()
+    assert "has no losses" in said(capsys, str(tmp_path))
+    run(tmp_path, *THREE, kept=())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert said(capsys, str(tmp_path)).startswith("torch is not installed for ")
+    assert not list(tmp_path.parent.glob(".*verify*"))

@@ -1,0 +1,300 @@
+"""`python -m train verify CHECKPOINT_DIR`: compute steps of a run again, and say whether the bits are those on record.
+
+Owns the order of things, the verdict and the exit code: 0 identical, 1 not identical, 2 usage, 69 cannot be done here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from train.console import say
+from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal, TrainError
+from train.layout import step_directory
+from train.provenance import read_manifest
+from train.verify import compare, record
+from train.verify.compare import Difference, Origin, Rank
+from train.verify.record import Part, Record
+from train.verify.workplace import Replay, processes_that_fit, unpack, workplace
+
+EXIT_INTERRUPTED = 130
+_FILES = ("model.pt", "optimizer.pt")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A kept checkpoint that is not what its steps give. `what`: the tensor and how far it is off; `unverified`: why
+    its own marker says so, too, or ""."""
+
+    step: int
+    what: str
+    unverified: str
+
+    def __str__(self) -> str:
+        return f"the checkpoint of step {self.step}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a replay has shown. `losses`, `tensors`: how many were compared; `loss`: the first step whose loss has
+    other bits; `differences`: between the environments."""
+
+    part: Part
+    processes: int
+    losses: int
+    tensors: int
+    loss: int | None
+    damages: Sequence[Damage]
+    differences: Sequence[Difference]
+
+    @property
+    def identical(self) -> bool:
+        return self.loss is None and not self.damages
+
+    @property
+    def other_bits(self) -> bool:
+        """Whether something is known that changes bits."""
+        return any(difference.rank is Rank.BITS for difference in self.differences)
+
+    @property
+    def explained(self) -> bool:
+        """Whether the cause is known: that, or checkpoints that do not verify."""
+        damaged = self.loss is None and all(damage.unverified for damage in self.damages)
+        return self.other_bits or damaged
+
+
+def main(argv: Sequence[str]) -> int:
+    """Verify, print, and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog=os.environ.get("DDPGEN_CALLED_AS") or "python -m train verify",
+        description="Compute steps of a run again, and say whether losses and tensors are those on record.",
+        epilog="exit code: 0 identical; 1 not identical; 2 wrong usage; 69 cannot be done here",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("checkpoint_dir", metavar="CHECKPOINT_DIR", type=Path)
+    add(
+        "--from",
+        dest="begin",
+        type=int,
+        metavar="STEP",
+        help="of a checkpoint, or 0  [default: that before the newest]",
+    )
+    add(
+        "--steps", type=int, metavar="K", help="so many; without --from from a random checkpoint on"
+    )
+    add("--procs", type=int, metavar="N", help="processes  [default: what fits here]")
+    add("--json", action="store_true", help="for programs instead of people")
+    add("--keep", type=Path, metavar="DIR", help="replay there, and leave all of it")
+    add("--unpack", action="store_true", help="only unpack the bundle of its first step there")
+    options = parser.parse_args(argv)
+    if options.steps is not None and options.steps < 1:
+        parser.error(f"--steps={options.steps}: at least one step")
+    if options.unpack and options.keep is None:
+        parser.error("--unpack needs --keep=DIR")
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _interrupt)
+    try:
+        return _verify(options)
+    except Refusal as refusal:
+        code, why = refusal.code, str(refusal)
+    except TrainError as error:
+        code, why = EXIT_UNAVAILABLE, str(error)
+    except OSError as error:
+        what = f"{error.filename or options.keep or 'the replay'}: {error.strerror}"
+        code, why = EXIT_UNAVAILABLE, f"{what}; correct that, or name another place with --keep"
+    except KeyboardInterrupt:
+        code, why = EXIT_INTERRUPTED, "interrupted; nothing is left behind"
+        if options.keep is not None:
+            why = f"interrupted; what was computed is in {options.keep}"
+    print(f"{parser.prog}: {why}", file=sys.stderr)
+    return code
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # the end is not to be interrupted
+    raise KeyboardInterrupt
+
+
+def _verify(options: argparse.Namespace) -> int:
+    directory = options.checkpoint_dir.absolute()
+    keep = options.keep.absolute() if options.keep else None
+    found = record.read(directory)
+    if options.unpack:
+        with workplace(directory, keep) as place:
+            print(unpack(directory, record.part(found, 0, max(found.losses)).start, place))
+        return 0
+    if importlib.util.find_spec("torch") is None:
+        raise TrainError(
+            f"torch is not installed for {sys.executable}, and a replay needs it; install it there (pip install "
+            "'ddpgen[train]'), or go into the run's bundle and type python3 -m train verify with a Python that has it"
+        )
+    begin, end = record.choose(found, options.begin, options.steps)
+    if options.begin is None and options.steps is not None:
+        say(f"a random checkpoint: repeat it with --from={begin} --steps={options.steps}")
+    with workplace(directory, keep) as place:
+        result = _search(found, begin, end, options.procs, place)
+    lines = list(_verdict(result))
+    if border := result.part.border:
+        lines.append(f"it ends at step {result.part.end}: {border}")
+    print(json.dumps(_as_json(result, lines), indent=1) if options.json else "\n".join(lines))
+    return 0 if result.identical else EXIT_FAILED
+
+
+def _search(found: Record, begin: int, end: int, procs: int | None, place: Path) -> Result:
+    """Replay these steps. What is not identical and has no known cause is replayed from a checkpoint earlier, as the
+    one it began with may be what was changed."""
+    went_back = False
+    while True:
+        part, earlier = record.part(found, begin, end), found.before(begin)
+        bad = _why_bad(found, begin) if begin else ""
+        if bad and earlier is None:
+            named = f"{bad}; --from=0 computes all steps again, and names the tensor"
+            damage = Damage(begin, named, bad)
+            return Result(part, 0, 0, 0, None, [damage], [])
+        if not bad:
+            result = _replayed(found, part, procs, place)
+            if result.identical or result.explained or earlier is None or went_back:
+                return result
+            bad = "something differs, which may be this one"
+        assert earlier is not None
+        say(
+            f"the checkpoint of step {begin}: {bad}; beginning at the one before, of step {earlier}"
+        )
+        begin, went_back = earlier, True
+
+
+def _why_bad(found: Record, step: int) -> str:
+    """Why a checkpoint does not verify, "" for one that does."""
+    from train.checkpoint.disk import BadCheckpointError, read
+
+    try:
+        read(step_directory(found.directory, step), step)
+    except BadCheckpointError as error:
+        return str(error)
+    return ""
+
+
+def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Result:
+    """Compute the steps of `part` again, from one kept checkpoint to the next, and compare at each."""
+    import torch
+
+    start = part.start
+    facts = [
+        found.environments.get(str(host.get("environment")), {}) for host in start["hosts"].values()
+    ]
+    on_gpu = any(each.get("device", "cpu") != "cpu" for each in facts)
+    if on_gpu and procs is None:
+        procs = torch.cuda.device_count() or None
+    procs = processes_that_fit(start["settings"], start["world_size"], procs)
+    flags = facts[0].get("library_flags", {}) if facts else {}
+    replay = Replay(found.directory, place, start, on_gpu, procs)
+    if part.begin:
+        replay.begin_at(step_directory(found.directory, part.begin))
+    say(f"replaying steps {part.begin} to {part.end} on {procs} process{'es' if procs > 1 else ''}")
+    tensors, damages, loss = 0, list[Damage](), None
+    for point in sorted({*part.points, part.end}):
+        replay.run(point, flags, _show)
+        losses = record.losses_of(record.step_rows(replay.directory))
+        loss = compare.first_loss_difference(found.losses, losses)
+        if point in part.points:
+            count, damage = _compared(found, point, replay.directory)
+            tensors += count
+            damages += damage
+        if loss is not None:
+            break
+    now = read_manifest(replay.directory)
+    origins = Origin(start, found.environments), Origin(now["starts"][-1], now["environments"])
+    differences = compare.environment_differences(*origins)
+    compared = len({*found.losses} & {*losses})
+    return Result(part, procs, compared, tensors, loss, damages, differences)
+
+
+def _show(line: str) -> None:
+    if line.startswith("step "):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _compared(found: Record, step: int, replayed: Path) -> tuple[int, list[Damage]]:
+    """How many tensors the checkpoint of `step` has, and what is not as the replay has it."""
+    import torch
+
+    from train.checkpoint.disk import unpickle
+
+    kept, mine = step_directory(found.directory, step), step_directory(replayed, step)
+    model = unpickle(mine / "model.pt")
+    count = sum(isinstance(value, torch.Tensor) for value in model.values())
+    unverified, what = _why_bad(found, step), list[str]()
+    for name in _FILES:
+        try:
+            difference = compare.tensor_differences(kept / name, mine / name)
+        except FileNotFoundError:
+            raise TrainError(
+                f"{kept / name} is gone: the job that runs there keeps newer ones by now; verify it again"
+            ) from None
+        except Exception as error:  # noqa: BLE001 - whatever torch makes of a damaged file
+            what.append(f"{name} cannot be read: {error}")
+            continue
+        if difference is not None:
+            what.append(f"{name} differs in {difference}")
+    if unverified and not what:
+        what.append(f"{unverified}; its tensors are those of the replay")
+    return count, [Damage(step, each, unverified) for each in what]
+
+
+def _verdict(result: Result) -> Iterator[str]:
+    """One line, and below it what else is known."""
+    part = result.part
+    steps = f"steps {part.begin} to {part.end}"
+    on = f"on {result.processes} process{'es' if result.processes > 1 else ''}"
+    if result.identical:
+        tensors = f" and {result.tensors} tensors" if part.points else ""
+        written = part.start["world_size"]
+        yield f"identical: {steps}, {result.losses} losses{tensors}, {on} (written on {written})"
+        if not part.points:
+            yield f"no checkpoint of step {part.end} is kept: no tensors were compared"
+        return
+    facts = [str(damage) for damage in result.damages]
+    if result.loss is not None:
+        facts.insert(0, f"the loss of step {result.loss} has other bits")
+    first, *more = facts
+    if result.loss is not None or result.other_bits:
+        sides = "on record", "here"
+        first, *table = compare.verdict(f"not identical: {first}", result.differences, sides)
+        yield from (first, *more, *table)
+        return
+    yield from (f"not identical: {first}", *more)
+    if result.losses:
+        yield f"the losses of {steps} are those on record: the checkpoint was changed after it was written"
+
+
+def _as_json(result: Result, lines: Sequence[str]) -> Mapping[str, Any]:
+    part = result.part
+    return {
+        "identical": result.identical,
+        "verdict": lines,
+        "from": part.begin,
+        "to": part.end,
+        "losses": result.losses,
+        "tensors": result.tensors,
+        "processes": result.processes,
+        "written_on": part.start["world_size"],
+        "border": part.border,
+        "first_loss": result.loss,
+        "checkpoints": [dataclasses.asdict(damage) for damage in result.damages],
+        "differences": [
+            {"bits": compare.LABELS[each.rank], "name": each.name, "was": each.was, "now": each.now}
+            for each in result.differences
+        ],
+    }

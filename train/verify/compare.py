@@ -1,0 +1,382 @@
+"""Two runs compared: what they came from, the bits of their losses, their tensors.
+
+Owns which difference can change bits, and the order in which differences are named as the cause. Opens no file but
+those of tensor_differences, which alone needs torch.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MOST_ROWS = 12  # of each rank in a table
+_WIDTH = 40  # of a value in a table
+_NONE = "-"
+_IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
+
+
+class Rank(enum.IntEnum):
+    """Whether a difference can be the reason of other bits."""
+
+    BITS = 0
+    MAY = 1
+    NO = 2
+
+
+LABELS = {Rank.BITS: "changes bits", Rank.MAY: "may", Rank.NO: "does not"}
+
+
+class Difference(NamedTuple):
+    """One thing that is not the same. `was`, `now`: as people read them, "-" where there is none; `said`: as the
+    cause, where that is not `name: was -> now`."""
+
+    rank: Rank
+    name: str
+    was: str
+    now: str
+    said: str = ""
+
+    def __str__(self) -> str:
+        return self.said or f"{self.name}: {_short(self.was, 80)} -> {_short(self.now, 80)}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run came from. `start`: an entry of `starts` in a manifest; `environments`: the manifest's;
+    `files`: of its bundle, by path (code/ and train/ count), empty where that was not kept."""
+
+    start: Mapping[str, Any]
+    environments: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class TensorDifference(NamedTuple):
+    """The first tensor that differs. `elements`: how many of its `total` have other bits; `largest`: the largest
+    absolute difference of two elements, nan where one of them is; `what`: why elements cannot be compared, else "";
+    `tensors`: how many tensors differ at all."""
+
+    name: str
+    elements: int
+    total: int
+    largest: float
+    what: str
+    tensors: int
+
+    def __str__(self) -> str:
+        more = f" (and {self.tensors - 1} more)" if self.tensors > 1 else ""
+        if self.what:
+            return f"{self.name}: {self.what}{more}"
+        parts = f"{self.elements} of {self.total} elements, by at most {self.largest:.3g}"
+        return f"{self.name}: {parts}{more}"
+
+
+def environment_differences(was: Origin, now: Origin) -> list[Difference]:
+    """All that differs, what changes bits first, and in each rank the likeliest cause first.
+
+    Hosts are not matched: of each fact the values that some host had are compared.
+    """
+    found = [
+        *_settings(was.start, now.start),
+        *_data(was.start, now.start),
+        *_code(was, now),
+        *_environments(was, now),
+        *_placement(was.start, now.start),
+    ]
+    once: dict[str, Difference] = {}
+    for each in found:
+        once.setdefault(each.name, each)  # threads are a setting, and a fact
+    return sorted(once.values(), key=lambda each: each.rank)
+
+
+def first_loss_difference(was: Mapping[int, float], now: Mapping[int, float]) -> int | None:
+    """The first step that both have and whose losses have other bits; None where there is none."""
+    steps = sorted({*was} & {*now})
+    return next((step for step in steps if was[step].hex() != now[step].hex()), None)
+
+
+def tensor_differences(was: Path, now: Path) -> TensorDifference | None:
+    """Compare two model.pt or optimizer.pt by the bits of their tensors; None where all are the same.
+
+    Raises ImportError without torch, OSError, and what torch raises for what it cannot load.
+    """
+    from train.checkpoint.disk import unpickle
+
+    left, right = dict(_leaves(unpickle(was))), dict(_leaves(unpickle(now)))
+    names = [*left, *(name for name in right if name not in left)]
+    found = [each for name in names if (each := _tensor(name, left, right)) is not None]
+    return found[0]._replace(tensors=len(found)) if found else None
+
+
+def verdict(
+    fact: str, differences: Sequence[Difference], sides: Sequence[str] = ("A", "B")
+) -> list[str]:
+    """Lines: `fact` with its likeliest cause, then the differences as a table, whose columns are `sides`."""
+    rows = table(differences, sides)
+    return [f"{fact}{_cause(differences)}", *(["", *rows] if rows else [])]
+
+
+def table(differences: Sequence[Difference], sides: Sequence[str] = ("A", "B")) -> list[str]:
+    """The differences, of each rank so many at most; no line where there are none."""
+    cells = [("bits", "what", *sides)]
+    for rank in Rank:
+        ranked = [each for each in differences if each.rank is rank]
+        cells += [
+            (LABELS[rank], each.name, _short(each.was), _short(each.now))
+            for each in ranked[:MOST_ROWS]
+        ]
+        if len(ranked) > MOST_ROWS:
+            cells.append((LABELS[rank], f"and {len(ranked) - MOST_ROWS} more", "", ""))
+    if not differences:
+        return []
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    padded = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+    return list(padded)
+
+
+def _cause(differences: Sequence[Difference]) -> str:
+    for rank, adds in ((Rank.BITS, ""), (Rank.MAY, ", which may change bits")):
+        ranked = [each for each in differences if each.rank is rank]
+        if ranked:
+            more = f" (and {len(ranked) - 1} more, below)" if len(ranked) > 1 else ""
+            return f": {ranked[0]}{adds}{more}"
+    return "; nothing on record explains it"
+
+
+# The start entry: settings, data, code, who took part.
+
+
+def _settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    left, right = _flat(was.get("settings")), _flat(now.get("settings"))
+    names = sorted({*left, *right}, key=lambda name: (name != "seed", name))
+    yield from _pairs(Rank.BITS, names, left, right)
+
+
+def _data(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    left, right = _mapping(was.get("data")), _mapping(now.get("data"))
+    before, after = _data_files(left), _data_files(right)
+    for name in sorted({*before, *after}):
+        yield from _data_file(name, before.get(name, {}), after.get(name, {}))
+    yield from _pairs(Rank.BITS, ["fingerprint"], left, right, "fingerprint of the data")
+
+
+def _data_file(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    """Of a large file only the ends were hashed: then another time may mean another content."""
+    for key in ("sha256", "size"):
+        if was.get(key) != now.get(key):
+            before, after = (f"{key} {str(each.get(key, _NONE))[:12]}" for each in (was, now))
+            yield Difference(Rank.BITS, name, before, after, f"{name} has another {key}")
+            return
+    if was.get("partial") and was.get("mtime") != now.get("mtime"):
+        said = f"{name} has another time, and only its ends were hashed"
+        yield Difference(Rank.MAY, name, str(was.get("mtime")), str(now.get("mtime")), said)
+
+
+def _data_files(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The files by their names below the directory that holds them all: another machine has it elsewhere."""
+    files = _mapping(data.get("files"))
+    if not files:
+        return {}
+    top = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files])
+    return {os.path.relpath(path, top): _mapping(facts) for path, facts in files.items()}
+
+
+def _code(was: Origin, now: Origin) -> Iterator[Difference]:
+    if not was.files or not now.files:
+        before, after = (str(each.start.get("code") or _NONE)[:12] for each in (was, now))
+        if before != after:
+            yield Difference(Rank.BITS, "code", before, after, "the user's code differs")
+        return
+    differing = [
+        path
+        for path in sorted({*was.files, *now.files})
+        if was.files.get(path) != now.files.get(path)
+    ]
+    for path in differing:
+        if path.startswith("code/"):
+            name = path.removeprefix("code/")
+            yield _code_line(name, was.files.get(path), now.files.get(path))
+    ours = [path for path in differing if path.startswith("train/")]
+    if ours:
+        said = f"ddpgen's own training module differs in {', '.join(ours[:3])}"
+        yield Difference(Rank.BITS, "train/", _NONE, f"{len(ours)} other files", said)
+
+
+def _code_line(name: str, was: bytes | None, now: bytes | None) -> Difference:
+    """The first line of a file that is another one."""
+    if was is None or now is None:
+        return Difference(
+            Rank.BITS, name, *(_NONE if each is None else "there" for each in (was, now))
+        )
+    if b"\0" in was + now:
+        said = f"{name} has other content"
+        return Difference(Rank.BITS, name, f"{len(was)} bytes", f"{len(now)} bytes", said)
+    lines = [content.decode("utf-8", "replace").splitlines() for content in (was, now)]
+    number = next(
+        (i for i, pair in enumerate(zip(*lines, strict=False)) if pair[0] != pair[1]),
+        min(map(len, lines)),
+    )
+    before, after = (each[number].strip() if number < len(each) else _NONE for each in lines)
+    return Difference(Rank.BITS, f"{name}:{number + 1}", before, after)
+
+
+def _placement(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    """Who took part. It decides no bits, but where gradients are added in the order of the ranks."""
+    free = all(
+        _mapping(each.get("settings")).get("reduction", "tree") == "tree" for each in (was, now)
+    )
+    rank = Rank.NO if free else Rank.BITS
+    yield from _pairs(rank, ["world_size", "shares"], was, now)
+    yield from _pairs(Rank.NO, ["tier"], was, now)
+    left, right = ({"hosts": sorted(_hosts(each)), "nic": _nics(each)} for each in (was, now))
+    yield from _pairs(Rank.NO, ["hosts", "nic"], left, right)
+
+
+# Environments.
+
+# What decides bits, the likeliest cause first. Whatever else an environment says may decide them.
+_DECIDES = (
+    "library_flags", "determinism", "torch", "machine", "cpu_capability", "flags", "threads", "device", "cuda", "cudnn",
+    "nccl",
+)  # fmt: skip
+
+
+def _environments(was: Origin, now: Origin) -> Iterator[Difference]:
+    left, right = _facts(was), _facts(now)
+    used = _imported(was) | _imported(now)
+    tops = {name: name.partition(".")[0] for name in sorted({*left, *right})}
+    for top in _DECIDES:
+        for name in (name for name in tops if tops[name] == top):
+            yield from _pairs(Rank.BITS, [name], left, right, name.removeprefix("library_flags."))
+    for name in (name for name in tops if tops[name] not in (*_DECIDES, "bits")):
+        shown = name.removeprefix("distributions.")
+        in_use = name != shown and shown.replace("-", "_").lower() in used
+        yield from _pairs(Rank.BITS if in_use else Rank.MAY, [name], left, right, shown)
+    operations = [name for name in left if tops[name] == "bits" and left[name] != right.get(name)]
+    if operations:
+        names = ", ".join(name.removeprefix("bits.") for name in operations)
+        yield Difference(
+            Rank.BITS, "bit probe", _NONE, names, f"the hosts compute other bits in {names}"
+        )
+
+
+def _facts(origin: Origin) -> dict[str, Any]:
+    """Each fact's value; of several hosts that differ in it all values, as text."""
+    values: dict[str, list[Any]] = {}
+    for host in _hosts(origin.start).values():
+        facts = _mapping(origin.environments).get(str(_mapping(host).get("environment")))
+        for name, value in _flat(facts).items():
+            if value not in values.setdefault(name, []):
+                values[name].append(value)
+    return {
+        name: found[0] if len(found) == 1 else " | ".join(sorted(map(_shown, found)))
+        for name, found in values.items()
+    }
+
+
+def _imported(origin: Origin) -> set[str]:
+    """The names that the user's code imports: of a distribution that is called so, the version counts."""
+    code = b"\n".join(each for path, each in origin.files.items() if path.startswith("code/"))
+    return {name.decode().lower() for name in _IMPORT.findall(code)}
+
+
+def _hosts(start: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _mapping(start.get("hosts"))
+
+
+def _nics(start: Mapping[str, Any]) -> list[str]:
+    return sorted({str(_mapping(host).get("nic") or "") for host in _hosts(start).values()} - {""})
+
+
+# Values.
+
+
+def _pairs(
+    rank: Rank,
+    names: Iterable[str],
+    was: Mapping[str, Any],
+    now: Mapping[str, Any],
+    shown: str = "",
+) -> Iterator[Difference]:
+    for name in names:
+        before, after = was.get(name), now.get(name)
+        if before != after:
+            yield Difference(rank, shown or name, _shown(before, after), _shown(after, before))
+
+
+def _shown(value: Any, other: Any = None) -> str:
+    """As people read it; of a list of words those that the `other` has not."""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        known = other if isinstance(other, list) else []
+        value = " ".join(each for each in value if each not in known)
+    return (
+        _NONE if value is None or value == "" else value if isinstance(value, str) else repr(value)
+    )
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dotted names."""
+    if isinstance(value, Mapping):
+        below = (
+            _flat(each, f"{path}.{name}" if path else str(name)) for name, each in value.items()
+        )
+        return {name: each for found in below for name, each in found.items()}
+    return {} if value is None else {path: value}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _short(text: str, most: int = _WIDTH) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+# Tensors.
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What is no dict, list or tuple, with its dotted name."""
+    if isinstance(value, Mapping):
+        children: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, (list, tuple)):
+        children = enumerate(value)
+    else:
+        yield path, value
+        return
+    for name, child in children:
+        yield from _leaves(child, f"{path}.{name}" if path else str(name))
+
+
+def _tensor(
+    name: str, left: Mapping[str, Any], right: Mapping[str, Any]
+) -> TensorDifference | None:
+    import torch
+
+    def differs(what: str) -> TensorDifference:
+        return TensorDifference(name, 0, 0, 0.0, what, 1)
+
+    if name not in left or name not in right:
+        return differs("is in the first only" if name in left else "is in the second only")
+    was, now = left[name], right[name]
+    if not isinstance(was, torch.Tensor) or not isinstance(now, torch.Tensor):
+        return None if repr(was) == repr(now) else differs(f"{was!r} and {now!r}")
+    if (was.dtype, was.shape) != (now.dtype, now.shape):
+        kinds = (f"{each.dtype} {list(each.shape)}" for each in (was, now))
+        return differs(" and ".join(kinds))
+    size = was.element_size()
+    pair = [each.detach().contiguous().reshape(-1) for each in (was, now)]
+    bits = [each.view(torch.uint8).reshape(-1, size) for each in pair]
+    other = (bits[0] != bits[1]).any(dim=1)
+    count = int(other.sum())
+    if count == 0:
+        return None
+    wide = [
+        each[other].to(torch.complex128 if each.is_complex() else torch.float64) for each in pair
+    ]
+    largest = float((wide[0] - wide[1]).abs().max())
+    return TensorDifference(name, count, was.numel(), largest, "", 1)

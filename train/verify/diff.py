@@ -1,0 +1,285 @@
+"""`python -m train diff A B`: two checkpoint directories, two checkpoints or two manifests.
+
+Owns what is read of them, the lines that are printed, and the exit code, which is diff's: 0 the same, 1 different,
+2 trouble. Needs torch only where weights differ, and says so where there is none. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from train import bundle, provenance
+from train.errors import EXIT_USAGE, TrainError
+from train.files import open_file, read_file
+from train.health.heartbeats import plain
+from train.layout import MARKER, step_directory, steps_on_disk
+from train.report.history import load
+from train.verify.compare import (
+    LABELS,
+    Difference,
+    Origin,
+    TensorDifference,
+    environment_differences,
+    first_loss_difference,
+    table,
+    tensor_differences,
+    verdict,
+)
+
+_MODEL = "model.pt"
+_MARKER_BYTES = 1 << 26
+_MOST_TEXT = 1000  # characters of a line
+
+
+class Weights(NamedTuple):
+    """The first checkpoint of both whose weights differ. `tensor`: the first that does, None where `said` says why
+    that is not known; `damaged`: which file is not as it was written, else ""."""
+
+    step: int
+    tensor: TensorDifference | None
+    said: str
+    damaged: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found. `losses`: of `step`, the first at which they differ."""
+
+    same: bool
+    verdict: str
+    differences: Sequence[Difference]
+    step: int | None = None
+    losses: Sequence[float] = ()
+    weights: Weights | None = None
+
+    def as_text(self) -> list[str]:
+        lines = [self.verdict]
+        if self.losses:
+            lines.append("loss of step {}: {!r} in A, {!r} in B".format(self.step, *self.losses))
+        if self.weights:
+            lines.append(
+                f"weights of step {self.weights.step}: {self.weights.tensor or self.weights.said}"
+            )
+            if self.weights.damaged not in self.verdict:
+                lines.append(self.weights.damaged)
+        rows = table(self.differences)
+        return [*lines, *(["", *rows] if rows else [])]
+
+    def as_json(self) -> dict[str, Any]:
+        weights = self.weights and self.weights._asdict()
+        if weights and weights["tensor"]:
+            weights["tensor"] = {k: _number(v) for k, v in weights["tensor"]._asdict().items()}
+        return {
+            "same": self.same,
+            "verdict": self.verdict,
+            "step": self.step,
+            "losses": [_number(loss) for loss in self.losses],
+            "weights": weights,
+            "differences": [
+                {"bits": LABELS[each.rank], "name": each.name, "a": each.was, "b": each.now}
+                for each in self.differences
+            ],
+        }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compare two of a kind; the exit code."""
+    called = os.environ.get("DDPGEN_CALLED_AS", "python -m train diff")
+    parser = argparse.ArgumentParser(prog=called, allow_abbrev=False)
+    wants = "a checkpoint directory, a checkpoint in it, or a manifest.json"
+    parser.add_argument("a", type=Path, metavar="A", help=wants)
+    parser.add_argument("b", type=Path, metavar="B", help="another of the same kind")
+    parser.add_argument("--json", action="store_true", help="for programs instead of people")
+    options = parser.parse_args(argv)
+    try:
+        found = diff(options.a, options.b)
+    except TrainError as error:
+        print(plain(f"{called}: {error}", _MOST_TEXT), file=sys.stderr)
+        return EXIT_USAGE
+    lines = [json.dumps(found.as_json(), indent=1)]
+    if not options.json:
+        lines = [plain(line, _MOST_TEXT) for line in found.as_text()]
+    print("\n".join(lines))
+    return 0 if found.same else 1
+
+
+def diff(a: Path, b: Path) -> Found:
+    """Compare two of a kind. Raises TrainError for what cannot be read or compared."""
+    kinds = [_kind(path) for path in (a, b)]
+    if kinds[0] != kinds[1]:
+        raise TrainError(f"{a} is a {kinds[0]} and {b} is a {kinds[1]}; give two of the same kind")
+    compare = {"checkpoint directory": _runs, "checkpoint": _checkpoints, "manifest": _manifests}
+    return compare[kinds[0]](a, b)
+
+
+def _kind(path: Path) -> str:
+    if not path.exists():
+        raise TrainError(f"{path} is not there; give a checkpoint directory or a manifest.json")
+    if not path.is_dir():
+        return "manifest"
+    return "checkpoint" if (path / MARKER).exists() else "checkpoint directory"
+
+
+def _runs(a: Path, b: Path) -> Found:
+    manifests = [provenance.read_manifest(each) for each in (a, b)]
+    losses = [_losses(each) for each in (a, b)]
+    common = losses[0].keys() & losses[1].keys()
+    checkpoints = sorted({*steps_on_disk(a)} & {*steps_on_disk(b)})
+    if not common and not checkpoints:
+        raise TrainError(
+            f"{a} and {b} have no step and no checkpoint in common; nothing can be compared"
+        )
+    step = first_loss_difference(*losses)
+    pairs = ((each, step_directory(a, each), step_directory(b, each)) for each in checkpoints)
+    weights = next((found for pair in pairs if (found := _weights(*pair))), None)
+    parted = min([step or math.inf, weights.step if weights else math.inf])
+    starts = [_start_of(manifest, parted) for manifest in manifests]
+    differences = environment_differences(*_origins((a, b), starts, manifests))
+    ends = [max((*each, *steps_on_disk(place))) for each, place in zip(losses, (a, b), strict=True)]
+    if step == parted:
+        said = verdict(f"the runs part at step {step}", differences)[0]
+    elif weights:
+        fact = f"the weights differ at step {weights.step}, and no loss before it"
+        said = f"{fact}: {weights.damaged}" if weights.damaged else verdict(fact, differences)[0]
+    else:
+        what = f"{len(common)} losses, the weights of {len(checkpoints)} checkpoint(s)"
+        said = f"the same to the bit: {what}"
+        if ends[0] != ends[1]:
+            said += f"; but A ends at step {ends[0]}, B at step {ends[1]}"
+    same = parted == math.inf and ends[0] == ends[1]
+    at_step = [each[step] for each in losses] if step is not None else ()
+    return Found(same, said, differences, step, at_step, weights)
+
+
+def _checkpoints(a: Path, b: Path) -> Found:
+    markers = [_marker(each) for each in (a, b)]
+    steps = [marker.get("step") for marker in markers]
+    if type(steps[0]) is not int or steps[0] != steps[1]:
+        raise TrainError(
+            f"{a} is of step {steps[0]}, {b} of step {steps[1]}; give two of the same step"
+        )
+    starts = [marker.get("start") for marker in markers]
+    for place, start in zip((a, b), starts, strict=True):
+        if not provenance.is_start(start):
+            raise TrainError(f"{place / MARKER} does not say what wrote it: an earlier version did")
+    weights = _weights(steps[0], a, b)
+    differences = environment_differences(*_origins((a.parent, b.parent), starts, markers))
+    if weights is None:
+        return Found(True, f"the weights of step {steps[0]} are the same to the bit", differences)
+    fact = f"the weights of step {steps[0]} differ"
+    said = f"{fact}: {weights.damaged}" if weights.damaged else verdict(fact, differences)[0]
+    return Found(False, said, differences, weights=weights)
+
+
+def _manifests(a: Path, b: Path) -> Found:
+    manifests = []
+    for path in (a, b):
+        try:
+            manifests.append(provenance.parse(read_file(path, provenance.MOST_BYTES)))
+        except OSError as error:
+            raise TrainError(f"{path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise TrainError(f"{path} {error}; get it from where it was made once more") from None
+    starts = [manifest["starts"][-1] for manifest in manifests]
+    differences = environment_differences(*_origins((a.parent, b.parent), starts, manifests))
+    fact, same = "the newest starts differ", not differences
+    steps, weights = ([start.get(name) for start in starts] for name in ("step", "weights"))
+    if all(weights) and steps[0] == steps[1]:
+        same = weights[0] == weights[1]
+        fact = f"the weights of step {steps[0]} differ"
+    if not same:
+        return Found(False, verdict(fact, differences)[0], differences)
+    what = f"the weights of step {steps[0]} are" if all(weights) else "the newest starts are"
+    return Found(True, f"{what} the same", differences)
+
+
+# What is read.
+
+
+def _losses(directory: Path) -> dict[int, float]:
+    try:
+        return {step.number: step.loss for step in load(directory).steps}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise TrainError(
+            f"{directory / 'metrics.jsonl'} cannot be read: {error.strerror}"
+        ) from None
+
+
+def _start_of(manifest: Mapping[str, Any], step: float) -> Mapping[str, Any]:
+    """The start whose computation of `step` counts: the last that began before it."""
+    before = [start for start in manifest["starts"] if start["from_step"] < step]
+    return (before or manifest["starts"])[-1]  # type: ignore[no-any-return]
+
+
+def _origins(
+    places: Sequence[Path], starts: Sequence[Any], manifests: Sequence[Mapping[str, Any]]
+) -> list[Origin]:
+    """`places`: the checkpoint directories, which may keep the bundles; they count where both do."""
+    names = [start["bundle"] for start in starts]
+    kept = [bundle.archive_path(*pair).is_file() for pair in zip(places, names, strict=True)]
+    files: list[Mapping[str, bytes]] = [{}, {}]
+    if all(kept):
+        packed = [bundle.contents(*pair) for pair in zip(places, names, strict=True)]
+        files = [{path: content for path, (content, _) in each.items()} for each in packed]
+    known = [manifest.get("environments", {}) for manifest in manifests]
+    return [Origin(*each) for each in zip(starts, known, files, strict=True)]
+
+
+def _weights(step: int, a: Path, b: Path) -> Weights | None:
+    """How the weights of two checkpoints differ; None where they do not. Raises TrainError."""
+    models = a / _MODEL, b / _MODEL
+    tensor, said = None, ""
+    try:
+        if filecmp.cmp(*models, shallow=False):
+            return None
+        tensor = tensor_differences(*models)
+    except OSError as error:
+        raise TrainError(f"{error.filename} cannot be read: {error.strerror}") from None
+    except ImportError:
+        said = "they differ; which tensor cannot be said without torch, which is not installed here"
+    except Exception as error:  # noqa: BLE001 - whatever torch makes of a damaged file
+        said = f"they cannot be loaded: {error}"
+    if tensor is None and not said:
+        return None  # other bytes around the same tensors, by another version of torch
+    damaged = " and ".join(str(model) for model in models if not _as_written(model))
+    return Weights(
+        step, tensor, said, f"{damaged} was changed after it was written" if damaged else ""
+    )
+
+
+def _as_written(model: Path) -> bool:
+    """Whether the file has the sha256 that its checkpoint says."""
+    digest = hashlib.sha256()
+    with open_file(model) as file:
+        while part := file.read(1 << 22):
+            digest.update(part)
+    files = _marker(model.parent).get("files")
+    listed = files.get(_MODEL) if isinstance(files, dict) else None
+    return isinstance(listed, dict) and listed.get("sha256") == digest.hexdigest()
+
+
+def _marker(place: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(read_file(place / MARKER, _MARKER_BYTES))
+    except OSError as error:
+        raise TrainError(f"{place / MARKER} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise TrainError(f"{place / MARKER} is damaged: it is no whole JSON") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> Any:
+    """JSON has no NaN."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,157 @@
+"""What is on record of a run's steps: their losses, which start computed them, which checkpoints are kept.
+
+Owns which steps can be replayed as one: those of the same settings, code and training module. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from train.bundle import contents
+from train.errors import EXIT_USAGE, Refusal, TrainError
+from train.layout import steps_on_disk
+from train.provenance import MANIFEST, Start, read_manifest
+from train.report import history
+from train.status import read_status
+
+
+@dataclass(frozen=True)
+class Record:
+    """A checkpoint directory. `losses` and `starts`: of each step, by the row that counts; `kept`: the steps of the
+    checkpoints, ascending."""
+
+    directory: Path
+    losses: Mapping[int, float]
+    starts: Mapping[int, Start]
+    environments: Mapping[str, Mapping[str, Any]]
+    kept: Sequence[int]
+
+    def before(self, step: int) -> int | None:
+        """The newest checkpoint before that of `step`."""
+        return max((kept for kept in self.kept if kept < step), default=None)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps that are replayed as one: after the checkpoint of `begin` (0: a fresh start) to `end`. `start`: one
+    that computed the last of them; `points`: the kept checkpoints on the way; `border`: why it ends before what was
+    asked for, or ""."""
+
+    begin: int
+    end: int
+    start: Start
+    points: Sequence[int]
+    border: str = ""
+
+
+def read(directory: Path) -> Record:
+    """Raises TrainError."""
+    if read_status(directory) is not None and not (directory / MANIFEST).exists():
+        raise TrainError(
+            f"{directory} has no {MANIFEST}, as that of a script of your own (train.script): what such a script computes "
+            "is known to nobody else, so nothing can be replayed; two runs of it can be compared by their saves"
+        )
+    manifest = read_manifest(directory)
+    starts = {(start["attempt"], start["generation"]): start for start in manifest["starts"]}
+    rows = step_rows(directory)
+    if not rows:
+        raise TrainError(
+            f"{directory / 'metrics.jsonl'} has no losses: nothing that a replay could be compared with; "
+            "copy the file from where the run was"
+        )
+    of_steps = {
+        step: starts[key]
+        for step, row in rows.items()
+        if (key := (row.get("attempt"), row.get("generation"))) in starts
+    }
+    losses = losses_of(rows)
+    return Record(directory, losses, of_steps, manifest["environments"], steps_on_disk(directory))
+
+
+def step_rows(directory: Path) -> dict[int, history.Row]:
+    """Of each step the row that counts: the last one."""
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open(directory / "metrics.jsonl", encoding="utf-8", errors="replace") as lines,
+    ):
+        return {row["step"]: row for row in history.read(lines) if row["kind"] == "step"}
+    return {}
+
+
+def losses_of(rows: Mapping[int, history.Row]) -> dict[int, float]:
+    """The losses in these rows, to the bit; JSON has no NaN, so that is a text there."""
+    losses = {}
+    for step, row in rows.items():
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            losses[step] = float(row["loss"])
+    return losses
+
+
+def choose(record: Record, begin: int | None, steps: int | None) -> tuple[int, int]:
+    """Which steps are meant by `--from` and `--steps`: after which one, and up to which. Raises Refusal."""
+    kept, newest = record.kept, max(record.losses)
+    if begin is not None and begin not in (0, *kept):
+        there = ", ".join(map(str, (0, *kept)))
+        raise Refusal(EXIT_USAGE, f"--from={begin}: there is no such checkpoint; there is {there}")
+    if steps is None:
+        end = kept[-1] if kept else newest
+        begin = (record.before(end) or 0) if begin is None else begin
+    else:
+        if begin is None:
+            begin = random.choice([0, *(step for step in kept if step < newest)])
+        end = min(begin + steps, newest)
+    if begin >= end:
+        raise Refusal(EXIT_USAGE, f"--from={begin}: no step after it is on record")
+    return begin, end
+
+
+def part(record: Record, begin: int, end: int) -> Part:
+    """What of these steps can be replayed as one. Raises TrainError."""
+    first: Start | None = None
+    last, border = begin, ""
+    for step in sorted(step for step in record.losses if begin < step <= end):
+        if (start := record.starts.get(step)) is None:
+            border = f"manifest.json has no entry for the start that computed step {step}"
+            break
+        first = first or start
+        if why := _other(record.directory, first, start):
+            border = f"from step {step} on the run had {why}"
+            break
+        last, newest = step, start
+    if first is None or last == begin:
+        why = border or "its loss is not on record"
+        raise TrainError(f"step {begin + 1} cannot be replayed: {why}")
+    last = last if border else end
+    return Part(begin, last, newest, [k for k in record.kept if begin < k <= last], border)
+
+
+def _other(directory: Path, first: Start, start: Start) -> str:
+    """What `start` computes by that `first` did not; "" where there is nothing."""
+    settings = first["settings"], start["settings"]
+    changed = [
+        f"{name}: {settings[0].get(name)!r} -> {settings[1].get(name)!r}"
+        for name in sorted({*settings[0], *settings[1]})
+        if settings[0].get(name) != settings[1].get(name)
+    ]
+    if changed:
+        return f"other settings: {'; '.join(changed)}"
+    if first["code"] != start["code"]:
+        return "other code"
+    names = first["bundle"], start["bundle"]
+    if names[0] != names[1] and _module(directory, names[0]) != _module(directory, names[1]):
+        return "another version of ddpgen's training module"
+    return ""
+
+
+def _module(directory: Path, name: str) -> Any:
+    """The training module in a kept bundle; of one that is not kept only its name."""
+    try:
+        files = contents(directory, name)
+    except TrainError:
+        return name
+    return {path: content for path, content in files.items() if path.startswith("train/")}

@@ -1,0 +1,178 @@
+"""Where steps are replayed: the run's own bundle unpacked, a copy of the checkpoint to begin from, the processes.
+
+Owns the directory and its removal, and the launch: that of the tier `local`, with the bundle's own training module.
+The run's directory is only read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from train import bundle
+from train.errors import EXIT_STOPPED, EXIT_USAGE, Refusal, TrainError
+from train.layout import MARKER, step_directory
+from train.processes import die_with_parent
+from train.provenance import Start
+from train.status import read_status
+
+LOCK = "environment.lock"
+BUNDLE, CHECKPOINTS = "bundle", "checkpoints"
+_TOLD = 20  # lines of a replay that failed
+_PINNED = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG")
+
+
+@contextlib.contextmanager
+def workplace(directory: Path, kept: Path | None) -> Iterator[Path]:
+    """A directory beside the checkpoints, or for temporary files where that cannot be; removed at the end.
+
+    `kept`: that one instead, which stays. Raises Refusal when it is in use, OSError.
+    """
+    if kept is not None:
+        if kept.exists() and any(path.name != BUNDLE for path in kept.iterdir()):
+            raise Refusal(
+                EXIT_USAGE, f"{kept} is not empty; name a directory that is not there yet"
+            )
+        kept.mkdir(parents=True, exist_ok=True)
+        try:
+            yield kept
+        finally:
+            with contextlib.suppress(OSError):
+                kept.rmdir()  # nothing has come of it
+        return
+    prefix = f".{directory.name}.verify-"
+    try:  # on one file system checkpoints need no copy
+        place = tempfile.mkdtemp(prefix=prefix, dir=directory.parent)
+    except OSError:
+        place = tempfile.mkdtemp(prefix=prefix)
+    try:
+        yield Path(place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def unpack(directory: Path, start: Start, place: Path) -> Path:
+    """The bundle of `start`, in `place`. Raises TrainError, OSError."""
+    there = place / BUNDLE
+    if not start["bundle"]:
+        raise TrainError(
+            f"the start of {directory} at step {start['from_step']} did not come from a bundle, so its code is not kept; "
+            "start the job by ddpgen launch, and a later start can be replayed"
+        )
+    shutil.rmtree(there, ignore_errors=True)
+    bundle.unpack(directory, start["bundle"], there)
+    return there
+
+
+class Replay:
+    """The steps of one part of a run, computed again in `place` by `procs` processes."""
+
+    def __init__(
+        self, directory: Path, place: Path, start: Start, on_gpu: bool, procs: int
+    ) -> None:
+        """Unpack its bundle. Raises TrainError, OSError."""
+        self._start, self._procs = start, procs
+        self._bundle = unpack(directory, start, place)
+        self.directory = place / CHECKPOINTS / directory.name
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(parents=True)
+        self._backend = "auto" if on_gpu else "gloo"
+
+    def begin_at(self, checkpoint: Path) -> None:
+        """Begin with this checkpoint, by links where the file system has them. Raises OSError."""
+        there = self.directory / checkpoint.name
+        there.mkdir()
+        for path in checkpoint.iterdir():
+            try:
+                os.link(path, there / path.name)
+            except OSError:
+                shutil.copyfile(path, there / path.name)
+
+    def run(self, until: int, flags: Mapping[str, str], on_line: Callable[[str], None]) -> None:
+        """Compute to step `until`. `flags`: what the libraries were told by variables. Raises TrainError."""
+        argv, environment = self._command(until), self._environment(flags)
+        tail: deque[str] = deque(maxlen=_TOLD)
+        with subprocess.Popen(
+            argv,
+            cwd=self._bundle,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM),  # noqa: PLW1509 - a call of the kernel
+        ) as child:
+            try:
+                assert child.stdout is not None
+                for line in child.stdout:
+                    tail.append(line.rstrip())
+                    on_line(tail[-1])
+                code = child.wait()
+            except BaseException:
+                for signum in (signal.SIGTERM, signal.SIGINT):  # the second one kills
+                    child.send_signal(signum)
+                child.wait()
+                raise
+        if code == EXIT_STOPPED and (step_directory(self.directory, until) / MARKER).exists():
+            return
+        status = read_status(self.directory)
+        why = "; it said:\n  " + "\n  ".join(tail)
+        if status is not None and status.reason:
+            why = f": {status.reason}"
+        raise TrainError(f"the replay did not reach step {until}{why}")
+
+    def _command(self, until: int) -> Sequence[str]:
+        """The launch of the tier `local`, with what the run was given behind it."""
+        kept = ",".join(name for name in _PINNED if name in self._own_variables())
+        supervise = [
+            "supervise", "local", "--job=replay", f"--checkpoint-dir={self.directory}", "--no-preflight",
+            f"--procs={self._procs}", f"--threads={self._start['settings'].get('threads', 1)}", f"--keep={kept}",
+        ]  # fmt: skip
+        if (self._bundle / LOCK).exists():
+            supervise.append(f"--lock={LOCK}")
+        launcher = [
+            "torchrun", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={self._procs}",
+            "--max-restarts=0", "--monitor-interval=0.1", f"--log-dir={self.directory / 'torchrun'}",
+        ]  # fmt: skip
+        replay = [str(self.directory), str(until), self._backend, *self._start["argv"]]
+        command = [*supervise, "--", *launcher, "--", "replay", "--", *replay]
+        return [sys.executable, "-m", "train", *command]
+
+    def _environment(self, flags: Mapping[str, str]) -> dict[str, str]:
+        foreign = ("DDPGEN_", "TORCHELASTIC_")
+        here = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        here.pop("PYTHONSAFEPATH", None)  # it hides the bundle's own train/
+        return {**here, **self._own_variables(), **flags}
+
+    def _own_variables(self) -> dict[str, str]:
+        """What the spec says of the environment."""
+        listing: Any = json.loads((self._bundle / bundle.LISTING).read_text("utf-8"))
+        spec = listing.get("spec", {}).get(self._start["tier"], {})
+        return {str(name): str(value) for name, value in spec.get("env", {}).items()}
+
+
+def processes_that_fit(settings: Mapping[str, Any], world_size: int, wanted: int | None) -> int:
+    """How many processes compute the replay. Raises Refusal."""
+    most = int(settings["global_batch_size"]) // int(settings["micro_batch_size"])
+    if wanted is not None:
+        if not 1 <= wanted <= most:
+            raise Refusal(
+                EXIT_USAGE, f"--procs={wanted}: a step has {most} micro-batches, so 1 to {most}"
+            )
+        return wanted
+    if settings["reduction"] != "tree":
+        return world_size
+    has_list = hasattr(os, "sched_getaffinity")
+    cpus = len(os.sched_getaffinity(0)) if has_list else os.cpu_count() or 1
+    return max(1, min(most, cpus // int(settings["threads"])))
