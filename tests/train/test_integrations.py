@@ -437,6 +437,19 @@ for step in range(len(found), len(found) + 2):
 """
 
 
+def test_a_file_of_a_checkpoint_that_was_cut_off_is_no_progress(tmp_path: Path) -> None:
+    place, record = tmp_path / "checkpoint-50", tmp_path / "saves-1.jsonl"
+    place.mkdir()
+    (place / "rng_state_1.pth").touch()
+    killed = Progress(record)
+    with contextlib.ExitStack() as killing:
+        killing.enter_context(killed.saving(str(place)))
+        killed.saved(str(place / "rng_state_1.pth"))
+        killing.pop_all()  # and never ends
+    # Rank 0 moves the directory away at any time from now on.
+    Progress(record).stepped()
+
+
 def test_a_distributed_checkpoint_that_was_cut_off_is_moved_to_where_nothing_looks(
     job: Job,
 ) -> None:

@@ -55,7 +55,13 @@ class Progress:
         self._saves = {p: save for p, save in _read(record).items() if os.path.exists(p)}
         self._steps_of_head = {p: save.step for p, save in _read(head).items()} if head else {}
         self._told = False
-        self._earlier = {place for place, save in self._saves.items() if save.whole}
+        # Rank 0 moves a directory whose saving was cut off away, and this rank's files in it are no progress.
+        torn_ones = tuple(p + os.sep for p, save in self._saves.items() if not save.whole)
+        self._earlier = {
+            place
+            for place, save in self._saves.items()
+            if save.whole and not place.startswith(torn_ones)
+        }
         self._went_on = from_scratch or not self._earlier
         self._iteration: Iteration | None = None
         self._at_save: Iteration | None = None
