@@ -14,13 +14,18 @@ from typing import NamedTuple
 
 from ddpgen.resources import resource
 from ddpgen.spec.fields import did_you_mean
-from ddpgen.spec.job import HostsJob, JobSpec, Train
+from ddpgen.spec.job import HostsJob, JobSpec, Resume, Train
 from ddpgen.spec.rules import WORKLOADS, Conflict
 
 # Whatever calls one of these keeps something.
 _SAVES = frozenset([
     "save", "save_state", "save_checkpoint", "save_model", "save_pretrained", "save_file", "dump",
     "async_save", "fit", "Trainer", "savez",
+])  # fmt: skip
+# What writes a checkpoint, and what reads one: frameworks do both by themselves.
+_WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "async_save"])
+_READS = frozenset([
+    "load", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
 ])  # fmt: skip
 _TRAINERS = ("Trainer", "Fabric")
 
@@ -50,7 +55,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _gpus(job, seen)
     yield from _devices(job, seen)
     yield from _arguments(job, seen)
-    yield from _saves(path.parent, seen)
+    yield from _saves(path.parent, seen, job.train.resume)
 
 
 def _workload(train: Train) -> Iterator[Conflict]:
@@ -188,7 +193,7 @@ def _options(seen: _Script) -> _Options | None:
     return _Options(tuple(names), tuple(needed))
 
 
-def _saves(folder: Path, seen: _Script) -> Iterator[Conflict]:
+def _saves(folder: Path, seen: _Script, resume: Resume) -> Iterator[Conflict]:
     imported = {
         alias.name.partition(".")[0]
         for node in ast.walk(seen.tree)
@@ -202,10 +207,18 @@ def _saves(folder: Path, seen: _Script) -> Iterator[Conflict]:
     own = any(
         (folder / name).exists() or (folder / f"{name}.py").exists() for name in imported if name
     )
-    if own or "" in imported or _SAVES & seen.called.keys():
+    if own or "" in imported:
         return
-    what = f"{seen.name} saves nothing: a kill or a stop loses all that was trained"
-    yield _warning("train.script", what, "save a checkpoint now and then, and load it at the start")
+    writes = sorted(seen.called[name].lineno for name in _WRITES & seen.called.keys())
+    if writes and not _READS & seen.called.keys():
+        what = f"{seen.name}:{writes[0]} saves, and nothing loads that: a start after a kill would be refused"
+        remedy = "load the newest checkpoint at the start, or write resume: scratch to begin anew each time"
+        if resume.begin == "auto" and not resume.exists:
+            yield _warning("train.script", what, remedy)
+    elif not _SAVES & seen.called.keys():
+        what = f"{seen.name} saves nothing: a kill or a stop loses all that was trained"
+        remedy = "save a checkpoint now and then, and load it at the start"
+        yield _warning("train.script", what, remedy)
 
 
 def _name(function: ast.expr) -> str:

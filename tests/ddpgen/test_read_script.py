@@ -18,7 +18,7 @@ parser.add_argument("--learning-rate", "-l", type=float)
 parser.add_argument("--data", required=True)
 parser.add_argument("--compile", action="store_true")
 args = parser.parse_args()
-torch.save({}, "a.pt")
+torch.save(torch.load("a.pt"), "a.pt")
 """
 
 
@@ -39,15 +39,25 @@ def told(tmp_path: Path, text: str, args: str = "{}") -> list[str]:
             "x = (\n",
             "train.script: t.py:1: this is no Python here: '(' was never closed; correct it",
         ),
-        ("m.save()\nm.to('cuda')\n", "train.script: t.py:2 asks for cuda, and the job has no GPUs"),
-        ("m.save()\nm.cuda()\n", "train.script: t.py:2 asks for cuda, and the job has no GPUs"),
         (
-            "m.save()\ndist.init_process_group('nccl')\n",
+            "m.save(m.load())\nm.to('cuda')\n",
+            "train.script: t.py:2 asks for cuda, and the job has no GPUs",
+        ),
+        (
+            "m.save(m.load())\nm.cuda()\n",
+            "train.script: t.py:2 asks for cuda, and the job has no GPUs",
+        ),
+        (
+            "m.save(m.load())\ndist.init_process_group('nccl')\n",
             "train.script: t.py:2 asks for nccl, and the job has no GPUs",
         ),
         (
             "t = Trainer(devices=4)\n",
             "procs_per_node: t.py:1: devices=4, and procs_per_node is 2; make them equal",
+        ),
+        (
+            "m.train()\nm.save()\n",
+            "train.script: t.py:2 saves, and nothing loads that: a start after a kill would be refused",
         ),
         ("train()\n", "train.script: t.py saves nothing: a kill or a stop loses all"),
     ],
@@ -60,12 +70,12 @@ def test_what_may_surprise(text: str, expected: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "if torch.cuda.is_available(): m.to('cuda')\nm.save()\n",
+        "if torch.cuda.is_available(): m.to('cuda')\nm.save(m.load())\n",
         "t = Trainer(devices=2)\n",
         "import t2.loop\nt2.loop.run()\n",
         "from . import loop\n",
-        "import argparse\np = argparse.ArgumentParser()\np.parse_known_args()\nm.save()\n",
-        "p = ArgumentParser()\np.add_argument('--' + name)\np.parse_args()\nm.save()\n",
+        "import argparse\np = argparse.ArgumentParser()\np.parse_known_args()\nm.save(m.load())\n",
+        "p = ArgumentParser()\np.add_argument('--' + name)\np.parse_args()\nm.save(m.load())\n",
     ],
 )
 def test_what_is_not_sure_is_not_said(text: str, tmp_path: Path) -> None:
