@@ -231,9 +231,9 @@ def test_an_array_has_a_log_and_a_directory_for_each_task(
 
 
 def test_status_of_a_running_job(run: Run, cluster: Cluster, launched: Path) -> None:
-    now = time.time()
-    rows = row("step", 119, now - 60, loss=2.5) + row("step", 120, now - 30, loss=2.25)
-    rows += row("eval", 120, now, loss=1.0)
+    now, of = time.time(), {"attempt": "slurm.4711.0"}
+    rows = row("step", 119, now - 60, loss=2.5, **of) + row("step", 120, now - 30, loss=2.25, **of)
+    rows += row("eval", 120, now, loss=1.0, **of)
     began(launched, "running slurm.4711.0 0", **{"metrics.jsonl": rows, "slurm_job": "4711 0"})
     cluster.has("4711 RUNNING")
     outcome = run("status", "job.yaml")

@@ -103,6 +103,13 @@ def build(context, *, pause=0.0, until="", starts=1_000, hidden=32):
 """
 
 
+def ddpgen(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of ddpgen to its end."""
+    command = [sys.executable, "-m", "ddpgen", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
 def spec(train: dict[str, Any], **job: Any) -> dict[str, Any]:
     """A job spec: `train` with these job fields around it."""
     return {"name": "job", "python": sys.executable, **job, "train": train}

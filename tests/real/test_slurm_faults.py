@@ -47,7 +47,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_killed_worker_a_warning_and_a_killed_node_one_after_the_other(
-    cluster: Slurm, alone: Path
+    cluster: Slurm, alone: Path, tmp_path: Path
 ) -> None:
     job = Batch(cluster, batch.spec("struck", PAUSE, starts=2, nodes=2), "--exclude=node[10-11]")
     job.until_step(batch.EVERY + 1)
@@ -61,6 +61,17 @@ def test_a_killed_worker_a_warning_and_a_killed_node_one_after_the_other(
     kill(script(second(job)))
     # A slurmd that is asked twice to end a start, as on a busy machine, may end the next one as well.
     assert_done_with_the_bits_of_one_machine(job, alone, starts=range(3, 5))
+    # By SLURM_RESTART_COUNT the workload knows that it is to be fast.
+    again = jobs.ddpgen(
+        "reproduce",
+        job.directory,
+        "--procs",
+        "3",
+        "-o",
+        tmp_path / "again",
+        SLURM_RESTART_COUNT="2",
+    )
+    assert again.stdout.startswith("identical: steps 0 to 100, 100 losses and "), again.stderr
 
 
 def test_a_requeue_by_hand_and_a_kill_of_the_first_node(cluster: Slurm, alone: Path) -> None:

@@ -17,17 +17,11 @@ import pytest
 import torch
 
 from tests.real import jobs
-from tests.real.jobs import PIPED, Job, Lines
+from tests.real.jobs import PIPED, Job, Lines, ddpgen
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 TRAIN = {**jobs.SLOW_GPT, "steps": 24}
 TENSORS = 20
-
-
-def ddpgen(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ddpgen", *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(jobs.ROOT), **env}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def rendered(place: Path, processes: int) -> Path:

@@ -20,7 +20,7 @@ print("own")
 for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(signum, lambda *_: None)  # its child dies of them
 subprocess.run("echo child; echo error >&2; read x; echo last", shell=True)
-print("ends")
+print("ends\\n", end="")  # in one piece, as "error" may come in between
 kept.end()
 print("after")
 """
