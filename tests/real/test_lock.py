@@ -97,6 +97,7 @@ def test_a_start_installs_what_the_next_ones_find(
     assert "installing into" not in again.output
 
 
+@pytest.mark.nightly
 def test_a_killed_install_is_done_over_and_of_two_one_waits(
     bundle: Path, index: wheels.Index, environment: Path
 ) -> None:

@@ -50,7 +50,7 @@ def mnist(place: Path) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("workload", ["gpt", "mnist"])
+@pytest.mark.parametrize("workload", [pytest.param("gpt", marks=pytest.mark.nightly), "mnist"])
 def test_two_kinds_of_host_end_in_the_same_weights_only_with_portable(
     workload: str, tmp_path: Path
 ) -> None:

@@ -83,7 +83,7 @@ def flip_a_bit(checkpoint: Path, file: str, content: bytes, corrected: bool) -> 
     ("step", "corrected", "begins"),
     [
         (24, False, [20]),
-        (20, True, [20, 16]),
+        pytest.param(20, True, [20, 16], marks=pytest.mark.nightly),
         pytest.param(20, False, [16], marks=pytest.mark.nightly),
     ],
 )
