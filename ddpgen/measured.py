@@ -65,9 +65,14 @@ class Run:
 
 
 def newest(jobs: Iterable[JobSpec], bundle: Path) -> Run | None:
-    """The newest run that these jobs, one for each tier, have left on this machine."""
+    """The newest run that these jobs, one for each tier, have left on this machine; a script's own is no measure, as
+    only some of its steps are on record."""
     place = Place(str(bundle.absolute().parent))
-    runs = {Path(place.checkpoints(job)) / "metrics.jsonl" for job in jobs}
+    runs = {
+        Path(place.checkpoints(job)) / "metrics.jsonl"
+        for job in jobs
+        if job.train.runs == "workload"
+    }
     written = {path: time for path in runs if (time := _modified(path)) is not None}
     return read(max(written, key=lambda path: written[path]).parent) if written else None
 

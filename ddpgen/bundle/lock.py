@@ -52,13 +52,14 @@ def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
     about, lock = ("environment.packages", "environment"), place(spec)
     again = shlex.join(["ddpgen", "lock", spec])
     try:
-        said = facts(lock.read_text("utf-8"))
+        text = lock.read_text("utf-8")
     except FileNotFoundError:
         yield Conflict(about, f"is locked, and there is no {lock}", again)
         return
     except (OSError, UnicodeDecodeError) as error:
         yield Conflict(about, f"{lock} cannot be read: {error}", again)
         return
+    said = facts(text)
     if said is None:
         yield Conflict(about, f"{lock} is not what `ddpgen lock` writes", f"move it away; {again}")
         return
@@ -72,6 +73,9 @@ def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
     if digest and made_from.is_file() and source(made_from, lock.parent) != said["from"]:
         what = f"{lock} is outdated: {made_from} has changed since"
         yield Conflict(about, what, f"{again} -r {shlex.quote(str(made_from))}")
+    elif "container" not in said and not re.search(r"^torch==", text, re.MULTILINE):
+        what = f"{lock} has no torch, and the job needs it"
+        yield Conflict(about, what, f"add torch to what it is made from; {again}", fatal=False)
     if isinstance(job, SkyJob) and job.requirements:
         what = "are not installed where the environment is locked"
         remedy = f"write them into a file; {again} -r FILE, and leave them out here"

@@ -211,6 +211,22 @@ def test_a_run_that_ended_earlier_is_not_the_same(
     assert capsys.readouterr().out == f"the same to the bit: {what}\n"
 
 
+def test_an_evaluation_that_differs_is_told(
+    runs: Path, copy: Copy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = [directory / "metrics.jsonl" for directory in (copy(), runs / "first")]
+    row = {"kind": "eval", "step": 3, "attempt": "a", "generation": 1, "loss": 0.5, "time": 1.0}
+    was = metrics[1].read_text()
+    try:
+        for file, loss in zip(metrics, (0.5, 0.25), strict=True):
+            file.write_text(f"{was}{json.dumps({**row, 'loss': loss})}\n")
+        assert main([str(runs / "first"), str(metrics[0].parent)]) == 1
+    finally:
+        metrics[1].write_text(was)
+    told = "the evaluations differ at step 3; nothing on record explains it\n"
+    assert capsys.readouterr().out == told
+
+
 def test_the_start_that_computed_the_step_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

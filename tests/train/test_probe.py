@@ -134,12 +134,11 @@ vm:71:80 [0] NCCL INFO Channel 01/0 : 8[0] -> 0[0] [send] via NET/IB/2/GDRDMA
 
 
 def test_nccl_records_what_hangs_unless_the_user_has_said_how(tmp_path: Path) -> None:
-    env = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "10"}
+    env = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
     nccl.record_collectives(env, tmp_path)
     assert env == {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "10",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{tmp_path}/heartbeats/nccl-rank-",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/heartbeats/nccl-rank-",
     }
 
 

@@ -237,7 +237,8 @@ def agree(world: World, name: str, why: str, timeout_s: float) -> None:
 def introduce(assembly: Assembly, backend: str, shares: Sequence[range], determinism: str) -> None:
     """Say who has come, once, on rank 0."""
     among = len(assembly.layout) > 1 and assembly.members[0].host
-    who = assembly.describe(shares) if among else f"{len(assembly.members)} processes"
+    count = len(assembly.members)
+    who = assembly.describe(shares) if among else f"{count} process{'es' if count > 1 else ''}"
     say(f"{who}, backend {backend}, device {assembly.devices()}")
     if determinism == PORTABLE and (odd := assembly.not_portable()):
         say(

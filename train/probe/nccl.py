@@ -18,11 +18,10 @@ _CARDS = Path("/sys/class/infiniband")
 def record_collectives(env: MutableMapping[str, str], directory: Path) -> None:
     """Have each rank write its last collectives beside the heartbeats when one times out, for torch's `torchfrtrace`.
 
-    By the names of torch 2.4, which later versions read as well.
+    By the names of torch 2.9 and later, which warn of the older ones.
     """
-    env.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
     env.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    env.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(directory / NAME / "nccl-rank-"))
+    env.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(directory / NAME / "nccl-rank-"))
 
 
 def log_to_file(env: MutableMapping[str, str], rank: int, directory: Path) -> None:

@@ -30,6 +30,10 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     directory = options.directory.absolute()
     output = options.output or directory / FILE
+    if (directory / "script").is_dir():
+        why = "is of a script of your own, of which a step a second is on record: its rows are in metrics.jsonl"
+        print(f"{called}: {directory} {why}", file=sys.stderr)
+        return EXIT_FAILED
     try:
         write(directory, output)
     except OSError as error:

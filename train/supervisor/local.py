@@ -24,7 +24,7 @@ class Local(Tier):
         self._results = directory.of(options.checkpoint_dir)
         self._command = command
         self._kept: KeptOutput | None = None
-        self.again = f"bash {shlex.quote(os.path.join(os.getcwd(), 'local.sh'))}"
+        self.again = shlex.join(["bash", os.path.join(os.getcwd(), "local.sh"), *command.arguments])
 
     def membership(self) -> Membership:
         procs = self._options.procs

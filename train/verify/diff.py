@@ -142,12 +142,15 @@ def _runs(a: Path, b: Path) -> Found:
     step = first_loss_difference(*losses)
     pairs = ((each, step_directory(a, each), step_directory(b, each)) for each in checkpoints)
     weights = next((found for pair in pairs if (found := _weights(*pair))), None)
-    parted = min([step or math.inf, weights.step if weights else math.inf])
+    evaluation = _first_evaluation(a, b)
+    parted = min(step or math.inf, weights.step if weights else math.inf, evaluation or math.inf)
     starts = [_start_of(manifest, parted) for manifest in manifests]
     differences = environment_differences(*_origins((a, b), starts, manifests))
     ends = [max((*each, *steps_on_disk(place))) for each, place in zip(losses, (a, b), strict=True)]
     if step == parted:
         said = verdict(f"the runs part at step {step}", differences)[0]
+    elif evaluation == parted:
+        said = verdict(f"the evaluations differ at step {evaluation}", differences)[0]
     elif weights:
         fact = f"the weights differ at step {weights.step}, and no loss before it"
         said = f"{fact}: {weights.damaged}" if weights.damaged else verdict(fact, differences)[0]
@@ -215,6 +218,25 @@ def _losses(directory: Path) -> dict[int, float]:
         raise TrainError(
             f"{directory / 'metrics.jsonl'} cannot be read: {error.strerror}"
         ) from None
+
+
+def _first_evaluation(a: Path, b: Path) -> int | None:
+    """The first step that both have evaluated, with another result."""
+    found = []
+    for directory in (a, b):
+        try:
+            rows = load(directory).evaluations
+        except OSError:  # told by _losses, if it is no missing file
+            return None
+        found.append({row["step"]: _result(row) for row in rows})
+    common = sorted(found[0].keys() & found[1].keys())
+    return next((step for step in common if found[0][step] != found[1][step]), None)
+
+
+def _result(row: Mapping[str, Any]) -> str:
+    """What was measured, without when and by which start."""
+    head = ("kind", "step", "attempt", "generation", "time")
+    return json.dumps({name: value for name, value in row.items() if name not in head})
 
 
 def _start_of(manifest: Mapping[str, Any], step: float) -> Mapping[str, Any]:
