@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def _packed(files: dict[str, tuple[bytes, bool]]) -> bytes:
     return packed.getvalue()
 
 
+def name_of(unpacked: Path) -> str:
+    """The name of a bundle that was unpacked; "" for what is none."""
+    try:
+        return hashlib.sha256((unpacked / LISTING).read_bytes()).hexdigest()[:12]
+    except OSError:
+        return ""
+
+
 def unpack(directory: Path, name: str, target: Path) -> None:
     """Write the bundle `name` that `directory` keeps into `target`, which is empty or not there yet.
 
@@ -103,7 +112,16 @@ def contents(directory: Path, name: str) -> dict[str, tuple[bytes, bool]]:
             f"{place} is not there: the run did not come from a bundle, or the archive was left behind "
             "when the directory was copied; copy it as well"
         ) from None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, tarfile.TarError) as error:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        zlib.error,
+        tarfile.TarError,
+    ) as error:
         raise TrainError(
             f"{place} is damaged ({error}); get it from where it was made once more"
         ) from None

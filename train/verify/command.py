@@ -20,7 +20,7 @@ from typing import Any
 
 from train.console import say
 from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal, TrainError
-from train.layout import step_directory
+from train.layout import MARKER, step_directory
 from train.provenance import read_manifest
 from train.verify import compare, record
 from train.verify.compare import Difference, Origin, Rank
@@ -113,6 +113,9 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         what = f"{error.filename or options.keep or 'the replay'}: {error.strerror}"
         code, why = EXIT_UNAVAILABLE, f"{what}; correct that, or name another place with --keep"
+    except Exception as error:  # noqa: BLE001 - 1 would say that something is not identical
+        code = EXIT_UNAVAILABLE
+        why = f"what {options.checkpoint_dir} holds cannot be read ({type(error).__name__}: {error}); get it once more"
     except KeyboardInterrupt:
         code, why = EXIT_INTERRUPTED, "interrupted; nothing is left behind"
         if options.keep is not None:
@@ -179,8 +182,13 @@ def _why_bad(found: Record, step: int) -> str:
     """Why a checkpoint does not verify, "" for one that does."""
     from train.checkpoint.disk import BadCheckpointError, read
 
+    place = step_directory(found.directory, step)
+    if not (place / MARKER).exists():
+        raise TrainError(
+            f"{place} is gone: the job that runs there keeps newer ones by now; verify it again"
+        )
     try:
-        read(step_directory(found.directory, step), step)
+        read(place, step)
     except BadCheckpointError as error:
         return str(error)
     return ""
@@ -262,6 +270,8 @@ def _verdict(result: Result) -> Iterator[str]:
         tensors = f" and {result.tensors} tensors" if part.points else ""
         written = part.start["world_size"]
         yield f"identical: {steps}, {result.losses} losses{tensors}, {on} (written on {written})"
+        if (missing := part.end - part.begin - result.losses) > 0:
+            yield f"not compared: the losses of {missing} of these steps are not on record"
         if not part.points:
             yield f"no checkpoint of step {part.end} is kept: no tensors were compared"
         return

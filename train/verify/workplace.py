@@ -51,7 +51,7 @@ def workplace(directory: Path, kept: Path | None) -> Iterator[Path]:
                 kept.rmdir()  # nothing has come of it
         return
     prefix = f".{directory.name}.verify-"
-    try:  # on one file system checkpoints need no copy
+    try:  # where the run has its room, there is more of it than for temporary files
         place = tempfile.mkdtemp(prefix=prefix, dir=directory.parent)
     except OSError:
         place = tempfile.mkdtemp(prefix=prefix)
@@ -62,14 +62,17 @@ def workplace(directory: Path, kept: Path | None) -> Iterator[Path]:
 
 
 def unpack(directory: Path, start: Start, place: Path) -> Path:
-    """The bundle of `start`, in `place`. Raises TrainError, OSError."""
+    """The bundle of `start`, in `place`. Raises Refusal when something else is there, TrainError, OSError."""
     there = place / BUNDLE
     if not start["bundle"]:
         raise TrainError(
             f"the start of {directory} at step {start['from_step']} did not come from a bundle, so its code is not kept; "
             "start the job by ddpgen launch, and a later start can be replayed"
         )
-    shutil.rmtree(there, ignore_errors=True)
+    if there.exists() and bundle.name_of(there) != start["bundle"]:
+        raise Refusal(
+            EXIT_USAGE, f"{there} is something else; name a directory that is not there yet"
+        )
     bundle.unpack(directory, start["bundle"], there)
     return there
 
@@ -89,14 +92,8 @@ class Replay:
         self._backend = "auto" if on_gpu else "gloo"
 
     def begin_at(self, checkpoint: Path) -> None:
-        """Begin with this checkpoint, by links where the file system has them. Raises OSError."""
-        there = self.directory / checkpoint.name
-        there.mkdir()
-        for path in checkpoint.iterdir():
-            try:
-                os.link(path, there / path.name)
-            except OSError:
-                shutil.copyfile(path, there / path.name)
+        """Begin with a copy of this checkpoint, so that the run's own is only read. Raises OSError."""
+        shutil.copytree(checkpoint, self.directory / checkpoint.name)
 
     def run(self, until: int, flags: Mapping[str, str], on_line: Callable[[str], None]) -> None:
         """Compute to step `until`. `flags`: what the libraries were told by variables. Raises TrainError."""
