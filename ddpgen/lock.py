@@ -109,11 +109,12 @@ def _read(requirements: Path, home: Path) -> tuple[str, list[str]]:
     """What the head says of a requirements file, and its lines that say where packages are."""
     try:
         origin = lock.source(requirements, home)
-        lines = requirements.read_text("utf-8").splitlines()
+        text = requirements.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FileTroubleError(f"{requirements} cannot be read: {error}; correct -r") from None
+    lines = map(str.strip, re.sub(r"\\\n", " ", text).splitlines())
     kept = [line.partition(" #")[0].strip() for line in lines if _INDEX.match(line)]
-    if any(re.search(r"://[^/\s]*@", line) for line in kept):
+    if any(re.search(r"://[^/\s]*@|://\S*\?", line) for line in kept):
         what = f"{requirements} holds credentials, and everybody may read a lock"
         raise TargetUnavailableError(f"{what}; move them to ~/.netrc or pip's own configuration")
     return origin, kept

@@ -132,7 +132,7 @@ def contents(directory: Path, name: str) -> dict[str, tuple[bytes, bool]]:
 
 def _unpacked(place: Path) -> dict[str, tuple[bytes, bool]]:
     """Exactly what its own bundle.json lists, each file verified. Raises ValueError and others."""
-    with tarfile.open(place, "r:gz") as tar:
+    with open_file(place) as packed, tarfile.open(fileobj=packed, mode="r:gz") as tar:
         files = {
             info.name: (file.read(), bool(info.mode & 0o100))
             for info in tar

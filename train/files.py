@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 # Of a small file; what is larger is none of ours.
 MOST_BYTES = 1 << 20
@@ -39,6 +40,11 @@ def open_file(path: Path) -> BinaryIO:
         return open(descriptor, "rb")
     os.close(descriptor)
     raise OSError(errno.EINVAL, "it is no ordinary file", str(path))
+
+
+def open_text(path: Path) -> TextIO:
+    """The same, as text; what is not UTF-8 is replaced."""
+    return io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace")
 
 
 @contextlib.contextmanager

@@ -49,6 +49,6 @@ def fingerprint(paths: Iterable[str], known: Mapping[str, Any] | None = None) ->
                     file.seek(max(0, stat.st_size - _END_BYTES))
                     digest.update(file.read(_END_BYTES))
                 found[path] = {**entry, "sha256": digest.hexdigest()}
-        except OSError as error:
-            found[path] = {"error": error.strerror or str(error)}
+        except (OSError, ValueError, RuntimeError) as error:  # no such user, a NUL in the name
+            found[path] = {"error": getattr(error, "strerror", None) or str(error)}
     return found

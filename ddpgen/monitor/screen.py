@@ -37,7 +37,7 @@ _STYLES = {
 _LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 _WIDEST_BAR, _MOST_LOSSES = 40, 60
 _OLD_S = 10.0  # a step whose age is worth a line
-_BESIDE = 21  # columns: the longest name, and two gaps
+_LABEL_WIDTH = 21  # columns: the longest name, and two gaps
 _OF_SEVERAL = ("step", "loss", "time left")  # where each of several directories gets a few lines
 
 
@@ -100,14 +100,14 @@ class _Drawing(NamedTuple):
         if name == "step" and found.last_step:
             return self._bar(said, report.facts()["step"], found.last_step)
         if name == "loss":
-            room = self.width - len(said) - _BESIDE
+            room = self.width - len(said) - _LABEL_WIDTH
             style = "" if report.found.loss is not None else "bold red"
             return Text.assemble((said, style), "  ", (self.sparkline(found.losses, room), "cyan"))
         return Text(said, "yellow" if name in ("slow rank", "restarts") else "")
 
     def _bar(self, said: str, step: int, last: int) -> RenderableType:
         said = f"{said}  {min(1, step / last):.0%}"
-        width = min(_WIDEST_BAR, self.width - len(said) - _BESIDE)
+        width = min(_WIDEST_BAR, self.width - len(said) - _LABEL_WIDTH)
         if width < 10:
             return Text(said)
         bar = ProgressBar(

@@ -142,6 +142,8 @@ def test_uv_is_asked_where_it_is(
     [
         (["-r", "gone.txt"], 74, "gone.txt cannot be read: "),
         (["-r", "secret.txt"], 69, "secret.txt holds credentials, and everybody may read a lock; "),
+        (["-r", "split.txt"], 69, "split.txt holds credentials, and everybody may read a lock; "),
+        (["-r", "token.txt"], 69, "token.txt holds credentials, and everybody may read a lock; "),
         (["--container", "ghcr.io/a/b:1"], 2, "`skopeo inspect docker://ghcr.io/a/b:1` shows it."),
         (["--container", f"a@{DIGEST}", "-r", "secret.txt"], 2, "leave out -r or --container"),
         (
@@ -157,6 +159,8 @@ def test_what_cannot_be_locked_is_refused(
 ) -> None:
     spec(LOCKED)
     Path("secret.txt").write_text("--extra-index-url=https://me:word@host/simple\ntorch\n")
+    Path("split.txt").write_text("  --extra-index-url \\\n https://me:word@host/simple\ntorch\n")
+    Path("token.txt").write_text("--index-url=https://host/simple?token=word\ntorch\n")
     done = run("lock", "job.yaml", *words)
     assert done.code == code
     assert said in " ".join(done.err.split())

@@ -51,6 +51,11 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
             reproduce.place(tmp_path / "ckpt", taken)
 
 
+def test_the_runs_own_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleRefusedError, match="is in the run's own directory; give another"):
+        reproduce.place(tmp_path / "ckpt", tmp_path / "ckpt" / "again")
+
+
 def test_it_is_launched_only_where_its_checkpoints_are_its_own(tmp_path: Path) -> None:
     bundle = bundled(ROOT / "examples/gpt.yaml", tmp_path)
     for tier in ("local", "slurm"):

@@ -122,6 +122,7 @@ def test_a_killed_install_is_done_over_and_of_two_one_waits(
     assert "installing into" not in job.output
 
 
+@pytest.mark.nightly
 def test_a_stop_while_it_installs_is_a_stop(
     bundle: Path, index: wheels.Index, environment: Path
 ) -> None:
@@ -175,6 +176,7 @@ def test_the_driver_is_heard_before_and_within_the_environment(
     assert len(whole(environment)) == 1
 
 
+@pytest.mark.nightly
 def test_a_host_without_a_network_says_what_to_do(
     bundle: Path, index: wheels.Index, environment: Path
 ) -> None:

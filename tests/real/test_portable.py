@@ -62,6 +62,7 @@ def test_two_kinds_of_host_end_in_the_same_weights_only_with_portable(
     assert any(not torch.equal(default[name], older[name]) for name in default)
 
 
+@pytest.mark.nightly
 def test_two_kinds_of_host_are_one_job_in_which_no_bits_differ(tmp_path: Path) -> None:
     def started(*flags: str) -> tuple[Host, Host]:
         port = free_port()

@@ -113,6 +113,7 @@ def test_a_flipped_bit_is_named_with_its_step_and_its_tensor(
     assert replayed == [f"ddpgen: replaying steps {begin} to 24 on 2 processes" for begin in begins]
 
 
+@pytest.mark.nightly
 def test_it_does_not_cross_the_step_at_which_the_settings_were_changed(tmp_path: Path) -> None:
     train = {"workload": "toy", "steps": 20, "global_batch_size": 8, "micro_batch_size": 2}
     job: dict[str, Any] = {

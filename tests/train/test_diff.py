@@ -281,6 +281,17 @@ def test_a_manifest_that_cannot_be_read_is_one_clear_error(
         assert said.err.startswith(f"python -m train diff: {manifest} {why}")
 
 
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(
+    runs: Path, copy: Copy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = copy()
+    for name in ("step-000000003/model.pt", "metrics.jsonl", "manifest.json"):
+        (place / name).unlink()
+        os.mkfifo(place / name)
+        assert main([str(runs / "first"), str(place)]) in (1, 2)
+        assert "it is no ordinary file" in "".join(capsys.readouterr())
+
+
 def test_what_cannot_be_compared_is_told(
     runs: Path, copy: Copy, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -282,6 +282,12 @@ def test_data_files_are_hashed_once_whole_or_by_their_ends(
     ]  # fmt: skip
 
 
+def test_what_is_no_path_costs_its_own_entry_only(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    found = fingerprint_of(["~nobody-of-this-name/a", "a\0b", str(tmp_path / "a")])
+    assert ["error" in each for each in found.values()] == [True, True, False]
+
+
 def test_the_hash_of_the_weights_is_as_it_is_documented() -> None:
     class Odd(torch.nn.Module):
         def __init__(self) -> None:

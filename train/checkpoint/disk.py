@@ -54,6 +54,8 @@ class Checkpoint:
 def unpickle(source: Path | BinaryIO) -> Any:
     """Weights only: a checkpoint cannot run code. Tensors land on the CPU."""
     torch.serialization.add_safe_globals(list(_named_tuples(tuple)))
+    if isinstance(source, Path):
+        open_file(source).close()  # torch would wait at a pipe for whoever writes
     return torch.load(source, map_location="cpu", weights_only=True)
 
 

@@ -126,7 +126,7 @@ class Session:
         can_meet = dist is not None and dist.is_available()
         if self._ranks > 1 and self._log is not None and can_meet and not _has_group():
             say(
-                f"{self._ranks} processes train, each for itself: the script has created no process group, so all "
+                f"{self._ranks} processes train, each for itself: the script has no process group, so all "
                 "of them do the same work. Have it call torch.distributed.init_process_group() and wrap the model in "
                 "DistributedDataParallel, or set procs_per_node: 1 and nodes: 1"
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.files import read_file
+from train.files import open_text, read_file
 from train.layout import MARKER, step_directory, steps_on_disk
 from train.provenance import MANIFEST, MOST_BYTES
 from train.status import Status, read_status
@@ -116,7 +116,7 @@ class History:
 
 def load(directory: Path) -> History:
     """Raises OSError where there are no metrics to read."""
-    with open(directory / "metrics.jsonl", encoding="utf-8", errors="replace") as lines:
+    with open_text(directory / "metrics.jsonl") as lines:
         rows = list(read(lines))
     manifest = _json(directory / MANIFEST)
     newest = max(steps_on_disk(directory), default=None)

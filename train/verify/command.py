@@ -131,7 +131,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    directory = options.checkpoint_dir.absolute()
+    directory = Path(os.path.abspath(options.checkpoint_dir))
     keep = options.keep.absolute() if options.keep else None
     found = record.read(directory)
     if options.unpack:

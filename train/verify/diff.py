@@ -35,6 +35,7 @@ from train.verify.compare import (
     tensor_differences,
     verdict,
 )
+from train.verify.record import losses_of, step_rows
 
 _MODEL = "model.pt"
 _MARKER_BYTES = 1 << 26
@@ -105,6 +106,10 @@ def main(argv: Sequence[str]) -> int:
         found = diff(options.a, options.b)
     except TrainError as error:
         print(plain(f"{called}: {error}", _MOST_TEXT), file=sys.stderr)
+        return EXIT_USAGE
+    except Exception as error:  # noqa: BLE001 - 1 would say that the two differ
+        what = f"what they hold cannot be read ({type(error).__name__}: {error}); get it once more"
+        print(plain(f"{called}: {what}", _MOST_TEXT), file=sys.stderr)
         return EXIT_USAGE
     lines = [json.dumps(found.as_json(), indent=1)]
     if not options.json:
@@ -211,9 +216,7 @@ def _manifests(a: Path, b: Path) -> Found:
 
 def _losses(directory: Path) -> dict[int, float]:
     try:
-        return {step.number: step.loss for step in load(directory).steps}
-    except FileNotFoundError:
-        return {}
+        return losses_of(step_rows(directory))
     except OSError as error:
         raise TrainError(
             f"{directory / 'metrics.jsonl'} cannot be read: {error.strerror}"

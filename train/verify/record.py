@@ -14,6 +14,7 @@ from typing import Any
 
 from train.bundle import contents
 from train.errors import EXIT_USAGE, Refusal, TrainError
+from train.files import open_text
 from train.layout import steps_on_disk
 from train.provenance import MANIFEST, Start, read_manifest
 from train.report import history
@@ -77,7 +78,7 @@ def step_rows(directory: Path) -> dict[int, history.Row]:
     """Of each step the row that counts: the last one."""
     with (
         contextlib.suppress(FileNotFoundError),
-        open(directory / "metrics.jsonl", encoding="utf-8", errors="replace") as lines,
+        open_text(directory / "metrics.jsonl") as lines,
     ):
         return {row["step"]: row for row in history.read(lines) if row["kind"] == "step"}
     return {}
