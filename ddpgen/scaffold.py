@@ -64,7 +64,7 @@ train:
   script: {script}
   args: {{}}               # {options}
   # How it goes on after a kill, where it does not load its checkpoint by itself:
-  # resume: {{exists: "ckpt*.pt", args: --resume}}
+  # resume: {{exists: {saves}, args: {resume}}}
 """
 
 
@@ -88,16 +88,18 @@ def write_for_script(path: Path, file: Path, *, name: str, procs: int) -> None:
     if not folder.is_relative_to(home):
         what = f"--script: {file} does not lie below {home}, where the spec is"
         raise AnswerRefusedError(f"{what}; write it above the script: -o {folder}/job.yaml")
-    options = script.options_of(file)
+    seen = script.outline(file)
     text = _OF_A_SCRIPT.format(
         name=name.replace("\n", " "),
         quoted_name=json.dumps(name),
         procs=procs,
         code=json.dumps(str(folder.relative_to(home))),
         script=json.dumps(file.name),
-        options=f"its options: {', '.join(options)}"
-        if options
+        options=f"its options: {', '.join(seen.options)}"
+        if seen.options
         else "NAME: VALUE becomes --NAME=VALUE",
+        saves=json.dumps(seen.saves),
+        resume=json.dumps(seen.resume),
     )
     _write(path, text)
 

@@ -22,6 +22,14 @@ def say(message: str, rank: int | None = None) -> None:
     _print(sys.stderr, f"ddpgen{_where()}{rank_of}: {message}\n")
 
 
+def say_restart(then: str = "") -> None:
+    """Why the training begins again although nobody has typed anything; nothing in the first start."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if count != "0":
+        most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "?")
+        say(f"restart {count} of {most}: a worker had failed{then}")
+
+
 def _where() -> str:
     """Time and host, where the lines of many hosts and starts end up in one file."""
     if not os.environ.get(VARIABLE, "").startswith("slurm "):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from train import manifest, trackers
 from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, NotInStoreError, SaveFailedError
-from train.console import Progress, clock, say
+from train.console import Progress, clock, say, say_restart
 from train.errors import TrainError
 from train.layout import BEST, best_step, step_directory
 from train.lock import Fence
@@ -27,7 +27,7 @@ from train.provenance import MANIFEST
 from train.run_manifest import RunManifest
 from train.state import State
 from train.status import Status, read_status, record_status
-from train.timing import SlowRanks
+from train.timing import SlowRanks, remedy
 from train.weights import weights_sha256
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Records:
         self._began = time.monotonic()
         self._warned = False
         self._names, self._slow_ranks = trainer.rank_names, SlowRanks()
+        self._shares = [len(part) for part in trainer.parts]
         self._has_last = True
         self._ending: dict[str, Any] = {}
         config, world, workload = trainer.config, trainer.world, trainer.workload
@@ -96,7 +97,7 @@ class Records:
         after = was.reason if was is not None and was.word in ("running", "failed") else ""
         self._row("start", start_step, **sizes, after=after)
         if not config.elastic:  # there a change of hosts is a restart to torchrun, too
-            _say_restart(start_step)
+            say_restart("" if start_step else "; there is no checkpoint yet, so it begins anew")
         if start_step:
             if not source:
                 self.checkpointer.resumed(start_step)
@@ -131,7 +132,7 @@ class Records:
         if slow is not None:
             self.say(
                 f"{self._names[slow.rank]} computes longer than the others, which wait {slow.cost:.0%} of each "
-                "step for it; give it a smaller share, or see what else runs there"
+                f"step for it; {remedy(slow.rank, self._shares)}"
             )
         values: dict[str, Any] = {
             "seconds": round(step_s, 6),
@@ -276,16 +277,6 @@ def _named_for_good() -> Iterator[None]:
             f"{error.filename2 or error.filename} cannot be written: {error.strerror}; restore the permission, or move it "
             "away, and start the job again"
         ) from None
-
-
-def _say_restart(start_step: int) -> None:
-    """Why the training begins again although nobody has typed anything."""
-    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if count == "0":
-        return
-    most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "?")
-    begins = "" if start_step else "; there is no checkpoint yet, so it begins anew"
-    say(f"restart {count} of {most}: a worker had failed{begins}")
 
 
 def _describe_run(trainer: Trainer, fence: Fence) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from train import workdir
-from train.console import say
+from train.console import say, say_restart
 from train.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
 from train.lock import HeldByLiveJobError, is_replaced, read_lock, take
 from train.node import Node, is_over, record_crash
@@ -60,6 +60,7 @@ class Runner(ABC):
         self._ended = threading.Event()
         self._signalled = False
         self._crash_before = ""
+        self._correct = self.FIELD  # where the words are that it may refuse
 
     def run(self) -> int:
         """The process' exit code."""
@@ -88,6 +89,8 @@ class Runner(ABC):
             os.environ["DDPGEN_CHECKPOINT_DIR"] = self._store
         for place in self._torn() if self._is_local_0 else ():
             _set_aside(place)
+        if self._speaks:
+            say_restart(f": {self._crash_before}" if self._crash_before else "")
         return self._run()
 
     @abstractmethod
@@ -127,7 +130,12 @@ class Runner(ABC):
     def _all_arguments(self) -> list[str]:
         """With what the spec adds where there is something to go on from."""
         found = any(glob.glob(os.path.expanduser(each)) for each in self._options.resume_exists)
-        words = [*self._arguments, *(self._options.resume_arg if found else ())]
+        added = self._options.resume_arg if found else []
+        if added:
+            self._correct = (
+                f"train.resume.args, which are added where there is progress, or {self.FIELD}"
+            )
+        words = [*self._arguments, *added]
         return [word.replace(MASTER_PORT, os.environ.get("MASTER_PORT", "")) for word in words]
 
     # --- stopping ---------------------------------------------------------------------------------
@@ -171,7 +179,7 @@ class Runner(ABC):
             self._write("stopped", step, reason_in(asked) if asked.exists() else "")
         elif code == EXIT_USAGE:
             return self._fail(
-                f"{self._name} refused its arguments (exit code {code}); correct {self.FIELD}"
+                f"{self._name} refused its arguments (exit code {code}); correct {self._correct}"
             )
         elif code not in (0, EXIT_STOPPED):
             self._note_crash(f"{self._name} ended with exit code {code}")
@@ -187,6 +195,8 @@ class Runner(ABC):
         """A restart may cure it; should there be none, the status knows why. `lost`: it only follows from the end of
         another rank."""
         what = f"rank {self._rank}: {why}"
+        # What an earlier restart came of is not the cause of this crash.
+        lost = lost and self._crash_noted() != self._crash_before
         # Rank 0 may have come to its end.
         record_crash(self._whole, self._attempt, self._node, what, lost, words="running done")
 

@@ -103,6 +103,13 @@ def slowest(step_s: float, waiting: Sequence[float]) -> Slow | None:
     return Slow(rank, cost) if cost > SLOW else None
 
 
+def remedy(rank: int, shares: Sequence[int]) -> str:
+    """What to do about a slow rank. `shares`: the micro-batches of each rank."""
+    if shares[rank] > min(shares):
+        return f"it has {shares[rank]} micro-batches of a step and others {min(shares)}: share them out evenly"
+    return "give it a smaller share, or see what else runs there"
+
+
 class SlowRanks:
     """Which rank to name, from one report after another: one slow report may be chance."""
 

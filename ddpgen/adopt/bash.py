@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 _OPEN = ("if", "for", "while", "until", "case", "{", "function")
 _CLOSE = ("fi", "done", "esac", "}")
+_FUNCTION = re.compile(r"[^=]*\(\)")
 _JOINS = ("&&", "||", ";", "|", "&")
 # $X, ${X}, ${X:-default}, ${X[@]}
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}$]*))?\}|(\w+))")
@@ -65,7 +66,7 @@ def commands(whole: str, first: int = 1) -> Iterator[Command]:
         for words, after in found:
             text = source.strip() if len(found) == 1 else " ".join(words)
             depth -= words[0] in _CLOSE
-            opens = words[0] in _OPEN or words[-1] == "{" or words[0].endswith("()")
+            opens = words[0] in _OPEN or words[-1] == "{" or bool(_FUNCTION.fullmatch(words[0]))
             inside = depth > 0 or opens or words[0] in _CLOSE
             yield Command(line, words, after, inside, text)
             depth += opens

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ddpgen.adopt.bash import OWN_DIRECTORY, Command, commands, filled, is_known
 from ddpgen.adopt.draft import Draft
+from ddpgen.adopt.resume import Resumes
 from ddpgen.errors import Finding, Place, SpecInvalidError
 
 _SHORT = {
@@ -127,6 +128,7 @@ class Script:
         self._directory = ""
         self._ports: set[str] = set()
         self._tasks = 1
+        self._resumes = Resumes(self._fill)
 
     def read(self, text: str, first: int = 1) -> None:
         """Raises UnreadableError; SpecInvalidError where it does not hold one training."""
@@ -134,7 +136,8 @@ class Script:
             self._read_directives(text)
             self._size()
         for command in commands(text, first):
-            self._take(command)
+            if not self._resumes.take(command):
+                self._take(command)
         # Python may as well prepare the data of what a launcher trains.
         best = min((_KINDS.index(each.kind) for each in self._launches), default=0)
         chosen = [each for each in self._launches if each.kind == _KINDS[best]]
@@ -150,6 +153,7 @@ class Script:
             if each is not chosen[0]:
                 self.draft.lost(each.command.line, each.command.text, "do it before the launch")
         procs = self._launch(chosen[0])
+        self._resume(chosen[0])
         if self.tier == "slurm":
             self._fields(procs, chosen[0])
         for name, line in self._unused.items():
@@ -409,11 +413,9 @@ class Script:
     def _expanded(self, word: str) -> list[str]:
         """A variable that is a whole word may hold several."""
         full = self._fill(word)
-        return (
-            full.split()
-            if re.fullmatch(r"\$\{?\w+(\[[@*]\])?\}?", word) and is_known(full)
-            else [full]
-        )
+        if _of_variable(word) in self._resumes.found:
+            return []
+        return full.split() if _of_variable(word) and is_known(full) else [full]
 
     def _launch(self, launch: Launch) -> int:
         """Nodes, processes and the script. Returns the processes on a node."""
@@ -492,6 +494,16 @@ class Script:
                 self.draft.trap(line, f"{word} is on each node's own disk", "name a shared place")
         self.draft.put("train.args", [word.replace(_INDEX, "{array_index}") for word in kept], line)
 
+    def _resume(self, launch: Launch) -> None:
+        for name in map(_of_variable, launch.command.words):
+            resume = self._resumes.found.get(name)
+            if resume and self.draft.get("train.resume.exists"):
+                what = f"{' '.join(resume.args)}, where {resume.exists} is there"
+                self.draft.lost(resume.line, what, "the spec has one such condition")
+            elif resume:
+                self.draft.put("train.resume.exists", resume.exists, resume.line)
+                self.draft.put("train.resume.args", resume.args, resume.line)
+
     def _options(self, options: Mapping[str, str], line: int) -> None:
         for name, value in options.items():
             if name == "max-restarts" and value.isdigit():
@@ -556,6 +568,12 @@ def _option(words: list[str], short: Mapping[str, str], flags: frozenset[str]) -
     ):
         value = words.pop(0)
     return name, value
+
+
+def _of_variable(word: str) -> str:
+    """The name of the variable that is the whole word, or ""."""
+    found = re.fullmatch(r"\$\{?(\w+)(\[[@*]\])?\}?", word)
+    return found[1] if found else ""
 
 
 def _number(text: str) -> int:

@@ -27,6 +27,8 @@ _WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "asyn
 _READS = frozenset([
     "load", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
 ])  # fmt: skip
+# An option that has a script go on, by its name.
+_RESUMES = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
 _TRAINERS = ("Trainer", "Fabric")
 
 
@@ -95,13 +97,38 @@ def _command(words: Sequence[str]) -> Iterator[Conflict]:
         yield _warning("train.command", what, f"write script: {words[1]}, and the rest as args")
 
 
-def options_of(file: Path) -> tuple[str, ...]:
-    """The options that its argparse has, as far as that can be seen."""
+class Outline(NamedTuple):
+    """What a spec for a script can be begun with. `options`: of its argparse. `saves`: a pattern of its checkpoint's
+    name; `resume`: the words with which it goes on from that. What cannot be seen stands there in capitals."""
+
+    options: tuple[str, ...] = ()
+    saves: str = "CHECKPOINT"
+    resume: str = "--OPTION=CHECKPOINT"
+
+
+def outline(file: Path) -> Outline:
+    """What can be seen of it."""
     try:
-        found = _options(_Script(file.name, ast.parse(file.read_bytes())))
+        seen = _Script(file.name, ast.parse(file.read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return ()
-    return found.names if found else ()
+        return Outline()
+    saves = next(filter(None, map(_saved_name, seen.calls)), Outline().saves)
+    options = _options(seen) or _Options((), (), ())
+    option = next((name for name in options.names if _RESUMES.search(name)), "OPTION")
+    value = "" if option in options.flags else f"={Outline().saves if '*' in saves else saves}"
+    return Outline(options.names, saves, f"--{option}{value}")
+
+
+def _saved_name(call: ast.Call) -> str:
+    """The file that this call saves, where it is a name below the working directory; what is computed in it is `*`."""
+    if _name(call.func) not in _WRITES or len(call.args) < 2:
+        return ""
+    name = call.args[1]
+    parts = name.values if isinstance(name, ast.JoinedStr) else [name]
+    if not all(isinstance(each, (ast.Constant, ast.FormattedValue)) for each in parts):
+        return ""
+    text = "".join(str(each.value) if isinstance(each, ast.Constant) else "*" for each in parts)
+    return text if text.strip("*/") else ""
 
 
 class _Script:
@@ -150,6 +177,7 @@ class _Options(NamedTuple):
 
     names: tuple[str, ...]
     needed: tuple[str, ...]
+    flags: tuple[str, ...]
 
 
 def _arguments(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
@@ -178,6 +206,7 @@ def _options(seen: _Script) -> _Options | None:
         return None
     names: list[str] = []
     needed: list[str] = []
+    flags: list[str] = []
     for call in seen.calls:
         if _name(call.func) != "add_argument":
             continue
@@ -187,10 +216,12 @@ def _options(seen: _Script) -> _Options | None:
         given = {k.arg: k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)}
         long = [str(word)[2:] for word in words if str(word).startswith("--")]
         names += long
+        action = next((_text(k.value) for k in call.keywords if k.arg == "action"), "")
+        flags += long if action not in ("", "store", "append", "extend") else []
         positional = not str(words[0]).startswith("-") and "nargs" not in given
         if positional or given.get("required") is True:
             needed.append(long[0] if long else str(words[0]))
-    return _Options(tuple(names), tuple(needed))
+    return _Options(tuple(names), tuple(needed), tuple(flags))
 
 
 def _saves(folder: Path, seen: _Script, resume: Resume) -> Iterator[Conflict]:
@@ -219,6 +250,11 @@ def _saves(folder: Path, seen: _Script, resume: Resume) -> Iterator[Conflict]:
         what = f"{seen.name} saves nothing: a kill or a stop loses all that was trained"
         remedy = "save a checkpoint now and then, and load it at the start"
         yield _warning("train.script", what, remedy)
+
+
+def _text(value: ast.expr) -> str:
+    """A constant's text, or the name of what is computed."""
+    return str(value.value) if isinstance(value, ast.Constant) else _name(value)
 
 
 def _name(function: ast.expr) -> str:

@@ -190,6 +190,7 @@ run: |
         ("#SBATCH --output=a.log", ":6: trap: --output=a.log has no %j"),
         ("#SBATCH --time=10:00", ":6: trap: --time=10:00 is minutes and seconds"),
         ("echo a\n#SBATCH --mem=4G", ":7: trap: #SBATCH --mem=4G stands below line 6"),
+        ("f() {\nexport A=1\n}\nA=()", ":7: not carried over: export A=1; it stands in a condition"),
         ("if true; then\nexport A=1\nfi", ":7: not carried over: export A=1; it stands in a condition"),
         ("cp -r data /scratch", ":6: not carried over: cp -r data /scratch"),
     ],
@@ -242,6 +243,31 @@ def test_what_cannot_be_adopted(text: str, expected: str, run: Run, tmp_path: Pa
     assert (outcome.code, outcome.out) == (65, "")
     assert outcome.err.startswith(expected)
     assert not (tmp_path / "job.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'if [ -f "$OUT/c.pt" ]; then\n  MORE="--resume $OUT/c.pt"\nfi',
+        "if [[ -e out/c.pt ]]\nthen\n  MORE=(--resume out/c.pt)\nelse\n  MORE=()\nfi",
+        '[ -f out/c.pt ] && MORE="--resume out/c.pt"',
+        'MORE=""\nif test -s out/c.pt; then MORE="--resume out/c.pt"; fi',
+    ],
+)
+def test_how_it_goes_on_is_carried_over(lines: str, run: Run, tmp_path: Path) -> None:
+    out, err = spec_of(run, tmp_path, f"OUT=out\n{lines}\ntorchrun train.py --lr 1 $MORE $OUT\n")
+    train = read(out.encode(), "a")["local"].job.train
+    assert (train.resume.exists, train.resume.args) == (("out/c.pt",), ("--resume", "out/c.pt"))
+    assert train.args == ("--lr", "1", "out")
+    assert "condition" not in err
+
+
+def test_of_two_such_conditions_one_is_told_of(run: Run, tmp_path: Path) -> None:
+    lines = "[ -f a ] && A=--a\n[ -f b ] && B=--b\n[ -f c ] || exit 1\n"
+    out, err = spec_of(run, tmp_path, f"{lines}torchrun train.py $A $B\n")
+    assert read(out.encode(), "a")["local"].job.train.resume.args == ("--a",)
+    assert ":2: not carried over: --b, where b is there; the spec has one such condition" in err
+    assert ":3: not carried over: [ -f c ]" in err
 
 
 def test_it_validates_and_is_never_written_over(run: Run, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ parser.add_argument("--compile", action="store_true")
 args = parser.parse_args()
 torch.save(torch.load("a.pt"), "a.pt")
 """
+_NO_SAVE = PARSER.rpartition("torch.save")[0]
 
 
 def told(tmp_path: Path, text: str, args: str = "{}") -> list[str]:
@@ -134,6 +135,36 @@ def test_init_writes_a_spec_for_a_script(
     both = run("init", "--script", "my code/train it.py", "--steps", "3", "-o", "c.yaml")
     assert "--steps is not for a script" in both.err
     assert not (tmp_path / "b.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", '{exists: "CHECKPOINT", args: "--OPTION=CHECKPOINT"}'),
+        (PARSER, '{exists: "a.pt", args: "--OPTION=a.pt"}'),
+        (
+            f"{_NO_SAVE}p.add_argument('--resume', action='store_true')\ntorch.save({{}}, 'ckpt.pt')\n",
+            '{exists: "ckpt.pt", args: "--resume"}',
+        ),
+        (
+            f"{_NO_SAVE}p.add_argument('--resume-from')\ntorch.save({{}}, 'ckpt.pt')\n",
+            '{exists: "ckpt.pt", args: "--resume-from=ckpt.pt"}',
+        ),
+        (
+            f"{_NO_SAVE}p.add_argument('--resume')\ntorch.save(a, b)\ntorch.save({{}}, f'out/{{step}}.pt')\n",
+            '{exists: "out/*.pt", args: "--resume=CHECKPOINT"}',
+        ),
+    ],
+)
+def test_init_suggests_how_the_script_goes_on(
+    text: str, line: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "t.py").write_text(text)
+    assert run("init", "--script", "t.py", "-o", "a.yaml").code == 0
+    spec = (tmp_path / "a.yaml").read_text()
+    assert f"  # resume: {line}\n" in spec
+    job = read(spec.replace("  # resume: ", "  resume: ").encode(), "a.yaml")["local"].job
+    assert job.train.resume.exists
 
 
 def test_init_names_the_jobs_of_two_train_py_apart(

@@ -52,6 +52,20 @@ def test_wrong_arguments_are_for_good(job: Job) -> None:
     assert job.status == job.says("failed", reason)
 
 
+def test_words_that_are_added_to_go_on_are_named_where_they_are_refused(job: Job) -> None:
+    (job.work).mkdir()
+    (job.work / "ckpt.pt").touch()
+    options = ("--resume-exists=ckpt.pt", "--resume-arg=--resume")
+    text = (
+        "import argparse; p = argparse.ArgumentParser(); p.add_argument('--resume'); p.parse_args()"
+    )
+    assert job.run(text, options)[0] == EXIT_FAILED
+    assert job.status.reason == (
+        "loop.py refused its arguments (exit code 2); "
+        "correct train.resume.args, which are added where there is progress, or train.args"
+    )
+
+
 def test_a_module_that_refuses_its_arguments_is_named(job: Job) -> None:
     (job.code / "pkg.py").write_text("import sys\nsys.exit(2)\n")
     job.start("module:pkg", "--x").communicate(timeout=60)
@@ -137,10 +151,15 @@ def test_a_script_is_done_when_no_rank_has_crashed(job: Job) -> None:
 
 
 def test_who_only_loses_a_peer_does_not_hide_the_cause(job: Job) -> None:
-    (job.directory / "status").write_text(job.says("running", "rank 1: ValueError: the cause").line)
-    text = "import torch\nw = torch.nn.Parameter(torch.ones(1))\no = torch.optim.SGD([w], 1)\no.step()\n"
-    assert job.run(text + "raise RuntimeError('Connection closed by peer [127.0.0.1]')")[0] == 1
-    assert job.status.reason == "rank 1: ValueError: the cause"
+    cause = job.says("running", "rank 1: ValueError: the cause")
+    loses = "raise RuntimeError('Connection closed by peer [127.0.0.1]')"
+    noted = f"open({str(job.directory / 'status')!r}, 'w').write({cause.line!r})\n"
+    assert job.run(noted + loses)[0] == 1
+    assert job.status == cause
+    # Of the next crash it is not the cause.
+    code, said = job.run(loses, TORCHELASTIC_RESTART_COUNT="1", TORCHELASTIC_MAX_RESTARTS="3")
+    assert (code, job.status.reason[:20]) == (1, "rank 0: RuntimeError")
+    assert "restart 1 of 3: a worker had failed: rank 1: ValueError: the cause\n" in said
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 
 from train import manifest, records, rng
 from train.config import Period, RunConfig, parse, period, seconds
-from train.console import Progress, clock, say
+from train.console import Progress, clock, say, say_restart
 from train.errors import TrainError, start_command
 from train.metrics import MetricsLog
 from train.optim import LearningRate, lr_factor
@@ -185,30 +185,26 @@ def test_a_message_never_stands_in_the_progress_line(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("count", "step", "said"),
+    ("count", "then", "said"),
     [
-        (None, 3, ""),
-        ("0", 3, ""),
-        ("1", 3, "restart 1 of 2: a worker had failed"),
-        (
-            "2",
-            0,
-            "restart 2 of 2: a worker had failed; there is no checkpoint yet, so it begins anew",
-        ),
+        (None, "", ""),
+        ("0", "; it begins anew", ""),
+        ("1", "", "restart 1 of 2: a worker had failed"),
+        ("2", "; it begins anew", "restart 2 of 2: a worker had failed; it begins anew"),
     ],
 )
 def test_a_restart_is_explained(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     count: str | None,
-    step: int,
+    then: str,
     said: str,
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     if count is not None:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-    records._say_restart(step)
+    say_restart(then)
     assert capsys.readouterr().err == (f"ddpgen: {said}\n" if said else "")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.train import workers
 from train import timing
-from train.timing import Slow, SlowRanks, StepClock, slowest
+from train.timing import Slow, SlowRanks, StepClock, remedy, slowest
 
 PARTS = Path(__file__).with_name("own_parts.py")
 
@@ -100,3 +100,16 @@ def test_a_slow_rank_is_in_the_log_and_the_metrics(tmp_path: Path) -> None:
         assert row["waiting"][0] - row["waiting"][1] > 0.1 * row["seconds"]
     assert reports[-1]["slow"]["name"] == "rank 1"
     assert "rank 1 computes longer than the others, which wait " in run.output
+    assert f"% of each step for it; {remedy(1, [2, 2])}" in run.output
+
+
+def test_a_rank_with_a_larger_share_is_not_said_to_be_slow() -> None:
+    assert (
+        remedy(0, [3, 3, 2])
+        == "it has 3 micro-batches of a step and others 2: share them out evenly"
+    )
+    assert (
+        remedy(2, [3, 3, 2])
+        == remedy(1, [3, 3])
+        == "give it a smaller share, or see what else runs there"
+    )
