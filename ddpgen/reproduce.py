@@ -19,13 +19,14 @@ from ddpgen.spec.slurm import SlurmJob
 
 
 def place(directory: Path, output: Path | None) -> Path:
-    """Where the run of this checkpoint directory is reproduced: empty, or not there yet. Raises BundleRefusedError."""
+    """Where the run of this checkpoint directory is reproduced: not there yet, or with nothing but a bundle in it, which
+    an earlier try has left. Raises BundleRefusedError."""
     found = (output or Path("build", f"{directory.absolute().name}-reproduced")).absolute()
     if found.is_relative_to(directory.absolute()):
         raise BundleRefusedError(
             f"{found} is in the run's own directory; give another place with -o"
         )
-    if found.exists() and (not found.is_dir() or any(found.iterdir())):
+    if found.exists() and (not found.is_dir() or {*os.listdir(found)} - {"bundle"}):
         raise BundleRefusedError(f"{found} is not empty; remove it, or give another place with -o")
     return found
 

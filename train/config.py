@@ -20,12 +20,13 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86
 
 @dataclass(frozen=True)
 class Period:
-    """Every so many steps, every so many seconds, or as often as interruptions that come every
-    `mean_s` seconds on average make it best; exactly one of them is set."""
+    """Every so many steps, every so many seconds, as often as interruptions that come every
+    `mean_s` seconds on average make it best, or after each step of `at`; exactly one of them is set."""
 
     steps: int | None = None
     seconds: float | None = None
     mean_s: float | None = None
+    at: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

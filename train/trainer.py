@@ -344,10 +344,10 @@ class Trainer:
     def _outcome(self, result: StepResult | None) -> Outcome | None:
         """How the training ends before the next step, if it does. `result`: of the step before, if any."""
         state, until = self.state, self.config.until
-        if until is not None and state.step >= until:
-            return Outcome.STOPPED
         if state.step >= self.last_step or state.selection.verdict:
             return Outcome.DONE
+        if until is not None and state.step >= until:
+            return Outcome.STOPPED
         if result is not None and (result.stop or result.leave):
             return Outcome.STOPPED if result.stop else Outcome.LEFT
         return None

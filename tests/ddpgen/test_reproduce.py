@@ -45,6 +45,8 @@ def test_what_another_version_rendered_is_named(tmp_path: Path) -> None:
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     assert reproduce.place(tmp_path / "ckpt", tmp_path / "new") == tmp_path / "new"
     assert reproduce.place(tmp_path / "gpt", None) == Path("build/gpt-reproduced").absolute()
+    (tmp_path / "tried" / "bundle").mkdir(parents=True)
+    assert reproduce.place(tmp_path / "ckpt", tmp_path / "tried") == tmp_path / "tried"
     (tmp_path / "file").touch()
     for taken in (tmp_path, tmp_path / "file"):
         with pytest.raises(BundleRefusedError, match="is not empty; remove it, or give another"):

@@ -92,6 +92,15 @@ def test_data_elsewhere_is_the_same_data_and_one_byte_is_not() -> None:
     assert first == "the runs part at step 37: train.bin has another sha256"
 
 
+def test_data_in_two_places_far_apart_is_the_same_data() -> None:
+    facts = [{"size": 9, "sha256": each * 64} for each in "0f1"]
+    was = origin(start__data={"files": {"/a/x/1.bin": facts[0], "/data/2.bin": facts[1]}})
+    now = origin(start__data={"files": {"/b/1.bin": facts[0], "/data/2.bin": facts[1]}})
+    other = origin(start__data={"files": {"/b/1.bin": facts[2], "/data/2.bin": facts[1]}})
+    assert environment_differences(was, now) == []
+    assert {each.name for each in environment_differences(was, other)} == {"a/x/1.bin", "b/1.bin"}
+
+
 def test_a_large_file_of_another_time_may_be_the_cause() -> None:
     files = [
         {"/d/x.bin": {"size": 9, "mtime": at, "sha256": "0", "partial": True}} for at in (1, 2)

@@ -70,7 +70,7 @@ def test_the_end(stop: int | None, leave: int | None, outcome: Outcome, steps: i
 
 @pytest.mark.parametrize(
     ("until", "at", "outcome", "steps"),
-    [(3, 0, Outcome.STOPPED, 3), (4, 0, Outcome.STOPPED, 4), (9, 0, Outcome.DONE, 4), (2, 3, Outcome.STOPPED, 3)],
+    [(3, 0, Outcome.STOPPED, 3), (4, 0, Outcome.DONE, 4), (9, 0, Outcome.DONE, 4), (2, 3, Outcome.STOPPED, 3), (2, 4, Outcome.DONE, 4)],
 )  # fmt: skip
 def test_until_is_a_stop_after_that_step(until: int, at: int, outcome: Outcome, steps: int) -> None:
     trainer = Scripted(until=until)

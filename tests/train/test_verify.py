@@ -139,17 +139,17 @@ def test_a_replay_computes_what_the_run_did_and_tells_nobody() -> None:
         "--weight=3", "--tracker=wandb", "--eval-every=5", "--profile=2..3", "--data-workers=2",
     ]  # fmt: skip
     was = parse(argv)
-    now = replayed(was, "/again", 20, "gloo")
+    now = replayed(was, "/again", (10, 15, 20), "gloo")
     changed = {name: value for name, value in vars(now).items() if value != getattr(was, name)}
     assert changed == {
-        "checkpoint_dir": "/again", "checkpoint_store": "", "checkpoint_every": Period(steps=20), "until": 20,
+        "checkpoint_dir": "/again", "checkpoint_store": "", "checkpoint_every": Period(at=(10, 15, 20)),
+        "checkpoint_keep": 4, "until": 20,
         "code_dir": str(Path("code").absolute()), "world_size": None, "shares": None, "weight": Fraction(1),
         "backend": "gloo", "eval_every": 0, "trackers": (), "profile": None, "accept_changes": True,
     }  # fmt: skip
     best = parse([*argv, "--best-metric=loss"])
-    assert (
-        replayed(best, "/again", 20, "gloo").eval_every == 5
-    )  # a checkpoint remembers the best one
+    # A checkpoint remembers the best one.
+    assert replayed(best, "/again", (10, 15, 20), "gloo").eval_every == 5
 
 
 def test_the_processes_are_what_fits_or_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,8 @@ class Checkpointer:
         Not while one is being written: a disk that is slower than the period would stop the
         training, and the peers waiting for this rank would give up. It is due right after.
         """
+        if self._every.at:
+            return step in self._every.at
         if self._thread is not None and self._thread.is_alive():
             return False
         if self._every.steps is not None:

@@ -108,7 +108,7 @@ def goes_on(program: Sequence[str], saved: bool) -> str:
     a user's script has been seen to save something."""
     options = list(itertools.takewhile(lambda word: word.startswith("--"), program[1:]))
     if program[0] != "script":
-        return GO_ON
+        return ANEW if "--probe" in options else GO_ON
     if "--from-scratch" in options:
         return ANEW
     # What a program saves by itself is not seen.

@@ -21,13 +21,14 @@ from typing import Any
 from train.console import say
 from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal, TrainError
 from train.layout import MARKER, step_directory
-from train.provenance import read_manifest
+from train.provenance import Start, read_manifest
 from train.verify import compare, record
 from train.verify.compare import Difference, Origin, Rank
 from train.verify.record import Part, Record
 from train.verify.workplace import Replay, processes_that_fit, unpack, workplace
 
 EXIT_INTERRUPTED = 130
+_NAMED = 3
 _FILES = ("model.pt", "optimizer.pt")
 
 
@@ -195,7 +196,7 @@ def _why_bad(found: Record, step: int) -> str:
 
 
 def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Result:
-    """Compute the steps of `part` again, from one kept checkpoint to the next, and compare at each."""
+    """Compute the steps of `part` again, with a checkpoint where one is kept, and compare."""
     import torch
 
     start = part.start
@@ -211,27 +212,38 @@ def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Resu
     if part.begin:
         replay.begin_at(step_directory(found.directory, part.begin))
     say(f"replaying steps {part.begin} to {part.end} on {procs} process{'es' if procs > 1 else ''}")
-    tensors, damages, loss = 0, list[Damage](), None
-    for point in sorted({*part.points, part.end}):
-        replay.run(point, flags, _show)
-        losses = record.losses_of(record.step_rows(replay.directory))
-        loss = compare.first_loss_difference(found.losses, losses)
-        if point in part.points:
-            count, damage = _compared(found, point, replay.directory)
-            tensors += count
-            damages += damage
-        if loss is not None:
+    differences: list[Difference] = []
+
+    def show(line: str) -> None:
+        nonlocal differences
+        if not line.startswith("step "):
+            return
+        if not differences:  # known since its first step: nobody is to wait for the last one
+            differences = _differences(found, start, replay.directory)
+            if decisive := [str(each) for each in differences if each.rank is Rank.BITS]:
+                say(f"other than on record, which can change bits: {'; '.join(decisive[:_NAMED])}")
+        print(line, file=sys.stderr, flush=True)
+
+    replay.run(sorted({*part.points, part.end}), flags, show)
+    losses = record.losses_of(record.step_rows(replay.directory))
+    loss = compare.first_loss_difference(found.losses, losses)
+    tensors, damages = 0, list[Damage]()
+    for point in sorted(part.points):
+        count, damage = _compared(found, point, replay.directory)
+        tensors += count
+        damages += damage
+        if loss is not None and point >= loss:
             break
-    now = read_manifest(replay.directory)
-    origins = Origin(start, found.environments), Origin(now["starts"][-1], now["environments"])
-    differences = compare.environment_differences(*origins)
+    differences = _differences(found, start, replay.directory)
     compared = len({*found.losses} & {*losses})
     return Result(part, procs, compared, tensors, loss, damages, differences)
 
 
-def _show(line: str) -> None:
-    if line.startswith("step "):
-        print(line, file=sys.stderr, flush=True)
+def _differences(found: Record, start: Start, replayed: Path) -> list[Difference]:
+    """Between what a start came from and what the replay in `replayed` has here."""
+    now = read_manifest(replayed)
+    origins = Origin(start, found.environments), Origin(now["starts"][-1], now["environments"])
+    return compare.environment_differences(*origins)
 
 
 def _compared(found: Record, step: int, replayed: Path) -> tuple[int, list[Damage]]:

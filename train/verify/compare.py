@@ -159,8 +159,13 @@ def _settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Differ
 def _data(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
     left, right = _mapping(was.get("data")), _mapping(now.get("data"))
     before, after = _data_files(left), _data_files(right)
+    moved = {_content(each) for each in before.values()} & {
+        _content(each) for each in after.values()
+    }
     for name in sorted({*before, *after}):
-        yield from _data_file(name, before.get(name, {}), after.get(name, {}))
+        pair = before.get(name, {}), after.get(name, {})
+        if all(pair) or _content(pair[0] or pair[1]) not in moved:
+            yield from _data_file(name, *pair)
     yield from _pairs(Rank.BITS, ["fingerprint"], left, right, "fingerprint of the data")
 
 
@@ -174,6 +179,10 @@ def _data_file(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Ite
     if was.get("partial") and was.get("mtime") != now.get("mtime"):
         said = f"{name} has another time, and only its ends were hashed"
         yield Difference(Rank.MAY, name, str(was.get("mtime")), str(now.get("mtime")), said)
+
+
+def _content(facts: Mapping[str, Any]) -> tuple[Any, Any]:
+    return facts.get("sha256"), facts.get("size")
 
 
 def _data_files(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

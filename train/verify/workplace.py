@@ -95,9 +95,12 @@ class Replay:
         """Begin with a copy of this checkpoint, so that the run's own is only read. Raises OSError."""
         shutil.copytree(checkpoint, self.directory / checkpoint.name)
 
-    def run(self, until: int, flags: Mapping[str, str], on_line: Callable[[str], None]) -> None:
-        """Compute to step `until`. `flags`: what the libraries were told by variables. Raises TrainError."""
-        argv, environment = self._command(until), self._environment(flags)
+    def run(
+        self, points: Sequence[int], flags: Mapping[str, str], on_line: Callable[[str], None]
+    ) -> None:
+        """Compute to the last of `points`, with a checkpoint at each. `flags`: what the libraries were told by
+        variables. Raises TrainError."""
+        argv, environment = self._command(points), self._environment(flags)
         tail: deque[str] = deque(maxlen=_TOLD)
         with subprocess.Popen(
             argv,
@@ -121,15 +124,17 @@ class Replay:
                     child.send_signal(signum)
                 child.wait()
                 raise
-        if code == EXIT_STOPPED and (step_directory(self.directory, until) / MARKER).exists():
+        if code in (0, EXIT_STOPPED) and all(
+            (step_directory(self.directory, step) / MARKER).exists() for step in points
+        ):
             return
         status = read_status(self.directory)
         why = "; it said:\n  " + "\n  ".join(tail)
         if status is not None and status.reason:
             why = f": {status.reason}"
-        raise TrainError(f"the replay did not reach step {until}{why}")
+        raise TrainError(f"the replay did not reach step {points[-1]}{why}")
 
-    def _command(self, until: int) -> Sequence[str]:
+    def _command(self, points: Sequence[int]) -> Sequence[str]:
         """The launch of the tier `local`, with what the run was given behind it."""
         kept = ",".join(name for name in _PINNED if name in self._own_variables())
         supervise = [
@@ -142,7 +147,8 @@ class Replay:
             "torchrun", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={self._procs}",
             "--max-restarts=0", "--monitor-interval=0.1", f"--log-dir={self.directory / 'torchrun'}",
         ]  # fmt: skip
-        replay = [str(self.directory), str(until), self._backend, *self._start["argv"]]
+        steps = ",".join(map(str, points))
+        replay = [str(self.directory), steps, self._backend, *self._start["argv"]]
         command = [*supervise, "--", *launcher, "--", "replay", "--", *replay]
         return [sys.executable, "-m", "train", *command]
 

@@ -42,6 +42,7 @@ def test_a_signal(name: str, stops: int, met: bool, action: str) -> None:
     ("program", "saved", "expected"),
     [
         (("run", "--workload=gpt"), False, GO_ON),
+        (("run", "--workload=gpt", "--probe"), True, f"to begin anew: {AGAIN}"),
         (("script", "code/train.py", "--from-scratch"), True, GO_ON),  # an argument of its own
         (("script", "code/train.py"), False, ANEW),
         (("script", "--resume-exists=ckpt.npz", "code/train.py"), False, GO_ON),
