@@ -37,7 +37,7 @@ LAYERS = [
     {"monitor"},
     {"adopt.file", "launch", "plan.tables", "scaffold"},
     {"adopt.script", "adopt.sky"},
-    {"adopt.draft"},
+    {"adopt.draft", "adopt.resume"},
     {"spec.schema"},
     {"job"},
     {"bundle.write"},

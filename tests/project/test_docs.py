@@ -14,6 +14,8 @@ from tests.project.markdown import Block, blocks, documents, first_line_not_said
 from tests.project.tree import ROOT, copy_project
 
 DOCUMENTS = {str(path.relative_to(ROOT)): path for path in documents(ROOT)}
+# Stories of a minute of processor each, whose commands tests/real runs in make test as well.
+LONG = ("docs/numbers.md", "docs/reproduce.md")
 
 
 def marked(path: Path) -> list[Block]:
@@ -22,7 +24,10 @@ def marked(path: Path) -> list[Block]:
 
 @pytest.mark.real
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", list(DOCUMENTS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name for name in DOCUMENTS],
+)
 def test_commands_of_the_document_run_and_show_what_it_says(name: str, tmp_path: Path) -> None:
     checkout = copy_project(tmp_path / "checkout")
     env = reader_environment(tmp_path)

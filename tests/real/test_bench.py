@@ -59,8 +59,10 @@ def test_one_and_two_processes_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("send", "number"),
-    [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)],
-    ids=["Ctrl-C", "TERM"],
+    [
+        pytest.param(os.killpg, signal.SIGINT, id="Ctrl-C"),
+        pytest.param(os.kill, signal.SIGTERM, id="TERM", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_stop_leaves_the_table_of_the_runs_so_far(
     tmp_path: Path, send: Callable[[int, int], None], number: int

@@ -197,6 +197,7 @@ def test_ddpgen_launch_runs_it_and_run_sh_stops_it_from_another_terminal(
     assert fleet.status(rig, "laptop", "launched").startswith("stopped ")
 
 
+@pytest.mark.nightly
 def test_started_by_hand_in_two_terminals_in_any_order(rig: Rig, tmp_path: Path) -> None:
     spec = fleet.spec(["desk", "laptop"], name="by-hand")
     bundles = fleet.both(tmp_path, spec)

@@ -81,6 +81,7 @@ def whole(environment: Path) -> list[str]:
     return [found.parent.name for found in environment.glob("*/installed.txt")]
 
 
+@pytest.mark.nightly
 def test_a_start_installs_what_the_next_ones_find(
     bundle: Path, index: wheels.Index, environment: Path
 ) -> None:

@@ -24,8 +24,10 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 @pytest.mark.parametrize(
     ("send", "number"),
-    [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)],
-    ids=["Ctrl-C", "TERM"],
+    [
+        pytest.param(os.killpg, signal.SIGINT, id="Ctrl-C"),
+        pytest.param(os.kill, signal.SIGTERM, id="TERM", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_stop_leaves_the_figures_so_far(
     tmp_path: Path, send: Callable[[int, int], None], number: int

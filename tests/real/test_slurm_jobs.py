@@ -90,6 +90,7 @@ def test_a_second_job_for_the_same_directory_is_refused_with_the_number_of_the_f
     assert not list(cluster.rig.shared.glob("**/pwned"))
 
 
+@pytest.mark.nightly
 def test_a_job_that_fails_stays_failed(cluster: Slurm) -> None:
     failing = Batch(cluster, batch.spec("failing", "no number", restarts=0))
     assert failing.ended() == ("FAILED", "1:0"), failing.log
@@ -218,6 +219,7 @@ def test_one_job_of_an_array_is_struck_and_the_others_are_not(cluster: Slurm) ->
     assert cluster.show(other)["Restarts"] == "0"
 
 
+@pytest.mark.nightly
 def test_a_stop_made_in_the_queue_ends_the_job_there(cluster: Slurm) -> None:
     job = Batch(cluster, batch.spec("inqueue", PAUSE))
     job.until_step(3)

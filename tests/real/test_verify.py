@@ -133,6 +133,7 @@ def test_it_does_not_cross_the_step_at_which_the_settings_were_changed(tmp_path:
     )
 
 
+@pytest.mark.nightly
 def test_the_kept_bundle_is_launched_and_its_run_compared(tmp_path: Path) -> None:
     train = {"workload": "toy", "steps": 20, "global_batch_size": 8, "micro_batch_size": 2}
     assert jobs.run(jobs.render(tmp_path, jobs.spec(train))).process.returncode == 0

@@ -39,8 +39,16 @@ def test_two_processes_with_the_same_settings_give_the_same_bits() -> None:
     ("threads", "env", "seen", "cause"),
     [
         (1, {"ATEN_CPU_CAPABILITY": "default"}, {"softmax", "layer_norm", "randn"}, "ATEN_CPU_"),
-        (1, {"ONEDNN_MAX_CPU_ISA": "SSE41"}, {"convolution", "gelu"}, "ONEDNN_MAX_CPU_ISA"),
-        (1, {"MKL_CBWR": "COMPATIBLE"}, {"gemm"}, "MKL_CBWR"),
+        pytest.param(
+            1,
+            {"ONEDNN_MAX_CPU_ISA": "SSE41"},
+            {"convolution", "gelu"},
+            "ONEDNN_MAX_CPU_ISA",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            1, {"MKL_CBWR": "COMPATIBLE"}, {"gemm"}, "MKL_CBWR", marks=pytest.mark.nightly
+        ),
         (2, {}, {"sum"}, "train.threads"),
     ],
 )

@@ -58,10 +58,10 @@ TO_AN_OPEN_FILE = ('"ckpt.pt")\nprint', 'open("ckpt.pt", "wb"))\nprint')
     ("change", "options", "begins"),
     [
         (("", ""), (), None),
-        (TO_AN_OPEN_FILE, (), None),
         (("", ""), GO_ON, 10),
-        (BY_ITSELF, (), 10),
-        (("", ""), ("--from-scratch",), 0),
+        pytest.param(TO_AN_OPEN_FILE, (), None, marks=pytest.mark.nightly),
+        pytest.param(BY_ITSELF, (), 10, marks=pytest.mark.nightly),
+        pytest.param(("", ""), ("--from-scratch",), 0, marks=pytest.mark.nightly),
     ],
 )
 def test_a_restart_goes_on_from_what_was_saved_or_is_refused(
@@ -199,8 +199,9 @@ GROUP = "torch.distributed.is_initialized = lambda: True\n"
     ("begins", "variables", "told"),
     [
         ("", {"WORLD_SIZE": "2"}, True),
-        ("", {"WORLD_SIZE": "2", "RANK": "1"}, False),  # once is enough
-        ("", {"WORLD_SIZE": "1"}, False),
+        # Once is enough.
+        pytest.param("", {"WORLD_SIZE": "2", "RANK": "1"}, False, marks=pytest.mark.nightly),
+        pytest.param("", {"WORLD_SIZE": "1"}, False, marks=pytest.mark.nightly),
         (GROUP, {"WORLD_SIZE": "2"}, False),
     ],
 )
@@ -259,7 +260,10 @@ def test_a_rank_knows_the_step_of_a_checkpoint_that_rank_0_has_saved(tmp_path: P
 
 @pytest.mark.parametrize(
     ("end", "said"),
-    [("raise SystemExit(3)\n", "SystemExit: 3"), ("", "BeginsAnewError: the script begins anew, ")],
+    [
+        ("raise SystemExit(3)\n", "SystemExit: 3"),
+        pytest.param("", "BeginsAnewError: the script begins anew, ", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_rank_that_ends_by_itself_says_so_to_the_others(job: Job, end: str, said: str) -> None:
     assert job.run(LOOP, (), "--steps=5")[0] == 0
@@ -486,13 +490,17 @@ for _ in DataLoader(torch.arange(8)):
 """
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("1", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("how", "said"),
     [
         ("skips", ""),
         ("begins", "the epoch begins again: its first 6 batches are trained on twice"),
-        ("other order", "the samples come in another order than before"),
+        pytest.param(
+            "other order",
+            "the samples come in another order than before",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_who_goes_on_at_another_sample_is_told(job: Job, how: str, said: str, workers: str) -> None:
@@ -536,6 +544,7 @@ for step in range(10):
 """
 
 
+@pytest.mark.nightly
 def test_who_waits_in_vain_names_the_rank_and_the_line_that_it_waited_for(job: Job) -> None:
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     both = [job.begin(STOPS, RANK=str(rank), LOCAL_RANK=str(rank), **world) for rank in (0, 1)]

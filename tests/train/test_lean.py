@@ -47,9 +47,12 @@ def test_a_training_imports_neither_compiler_nor_sympy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        "print(bool(torch._dynamo.config.optimize_ddp))",
+        pytest.param("print(bool(torch._dynamo.config.optimize_ddp))", marks=pytest.mark.nightly),
         "f = torch.compile(lambda x: x + 1, backend='eager'); print(f(torch.ones(1)).item() == 2)",
-        "with without_compiler(): print(bool(torch._dynamo.config.optimize_ddp))",
+        pytest.param(
+            "with without_compiler(): print(bool(torch._dynamo.config.optimize_ddp))",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_the_compiler_is_there_for_whoever_asks(use: str) -> None:
