@@ -196,7 +196,7 @@ class Job:
             if end.state == "stopped" and not (self._asked or self._plan.elastic):
                 # Stopped before the rendezvous, it could not stop the others.
                 self._send_to_all("stop")
-            self._within(self._pace.linger)
+            self._within(self._pace.exit_barrier)
         elif not self._killed:
             self._say(f"{end.host}: {end.state}: {end.reason or 'it gave no reason'}")
             if not self._goes_on_without(end):

@@ -26,7 +26,7 @@ class Pace:
     # After `kill`; a connection that is silently dead is noticed within this, too.
     kill: float = 40.0
     # One host is done: the others leave torchrun's exit barrier (300 s) at the latest.
-    linger: float = 360.0
+    exit_barrier: float = 360.0
     # An elastic job looks for its lost hosts.
     retry: float = 10.0
     # Hosts that are to start anew may have to reboot, or get rid of what still runs there.
