@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -55,5 +54,5 @@ class Resumes:
         if found is None or not is_known(value) or (self._other and value):
             return False
         if not self._other:
-            self.found[found[1]] = Resume(self._exists, shlex.split(value), line)
+            self.found[found[1]] = Resume(self._exists, value.split(), line)
         return True

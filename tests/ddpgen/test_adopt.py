@@ -262,6 +262,12 @@ def test_how_it_goes_on_is_carried_over(lines: str, run: Run, tmp_path: Path) ->
     assert "condition" not in err
 
 
+def test_a_quote_in_the_words_is_a_letter_as_to_bash(run: Run, tmp_path: Path) -> None:
+    lines = """[ -f a ] && MORE="--note it's"\n"""
+    out, _ = spec_of(run, tmp_path, f"{lines}torchrun train.py $MORE\n")
+    assert read(out.encode(), "a")["local"].job.train.resume.args == ("--note", "it's")
+
+
 def test_of_two_such_conditions_one_is_told_of(run: Run, tmp_path: Path) -> None:
     lines = "[ -f a ] && A=--a\n[ -f b ] && B=--b\n[ -f c ] || exit 1\n"
     out, err = spec_of(run, tmp_path, f"{lines}torchrun train.py $A $B\n")
