@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,11 +33,6 @@ SCRIPTS = {
     "nanogpt": ("--max_iters=1500", "out/ckpt.pt"),
     "resnet": ("--epochs=6", "checkpoint.pth.tar"),
 }
-
-
-def some(quick: str) -> list[Any]:
-    """All scripts: `quick` in make test, the others at night."""
-    return [name if name == quick else pytest.param(name, marks=nightly) for name in SCRIPTS]
 
 
 # Long enough for ten kills.
@@ -117,7 +111,10 @@ def workers(job: jobs.Job) -> list[int]:
     return [each for child in jobs.children(job.process.pid) for each in jobs.children(child)]
 
 
-@pytest.mark.parametrize("name", some("huggingface"))
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "huggingface" else pytest.param(name, marks=nightly) for name in SCRIPTS],
+)
 def test_killed_in_the_middle_it_goes_on_to_the_same_weights(name: str, tmp_path: Path) -> None:
     whole = Script(name, tmp_path / "whole")
     assert whole.run().lines[-1].startswith("ddpgen: done at step ")
@@ -135,9 +132,12 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_weights(name: str, tmp_path
     assert job.lines[-1] in kept[1].read_text()
 
 
-@pytest.mark.parametrize("name", some("lightning"))
-def test_a_stop_keeps_what_was_trained(name: str, tmp_path: Path) -> None:
-    script = Script(name, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "procs"),
+    [("lightning", 1), *(pytest.param(name, 2, marks=nightly) for name in SCRIPTS)],
+)
+def test_a_stop_keeps_what_was_trained(name: str, procs: int, tmp_path: Path) -> None:
+    script = Script(name, tmp_path, procs)
     job = script.start()
     script.wait_for_rows(job, 2)
     job.process.send_signal(signal.SIGINT)

@@ -142,7 +142,10 @@ def test_a_stop_comes_after_the_next_save(job: Job) -> None:
     assert job.status.step % 5 == 1  # at the end of the step after a save
 
 
-@pytest.mark.parametrize(("saves", "waits"), [("never", False), ("step == 5", True)])
+@pytest.mark.parametrize(
+    ("saves", "waits"),
+    [pytest.param("never", False, marks=pytest.mark.nightly), ("step == 5", True)],
+)
 def test_a_stop_waits_for_a_save_only_where_one_may_come(job: Job, saves: str, waits: bool) -> None:
     text = LOOP.replace("step % 5 == 0", repr(saves) + " == ''" if saves == "never" else saves)
     process = job.begin(text, ("--stop-grace=2s",), "--steps=100000", "--pause=0.01")
@@ -155,6 +158,7 @@ def test_a_stop_waits_for_a_save_only_where_one_may_come(job: Job, saves: str, w
     assert ("stopping after the script's next save, or in 1 s" in said) is waits
 
 
+@pytest.mark.nightly
 def test_in_a_bucket_it_keeps_whole_objects_and_their_record(job: Job, tmp_path: Path) -> None:
     bucket = tmp_path / "bucket"
     text = LOOP.replace('"ckpt.pt"', 'os.environ["DDPGEN_CHECKPOINT_DIR"] + "/ckpt.pt"')
