@@ -106,7 +106,10 @@ def slowest(step_s: float, waiting: Sequence[float]) -> Slow | None:
 def remedy(rank: int, shares: Sequence[int]) -> str:
     """What to do about a slow rank. `shares`: the micro-batches of each rank."""
     if shares[rank] > min(shares):
-        return f"it has {shares[rank]} micro-batches of a step and others {min(shares)}: share them out evenly"
+        return (
+            f"it has {shares[rank]} micro-batches of a step and others {min(shares)}: give it a smaller share, or choose "
+            "a global_batch_size that is shared out evenly"
+        )
     return "give it a smaller share, or see what else runs there"
 
 

@@ -67,6 +67,20 @@ def test_a_run_that_was_killed_twice_is_the_same_on_other_numbers_of_processes(
     assert not list(killed_twice.parent.glob(".*verify*"))
 
 
+@pytest.mark.nightly
+def test_what_is_other_here_is_said_at_the_first_step(
+    killed_twice: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    found = ddpgen("verify", killed_twice, "--procs", "1")
+    said = found.stderr.splitlines()
+    told = next(i for i, line in enumerate(said) if "which can change bits: ATEN_CPU_CAP" in line)
+    assert said[told + 1].startswith("step 21/24"), found.stderr
+    assert "fingerprint" not in found.stderr  # the data is the same, and not read yet
+    assert found.returncode == 1
+    assert found.stdout.startswith("not identical: the loss of step 2")
+
+
 def flip_a_bit(checkpoint: Path, file: str, content: bytes, corrected: bool) -> None:
     """In the first element of the tensor that has this content."""
     path, marker = checkpoint / file, checkpoint / "checkpoint.json"

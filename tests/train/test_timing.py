@@ -103,13 +103,10 @@ def test_a_slow_rank_is_in_the_log_and_the_metrics(tmp_path: Path) -> None:
     assert f"% of each step for it; {remedy(1, [2, 2])}" in run.output
 
 
-def test_a_rank_with_a_larger_share_is_not_said_to_be_slow() -> None:
-    assert (
-        remedy(0, [3, 3, 2])
-        == "it has 3 micro-batches of a step and others 2: share them out evenly"
+def test_a_rank_with_a_larger_share_is_told_of_that() -> None:
+    assert remedy(0, [3, 3, 2]) == (
+        "it has 3 micro-batches of a step and others 2: give it a smaller share, or choose a global_batch_size that is "
+        "shared out evenly"
     )
-    assert (
-        remedy(2, [3, 3, 2])
-        == remedy(1, [3, 3])
-        == "give it a smaller share, or see what else runs there"
-    )
+    alone = "give it a smaller share, or see what else runs there"
+    assert remedy(2, [3, 3, 2]) == remedy(1, [3, 3]) == alone

@@ -241,8 +241,11 @@ def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Resu
 
 def _differences(found: Record, start: Start, replayed: Path) -> list[Difference]:
     """Between what a start came from and what the replay in `replayed` has here."""
-    now = read_manifest(replayed)
-    origins = Origin(start, found.environments), Origin(now["starts"][-1], now["environments"])
+    manifest = read_manifest(replayed)
+    now: Start = manifest["starts"][-1]
+    # The data is read beside the first steps: until then nothing is known of it.
+    now = now if now.get("data") else {**now, "data": start.get("data")}
+    origins = Origin(start, found.environments), Origin(now, manifest["environments"])
     return compare.environment_differences(*origins)
 
 
