@@ -262,6 +262,13 @@ def test_how_it_goes_on_is_carried_over(lines: str, run: Run, tmp_path: Path) ->
     assert "condition" not in err
 
 
+def test_what_is_said_where_no_checkpoint_is_there_is_told_of(run: Run, tmp_path: Path) -> None:
+    lines = "if [ -f a ]; then\nMORE=--resume=a\nelse\nMORE=--init=b\nfi\n"
+    out, err = spec_of(run, tmp_path, f"{lines}torchrun train.py $MORE\n")
+    assert read(out.encode(), "a")["local"].job.train.resume.args == ("--resume=a",)
+    assert ":4: not carried over: MORE=--init=b; it stands in a condition" in err
+
+
 def test_a_quote_in_the_words_is_a_letter_as_to_bash(run: Run, tmp_path: Path) -> None:
     lines = """[ -f a ] && MORE="--note it's"\n"""
     out, _ = spec_of(run, tmp_path, f"{lines}torchrun train.py $MORE\n")
