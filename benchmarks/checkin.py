@@ -226,7 +226,7 @@ class Clients:
         async def answer(conn: Conn) -> None:
             conn.send("identity")
             first = await conn.receive(10)
-            await links.serve(conn, self._greeted[-1], first)
+            await links.serve(conn, self._greeted[-1], first, links.Turns())
 
         self._loop = asyncio.get_running_loop()
         listener = Listener(answer, 256)

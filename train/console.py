@@ -22,6 +22,15 @@ def say(message: str, rank: int | None = None) -> None:
     _print(sys.stderr, f"ddpgen{_where()}{rank_of}: {message}\n")
 
 
+def plain(text: str, most: int = 2000) -> str:
+    """Others' text for a terminal: what does not print as itself is written out, as `\\x1b` or `\\u202e`."""
+    if len(text) > most:
+        text = text[:most] + "..."
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def say_restart(then: str = "") -> None:
     """Why the training begins again although nobody has typed anything; nothing in the first start."""
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

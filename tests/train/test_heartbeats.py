@@ -375,7 +375,7 @@ def test_a_file_is_read_as_it_was_written_but_for_control_characters(tmp_path: P
     heartbeats.write_host_view(tmp_path, host_view)
     assert os.listdir(tmp_path / heartbeats.NAME) == ["seen-by-.._h.json"]
     (back,) = heartbeats.read_host_views(tmp_path)
-    plain = {"host": "h\\x1b[2J\\x202e", "where": "a\\x0ab\\xd800", "stack": ("x\\x0d",)}
+    plain = {"host": "h\\x1b[2J\\u202e", "where": "a\\nb\\ud800", "stack": ("x\\r",)}
     assert back == replace(host_view, heard=(Heard(replace(beat, **plain), 5.0),))
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from train import lock, processes
+from train.console import plain
 from train.files import open_file, read_file
 from train.health import heartbeats, network, view
 from train.health.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, RankState, duration, ranks
-from train.health.heartbeats import plain
 from train.health.view import Preflight
 from train.layout import steps_on_disk
 from train.lock import Holder

@@ -66,7 +66,6 @@ class Exchange:
             self._wake.notify_all()
 
     def heard(self) -> HostView:
-        """What is known of the others now."""
         now = time.monotonic()
         with self._wake:
             beats = [Heard(beat, now - since) for beat, since in self._beats.values()]
@@ -91,7 +90,6 @@ class Exchange:
             self._hurry = False
 
     def close(self) -> None:
-        """No more of it."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from train.console import plain
 from train.files import read_file, replace_file
 from train.processes import machine
 
@@ -30,8 +31,6 @@ _MOST_NUMBER = 1e15
 _BUCKET_S = 30.0
 _SAME_AGE_S = 30.0
 _OURS = re.compile(r"rank-(\d{5,6})\.json|seen-by-.*\.json|explained-.*|\.(rank|seen-by)-.*")
-# Control characters, what turns the direction of a line around, and halves of characters.
-_ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _Value = TypeVar("_Value")
 
 
@@ -111,11 +110,6 @@ class HostView:
 # --- reading what others have written ---------------------------------------------------------------
 
 
-def plain(text: str, most: int = _MOST_TEXT) -> str:
-    """A stranger's text for a terminal: control characters are shown, not obeyed."""
-    return _ODD.sub(lambda found: f"\\x{ord(found[0]):02x}", text[:most])
-
-
 def parse(kind: type[_Value], value: Any) -> _Value:
     """A Beat, Heard or HostView of what asdict() made of it, without control characters in its texts.
 
@@ -143,7 +137,7 @@ def _field(value: Any, kind: str) -> Any:
         return float(value)
     if type(value).__name__ != kind:
         raise ValueError(f"no {kind}")
-    return plain(value) if kind == "str" else value
+    return plain(value, _MOST_TEXT) if kind == "str" else value
 
 
 # --- the files --------------------------------------------------------------------------------------

@@ -118,12 +118,9 @@ def own_place(env: Mapping[str, str]) -> tuple[str, str, str]:
     host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     head = f"{host}:{port}" if host and port else ""
     name = env.get("GLOO_SOCKET_IFNAME", "")
+    if not host and not name:
+        return "", "", head
     try:
-        known = nic.interfaces()
-        source = nic.source_towards(nic.resolve(host)) if host else ""
+        return (*nic.choose(host, name), head)
     except (nic.NetworkError, OSError):
         return name, "", head
-    found = next((i for i in known if (i.name == name if name else source in i.addresses)), None)
-    if found is None:
-        return name, "", head
-    return found.name, source if source in found.addresses else "".join(found.addresses[:1]), head

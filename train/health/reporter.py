@@ -91,7 +91,6 @@ class Reporter:
         )
 
     def start(self) -> None:
-        """Begin to beat."""
         self._thread.start()
 
     def meet(self, world: str, store: Store | None) -> None:

@@ -105,7 +105,6 @@ def _lines(frames: Sequence[Frame]) -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def _kind(path: str) -> str:
-    """Whose file it is."""
     if path.startswith(_TRAIN):
         return _WITHIN.get(path[len(_TRAIN) :].partition(os.sep)[0], _OURS)
     standard = sysconfig.get_paths()["stdlib"] + os.sep

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from train import processes
+from train.console import plain
 from train.files import read_file
 from train.health import heartbeats
 from train.health.diagnosis import Diagnosis, examine
-from train.health.heartbeats import HostView, plain
+from train.health.heartbeats import HostView
 
 MOST_BYTES = 64 << 20
 

@@ -7,7 +7,7 @@
                                                                  facts.py: what compare.py needs; ports.py: who
                                                                  holds a port)
     compare.py   the checks that need all reports               (link_findings.py: of the links; pure)
-    table.py     the findings for people                        (pure)
+    phrases.py   a host, a list, the findings for people        (pure)
     checkin.py   check-in, waiting, verdict: one TCP exchange   (links.py: the probes between hosts)
     command.py   the whole check
 

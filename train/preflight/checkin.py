@@ -1,9 +1,9 @@
 """Check-in: all hosts of a launch meet at the head, which collects what they say and tells the verdict.
 
     head.py    gather, probe, judge, tell       server.py   its conversations with the clients
-    client.py  find the head, do as it says     search.py   attempts at the head's port
+    client.py  find the head, do as it says     common.py   what head and clients do alike
     links.py   the probes between the hosts     wire.py     lines of JSON over TCP
-    messages.py  findings and lines, in words   common.py   what head and clients do alike
+    messages.py  findings and lines, in words
 
 Each host first looks at itself. Who connects hears who is there (`identity`), and only then speaks: so
 a program that is no preflight is not disturbed, and a client that was led to the wrong host learns to

@@ -1,6 +1,7 @@
 """A client's part: find the head, tell it about this host, do as it says, hear the verdict.
 
-Owns how long a client goes on without the head, and what it says of that by itself.
+Owns how long a client goes on without the head, what is made of who answers at the head's port, and what
+a client says of that by itself.
 """
 
 from __future__ import annotations
@@ -12,13 +13,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
+from train.console import plain
 from train.layout import node_directory
 from train.nic import is_loopback
 from train.preflight import links, messages
-from train.preflight.common import SILENT_S, Waiting, examined, is_bad, printable, slack_s
+from train.preflight.common import REPLY_S, SILENT_S, Waiting, examined, is_bad, slack_s
 from train.preflight.finding import Finding, ordered
-from train.preflight.report import Hello, Link, Outcome, Peer, Report, Verdict, parsed
-from train.preflight.search import Search
+from train.preflight.phrases import Host
+from train.preflight.report import (
+    VERSION,
+    Hello,
+    Link,
+    Outcome,
+    Peer,
+    Report,
+    Verdict,
+    parsed,
+)
 from train.preflight.settings import Settings
 from train.preflight.wire import (
     Conn,
@@ -26,7 +37,9 @@ from train.preflight.wire import (
     WireError,
     background,
     bind,
+    dial,
     is_own,
+    is_store,
     resolve,
     within,
 )
@@ -40,6 +53,8 @@ _FAULTY_S = 6.0  # after the start, and …
 _HEARD_S = 3.0  # … after its checks: so long a faulty host looks for the head to tell it
 _ANSWER_S = 4.0
 _STRANGERS = 64
+_CONNECT_S = 1.5  # a second SYN goes out after 1 s
+_PROGRAM = ("silent", "foreign", "broken")
 
 
 async def join_head(
@@ -74,7 +89,6 @@ class Client:
         self._links: Sequence[Link] = ()
 
     async def run(self, examine: Callable[[], Report]) -> Outcome:
-        """The whole exchange."""
         self._hello = replace(self._hello, port=await self._listener.open(bind(0, segment=0)))
         self._listening = asyncio.create_task(self._listen())
         self._report = await examined(self._settings, examine)
@@ -100,7 +114,6 @@ class Client:
             await self._pause()
 
     async def close(self) -> None:
-        """Stop listening."""
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
         await self._listener.close()
@@ -142,7 +155,8 @@ class Client:
                     self._call, self._search.head = conn, there
                     self._head_listens = first.get("listens") is True
                     self._called.set()
-                    await conn.until_closed()
+                    while self._call is conn:  # run() closes it
+                        await asyncio.sleep(_AGAIN_S)
 
     # --- without the head -------------------------------------------------------------------------
 
@@ -166,7 +180,7 @@ class Client:
     def _end_alone(self) -> Outcome | None:
         """Whether, and how, this host ends without the head."""
         settings, search, now = self._settings, self._search, time.monotonic()
-        bad = is_bad(settings, self._report)
+        bad = is_bad(settings, self._report.findings)
         if bad and now >= max(self._began + _FAULTY_S, self._examined_at + _HEARD_S):
             return self._outcome(self._fault)
         if self._fault and search.met_for_s >= self._sure_s:
@@ -213,7 +227,7 @@ class Client:
                 kind = message["kind"]
                 if kind == "wait":
                     admitted = True
-                    self._waiting.tell(printable(str(message.get("text", "")), _LINE))
+                    self._waiting.tell(plain(str(message.get("text", "")), _LINE))
                     conn.send("still")
                 elif kind == "peers":
                     peers = [parsed(Peer, peer) for peer in message["peers"]]
@@ -243,3 +257,94 @@ class Client:
         source, turns = self._report.address, self._turns
         self._links = await links.probe(self._settings.me, source, peers, self._launch, turns)
         conn.send("links", links=[vars(link) for link in self._links])
+
+
+class Search:
+    """Attempts at the head. `trouble`: what the last one met (a word of WireError, "store" for a run
+    under way, "other" for another host of the job, "job" for the head of another one; "" for the
+    head); `address`: where it went; `head`: who the head said it is."""
+
+    def __init__(self, settings: Settings, hello: Hello) -> None:
+        self._settings, self._hello = settings, hello
+        self.trouble, self.address = "", ""
+        self.head: Hello | None = None
+        self._fault: Finding | None = None
+        self._since = time.monotonic()
+        self._told = False
+
+    async def attempt(self) -> Conn | None:
+        """One attempt: a connection to the head of this job, or None."""
+        before = self._kind()
+        try:
+            self.address = await resolve(self._settings.head)
+            conn = await self._at_port()
+            self.trouble = ""
+            return conn
+        except WireError as error:
+            self.trouble = error.trouble
+            return None
+        finally:
+            if self._kind() != before:
+                self._since = time.monotonic()
+
+    def _kind(self) -> str:
+        return "program" if self.is_program else self.trouble
+
+    @property
+    def is_program(self) -> bool:
+        """Whether something answers that is no preflight of this job, and no run under way."""
+        return self.trouble in _PROGRAM
+
+    @property
+    def met_for_s(self) -> float:
+        """For how many seconds it has been like that."""
+        return time.monotonic() - self._since
+
+    @property
+    def fault(self) -> Finding | None:
+        """What answers there, where it is not the head and will not become it."""
+        if self.is_program:
+            return messages.another_program(self._settings, self.address, self.trouble)
+        return self._fault if self.trouble in ("other", "job") else None
+
+    async def _at_port(self) -> Conn:
+        """Raises WireError."""
+        conn = await dial(self.address, self._settings.port, _CONNECT_S)
+        try:
+            there = parsed(Hello, await conn.receive(REPLY_S + slack_s(self._settings.nodes)))
+        except (WireError, ValueError) as error:
+            conn.abort()
+            if await is_store(self.address, self._settings.port):
+                raise WireError("store") from None
+            raise error if isinstance(error, WireError) else WireError("foreign") from None
+        if (there.job, there.preflight, there.role) == (self._settings.job, VERSION, "head"):
+            self.head = there
+            return conn
+        try:
+            raise WireError(self._made_of(there, conn))
+        finally:
+            conn.close()
+
+    def _made_of(self, there: Hello, conn: Conn) -> str:
+        """The trouble with somebody's preflight that is not that of this job's head."""
+        settings, met = self._settings, Host(there.host, self.address)
+        if there.job != settings.job:
+            if there.role != "head":
+                return "foreign"
+            me = Host(settings.me)
+            self._fault = messages.other_job(me, settings.job, met, there.job, settings.port)
+            if not self._told:  # so that it is said there as well
+                conn.send("hello", **vars(self._hello))
+            self._told = True
+            return "job"
+        if there.instance == self._hello.instance:
+            return "refused"  # this very process: what to make of it the host's checks know
+        if there.preflight != VERSION:
+            self._fault = messages.another_bundle(settings, met)
+        elif there.head != settings.head:
+            theirs, ours = f"the head {there.head}", f"the head {settings.head}"
+            self._fault = messages.disagree(settings, met, theirs, Host(settings.me), ours)
+        else:
+            head = Host(settings.head, self.address)
+            self._fault = messages.wrong_host(settings.me, head, f"{met}, which is not the head")
+        return "other"

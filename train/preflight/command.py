@@ -10,17 +10,17 @@ import json
 import os
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from train import lock
-from train.console import say
+from train.console import plain, say
 from train.errors import EXIT_UNAVAILABLE
+from train.files import replace_file
 from train.layout import node_directory
-from train.preflight import checks, compare, table
+from train.preflight import checks, compare, phrases
 from train.preflight.checks import Look
 from train.preflight.directory import TOKEN
 from train.preflight.finding import ERROR, WARNING, Finding, ordered
@@ -85,9 +85,7 @@ def _meet(settings: Settings, own: list[Finding]) -> Outcome:
         if report.findings:
             own.extend(report.findings)
             # A terminal may be paused: that holds up nobody else.
-            showing = threading.Thread(target=_show, args=[report.findings, None], daemon=True)
-            showing.start()
-            showing.join(_LOOK_S)
+            Look(lambda: _show(report.findings, None)).result(time.monotonic() + _LOOK_S)
         return report
 
     def judge(reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
@@ -115,15 +113,15 @@ def _judged(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
 
 def _show(findings: Sequence[Finding], kept: Path | None) -> None:
     # https://no-color.org
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    text = table.render(findings, sys.stderr.isatty() and not plain, kept)
+    colourless = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    text = phrases.table(findings, sys.stderr.isatty() and not colourless, kept)
     # The terminal may be gone by now; that is no reason to fail otherwise than we do.
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def _say_failed(findings: Sequence[Finding]) -> None:
-    errors = [f"{f.code} on {table.visible(f.host)}" for f in findings if f.is_error]
+    errors = [f"{f.code} on {plain(f.host)}" for f in findings if f.is_error]
     more = f" and {len(errors) - 3} more" if len(errors) > 3 else ""
     say(f"preflight: {', '.join(errors[:3])}{more}; nothing was started")
 
@@ -179,13 +177,8 @@ def _keep(
         "hosts": [asdict(report) for report in outcome.reports],
         "links": [vars(link) for link in outcome.links],
     }
-    made = kept.with_name(f".{FILE}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        made.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        made.replace(kept)
+        replace_file(kept, json.dumps(content, indent=1).encode() + b"\n", sync=False)
     except OSError:
-        # Why the directory cannot be written to is a finding by itself.
-        with contextlib.suppress(OSError):
-            made.unlink()
-        return None
+        return None  # why the directory cannot be written to is a finding by itself
     return kept

@@ -7,14 +7,14 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from train.preflight import messages
+from train.preflight.finding import Finding
 from train.preflight.phrases import Host
 from train.preflight.report import Report
 from train.preflight.settings import Settings
-from train.preflight.table import visible
 from train.preflight.wire import background, within
 
 SILENT_S = 4.0  # three heartbeats that did not come
@@ -23,18 +23,11 @@ EXAMINED_S = 12.0
 _FIRST_LINE_S, _NEXT_LINE_S = 5.0, 10.0
 _UNSAID = 32  # lines
 _FLUSH_S = 1.0
-_MOST = 200  # characters of others, on this host's terminal
 
 
 def slack_s(nodes: int) -> float:
     """How much longer everything may take because so many come at once."""
     return nodes / 1000
-
-
-def printable(text: str, most: int = _MOST) -> str:
-    """What came over the network, for the terminal."""
-    shown = visible(text)
-    return shown if len(shown) <= most else shown[:most] + "..."
 
 
 class Printer:
@@ -84,6 +77,6 @@ async def examined(settings: Settings, examine: Callable[[], Report]) -> Report:
         return Report.of(settings, [hangs])
 
 
-def is_bad(settings: Settings, report: Report) -> bool:
-    """Whether the host must not take part."""
-    return any(f.is_error and f.code not in settings.ignore for f in report.findings)
+def is_bad(settings: Settings, findings: Sequence[Finding]) -> bool:
+    """Whether a host of which these are true must not take part."""
+    return any(f.is_error and f.code not in settings.ignore for f in findings)

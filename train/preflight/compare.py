@@ -27,7 +27,7 @@ def judge(settings: Settings, reports: Sequence[Report], links: Sequence[Link]) 
     """
     hosts = sorted(reports, key=lambda report: (report.node_rank, report.host))
     shared = list(_one_address(hosts))
-    one_address = frozenset(host.host for host in hosts if _is_among(host, shared))
+    one_address = {host.host for together in shared for host in together}
     apart = [link for link in links if not {link.host, link.peer} <= one_address]
     found = (
         *_versions(settings, hosts),
@@ -139,10 +139,6 @@ def _one_address(hosts: Sequence[Report]) -> Iterator[Sequence[Report]]:
     for together in by_address.values():
         if len({host.facts["machine"] for host in together}) > 1:
             yield together
-
-
-def _is_among(host: Report, groups: Sequence[Sequence[Report]]) -> bool:
-    return any(host in group for group in groups)
 
 
 def _addresses(shared: Sequence[Sequence[Report]]) -> Iterator[Finding]:

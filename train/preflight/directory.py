@@ -36,14 +36,13 @@ _SILENT = (
 
 @dataclass(frozen=True)
 class Held:
-    """A lock found in `directory`; `alive` is None where it could not be told in time."""
+    """A lock in `directory` that keeps this launch out. `doubt`: why it is too early to tell, if it is;
+    `later`: it is of a later start of the scheduler's job that this is a start of."""
 
     directory: Path
     holder: lock.Holder
-    alive: bool | None
-    ending: bool = False
-    ours: bool = False  # of a launch that this host belongs to as well
-    later: bool = False  # of a later start of the scheduler's job that this is a start of
+    doubt: str = ""
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,36 +64,30 @@ def look(settings: Settings) -> Directory:
     except OSError as error:
         return Directory(making=error)
     try:
-        _write(where)
-        _try(node_directory(where, settings.me))
+        _try(where / f".preflight-{socket.gethostname()}-{os.urandom(8).hex()}", _TRIAL)
+        node = node_directory(where, settings.me)
+        if node.is_dir():  # an earlier launch has made it: perhaps as another user
+            _try(node / f".preflight-{os.urandom(8).hex()}", 0)
         free = _free(where)
         held = tuple(_held(where, settings, deadline))
         token = _token(where) if settings.shared and not settings.alone else ""
     except OSError as error:
-        return Directory(writing=error, free=_free(where))
+        return Directory(writing=error)
     return Directory(free=free, held=held, token=token)
 
 
-def _write(where: Path) -> None:
-    trial = where / f".preflight-{socket.gethostname()}-{os.urandom(8).hex()}"
+def _try(trial: Path, size: int) -> None:
+    """Write a file of so many bytes, and remove it."""
     descriptor = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb", buffering=0) as file:
-            left = memoryview(os.urandom(4096) * (_TRIAL // 4096))  # zeros may be stored as nothing
+            left = memoryview(os.urandom(4096) * (size // 4096))  # zeros may be stored as nothing
             while left:
                 left = left[file.write(left) :]
             os.fsync(file.fileno())
     finally:
         with contextlib.suppress(OSError):
             trial.unlink()
-
-
-def _try(node: Path) -> None:
-    """This host's own part, where an earlier launch has made it: perhaps by another user."""
-    if node.is_dir():
-        trial = node / f".preflight-{os.urandom(8).hex()}"
-        os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        trial.unlink()
 
 
 def _free(where: Path) -> int | None:
@@ -116,14 +109,17 @@ def _held(where: Path, settings: Settings, deadline: float) -> Iterator[Held]:
             continue
         if lock.is_same_job(holder, settings.scheduler):
             if lock.is_replaced(holder, settings.scheduler):
-                yield Held(directory, holder, alive=True, later=True)
+                yield Held(directory, holder, later=True)
             continue  # an earlier start is fenced off, alive or not
-        ours = directory == where and bool(settings.head) and _is_our_launch(holder, node, settings)
-        if ours and not lock.is_here(holder):
-            continue  # whether it lives is for that host to say
+        if directory == where and settings.head and _is_our_launch(holder, node, settings):
+            continue
         found = lock.look(directory, max(0.0, deadline - time.monotonic()))
-        if found is not None:
-            yield Held(directory, *found, lock.is_ending(found[0]), ours)
+        if found is None or found[1] is False:
+            continue
+        doubt = "" if found[1] else "it may still be alive"
+        if lock.is_ending(found[0]):
+            doubt = "its last processes are ending"
+        yield Held(directory, found[0], doubt)
 
 
 def _is_our_launch(holder: lock.Holder, node: Path, settings: Settings) -> bool:
@@ -180,9 +176,7 @@ def judge(settings: Settings, seen: Directory | None) -> Iterator[Finding]:
             f"{seen.free / (1 << 20):.1f} MiB",
             "free some space there, or set checkpoint.dir to another place",
         )
-    for held in seen.held:
-        if held.alive is not False and not held.ours:
-            yield _in_use(settings, held)
+    yield from (_in_use(settings, held) for held in seen.held)
 
 
 def _failed(settings: Settings, error: OSError, code: str, what: str) -> Finding:
@@ -217,9 +211,8 @@ def _in_use(settings: Settings, held: Held) -> Finding:
     if held.later:
         told = lock.later_start(held.directory, holder, settings.scheduler)
         return Finding("DIR004", settings.me, *told)
-    if held.ending or held.alive is None:
-        doubt = "its last processes are ending" if held.ending else "it may still be alive"
-        cause = f"{held.directory} was {lock.who_holds(holder, 'held by')}; {doubt}"
+    if held.doubt:
+        cause = f"{held.directory} was {lock.who_holds(holder, 'held by')}; {held.doubt}"
         remedy = "nothing: the launch waits until that is certain"
         return Finding("DIR004", settings.me, cause, remedy, NOTE)
     cause = f"{held.directory} is {lock.who_holds(holder)}"

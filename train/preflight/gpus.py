@@ -55,14 +55,13 @@ class User:
 
 @dataclass(frozen=True)
 class Gpus:
-    """What was seen. `silent`: nvidia-smi gave no answer in time; `failed`: what it said instead of
-    one; `missing`: there is neither it nor a driver; `unknown`: there is a driver, and no nvidia-smi."""
+    """What was seen. `trouble`: why nvidia-smi gave no answer, in words; `missing`: there is neither it nor a
+    driver; `unknown`: there is a driver, and no nvidia-smi."""
 
     cards: Sequence[Card] = ()
     users: Sequence[User] = ()
     driver: str = ""
-    silent: bool = False
-    failed: str = ""
+    trouble: str = ""
     missing: bool = False
     unknown: bool = False
 
@@ -72,15 +71,15 @@ def wanted(settings: Settings, torch: Torch | None) -> bool:
     return (settings.gpus > 0 or settings.backend == "nccl") and not (torch and torch.hip)
 
 
-def ask(limit_s: float = LIMIT_S) -> Callable[[], Gpus]:
+def ask() -> Callable[[], Gpus]:
     """Put the questions to nvidia-smi; the value returned waits for the answers."""
     try:
-        settings = [_start(_CARDS), _start(_USERS)]
+        asked = [_start(_CARDS), _start(_USERS)]
     except OSError:
         there = any(os.path.exists(device) for device in _DEVICES)
         return lambda: Gpus(unknown=there, missing=not there)
-    deadline = time.monotonic() + limit_s
-    return lambda: _answer(*[_collect(process, deadline) for process in settings])
+    deadline = time.monotonic() + LIMIT_S
+    return lambda: _answer(*[_collect(process, deadline) for process in asked])
 
 
 def _start(query: str) -> Popen[str]:
@@ -110,12 +109,12 @@ def _collect(process: Popen[str], deadline: float) -> tuple[int | None, str]:
 def _answer(cards: tuple[int | None, str], users: tuple[int | None, str]) -> Gpus:
     status, said = cards
     if status is None:
-        return Gpus(silent=True)
+        return Gpus(trouble=f"gave no answer in {LIMIT_S:g} s")
     if "No devices were found" in said:
         return Gpus()
     if status != 0:
         lines = said.splitlines()
-        return Gpus(failed=lines[0] if lines else f"exit status {status}")
+        return Gpus(trouble=f"failed: {lines[0] if lines else f'exit status {status}'}")
     rows = [row for row in _rows(said) if len(row) == 4]
     driver = rows[0][3] if rows else ""
     # Who uses them is told where it can be had; without that answer the job can start all the same.
@@ -160,12 +159,11 @@ def _is(card: Card, word: str) -> bool:
 def judge(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterator[Finding]:
     """GPU001 to GPU006."""
     me = settings.me
-    if seen.silent or seen.failed:
-        what = f"failed: {seen.failed}" if seen.failed else f"gave no answer in {LIMIT_S:g} s"
+    if seen.trouble:
         yield Finding(
             "GPU006",
             me,
-            f"nvidia-smi on {me} {what}",
+            f"nvidia-smi on {me} {seen.trouble}",
             "run nvidia-smi there by hand: if it is only slow, switch persistence mode on "
             "(nvidia-smi -pm 1); if it hangs or fails, load the driver anew or reboot",
         )
@@ -193,7 +191,7 @@ def _judge_count(settings: Settings, seen: Gpus, torch: Torch | None) -> Iterato
         yield Finding("GPU005", me, cause, "install the driver there" + gloo)
         return
     shown = visible(seen.cards, os.environ)
-    if seen.silent or seen.failed or seen.unknown or len(shown) >= settings.procs:
+    if seen.trouble or seen.unknown or len(shown) >= settings.procs:
         return
     have = f"{me} has {len(seen.cards) or 'no'} GPU{'s' * (len(seen.cards) != 1)}"
     if len(shown) != len(seen.cards):

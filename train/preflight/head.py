@@ -77,11 +77,10 @@ class Head:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> Outcome:
-        """The whole exchange."""
         server = self._server
         await self._open()
         self._tasks = [asyncio.create_task(part) for part in (server.beat(), server.call_missing())]
-        if is_bad(self._settings, self._report):
+        if is_bad(self._settings, self._report.findings):
             server.fail()
         going = await self._gather()
         verdict = await self._conclude(await self._probe() if going else [])
@@ -208,8 +207,8 @@ class Head:
     ) -> Verdict:
         each = [finding for report in reports for finding in report.findings]
         findings = ordered([*self._server.faults(), *each, *judged])
-        bad = any(f.is_error and f.code not in self._settings.ignore for f in findings)
-        return Verdict(not bad and self._server.failed_at is None, findings, reports, seen)
+        goes = self._server.failed_at is None and not is_bad(self._settings, findings)
+        return Verdict(goes, findings, reports, seen)
 
     async def _tell(self, verdict: Verdict) -> Verdict:
         """Tell all. Nobody goes on before everybody has acknowledged: else one that is gone by then

@@ -81,11 +81,11 @@ def neighbours(count: int) -> list[list[int]]:
 
 
 async def probe(
-    host: str, source: str, peers: Sequence[Peer], token: str, turns: Turns | None = None
+    host: str, source: str, peers: Sequence[Peer], token: str, turns: Turns
 ) -> list[Link]:
     """Probe all peers at once, from `source` ("": as the system likes), in at most BUDGET_S."""
     source = source if source and is_own(source) else ""
-    me = _Prober(host, source, token, turns or Turns(), peers)
+    me = _Prober(host, source, token, turns, peers)
     seen = {peer: _Seen() for peer in peers}
     tasks = [asyncio.create_task(_try(peer, me, seen[peer])) for peer in seen]
     if tasks:
@@ -210,9 +210,7 @@ async def _receive_counts(conn: Conn, size: int, counted: list[tuple[int, float]
         counted.append((arrived, min(max(0.0, waited), _LONGEST_S)))
 
 
-async def serve(
-    conn: Conn, token: str, first: Mapping[str, Any], turns: Turns | None = None
-) -> None:
+async def serve(conn: Conn, token: str, first: Mapping[str, Any], turns: Turns) -> None:
     """The other side of a probe. Raises WireError when the prober is gone."""
     if not token or first.get("token") != token:
         return
@@ -226,8 +224,7 @@ async def serve(
             elif message["kind"] == "burst":
                 await _count(conn, message.get("bytes"), waited)
     finally:
-        if turns is not None:
-            turns.of(str(first.get("host"))[:255]).set()
+        turns.of(str(first.get("host"))[:255]).set()
 
 
 async def _count(conn: Conn, size: Any, before: float) -> None:

@@ -169,27 +169,14 @@ def another_program(settings: Settings, address: str, trouble: str) -> Finding:
     )
 
 
-def wrong_host(settings: Settings, address: str, met: Host) -> Finding:
-    """NAME004: at the head's name another host of the job says who it is."""
-    return Finding(
-        "NAME004",
-        settings.me,
-        f"the head's name {Host(settings.head, address)} leads {settings.me} to {met}, which is not "
-        "the head",
-        f"correct {settings.head} in /etc/hosts of {settings.me} or in the DNS, or set address: of the "
-        "head in the spec",
-    )
-
-
-def no_such_head(settings: Settings, host: str, head: str, address: str, there: str) -> Finding:
-    """NAME004: the head's name leads elsewhere, to the host `there` where that is known."""
-    whose = f"{there}'s and " if there else ""
+def wrong_host(host: str, head: Host, where: str) -> Finding:
+    """NAME004: the head's name leads `host` elsewhere. `where`: to whom, or to which address, in words."""
     return Finding(
         "NAME004",
         host,
-        f"the head's name {head} leads {host} to {address}, which is {whose}no address of {settings.me}",
-        f"correct {head} in /etc/hosts of {host} or in the DNS, or set address: of the head in the "
-        "spec",
+        f"the head's name {head} leads {host} to {where}",
+        f"correct {head.name} in /etc/hosts of {host} or in the DNS, or set address: of the head in "
+        "the spec",
     )
 
 

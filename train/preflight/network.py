@@ -1,20 +1,45 @@
 """This host's way to the others: what was seen of it, and what is wrong with that.
 
-Owns the look at names, routes and interfaces, and the judgement of one host's own. Sends nothing to
-anybody: whether the others answer is found out in the check-in (search.py, links.py).
+Owns the look at names, routes and interfaces, the kinds of interfaces (by the marks that Linux leaves below
+/sys/class/net, else by their names), and the judgement of one host's own. Sends nothing to anybody:
+whether the others answer is found out in the check-in (client.py, links.py).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from train import nic
 from train.nic import Interface, NetworkError, carrying, is_loopback, listed
 from train.preflight.finding import Finding
-from train.preflight.nic_kinds import BRIDGE, LOOPBACK, VPN, WIRED, kind
 from train.preflight.settings import Settings
+
+LOOPBACK, BRIDGE, WIFI, VPN, WIRED = "loopback", "bridge", "Wi-Fi", "VPN", "wired"
+
+_SYS = Path("/sys/class/net")
+# Entries that the kernel makes for one kind of device only.
+_MARKS = {"bridge": BRIDGE, "wireless": WIFI, "phy80211": WIFI, "tun_flags": VPN}
+# ARPHRD_… of if_arp.h: the hardware that an interface says it is.
+_TYPES = {
+    "772": LOOPBACK,
+    "512": VPN,  # PPP
+    "65534": VPN,  # none at all: tun, WireGuard
+    "768": VPN,  # the tunnels: IPIP, IPv6 in IPv6, SIT, GRE
+    "769": VPN,
+    "776": VPN,
+    "778": VPN,
+    "823": VPN,
+}
+_NAMES = (
+    (LOOPBACK, r"lo\d*"),
+    (BRIDGE, r"docker\d+|br-.+|br\d+|bridge\d+|virbr\d+.*|podman\d+|cni.*|lxcbr\d+|lxdbr\d+"),
+    (WIFI, r"wl.+|wifi\d+|ath\d+"),
+    (VPN, r"u?tun.*|tap.*|wg.*|tailscale.*|zt.+|ppp\d+|ipsec.*|nordlynx|proton.*|vpn.*"),
+)
 
 T = TypeVar("T")
 Resolve = Callable[[str], str]
@@ -194,3 +219,27 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
             f"correct address: of {me} in the spec; if this is another host, start its own script; if "
             "the address is translated on the way, nothing is to be done",
         )
+
+
+# --- what kind of interface a name stands for ------------------------------------------------------
+
+
+def kind(nic: str, sys: Path = _SYS) -> str:
+    """One of the five kinds; WIRED for whatever bears no mark of another."""
+    return _by_marks(sys / nic) or _by_name(nic)
+
+
+def _by_marks(entry: Path) -> str:
+    for mark, found in _MARKS.items():
+        if (entry / mark).exists():
+            return found
+    try:
+        found = _TYPES.get((entry / "type").read_text("utf-8", "replace").strip(), "")
+    except OSError:
+        found = ""
+    # With hardware behind it, and none of these marks, it is a card with a cable.
+    return found or (WIRED if (entry / "device").exists() else "")
+
+
+def _by_name(nic: str) -> str:
+    return next((found for found, names in _NAMES if re.fullmatch(names, nic)), WIRED)

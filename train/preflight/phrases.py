@@ -1,11 +1,18 @@
-"""How a host, a list of them or a rate is said in a sentence. Pure."""
+"""How a host, a list of them, a rate and the findings are said to people. Text in, text out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from train.console import plain
+from train.preflight.finding import ERROR, NOTE, WARNING, Finding
+
 _MOST = 6  # names in a sentence
+_MOST_FINDINGS = 50  # who has more starts at the top anyway
+_COLOURS = {ERROR: "\x1b[1;31m", WARNING: "\x1b[33m", NOTE: "\x1b[2m"}
+_NO_COLOUR = "\x1b[0m"
 
 
 class Host(NamedTuple):
@@ -31,3 +38,27 @@ def rated(rate: float) -> str:
     """A rate, given in bytes a second, with two digits that count: `1.2 MB/s`, `110 MB/s`."""
     megabytes = rate / 1e6
     return f"{megabytes:.0f} MB/s" if megabytes >= 10 else f"{megabytes:.2g} MB/s"
+
+
+def table(findings: Sequence[Finding], colour: bool, kept: Path | None = None) -> str:
+    """The findings as lines, without a newline at their end. `kept`: where preflight.json lies.
+
+    A line is as long as it is, for a terminal to wrap: so what is copied can be pasted, and what goes to
+    a log can be searched. Names and causes came over the network.
+    """
+    return "\n".join(_lines(findings, colour, kept))
+
+
+def _lines(findings: Sequence[Finding], colour: bool, kept: Path | None) -> Iterator[str]:
+    shown = findings[:_MOST_FINDINGS]
+    for finding in shown:
+        label = f"{finding.severity:7}  {finding.code:7}"
+        if colour:
+            label = f"{_COLOURS[finding.severity]}{label}{_NO_COLOUR}"
+        yield f"{label}  {plain(finding.host)}  {plain(finding.cause)}"
+        yield f"  remedy: {plain(finding.remedy)}"
+    if len(findings) > _MOST_FINDINGS:
+        yield f"and {len(findings) - _MOST_FINDINGS} more"
+    yield f"more: ddpgen explain {' '.join(sorted({finding.code for finding in shown}))}"
+    if kept is not None:
+        yield f"all of it: {plain(str(kept))}"

@@ -70,7 +70,6 @@ class Hello:
 
     @classmethod
     def of(cls, settings: Settings) -> Hello:
-        """This host's."""
         role = "head" if settings.is_head else "client"
         counts = (settings.node_rank, settings.nodes, settings.world_size)
         return cls(settings.job, settings.me, *counts, settings.head, secrets.token_hex(8), role)
@@ -110,7 +109,6 @@ class Report:
 
     @classmethod
     def of(cls, settings: Settings, findings: Sequence[Finding], **known: Any) -> Report:
-        """This host's."""
         counts = (settings.node_rank, settings.nodes, settings.world_size, settings.procs)
         return cls(settings.me, *counts, settings.head, findings=tuple(findings), **known)
 
@@ -159,14 +157,11 @@ class Verdict:
             if size > _FINDINGS:
                 break
             told.append(vars(finding))
-        full: dict[str, Any] = {"reports": [], "links": []}
-        if len(self.reports) <= 64 and len(self.links) <= 1024:
-            every = {
-                "reports": [asdict(report) for report in self.reports],
-                "links": [vars(link) for link in self.links],
-            }
-            full = every if len(json.dumps(every)) <= _ALL else full
-        return {"go": self.go, "findings": told, **full}
+        full = {
+            "reports": [asdict(report) for report in self.reports],
+            "links": [vars(link) for link in self.links],
+        }
+        return {"go": self.go, "findings": told, **(full if len(json.dumps(full)) <= _ALL else {})}
 
     @classmethod
     def from_json(cls, message: Mapping[str, Any]) -> Verdict:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from train.console import plain
 from train.nic import is_loopback
 from train.preflight import links, messages
-from train.preflight.common import REPLY_S, SILENT_S, Waiting, is_bad, printable, slack_s
+from train.preflight.common import REPLY_S, SILENT_S, Waiting, is_bad, slack_s
 from train.preflight.finding import WARNING, Finding
 from train.preflight.phrases import Host
 from train.preflight.report import VERSION, Hello, Link, Report, Verdict, parsed
@@ -26,8 +27,8 @@ BEAT_S = 1.0
 _HELLO_S = 4.0
 _FIRST_CALL_S = 1.0  # hosts that are started together have come by then
 _CALL_EVERY_S = 1.0
-_CALLS = 64  # at once
 _CONNECT_S = 1.5
+_LINE = 200  # characters of a stranger's words
 # Whoever is called looks at itself first, and then tries its own way to the head once more.
 _CALLED_S = 10.0
 # What an attempt at the head's port met, where a firewall may be to blame.
@@ -151,7 +152,7 @@ class Server:
             raise WireError("late")
         report = Report.from_json(first.get("report"))
         member = Member(hello, host, conn, report, _ahead_s(hello.clock, began))
-        faults = report.findings if is_bad(self.settings, report) else ()
+        faults = report.findings if is_bad(self.settings, report.findings) else ()
         # A host that the name leads to itself has been nowhere else; its own checks say so.
         if self.listens and not self._leads_to_itself(member.hello, conn):
             member.cut = _FILTERED.get(hello.way, "")
@@ -187,7 +188,7 @@ class Server:
         here, port = messages.here(self.settings), self.settings.port
         finding = messages.other_job(host, hello.job, here, self.settings.job, port)
         self._refuse(conn, finding)
-        self.say(f"preflight: {printable(finding.cause)}")
+        self.say(f"preflight: {plain(finding.cause, _LINE)}")
 
     def _wrong(self, conn: Conn, hello: Hello, host: Host) -> Finding | None:
         """What keeps a client of this job from taking part."""
@@ -201,17 +202,16 @@ class Server:
         if not 0 <= hello.rank < settings.nodes:
             return messages.bad_rank(settings, host, hello.rank)
         if hello.rank == settings.node_rank:
-            return self._same_rank(here, here.address, hello, conn)
+            return self._same_rank(here, here.address, host, conn, hello.rank)
         if other := self.members.get(hello.rank):
-            return self._same_rank(other.host, other.conn.address, hello, conn)
+            return self._same_rank(other.host, other.conn.address, host, conn, hello.rank)
         return self._misled(conn, hello, host) if hello.way else None
 
-    def _same_rank(self, one: Host, came_from: str, hello: Hello, conn: Conn) -> Finding:
+    def _same_rank(self, one: Host, came_from: str, other: Host, conn: Conn, rank: int) -> Finding:
         """Two names tell them apart; of one name only where each came from does."""
-        other = Host(hello.host, self.settings.addresses.get(hello.host) or conn.address)
         if one.name == other.name:
             one, other = Host(one.name, came_from), Host(other.name, conn.address)
-        return messages.same_rank(self.settings, hello.rank, one, other)
+        return messages.same_rank(self.settings, rank, one, other)
 
     def _misled(self, conn: Conn, hello: Hello, host: Host) -> Finding | None:
         """What kept a client from finding the head, which had to call it."""
@@ -222,7 +222,9 @@ class Server:
         by_name = hello.to not in ("", hello.head) and not self._leads_to_itself(hello, conn)
         if by_name and hello.to != self.report.resolved and not is_own(hello.to):
             there = self._at_address(hello.to)
-            return messages.no_such_head(settings, hello.host, hello.head, hello.to, there)
+            whose = f"{there}'s and " if there else ""
+            where = f"{hello.to}, which is {whose}no address of {settings.me}"
+            return messages.wrong_host(hello.host, Host(hello.head), where)
         return None
 
     def _leads_to_itself(self, hello: Hello, conn: Conn) -> bool:
@@ -261,13 +263,12 @@ class Server:
         member.conn.abort()
         if self.elastic:
             self._without(fault)
-        elif is_bad(self.settings, member.report):
+        elif is_bad(self.settings, member.report.findings):
             self.changed.set()  # what it reported says why
         else:
             self.fail(fault)
 
     def lose_silent(self, member: Member, silent_s: float) -> None:
-        """HOST002."""
         self._lose(member, messages.hangs(member.host, member.doing, silent_s))
 
     # --- heartbeats -------------------------------------------------------------------------------
@@ -303,14 +304,13 @@ class Server:
         """Call whoever is missing and has an address, as long as the hosts gather: a client whose way to
         the head is closed can so still be heard, and that it can shows which direction is closed."""
         calls: dict[int, asyncio.Task[None]] = {}
-        dialling = asyncio.Semaphore(_CALLS)
         try:
             # A thousand hosts that all come need no calls while they do.
             await asyncio.sleep(_FIRST_CALL_S + self.settings.nodes / 200)
             while self.phase == GATHER:
                 for rank in self.missing():
                     if messages.named(self.settings, rank).address and rank not in calls:
-                        calls[rank] = asyncio.create_task(self._call(rank, dialling))
+                        calls[rank] = asyncio.create_task(self._call(rank))
                 await asyncio.sleep(_CALL_EVERY_S)
                 calls = {rank: call for rank, call in calls.items() if not call.done()}
         finally:
@@ -318,11 +318,10 @@ class Server:
                 call.cancel()
             await asyncio.gather(*calls.values(), return_exceptions=True)
 
-    async def _call(self, rank: int, dialling: asyncio.Semaphore) -> None:
+    async def _call(self, rank: int) -> None:
         try:
-            async with dialling:
-                address = await resolve(messages.named(self.settings, rank).address)
-                conn = await dial(address, self.settings.port, _CONNECT_S)
+            address = await resolve(messages.named(self.settings, rank).address)
+            conn = await dial(address, self.settings.port, _CONNECT_S)
             try:
                 there = parsed(Hello, await conn.receive(REPLY_S))
                 self.met[rank] = ""

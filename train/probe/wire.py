@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from train import nic
-from train.preflight import nic_kinds
+from train.preflight import network
 from train.probe.figures import Nic
 
 _SECONDS = 2.0
@@ -27,11 +27,11 @@ def interface(name: str, sys: Path = Path("/sys/class/net")) -> Nic:
     mine = next((each for each in known if each.name == name), None)
     address = mine.addresses[0] if mine and mine.addresses else ""
     others = tuple(
-        (each.name, nic_kinds.kind(each.name, sys), speed(each.name, sys))
+        (each.name, network.kind(each.name, sys), speed(each.name, sys))
         for each in known
         if each.name != name and each.carrier and each.addresses
     )
-    return Nic(name, address, nic_kinds.kind(name, sys), speed(name, sys), others)
+    return Nic(name, address, network.kind(name, sys), speed(name, sys), others)
 
 
 def speed(name: str, sys: Path = Path("/sys/class/net")) -> int:

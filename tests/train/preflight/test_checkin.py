@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import itertools
@@ -26,11 +25,10 @@ from tests.train.preflight.launches import WAIT_S, Launch, causes, codes
 from tests.train.preflight.stub_host import parse
 from train.preflight import messages, ports, server
 from train.preflight.checkin import Outcome, meet
+from train.preflight.client import Search
 from train.preflight.common import Printer
 from train.preflight.phrases import Host
 from train.preflight.report import Hello, Link, Peer, Report, parsed
-from train.preflight.search import Search
-from train.preflight.server import Server
 from train.preflight.wire import SEGMENT, Conn, WireError, bind, dial, is_store
 
 
@@ -646,7 +644,7 @@ def test_a_run_of_strangers_is_not_joined(
 ) -> None:
     monkeypatch.setattr("train.preflight.common._FIRST_LINE_S", 2.0)
     patient = functools.partial(is_store, timeout_s=20.0)
-    monkeypatch.setattr("train.preflight.search.is_store", patient)
+    monkeypatch.setattr("train.preflight.client.is_store", patient)
     here = launch(2, timeout_s=6.0)
     with run_under_way(here.port):
         outcome = here.thread("b").result(WAIT_S)
@@ -685,7 +683,7 @@ def one_way(monkeypatch: pytest.MonkeyPatch) -> Any:
         async def calls(address: str, port: int, *rest: Any) -> Conn:
             return await dial("127.0.0.1", elsewhere, 1.0)
 
-        monkeypatch.setattr("train.preflight.search.dial", nowhere)
+        monkeypatch.setattr("train.preflight.client.dial", nowhere)
         monkeypatch.setattr("train.preflight.server.dial", calls)
         monkeypatch.setattr("train.preflight.client.is_own", lambda address: False)
         monkeypatch.setattr(
@@ -748,7 +746,7 @@ def test_a_way_that_opens_before_the_head_has_called_is_taken(
         raise WireError("timeout")
 
     monkeypatch.setattr("train.preflight.server.dial", call)
-    monkeypatch.setattr("train.preflight.search.dial", opening)
+    monkeypatch.setattr("train.preflight.client.dial", opening)
     assert [codes(each) for each in here.meet("ab")] == [[], []]
     assert called.is_set()
 
@@ -775,46 +773,6 @@ def test_what_a_client_without_a_way_found_itself_is_told_at_the_head(
     assert [codes(each.result(WAIT_S)) for each in started] == [["NAME001"]] * 2
 
 
-def test_hosts_that_answer_keep_no_others_from_being_called(
-    launch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "_CALLS", 1)
-    monkeypatch.setattr(server, "_FIRST_CALL_S", 0.0)
-    settings, _ = parse(launch(4).given("a"))
-
-    class Answering:
-        """Another host's preflight, which then says nothing for long."""
-
-        address = "127.0.0.9"
-
-        def __init__(self) -> None:
-            self.first: dict[str, Any] = asdict(Hello("toy", "x", 1, 4, 4, "a", "i", "client"))
-
-        def send(self, kind: str, **content: Any) -> None: ...
-        def close(self) -> None: ...
-
-        async def receive(self, timeout_s: float) -> dict[str, Any]:
-            if not self.first:
-                await asyncio.sleep(60)
-            first, self.first = self.first, {}
-            return first
-
-    async def answering(*_: Any) -> Any:
-        return Answering()
-
-    async def run() -> None:
-        head = Server(settings, Report.of(settings, ()), print)
-        calling = asyncio.create_task(head.call_missing())
-        while set(head.met) != {1, 2, 3}:
-            await asyncio.sleep(0.01)
-        calling.cancel()
-        await asyncio.gather(calling, return_exceptions=True)
-        assert set(head.met.values()) == {""}
-
-    monkeypatch.setattr(server, "dial", answering)
-    asyncio.run(asyncio.wait_for(run(), 30))
-
-
 def test_a_name_that_leads_nowhere_is_no_firewall(
     launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -824,7 +782,6 @@ def test_a_name_that_leads_nowhere_is_no_firewall(
     async def leads_nowhere(name: str) -> str:
         return "192.0.2.7"
 
-    monkeypatch.setattr("train.preflight.search.resolve", leads_nowhere)
     monkeypatch.setattr("train.preflight.client.resolve", leads_nowhere)
     outcomes = here.meet("ab")
     assert [codes(each) for each in outcomes] == [["NAME004"]] * 2

@@ -243,7 +243,8 @@ def test_an_answer_that_nobody_had_time_to_read_counts(
 ) -> None:
     smi()
     monkeypatch.setattr(gpus, "_LAST_S", 30.0)
-    assert not gpus.ask(limit_s=0.0)().silent
+    monkeypatch.setattr(gpus, "LIMIT_S", 0.0)
+    assert not gpus.ask()().trouble
 
 
 def test_a_driver_that_hangs_is_a_finding_in_time(
@@ -251,7 +252,7 @@ def test_a_driver_that_hangs_is_a_finding_in_time(
 ) -> None:
     # A child that ignores what ends its parent goes with it.
     smi(command="trap '' TERM; sleep 600 & wait")
-    monkeypatch.setattr(gpus.ask, "__defaults__", (0.3,))
+    monkeypatch.setattr(gpus, "LIMIT_S", 0.3)
     began = time.monotonic()
     (finding,) = found()
     assert time.monotonic() - began < 30

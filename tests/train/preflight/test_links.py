@@ -20,7 +20,7 @@ import pytest
 from tests.ci import do_without
 from tests.ports import free_port
 from train.preflight import links
-from train.preflight.links import neighbours, probe, serve
+from train.preflight.links import Turns, neighbours, probe, serve
 from train.preflight.report import Link, Peer
 from train.preflight.wire import Conn, Listener, WireError, bind
 
@@ -52,7 +52,7 @@ def test_many_hosts_probe_few_and_yet_reach_all(count: int) -> None:
 def test_a_healthy_link_has_a_round_trip_and_a_rate() -> None:
     async def answer(conn: Conn) -> None:
         conn.send("identity")
-        await serve(conn, TOKEN, await conn.receive(5))
+        await serve(conn, TOKEN, await conn.receive(5), Turns())
 
     (link,) = _probed(answer)
     assert (link.host, link.peer, link.trouble) == ("a", "b", "")
@@ -63,13 +63,13 @@ def test_a_healthy_link_has_a_round_trip_and_a_rate() -> None:
 def test_a_peer_of_another_launch_is_no_peer() -> None:
     async def answer(conn: Conn) -> None:
         conn.send("identity")
-        await serve(conn, "another", await conn.receive(5))
+        await serve(conn, "another", await conn.receive(5), Turns())
 
     assert _probed(answer) == [Link("a", "b", "broken")]
 
 
 def test_a_peer_that_refuses() -> None:
-    made = asyncio.run(probe("a", "", [Peer("b", "127.0.0.1", free_port())], TOKEN))
+    made = asyncio.run(probe("a", "", [Peer("b", "127.0.0.1", free_port())], TOKEN, Turns()))
     assert made == [Link("a", "b", "refused")]
 
 
@@ -95,7 +95,7 @@ def test_a_peer_that_stands_still_for_seconds_is_only_busy() -> None:
         if len(came) < 4:
             await conn.receive(30)
         conn.send("identity")
-        await serve(conn, TOKEN, await conn.receive(5))
+        await serve(conn, TOKEN, await conn.receive(5), Turns())
 
     assert [link.trouble for link in _probed(answer)] == [""]
 
@@ -105,7 +105,7 @@ def test_standing_still_oneself_says_nothing_of_the_others(monkeypatch: pytest.M
 
     async def run(port: int) -> list[Link]:
         asyncio.get_running_loop().call_soon(time.sleep, 2.5)
-        return await probe("a", "", [Peer("b", "127.0.0.1", port)], TOKEN)
+        return await probe("a", "", [Peer("b", "127.0.0.1", port)], TOKEN, Turns())
 
     with _served() as port:
         assert [link.trouble for link in asyncio.run(run(port))] == [""]
@@ -232,7 +232,7 @@ def test_no_burst_begins_before_the_round_trips_to_all_peers_are_made(
             for name, listener in zip("bc", listeners, strict=True)
         ]
         try:
-            await probe("a", "127.0.0.1", peers, TOKEN)
+            await probe("a", "127.0.0.1", peers, TOKEN, Turns())
         finally:
             for listener in listeners:
                 await listener.close()
@@ -274,7 +274,7 @@ def _probed(answer: Answer) -> list[Link]:
         listener = Listener(answer, 8)
         port = await listener.open(bind(0))
         try:
-            return await probe("a", "127.0.0.1", [Peer("b", "127.0.0.1", port)], TOKEN)
+            return await probe("a", "127.0.0.1", [Peer("b", "127.0.0.1", port)], TOKEN, Turns())
         finally:
             await listener.close()
 
@@ -290,7 +290,7 @@ def _served() -> Iterator[int]:
     async def answer(conn: Conn) -> None:
         conn.send("identity")
         with contextlib.suppress(WireError):
-            await serve(conn, TOKEN, await conn.receive(5))
+            await serve(conn, TOKEN, await conn.receive(5), Turns())
 
     async def run() -> None:
         loop, end = asyncio.get_running_loop(), asyncio.Event()

@@ -13,7 +13,7 @@ from train import nic
 from train.nic import Interface, NetworkError
 from train.preflight import network
 from train.preflight.finding import Finding
-from train.preflight.nic_kinds import kind
+from train.preflight.network import kind
 from train.preflight.settings import Settings
 
 KNOWN = [

@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.ports import free_port
 from tests.project.tree import ROOT
+from tests.train.preflight.hosts import settings
+from train.preflight import messages
+from train.preflight.phrases import Host
 
 NODES = ("n1", "n2", "n3")
 
@@ -24,7 +27,7 @@ class Job:
         self.port, self.directory, self.roster = free_port(), directory, roster
 
     def start(self, name: str, rank: int, *more: str, timeout_s: float) -> subprocess.Popen[str]:
-        settings = {
+        given = {
             "job": "gpt", "checkpoint_dir": str(self.directory), "me": name, "node_rank": rank,
             "head": "127.0.0.1", "port": self.port, "nodes": 3, "least": 3, "world_size": 3,
             "shared": True, "addresses": dict.fromkeys(NODES, "") if self.roster else {},
@@ -33,7 +36,7 @@ class Job:
         program = [sys.executable, "-m", "tests.train.preflight.program"]
         env = {"DDPGEN_SCHEDULER": "slurm 4711 0", "DDPGEN_SCRIPT": "sbatch slurm.sbatch"}
         return subprocess.Popen(
-            [*program, json.dumps(settings), *more], cwd=ROOT, env={**os.environ, **env}, text=True,
+            [*program, json.dumps(given), *more], cwd=ROOT, env={**os.environ, **env}, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -45,10 +48,6 @@ class Job:
         said = {name: each.communicate(timeout=60)[1] for name, each in started.items()}
         self.codes = {each.returncode for each in started.values()}
         return said
-
-    def remedies(self) -> Sequence[str]:
-        found = json.loads((self.directory / "preflight.json").read_text())["findings"]
-        return [finding["remedy"] for finding in found]
 
 
 @pytest.fixture(params=[True, False], ids=["with names", "without names"])
@@ -78,19 +77,21 @@ def test_a_node_that_does_not_come_is_named_with_what_to_do_about_it(job: Job) -
         assert "terminal" not in text
 
 
-def test_a_head_that_does_not_come_is_named(job: Job) -> None:
-    said = job.run({"n2": 1}, timeout_s=4)
-    assert job.codes == {69}, said
-    head = "n1 (127.0.0.1)" if job.roster else "127.0.0.1"
-    assert f"the head, {head}, has not checked in within 4 s" in said["n2"]
-    assert "see what Slurm job 4711 says of it in its log" in said["n2"]
-
-
-def test_two_with_one_rank_are_told_to_start_as_one_job(job: Job) -> None:
-    said = job.run({"n1": 0, "n2": 1, "n3": 1}, timeout_s=20)
-    assert job.codes == {69}, said
-    assert "were both started as node 1" in said["n1"]
-    (remedy,) = set(job.remedies())
-    assert remedy == (
+@pytest.mark.parametrize(
+    ("addresses", "head"), [(dict.fromkeys(NODES, ""), "n1 (127.0.0.1)"), ({}, "127.0.0.1")]
+)
+def test_a_head_that_does_not_come_and_two_with_one_rank_are_told_in_the_schedulers_words(
+    addresses: dict[str, str], head: str
+) -> None:
+    job = settings(
+        me="n2", node_rank=1, is_head=False, head="127.0.0.1", addresses=addresses,
+        scheduler="slurm 4711 0", script="sbatch slurm.sbatch",
+    )  # fmt: skip
+    absent = messages.no_head(job, "127.0.0.1", "refused")
+    assert absent.cause.startswith(f"the head, {head}, has not checked in within 120 s")
+    assert absent.remedy.startswith("see what Slurm job 4711 says of it in its log")
+    twice = messages.same_rank(job, 1, Host("n2"), Host("n3"))
+    assert twice.cause == "n2 and n3 were both started as node 1"
+    assert twice.remedy == (
         "start the job by `sbatch slurm.sbatch` alone, which starts one task on each node"
     )

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from train.console import plain
 from train.preflight.finding import CODES, NOTE, SEVERITIES, Finding
-from train.preflight.table import render, visible
+from train.preflight.phrases import table as render
 
 THREE = [
     Finding("PORT001", "desk", "port 29500 of desk is taken by server.py", "end it"),
@@ -52,7 +53,7 @@ def test_colour_is_put_on_severity_and_code_and_only_when_asked() -> None:
     ],
 )
 def test_what_a_terminal_would_obey_is_written_out(sent: str, shown: str) -> None:
-    assert visible(sent) == shown
+    assert plain(sent) == shown
     table = render([Finding("HOST001", sent, f"{sent}!", f"{sent}?")], False, Path(f"/{sent}"))
     assert table.count(shown) == 4
 
