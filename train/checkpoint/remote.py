@@ -29,10 +29,10 @@ from train.layout import BEST, MARKER, best_step, parse_best, step_directory
 from train.lock import Fence, FencedOffError
 from train.scheduler import VARIABLE, Scheduled
 from train.status import Status
-from train.stop import BY_USER
 from train.store.owner import MANIFEST, Owner, Ownership
 from train.store.places import Store, StoreError, is_on_disk_of, open_store, why
 from train.store.retries import Answering, HangsError, Line, with_retries
+from train.store.stop import STOP
 
 _LARGE = 256 << 20  # bytes; what takes long enough for a line that says so
 # Some mounts upload behind one's back: the newest may not be there yet when they have said so.
@@ -94,7 +94,7 @@ class RemoteCheckpoints:
         """`remembers`: where nobody counts the starts of a job, which owner each home was."""
         self._store, self._directory, self._keep, self._me = Answering(store), directory, keep, me
         self._turn = directory / TURN if remembers else None
-        self.owner = Ownership(store, me, self._stop_here)
+        self.owner = Ownership(store, me)
         self._contents: Contents = {}
         self._bad: set[int] = set()  # steps in the store that are not whole
         self._segments: Segments | None = None
@@ -116,19 +116,8 @@ class RemoteCheckpoints:
 
     def take(self) -> None:
         """Own the store. Raises TrainError, FencedOffError, OSError."""
-        before = self.owner.take(self._remembered())
+        self.owner.take(self._remembered())
         self._remember()
-        words = with_retries(self.name, self.owner.asked_to_stop)
-        # A stop stays until a new job comes, so that a recovery of the stopped one finds it.
-        if words is not None and not self._was_mine(before) and self._was_stopped_by_user():
-            say(f"the stop in {self.name} is removed: it has ended the job before this one")
-            self.owner.forget_stop()
-            words = None
-        if words is not None:
-            with contextlib.suppress(OSError):
-                self._stop_here(words)
-                return
-        self.owner.look_for_stop(words)
 
     def pull(self, may_tidy: Callable[[], None]) -> None:
         """Have the newest whole checkpoint of the store here, unless what is here is newer.
@@ -222,7 +211,7 @@ class RemoteCheckpoints:
             status = (self._directory / "status").read_bytes()
             self._store.write("status", status)
             if status.startswith(b"done "):
-                self.owner.forget_stop()  # it came too late to be obeyed, and is not the next job's
+                self._store.delete(STOP)  # it came too late to be obeyed, and is not the next job's
         except FencedOffError as error:
             say(str(error))
         except OSError as error:
@@ -325,24 +314,6 @@ class RemoteCheckpoints:
         except FileNotFoundError:
             raise BadCheckpointError(f"{target.name} is listed and not there") from None
 
-    def _was_mine(self, before: Owner | None) -> bool:
-        if before is not None and self._is_me(before.job, before.attempt):
-            return True
-        try:
-            manifest = json.loads(with_retries(self.name, lambda: self._store.read(MANIFEST)))
-            return self._is_me(manifest.get("job"), manifest.get("attempt"))
-        except (FileNotFoundError, ValueError, AttributeError):
-            return False
-
-    def _was_stopped_by_user(self) -> bool:
-        """Whether the job before was ended by a user: else nobody has seen the stop that is there."""
-        try:
-            status = with_retries(self.name, lambda: self._store.read("status"))
-        except FileNotFoundError:
-            return False
-        words = status.decode("utf-8", "replace").split(maxsplit=3)
-        return len(words) == 4 and words[0] == "stopped" and words[3].startswith(BY_USER)
-
     def _remembered(self) -> int | None:
         """Which owner of the store this home was; None when it was none since its machine's start."""
         if self._turn is not None:
@@ -354,17 +325,6 @@ class RemoteCheckpoints:
         if self._turn is not None:
             with contextlib.suppress(OSError):  # a full disk says so elsewhere
                 replace_file(self._turn, f"{self.owner.turn}\n".encode())
-
-    def _is_me(self, job: object, attempt: object) -> bool:
-        return job == self._me.job or attempt == self._me.attempt
-
-    def _stop_here(self, words: str) -> None:
-        """Pass the request on as the stop file that every rank of this machine looks for. Raises
-        OSError."""
-        say(f"a stop was asked for in {self.name}" + (f": {words}" if words else ""))
-        stop = self._directory / "stop"
-        if not stop.exists():
-            replace_file(stop, (f"{BY_USER}: {words}" if words else BY_USER).encode() + b"\n")
 
     def _segments_to(self, step: int) -> Segments:
         return Segments(self._store, self._directory / "metrics.jsonl", self._rows, step)

@@ -16,6 +16,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from train.node import Node, record_end
 from train.preflight import command as preflight
 from train.preflight.finding import codes
 from train.preflight.settings import Settings
-from train.scheduler import VARIABLE
+from train.scheduler import VARIABLE, Scheduled
 from train.status import read_status
 from train.stop import create_stop_file
 from train.supervisor import decision, directory, install, words
@@ -347,6 +348,16 @@ class Supervisor:
         self._events.watch_child(self._workers.pid)
         keep_alive(self.held, self._attempt)
         self._tier.watch(self._stop_file)
+        if self._options.store and self.member.is_head:
+            self._watch_store(self._options.store)
+
+    def _watch_store(self, place: str) -> None:
+        """From now on make the stop file when the user asks for a stop in the store."""
+        from train.store import stop  # only where there is a store
+
+        scheduled = Scheduled.parse(self._tier.scheduler)
+        words = place, scheduled.job if scheduled else self._attempt, self._stop_file
+        threading.Thread(target=stop.watch, args=words, daemon=True).start()
 
     def _pins(self, interface: str) -> Iterable[Pin]:
         over_network = bool(self.member.head or self._options.store)
