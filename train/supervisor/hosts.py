@@ -22,8 +22,9 @@ from train.supervisor import decision, directory
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.driver_link import DriverLink, take_standard_input
 from train.supervisor.events import Event, Events
-from train.supervisor.supervisor import Membership, Tier
-from train.supervisor.words import ONLY_CHECK, Command
+from train.supervisor.options import ONLY_CHECK
+from train.supervisor.tier import Membership, Tier
+from train.supervisor.words import Command
 
 
 @dataclass(frozen=True)

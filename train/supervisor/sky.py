@@ -24,7 +24,8 @@ from train.files import locked, replace_file
 from train.notices import clouds
 from train.supervisor import decision, directory
 from train.supervisor.decision import End, Outcome, Request
-from train.supervisor.supervisor import Membership, Tier, names, ports
+from train.supervisor.options import names, ports
+from train.supervisor.tier import Membership, Tier
 from train.supervisor.words import Command
 
 # SkyPilot is to start the job again. Of several machines on Slurm it keeps the highest code alone, and

@@ -14,6 +14,7 @@ from train.errors import EXIT_UNAVAILABLE, Refusal
 from train.scheduler import Scheduled
 from train.status import Status
 from train.supervisor.decision import End
+from train.supervisor.options import add_options
 from train.supervisor.sky import (
     Sky,
     at_end,
@@ -24,7 +25,6 @@ from train.supervisor.sky import (
     start,
     task_name,
 )
-from train.supervisor.supervisor import add_options
 from train.supervisor.words import Command
 
 ID = "sky-managed-2026-11-21-21-51-28-123456_spot_7-0"
