@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,8 +18,7 @@ from typing import Any
 
 from train import processes, provenance
 from train.bundle import ARCHIVES
-from train.checkpoint import disk
-from train.checkpoint.disk import BadCheckpointError, parse_marker
+from train.checkpoint.download import Contents, bring_newest, contents, remote
 from train.checkpoint.segments import Segments
 from train.console import say
 from train.errors import TrainError
@@ -34,7 +32,6 @@ from train.store.places import Store, StoreError, is_on_disk_of, open_store, why
 from train.store.retries import Answering, HangsError, Line, with_retries
 from train.store.stop import STOP
 
-_LARGE = 256 << 20  # bytes; what takes long enough for a line that says so
 # Some mounts upload behind one's back: the newest may not be there yet when they have said so.
 _LEAST = 2
 # Which owner of the store the last start here was. The first supervisor of a start removes it, so that it
@@ -42,9 +39,6 @@ _LEAST = 2
 TURN = "store-turn"
 # Its starts are counted in each checkpoint directory, and another machine has another one.
 _COUNTS_NOTHING = "sky"
-
-# The files of each step, with their sizes in bytes.
-Contents = dict[int, dict[str, int]]
 
 
 def open_remote(
@@ -96,7 +90,7 @@ class RemoteCheckpoints:
         self._turn = directory / TURN if remembers else None
         self.owner = Ownership(store, me)
         self._contents: Contents = {}
-        self._bad: set[int] = set()  # steps in the store that are not whole
+        self._bad = set[int]()  # steps in the store that are not whole
         self._segments: Segments | None = None
         self._rows: list[str] = []
         self._said: set[str] = set()
@@ -129,7 +123,9 @@ class RemoteCheckpoints:
             self._contents = with_retries(self.name, lambda: contents(self._store))
         except OSError as error:
             raise TrainError(f"{self.name} cannot be listed: {why(error)}") from None
-        newest = self._bring_newest(may_tidy)
+        newest, self._bad = bring_newest(
+            self._store, self._contents, self._directory, self._me.attempt, may_tidy
+        )
         if self._bad:
             say(f"using the checkpoint of step {newest}" if newest else "starting anew")
         try:
@@ -239,81 +235,6 @@ class RemoteCheckpoints:
             return f"{self.name} does not answer: {why(error)}"
         return f"{self.name}: {why(error)}"
 
-    def _bring_newest(self, may_tidy: Callable[[], None]) -> int:
-        """The step of the newest whole checkpoint, which is here then; 0 for none.
-
-        Raises TrainError when it cannot be brought, and what `may_tidy` raises.
-        """
-        here = disk.newest_valid(self._directory, lambda step, why: None)
-        newest_here = here.step if here is not None else 0
-        for step in sorted(self._contents, reverse=True):
-            if step <= newest_here:
-                break
-            if self._fetch(step, may_tidy):
-                say(f"the checkpoint of step {step} comes from {self.name}")
-                return step
-        return newest_here
-
-    def _fetch(self, step: int, may_tidy: Callable[[], None]) -> bool:
-        """Whether the checkpoint of `step` is whole, and here now."""
-        temporary = self._directory / f".tmp-step-{step:09d}-{self._me.attempt}-store"
-        try:
-            files, marker = self._marker(step)
-            self._check_space(step, sum(size for size, _ in files.values()))
-            may_tidy()
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            for name in files:
-                self._download(f"{remote(step)}/{name}", temporary / name)
-            (temporary / MARKER).write_bytes(marker)
-            disk.read(temporary, step)
-            may_tidy()
-            disk.publish(temporary, self._directory, step)
-        except BadCheckpointError as error:
-            self._bad.add(step)
-            say(f"the checkpoint of step {step} in {self.name} is not whole: {error}")
-            return False
-        except OSError as error:
-            raise TrainError(
-                f"the checkpoint of step {step} cannot be brought from {self.name} to "
-                f"{self._directory}: {why(error)}"
-            ) from None
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        return True
-
-    def _marker(self, step: int) -> tuple[dict[str, tuple[int, str]], bytes]:
-        if MARKER not in self._contents[step]:
-            raise BadCheckpointError(f"{MARKER} is missing: it was never written to the end")
-        try:
-            marker = with_retries(self.name, lambda: self._store.read(f"{remote(step)}/{MARKER}"))
-        except FileNotFoundError:
-            raise BadCheckpointError(f"{MARKER} is listed and not there") from None
-        _, files = parse_marker(marker, step)
-        for name, (size, _) in files.items():
-            there = self._contents[step].get(name)
-            if there is None:
-                raise BadCheckpointError(f"{name} is missing")
-            if there != size:
-                raise BadCheckpointError(f"{name} has {there} bytes instead of {size}: truncated")
-        return files, marker
-
-    def _check_space(self, step: int, size: int) -> None:
-        free = shutil.disk_usage(self._directory).free
-        if size > free:
-            raise StoreError(
-                f"it has {size >> 20} MiB, and the disk of {self._directory} has {free >> 20} MiB left; "
-                "make room, or ask for a larger disk"
-            )
-        if size > _LARGE:
-            say(f"bringing the checkpoint of step {step} from {self.name}: {size >> 20} MiB")
-
-    def _download(self, name: str, target: Path) -> None:
-        try:
-            with_retries(self.name, lambda: self._store.get(name, target))
-        except FileNotFoundError:
-            raise BadCheckpointError(f"{target.name} is listed and not there") from None
-
     def _remembered(self) -> int | None:
         """Which owner of the store this home was; None when it was none since its machine's start."""
         if self._turn is not None:
@@ -416,19 +337,3 @@ class RemoteCheckpoints:
         if what not in self._said:
             self._said.add(what)
             say(f"{what} {self.name}: {why(error)}{then}")
-
-
-def remote(step: int) -> str:
-    """What the store calls the checkpoint of `step`."""
-    return step_directory(Path(), step).name
-
-
-def contents(store: Store) -> Contents:
-    """The files of every step in the store, with their sizes in bytes. Raises OSError."""
-    found: Contents = {}
-    for name, size in store.list("step-").items():
-        directory, _, file = name.partition("/")
-        number = directory.removeprefix("step-")
-        if file and number.isdecimal() and remote(int(number)) == directory:
-            found.setdefault(int(number), {})[file] = size
-    return found

@@ -52,11 +52,7 @@ class Owner:
 
     def is_same_job(self, other: Owner) -> bool:
         """Whether the other is an earlier or later start of this job, or of what was here before."""
-        return (
-            self.job == other.job
-            or self.attempt == other.attempt
-            or (self.home != "" and self.home == other.home)
-        )
+        return self.job == other.job or (self.home != "" and self.home == other.home)
 
     def is_later(self, other: Owner) -> bool:
         """Of two starts of one job: whether this one is the one that goes on."""
