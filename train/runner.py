@@ -18,7 +18,7 @@ from pathlib import Path
 
 from train.console import say, say_restart
 from train.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
-from train.lock import HeldByLiveJobError, is_replaced, read_lock, take
+from train.lock import HeldByLiveJobError, is_replaced, keep_alive, read_lock, take
 from train.node import Node, is_over, record_crash
 from train.replaced import Replacement
 from train.scheduler import VARIABLE, Scheduled
@@ -111,6 +111,7 @@ class Runner(ABC):
             return
         launch = node.launch() or node.attempt
         take(self._whole, self._job, self._launcher, launch, self._scheduler)
+        keep_alive(self._whole, launch)
 
     def _make_workdir(self) -> Path:
         """The working directory, with links to the files of the job in it. Raises OSError."""

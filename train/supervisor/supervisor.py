@@ -34,12 +34,11 @@ from train.status import read_status
 from train.stop import create_stop_file
 from train.supervisor import decision, directory, install, words
 from train.supervisor.decision import End, Outcome, Request
-from train.supervisor.environment import Pin, for_workers, pins
 from train.supervisor.events import LATE_S, Event, Events, Exit, Signal
 from train.supervisor.options import check_arguments
 from train.supervisor.tier import Tier
 from train.supervisor.words import Command
-from train.supervisor.workers import Workers
+from train.supervisor.workers import Pin, Workers, for_workers, pins
 
 # What is called otherwise here than in a spec.
 _TIER_OF = {"host": "hosts", "slurm-node": "slurm"}
