@@ -48,7 +48,7 @@ class Sky(Tier):
 
     def __init__(self, options: argparse.Namespace, command: Command) -> None:
         self._options = options
-        self._me = ""
+        self.me = ""
         self._directory = Path()
 
     @staticmethod
@@ -78,7 +78,7 @@ class Sky(Tier):
     def membership(self) -> Membership:
         options = self._options
         member = membership(os.environ, options.nodes, options.procs, options.ports)
-        self._me = member.me
+        self.me = member.me
         check_secrets(os.environ, options.secrets)
         if options.mount and not os.path.ismount(os.path.realpath(options.mount)):
             raise Refusal(
@@ -109,13 +109,36 @@ class Sky(Tier):
             threading.Thread(target=notice.watch, args=words, daemon=True).start()
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
-        return on_signal(self._me, name, stops, met)
+        """A machine that shuts down, or `sky cancel`, after which no exit code counts.
+
+        Before the processes of all machines have met nobody looks for the stop file, and they do not hear TERM.
+        """
+        if not met:
+            early = f"{self.me}: {name}: stopping before the training begins"
+            return Request("kill", "" if stops else early)
+        asking = f"{self.me}: {name}: asking for a clean stop"
+        return Request("stop", "" if stops else asking, f"signal: {name}")
 
     def not_begun(self, name: str) -> Outcome:
-        return not_begun(self._me)
+        """By a signal, so SkyPilot starts it again."""
+        return Outcome(EXIT_PREEMPTED, (f"{self.me}: stopped before the training began",))
 
     def at_end(self, end: End) -> Outcome:
-        return at_end(self._me, end)
+        """SkyPilot acts on the exit code."""
+        me, status = self.me, end.status
+        if status is not None and status.word == "stopped":
+            at = f" at step {status.step}" if status.step else ""
+            # The user's own stop is an object in the bucket, and never a signal.
+            if status.reason.startswith(("preempted", "signal")):
+                back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
+                return Outcome(EXIT_PREEMPTED, (back,))
+            why = status.reason or "user"
+            starts_again = f"; {end.next}: {self.again}" if end.next else ""
+            return Outcome(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}){starts_again}",))
+        if status is not None and status.word == "running" and end.stops and not end.met:
+            return self.not_begun("")
+        outcome = decision.at_end(end)
+        return replace(outcome, lines=tuple(f"{me}: {line}" for line in outcome.lines))
 
 
 # --- what SkyPilot says ---------------------------------------------------------------------------
@@ -218,42 +241,3 @@ def _enrolled(record: Path) -> tuple[int, str, list[int]]:
         return int(entry["number"]), str(entry["start"]), list(map(int, entry["node_ranks"]))
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return -1, "", []
-
-
-# --- what signals and ends mean -------------------------------------------------------------------
-
-
-def on_signal(me: str, name: str, stops: int, met: bool) -> Request:
-    """A machine that shuts down, or `sky cancel`, after which no exit code counts.
-
-    Before the processes of all machines have met nobody looks for the stop file, and they do not hear TERM.
-    """
-    if not met:
-        return Request(
-            "kill", "" if stops else f"{me}: {name}: stopping before the training begins"
-        )
-    asking = f"{me}: {name}: asking for a clean stop"
-    return Request("stop", "" if stops else asking, f"signal: {name}")
-
-
-def not_begun(me: str) -> Outcome:
-    """A stop before the workers were started, or had met: by a signal, so SkyPilot starts it again."""
-    return Outcome(EXIT_PREEMPTED, (f"{me}: stopped before the training began",))
-
-
-def at_end(me: str, end: End) -> Outcome:
-    """What the end of the workers means: SkyPilot acts on the exit code."""
-    status = end.status
-    if status is not None and status.word == "stopped":
-        at = f" at step {status.step}" if status.step else ""
-        # The user's own stop is an object in the bucket, and never a signal.
-        if status.reason.startswith(("preempted", "signal")):
-            back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
-            return Outcome(EXIT_PREEMPTED, (back,))
-        why = status.reason or "user"
-        starts_again = f"; {end.next}: {Sky.again}" if end.next else ""
-        return Outcome(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}){starts_again}",))
-    if status is not None and status.word == "running" and end.stops and not end.met:
-        return not_begun(me)
-    outcome = decision.at_end(end)
-    return replace(outcome, lines=tuple(f"{me}: {line}" for line in outcome.lines))

@@ -17,11 +17,9 @@ from train.supervisor.decision import End
 from train.supervisor.options import add_options
 from train.supervisor.sky import (
     Sky,
-    at_end,
     check_secrets,
     enroll,
     membership,
-    on_signal,
     start,
     task_name,
 )
@@ -145,6 +143,12 @@ def test_what_tells_two_starts_apart() -> None:
 # --- signals and ends -----------------------------------------------------------------------------
 
 
+def machine() -> Sky:
+    sky = Sky(argparse.Namespace(), Command((), (), (), ()))
+    sky.me = "n"
+    return sky
+
+
 @pytest.mark.parametrize(
     ("stops", "met", "action", "message", "words"),
     [
@@ -155,7 +159,7 @@ def test_what_tells_two_starts_apart() -> None:
     ],
 )
 def test_a_signal(stops: int, met: bool, action: str, message: str, words: str) -> None:
-    request = on_signal("n", "TERM", stops, met)
+    request = machine().on_signal("TERM", stops, met)
     assert (request.action, request.message, request.words) == (action, message, words)
 
 
@@ -193,7 +197,7 @@ ON = "to go on: sky jobs launch sky.yaml"
     ],
 )
 def test_the_end_of_the_workers(end: End, code: int, line: str) -> None:
-    outcome = at_end("n", end)
+    outcome = machine().at_end(end)
     assert (outcome.code, outcome.lines) == (code, (line,))
 
 
