@@ -105,8 +105,8 @@ class Sky(Tier):
 
     def watch(self, stop_file: Path) -> None:
         if not self._options.no_notices:
-            words = stop_file, tuple(clouds()), _NOTICES_EVERY_S
-            threading.Thread(target=notice.watch, args=words, daemon=True).start()
+            about = stop_file, tuple(clouds()), _NOTICES_EVERY_S
+            threading.Thread(target=notice.watch, args=about, daemon=True).start()
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         """A machine that shuts down, or `sky cancel`, after which no exit code counts.

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,10 +202,12 @@ class Supervisor:
     # --- the workers ------------------------------------------------------------------------------
 
     def _start(self, interface: str, address: str, head: str, kept: Sequence[int]) -> None:
-        pinned = [pin for pin in self._pins(interface) if pin.name not in self._options.keep]
+        options = self._options
+        every = pins(interface, options.threads, bool(self.member.head or options.store))
+        pinned = [pin for pin in every if pin.name not in options.keep]
         command = words.workers(self._command, self._values(address, head))
         # One log or terminal for all hosts: once is enough.
-        if self.member.is_head or not (self._tier.scheduler or self._options.driven):
+        if self.member.is_head or not (self._tier.scheduler or options.driven):
             self._tell(pinned, command)
         try:
             environment = for_workers(os.environ, pinned, self._launch_environment(head))
@@ -217,20 +219,16 @@ class Supervisor:
         self._events.watch_child(self._workers.pid)
         keep_alive(self.held, self._attempt)
         self._tier.watch(self._stop_file)
-        if self._options.store and self.member.is_head:
-            self._watch_store(self._options.store)
+        if options.store and self.member.is_head:
+            self._watch_store(options.store)
 
     def _watch_store(self, place: str) -> None:
         """From now on make the stop file when the user asks for a stop in the store."""
         from train.store import stop  # only where there is a store
 
         scheduled = Scheduled.parse(self._tier.scheduler)
-        words = place, scheduled.job if scheduled else self._attempt, self._stop_file
-        threading.Thread(target=stop.watch, args=words, daemon=True).start()
-
-    def _pins(self, interface: str) -> Iterable[Pin]:
-        over_network = bool(self.member.head or self._options.store)
-        return pins(interface, self._options.threads, over_network)
+        about = place, scheduled.job if scheduled else self._attempt, self._stop_file
+        threading.Thread(target=stop.watch, args=about, daemon=True).start()
 
     def _values(self, address: str, head: str) -> Mapping[str, str]:
         member = self.member

@@ -12,18 +12,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-PLACEHOLDERS = (
-    "nodes",
-    "head",
-    "port",
-    "address",
-    "node_rank",
-    "first_rank",
-    "world_size",
-    "launch",
-    "is_head",
-    "checkpoint_dir",
-    "store",
+_PLACEHOLDER = re.compile(
+    "{(nodes|head|port|address|node_rank|first_rank|world_size|launch|is_head|checkpoint_dir|store)}"
 )
 # Those in a script's own words. {{name}} there is {name} for the script.
 _SCRIPTS = re.compile(
@@ -31,7 +21,6 @@ _SCRIPTS = re.compile(
 )
 # torchrun chooses the port where the processes meet: each of them fills it in (train.runner).
 MASTER_PORT = "{master-port}"
-_PLACEHOLDER = re.compile("{(" + "|".join(PLACEHOLDERS) + ")}")
 # What follows one of these is the user's text, in which braces mean braces.
 _USERS = re.compile("--(arg|workload)=")
 _TORCHRUN = ("-m", "torch.distributed.run")
