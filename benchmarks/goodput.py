@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from train.checkpoint.interval import best_interval
+from train.checkpoint.checkpointer import best_interval
 
 ROOT = Path(__file__).resolve().parent.parent
 

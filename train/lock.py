@@ -38,8 +38,6 @@ from train.status import read_status
 HEARTBEAT_S = 5.0
 # A holder on another machine cannot be looked at; it counts as dead after this long in silence.
 SILENCE_S = 60.0
-# There are no heartbeats while a start imports torch and joins the others.
-START_SILENCE_S = 180.0
 # How long a start waits for the workers of one whose launch script was killed: they write a
 # checkpoint and end, or torchrun kills them after 30 s.
 LAST_WORDS_S = 45.0
@@ -293,8 +291,7 @@ def look(directory: Path, timeout_s: float) -> tuple[Holder, bool | None] | None
     holder = read_lock(directory)
     if holder is None or is_here(holder):
         return (holder, _is_alive(directory, holder)) if holder else None
-    # There are no heartbeats in generation 0: watching would only cost time.
-    return holder, _pulse(directory, holder, timeout_s if holder.generation else 0.0)
+    return holder, _pulse(directory, timeout_s)
 
 
 def is_here(holder: Holder) -> bool:
@@ -316,12 +313,11 @@ def _write_lock(directory: Path, holder: Holder) -> None:
 def _is_alive(directory: Path, holder: Holder) -> bool:
     if is_here(holder):
         return any(_is_running(p) for p in (holder.launcher, holder.writer) if p)
-    silence = _silence(holder)
     say(
         f"{directory} was held by {holder.host}, attempt {holder.attempt}; looking for up to "
-        f"{silence:g} s whether that is still alive"
+        f"{SILENCE_S:g} s whether that is still alive"
     )
-    return _pulse(directory, holder, silence) is True
+    return _pulse(directory, SILENCE_S) is True
 
 
 def await_last_words(directory: Path, scheduler: str = "") -> None:
@@ -343,7 +339,7 @@ def await_last_words(directory: Path, scheduler: str = "") -> None:
         time.sleep(0.1)  # not a child of this process, so there is nothing to wait on
 
 
-def _pulse(directory: Path, holder: Holder, timeout_s: float) -> bool | None:
+def _pulse(directory: Path, timeout_s: float) -> bool | None:
     """Whether a holder on another machine beats; None when `timeout_s` seconds do not tell.
 
     Both times compared come from the file server, so no two machines' clocks have to agree.
@@ -358,7 +354,7 @@ def _pulse(directory: Path, holder: Holder, timeout_s: float) -> bool | None:
             # First of all: this process, or the file server, may have stood still for longer than that.
             if _mtime(directory / "lock") != first:
                 return True
-            if now - first > _silence(holder):
+            if now - first > SILENCE_S:
                 return False
             left = deadline - time.monotonic()
             if left <= 0:
@@ -367,11 +363,6 @@ def _pulse(directory: Path, holder: Holder, timeout_s: float) -> bool | None:
         return False
     finally:
         probe.unlink(missing_ok=True)
-
-
-def _silence(holder: Holder) -> float:
-    """Seconds after which it counts as dead."""
-    return SILENCE_S if holder.generation else START_SILENCE_S
 
 
 def _mtime(path: Path) -> float | None:

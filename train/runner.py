@@ -6,18 +6,19 @@ Owns the contract's other side. What is run, and how that is stopped, its subcla
 from __future__ import annotations
 
 import argparse
+import contextlib
 import glob
 import os
+import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from train import workdir
 from train.console import say, say_restart
 from train.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
-from train.lock import HeldByLiveJobError, is_replaced, read_lock, take
+from train.lock import HeldByLiveJobError, is_replaced, keep_alive, read_lock, take
 from train.node import Node, is_over, record_crash
 from train.replaced import Replacement
 from train.scheduler import VARIABLE, Scheduled
@@ -110,13 +111,14 @@ class Runner(ABC):
             return
         launch = node.launch() or node.attempt
         take(self._whole, self._job, self._launcher, launch, self._scheduler)
+        keep_alive(self._whole, launch)
 
     def _make_workdir(self) -> Path:
         """The working directory, with links to the files of the job in it. Raises OSError."""
         directory = (self._options.workdir or self._whole / "work").expanduser().absolute()
         directory.mkdir(parents=True, exist_ok=True)
         if self._code.is_dir():
-            workdir.make(self._code, directory)
+            _link_files(self._code, directory)
         return directory
 
     def _torn(self) -> Iterator[str]:
@@ -219,6 +221,31 @@ class Runner(ABC):
             launch = self._node.launch() or self._attempt
             if not is_replaced(read_lock(self._whole), self._scheduler):
                 write_status(self._whole, Status(word, launch, step, reason))
+
+
+def _link_files(code: Path, workdir: Path) -> None:
+    """Have `workdir` show what is in `code`, in directories of its own. Raises OSError.
+
+    Several processes may do it at once. What the script has put in the place of a file stays.
+    """
+    for here, directories, files in os.walk(code):
+        directories[:] = [name for name in directories if name != "__pycache__"]
+        inside = Path(here).relative_to(code)
+        there = workdir / inside
+        there.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            _link(there / name, Path(here, name))
+
+
+def _link(place: Path, target: Path) -> None:
+    with contextlib.suppress(OSError):  # no link, or another process has just removed it
+        if os.readlink(place) == str(target):
+            return
+    if os.path.lexists(place) and not place.is_symlink():
+        return
+    draft = place.with_name(f".{secrets.token_hex(8)}")  # hosts may share the directory
+    draft.symlink_to(target)
+    os.replace(draft, place)
 
 
 def _set_aside(place: str) -> None:

@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import FrameType
 
 from train.console import say
@@ -22,26 +21,6 @@ from train.processes import die_with_parent
 
 # As torchrun's: long enough to write down what is under way.
 GRACE_S = 30.0
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The ranks of one host: `procs` of them from `first` on, in a world of `world_size`."""
-
-    first: int
-    procs: int
-    world_size: int
-    node_rank: int
-
-    def environment(self, local_rank: int) -> dict[str, str]:
-        """What torchrun would set."""
-        return {
-            "RANK": str(self.first + local_rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(self.procs),
-            "GROUP_RANK": str(self.node_rank),
-        }
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,19 +39,26 @@ def main(argv: Sequence[str]) -> int:
         parser.error("the command is missing: … -- COMMAND")
     if not 0 < options.procs <= options.world_size - options.first_rank <= options.world_size:
         parser.error("these ranks do not fit into the world")
-    ranks = Ranks(options.first_rank, options.procs, options.world_size, options.node_rank)
-    return spawn(command, ranks)
+    return spawn(command, options)
 
 
-def spawn(command: Sequence[str], ranks: Ranks) -> int:
-    """Run `command` once for each of `ranks`. 0 when all of them end with 0, else 1."""
+def spawn(command: Sequence[str], ranks: argparse.Namespace) -> int:
+    """Run `command` once for each of `ranks`, as main() has read them. 0 when all of them end with 0, else 1."""
     children = _Children()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda signum, _: children.end(signum))
     signal.signal(signal.SIGALRM, children.kill)
     try:
         for local_rank in range(ranks.procs):
-            children.start(command, ranks.first + local_rank, ranks.environment(local_rank))
+            rank = ranks.first_rank + local_rank
+            told = {  # by torchrun, where that starts them
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks.world_size),
+                "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(ranks.procs),
+                "GROUP_RANK": str(ranks.node_rank),
+            }
+            children.start(command, rank, told)
     except OSError as error:
         say(f"cannot start {command[0]!r}: {error.strerror}")
         children.kill()

@@ -88,13 +88,16 @@ class StopRequest:
 
 
 def reason_in(stop_file: Path) -> str:
-    """The first line of a stop file that is there: one line of printable characters, never empty."""
-    try:
-        text = read_file(stop_file).decode("utf-8", "replace")
-    except OSError:
-        return BY_USER
-    line = "".join(c if c.isprintable() else " " for c in text.partition("\n")[0][:_MOST_REASON])
-    return " ".join(line.split()) or BY_USER
+    """The first line of a stop file that is there, never empty."""
+    with contextlib.suppress(OSError):
+        return first_line(read_file(stop_file)) or BY_USER
+    return BY_USER
+
+
+def first_line(content: bytes) -> str:
+    """One line of printable characters: the first of what somebody has written."""
+    line = content.decode("utf-8", "replace").partition("\n")[0][:_MOST_REASON]
+    return " ".join("".join(c if c.isprintable() else " " for c in line).split())
 
 
 def is_for(reason: str, scheduler: str) -> bool:

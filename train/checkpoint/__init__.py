@@ -2,6 +2,6 @@
 
 checkpointer.py  when they are taken, their content, the thread that writes    (rank 0)
 disk.py          the bytes of one, its marker, verification, retention
-remote.py        the copy in a store                                           (segments.py: of the metrics)
+remote.py        the copy in a store                   (download.py: the way back; segments.py: the metrics)
 resume.py        the newest of all hosts, into every process
 """

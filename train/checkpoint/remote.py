@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,8 +18,7 @@ from typing import Any
 
 from train import processes, provenance
 from train.bundle import ARCHIVES
-from train.checkpoint import disk
-from train.checkpoint.disk import BadCheckpointError, parse_marker
+from train.checkpoint.download import Contents, bring_newest, contents, remote
 from train.checkpoint.segments import Segments
 from train.console import say
 from train.errors import TrainError
@@ -29,12 +27,11 @@ from train.layout import BEST, MARKER, best_step, parse_best, step_directory
 from train.lock import Fence, FencedOffError
 from train.scheduler import VARIABLE, Scheduled
 from train.status import Status
-from train.stop import BY_USER
 from train.store.owner import MANIFEST, Owner, Ownership
 from train.store.places import Store, StoreError, is_on_disk_of, open_store, why
 from train.store.retries import Answering, HangsError, Line, with_retries
+from train.store.stop import STOP
 
-_LARGE = 256 << 20  # bytes; what takes long enough for a line that says so
 # Some mounts upload behind one's back: the newest may not be there yet when they have said so.
 _LEAST = 2
 # Which owner of the store the last start here was. The first supervisor of a start removes it, so that it
@@ -42,9 +39,6 @@ _LEAST = 2
 TURN = "store-turn"
 # Its starts are counted in each checkpoint directory, and another machine has another one.
 _COUNTS_NOTHING = "sky"
-
-# The files of each step, with their sizes in bytes.
-Contents = dict[int, dict[str, int]]
 
 
 def open_remote(
@@ -94,9 +88,9 @@ class RemoteCheckpoints:
         """`remembers`: where nobody counts the starts of a job, which owner each home was."""
         self._store, self._directory, self._keep, self._me = Answering(store), directory, keep, me
         self._turn = directory / TURN if remembers else None
-        self.owner = Ownership(store, me, self._stop_here)
+        self.owner = Ownership(store, me)
         self._contents: Contents = {}
-        self._bad: set[int] = set()  # steps in the store that are not whole
+        self._bad = set[int]()  # steps in the store that are not whole
         self._segments: Segments | None = None
         self._rows: list[str] = []
         self._said: set[str] = set()
@@ -116,19 +110,8 @@ class RemoteCheckpoints:
 
     def take(self) -> None:
         """Own the store. Raises TrainError, FencedOffError, OSError."""
-        before = self.owner.take(self._remembered())
+        self.owner.take(self._remembered())
         self._remember()
-        words = with_retries(self.name, self.owner.asked_to_stop)
-        # A stop stays until a new job comes, so that a recovery of the stopped one finds it.
-        if words is not None and not self._was_mine(before) and self._was_stopped_by_user():
-            say(f"the stop in {self.name} is removed: it has ended the job before this one")
-            self.owner.forget_stop()
-            words = None
-        if words is not None:
-            with contextlib.suppress(OSError):
-                self._stop_here(words)
-                return
-        self.owner.look_for_stop(words)
 
     def pull(self, may_tidy: Callable[[], None]) -> None:
         """Have the newest whole checkpoint of the store here, unless what is here is newer.
@@ -140,7 +123,9 @@ class RemoteCheckpoints:
             self._contents = with_retries(self.name, lambda: contents(self._store))
         except OSError as error:
             raise TrainError(f"{self.name} cannot be listed: {why(error)}") from None
-        newest = self._bring_newest(may_tidy)
+        newest, self._bad = bring_newest(
+            self._store, self._contents, self._directory, self._me.attempt, may_tidy
+        )
         if self._bad:
             say(f"using the checkpoint of step {newest}" if newest else "starting anew")
         try:
@@ -222,7 +207,7 @@ class RemoteCheckpoints:
             status = (self._directory / "status").read_bytes()
             self._store.write("status", status)
             if status.startswith(b"done "):
-                self.owner.forget_stop()  # it came too late to be obeyed, and is not the next job's
+                self._store.delete(STOP)  # it came too late to be obeyed, and is not the next job's
         except FencedOffError as error:
             say(str(error))
         except OSError as error:
@@ -250,99 +235,6 @@ class RemoteCheckpoints:
             return f"{self.name} does not answer: {why(error)}"
         return f"{self.name}: {why(error)}"
 
-    def _bring_newest(self, may_tidy: Callable[[], None]) -> int:
-        """The step of the newest whole checkpoint, which is here then; 0 for none.
-
-        Raises TrainError when it cannot be brought, and what `may_tidy` raises.
-        """
-        here = disk.newest_valid(self._directory, lambda step, why: None)
-        newest_here = here.step if here is not None else 0
-        for step in sorted(self._contents, reverse=True):
-            if step <= newest_here:
-                break
-            if self._fetch(step, may_tidy):
-                say(f"the checkpoint of step {step} comes from {self.name}")
-                return step
-        return newest_here
-
-    def _fetch(self, step: int, may_tidy: Callable[[], None]) -> bool:
-        """Whether the checkpoint of `step` is whole, and here now."""
-        temporary = self._directory / f".tmp-step-{step:09d}-{self._me.attempt}-store"
-        try:
-            files, marker = self._marker(step)
-            self._check_space(step, sum(size for size, _ in files.values()))
-            may_tidy()
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            for name in files:
-                self._download(f"{remote(step)}/{name}", temporary / name)
-            (temporary / MARKER).write_bytes(marker)
-            disk.read(temporary, step)
-            may_tidy()
-            disk.publish(temporary, self._directory, step)
-        except BadCheckpointError as error:
-            self._bad.add(step)
-            say(f"the checkpoint of step {step} in {self.name} is not whole: {error}")
-            return False
-        except OSError as error:
-            raise TrainError(
-                f"the checkpoint of step {step} cannot be brought from {self.name} to "
-                f"{self._directory}: {why(error)}"
-            ) from None
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        return True
-
-    def _marker(self, step: int) -> tuple[dict[str, tuple[int, str]], bytes]:
-        if MARKER not in self._contents[step]:
-            raise BadCheckpointError(f"{MARKER} is missing: it was never written to the end")
-        try:
-            marker = with_retries(self.name, lambda: self._store.read(f"{remote(step)}/{MARKER}"))
-        except FileNotFoundError:
-            raise BadCheckpointError(f"{MARKER} is listed and not there") from None
-        _, files = parse_marker(marker, step)
-        for name, (size, _) in files.items():
-            there = self._contents[step].get(name)
-            if there is None:
-                raise BadCheckpointError(f"{name} is missing")
-            if there != size:
-                raise BadCheckpointError(f"{name} has {there} bytes instead of {size}: truncated")
-        return files, marker
-
-    def _check_space(self, step: int, size: int) -> None:
-        free = shutil.disk_usage(self._directory).free
-        if size > free:
-            raise StoreError(
-                f"it has {size >> 20} MiB, and the disk of {self._directory} has {free >> 20} MiB left; "
-                "make room, or ask for a larger disk"
-            )
-        if size > _LARGE:
-            say(f"bringing the checkpoint of step {step} from {self.name}: {size >> 20} MiB")
-
-    def _download(self, name: str, target: Path) -> None:
-        try:
-            with_retries(self.name, lambda: self._store.get(name, target))
-        except FileNotFoundError:
-            raise BadCheckpointError(f"{target.name} is listed and not there") from None
-
-    def _was_mine(self, before: Owner | None) -> bool:
-        if before is not None and self._is_me(before.job, before.attempt):
-            return True
-        try:
-            manifest = json.loads(with_retries(self.name, lambda: self._store.read(MANIFEST)))
-            return self._is_me(manifest.get("job"), manifest.get("attempt"))
-        except (FileNotFoundError, ValueError, AttributeError):
-            return False
-
-    def _was_stopped_by_user(self) -> bool:
-        """Whether the job before was ended by a user: else nobody has seen the stop that is there."""
-        try:
-            status = with_retries(self.name, lambda: self._store.read("status"))
-        except FileNotFoundError:
-            return False
-        words = status.decode("utf-8", "replace").split(maxsplit=3)
-        return len(words) == 4 and words[0] == "stopped" and words[3].startswith(BY_USER)
-
     def _remembered(self) -> int | None:
         """Which owner of the store this home was; None when it was none since its machine's start."""
         if self._turn is not None:
@@ -354,17 +246,6 @@ class RemoteCheckpoints:
         if self._turn is not None:
             with contextlib.suppress(OSError):  # a full disk says so elsewhere
                 replace_file(self._turn, f"{self.owner.turn}\n".encode())
-
-    def _is_me(self, job: object, attempt: object) -> bool:
-        return job == self._me.job or attempt == self._me.attempt
-
-    def _stop_here(self, words: str) -> None:
-        """Pass the request on as the stop file that every rank of this machine looks for. Raises
-        OSError."""
-        say(f"a stop was asked for in {self.name}" + (f": {words}" if words else ""))
-        stop = self._directory / "stop"
-        if not stop.exists():
-            replace_file(stop, (f"{BY_USER}: {words}" if words else BY_USER).encode() + b"\n")
 
     def _segments_to(self, step: int) -> Segments:
         return Segments(self._store, self._directory / "metrics.jsonl", self._rows, step)
@@ -456,19 +337,3 @@ class RemoteCheckpoints:
         if what not in self._said:
             self._said.add(what)
             say(f"{what} {self.name}: {why(error)}{then}")
-
-
-def remote(step: int) -> str:
-    """What the store calls the checkpoint of `step`."""
-    return step_directory(Path(), step).name
-
-
-def contents(store: Store) -> Contents:
-    """The files of every step in the store, with their sizes in bytes. Raises OSError."""
-    found: Contents = {}
-    for name, size in store.list("step-").items():
-        directory, _, file = name.partition("/")
-        number = directory.removeprefix("step-")
-        if file and number.isdecimal() and remote(int(number)) == directory:
-            found.setdefault(int(number), {})[file] = size
-    return found

@@ -1,8 +1,7 @@
 """Whose a store is: one live job at a time, and within a job its latest start.
 
-Owns `owner.json` (who writes to the store, renewed while that lives) and `stop` (the user's request,
-made in the store because the machine cannot be reached). What counts is whether the owner's object
-changes while it is watched, never the clocks of two machines. A store that does not answer for a
+Owns `owner.json` (who writes to the store, renewed while that lives). What counts is whether the owner's
+object changes while it is watched, never the clocks of two machines. A store that does not answer for a
 while ends nothing: the training goes on, and it is looked at again.
 """
 
@@ -12,7 +11,6 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,7 +20,7 @@ from train.lock import FencedOffError
 from train.store.places import Store, StoreError, why
 from train.store.retries import Answering, with_retries
 
-OWNER, STOP, MANIFEST = "owner.json", "stop", "manifest.json"
+OWNER, MANIFEST = "owner.json", "manifest.json"
 LOOK_S = 10.0
 RENEW_S = 30.0
 # An owner that was not renewed for so long is gone: twice missed, and what a slow store takes.
@@ -34,7 +32,6 @@ _AWAY = 4
 _SIZE = 2048
 # On a plain disk it may be looked at while it is being written.
 _LOOKS, _LOOKS_APART_S = 3, 0.05
-_MOST_WORDS = 200
 
 
 @dataclass(frozen=True)
@@ -55,11 +52,7 @@ class Owner:
 
     def is_same_job(self, other: Owner) -> bool:
         """Whether the other is an earlier or later start of this job, or of what was here before."""
-        return (
-            self.job == other.job
-            or self.attempt == other.attempt
-            or (self.home != "" and self.home == other.home)
-        )
+        return self.job == other.job or (self.home != "" and self.home == other.home)
 
     def is_later(self, other: Owner) -> bool:
         """Of two starts of one job: whether this one is the one that goes on."""
@@ -100,19 +93,13 @@ def _parse(content: bytes) -> Owner | None:
 class Ownership:
     """This start's hold of the store, from `take` to `close`."""
 
-    def __init__(self, store: Store, me: Owner, on_stop: Callable[[str], None]) -> None:
-        """`on_stop(words)` is called, by a thread, when the user has asked for a stop there; again
-        and again while it raises OSError."""
-        # One that hangs in a look for `stop` must still renew, and the other way round.
-        self._store, self._stops = Answering(store), Answering(store)
-        self._on_stop = on_stop
+    def __init__(self, store: Store, me: Owner) -> None:
+        self._store = Answering(store)
         self._me = replace(me, token=secrets.token_hex(6))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="store owner", daemon=True)
         self._renewing = threading.Lock()
-        self._telling = threading.Lock()
-        self._silent: set[str] = set()
-        self._words: str | None = None
+        self._is_silent = False
         self._manifest: bytes | None = None
         self.lost: FencedOffError | None = None
 
@@ -121,8 +108,8 @@ class Ownership:
         """Which owner of the store this one is; 0 before it is one."""
         return self._me.turn
 
-    def take(self, turn: int | None = None) -> Owner | None:
-        """Own the store from now on. Returns who had it before, if anybody is on record.
+    def take(self, turn: int | None = None) -> None:
+        """Own the store from now on.
 
         `turn`: which owner this start was already, where only its processes were started anew.
         Raises TrainError when another job is alive in it, FencedOffError when a later start of this
@@ -138,13 +125,6 @@ class Ownership:
         with_retries(name, self.check)
         self._store.limit()
         self._thread.start()
-        return before
-
-    def look_for_stop(self, words: str | None = None) -> None:
-        """Notice a `stop` from now on. `words`: of one that was found and not passed on yet."""
-        self._words = words
-        self._stops.limit()
-        threading.Thread(target=self._look, name="store stop", daemon=True).start()
 
     def wrote_manifest(self, content: bytes) -> None:
         """What tells a store that is this start's still, where nobody is on record as its owner."""
@@ -208,25 +188,6 @@ class Ownership:
             if found is not None and found.token == self._me.token:
                 self._store.delete(OWNER)
 
-    def asked_to_stop(self) -> str | None:
-        """The first words of the user's `stop`, None without one. Raises OSError."""
-        content = b""
-        for _ in range(_LOOKS):
-            try:
-                content = self._stops.read(STOP)
-            except FileNotFoundError:
-                return None
-            if content:
-                break
-            time.sleep(_LOOKS_APART_S)  # on a disk it may be there a moment before its words
-        lines = content.decode("utf-8", "replace").splitlines()
-        printable = "".join(c for c in (lines[0] if lines else "") if c.isprintable())
-        return " ".join(printable.split())[:_MOST_WORDS]
-
-    def forget_stop(self) -> None:
-        """It was meant for a job before this one. Raises OSError."""
-        self._stops.delete(STOP)
-
     def _check_may_take(self, holder: Owner, turn: int | None, timeout_s: float) -> None:
         if self._me.is_same_job(holder):
             mine, theirs = self._me.restarts, holder.restarts
@@ -279,41 +240,22 @@ class Ownership:
                 self.check()
                 self._renew()
                 renewed = time.monotonic()
-                self._answers("owner", "")
+                self._answers("")
             except FencedOffError:
                 return
             except OSError as error:
-                self._answers("owner", why(error))
+                self._answers(why(error))
 
-    def _look(self) -> None:
-        while self.lost is None and not self._ended.wait(LOOK_S):
-            try:
-                if self._words is None:
-                    self._words = self.asked_to_stop()
-                self._answers("stop", "")
-            except OSError as error:
-                self._answers("stop", why(error))
-                continue
-            if self._words is None:
-                continue
-            try:
-                self._on_stop(self._words)
-            except OSError:
-                continue
-            return
-
-    def _answers(self, whom: str, problem: str) -> None:
+    def _answers(self, problem: str) -> None:
         """Say once that the store does not answer, and once that it does again."""
-        with self._telling:
-            was_silent = bool(self._silent)
-            (self._silent.add if problem else self._silent.discard)(whom)
-            if problem and not was_silent:
-                say(
-                    f"{self._store.name} does not answer ({problem}); training goes on, a stop asked "
-                    "for there is not seen meanwhile"
-                )
-            elif was_silent and not self._silent:
-                say(f"{self._store.name} answers again")
+        if problem and not self._is_silent:
+            say(
+                f"{self._store.name} does not answer ({problem}); training goes on, a stop asked for there "
+                "is not seen meanwhile"
+            )
+        elif self._is_silent and not problem:
+            say(f"{self._store.name} answers again")
+        self._is_silent = bool(problem)
 
 
 def _name(owner: Owner) -> str:

@@ -176,7 +176,7 @@ class UrlStore:
             raise StoreError(
                 f"{url} needs fsspec, which is not installed; pip install {_package(scheme)}"
             ) from None
-        options: dict[str, Any] = {"auto_mkdir": True} if scheme in ("file", "local") else {}
+        options: dict[str, Any] = {}
         if scheme in ("s3", "s3a") and "config_kwargs" not in fsspec.config.conf.get("s3", {}):
             options["config_kwargs"] = _s3_options()
         try:
@@ -194,8 +194,6 @@ class UrlStore:
             ) from None
         self._root = str(self._fs._strip_protocol(url)).rstrip("/")
         self._by_prefix = scheme in _LISTS_BY_PREFIX
-        # There a directory does not go with the last object in it.
-        self._has_directories = scheme in ("file", "local")
 
     def list(self, prefix: str) -> dict[str, int]:
         with _translated():
@@ -230,9 +228,6 @@ class UrlStore:
     def delete(self, name: str) -> None:
         with _translated(), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
-        if self._has_directories and "/" in name:
-            with contextlib.suppress(OSError):
-                self._fs.rmdir(self._path(name).rpartition("/")[0])
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -312,7 +307,7 @@ def why(error: OSError) -> str:
 def is_on_disk_of(store: Store, directory: Path) -> bool:
     """Whether the store is nothing but another directory on the disk of `directory`."""
     if not isinstance(store, DirectoryStore):
-        return store.name.startswith(("file:", "local:", "memory:"))
+        return False
     with contextlib.suppress(OSError):
         place = Path(store.name)
         there = place if place.exists() else place.parent

@@ -43,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
 def _supervise(argv: Sequence[str], events: Events) -> int:
     from train.errors import EXIT_USAGE
     from train.supervisor import words
-    from train.supervisor.supervisor import Supervisor, add_options
+    from train.supervisor.options import add_options, take_leading
+    from train.supervisor.supervisor import Supervisor
 
     try:
         command = words.split(argv)
@@ -58,7 +59,7 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
     parser.add_argument("tier", choices=_TIERS)
     add_options(parser)
     tier.add_options(parser)
-    command = words.take_leading(command, tier.leading)
+    command = take_leading(command, tier.leading)
     options = parser.parse_args(command.options)
     if name == "slurm":  # on the first node: it starts slurm-node on each
         return int(tier(options, command, events).run())

@@ -22,8 +22,11 @@ from train.supervisor import decision, directory
 from train.supervisor.decision import End, Outcome, Request
 from train.supervisor.driver_link import DriverLink, take_standard_input
 from train.supervisor.events import Event, Events
-from train.supervisor.supervisor import Membership, Tier
-from train.supervisor.words import ONLY_CHECK, Command
+from train.supervisor.options import ONLY_CHECK
+from train.supervisor.tier import Membership, Tier
+from train.supervisor.words import Command
+
+_LISTED = Path("hosts", "hosts.json")
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,6 @@ class Hosts(Tier):
     def add_options(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
         add("--me", required=True, help="this host's name in hosts.json")
-        add("--hosts-file", type=Path, default=Path("hosts/hosts.json"), help="who takes part")
         add("--head", default="", help="meet at this host instead of the first (on all the same)")
         add("--hosts", default="", help="only these take part: A,B (on all the same)")
         add("--port", type=int, default=29500, help="where the processes meet, on the head")
@@ -147,7 +149,7 @@ class Hosts(Tier):
 
     def membership(self) -> Membership:
         options = self._options
-        listed = read(options.hosts_file)
+        listed = read(_LISTED)
         # Two runs that meet at one address under one name would merge: the driver names each of its launches.
         launch = os.environ.get("DDPGEN_LAUNCH", "")
         return membership(listed, options.me, options.head, options.hosts, options.port, launch)

@@ -1,34 +1,31 @@
 """The tier `sky`: one of the machines that SkyPilot has found for a start of a task.
 
-Owns what SkyPilot says of a start, the number of a start in its checkpoint directory, and what a signal,
-the object `stop` in a bucket and the end of the workers mean to SkyPilot.
+Owns what SkyPilot says of a start, the number of a start in its checkpoint directory, and what a signal and
+the end of the workers mean to SkyPilot.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
 import signal
 import sys
 import threading
-import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from train import notice
-from train.console import say
 from train.errors import EXIT_UNAVAILABLE, Refusal
-from train.files import locked, read_file, replace_file
+from train.files import locked, replace_file
 from train.notices import clouds
-from train.stop import create_stop_file
 from train.supervisor import decision, directory
 from train.supervisor.decision import End, Outcome, Request
-from train.supervisor.supervisor import Membership, Tier, names, ports
+from train.supervisor.options import names, ports
+from train.supervisor.tier import Membership, Tier
 from train.supervisor.words import Command
 
 # SkyPilot is to start the job again. Of several machines on Slurm it keeps the highest code alone, and
@@ -39,10 +36,7 @@ _TOLD = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_TASK_ID")
 # Of a start before this one: what it was asked, and which owner of the store it was (train/store).
 _LEFTOVERS = ("stop", "store-turn")
 _MOST = 64
-_NOTICES_EVERY_S, _STOP_EVERY_S = 5.0, 5.0
-# Beside `stop` in a bucket, the task that it has ended: a recovery of that one stays stopped, and the next task
-# removes both.
-_OBEYED = "stop-obeyed"
+_NOTICES_EVERY_S = 5.0
 
 
 class Sky(Tier):
@@ -53,10 +47,9 @@ class Sky(Tier):
     ignored = (signal.SIGTERM,)
 
     def __init__(self, options: argparse.Namespace, command: Command) -> None:
-        self._options, self._command = options, command
-        self._me, self._task = "", ""
+        self._options = options
+        self.me = ""
         self._directory = Path()
-        self._bucket: Path | None = None
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +78,7 @@ class Sky(Tier):
     def membership(self) -> Membership:
         options = self._options
         member = membership(os.environ, options.nodes, options.procs, options.ports)
-        self._me = member.me
+        self.me = member.me
         check_secrets(os.environ, options.secrets)
         if options.mount and not os.path.ismount(os.path.realpath(options.mount)):
             raise Refusal(
@@ -93,7 +86,6 @@ class Sky(Tier):
                 f"{member.me}: the bucket {options.bucket} is not mounted at {options.mount}; sky jobs "
                 "logs --controller ID (or sky logs --provision CLUSTER) says why",
             )
-        self._task = member.part
         self._directory = directory.of(options.checkpoint_dir, member.part)
         try:
             number = enroll(self._directory, start(os.environ, member.launch), member.node_rank)
@@ -110,26 +102,43 @@ class Sky(Tier):
                 replace_file(hook, f"{sys.executable}\n{self._directory}\n".encode())
             except OSError as error:
                 raise directory.unusable(hook.parent, error) from None
-        # The built-in training looks into the store itself. For a loop of the user's own the head does;
-        # it is enough that one process sees the stop file.
-        if self._command.program[0] == "script" and self._options.mount and member.is_head:
-            self._bucket = Path(self._options.store)
-            forget_stop(self._bucket, self._task)
 
     def watch(self, stop_file: Path) -> None:
-        if self._bucket is not None:
-            _beside(obey_stop, self._bucket, self._task, stop_file)
         if not self._options.no_notices:
-            _beside(notice.watch, stop_file, tuple(clouds()), _NOTICES_EVERY_S)
+            about = stop_file, tuple(clouds()), _NOTICES_EVERY_S
+            threading.Thread(target=notice.watch, args=about, daemon=True).start()
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
-        return on_signal(self._me, name, stops, met)
+        """A machine that shuts down, or `sky cancel`, after which no exit code counts.
+
+        Before the processes of all machines have met nobody looks for the stop file, and they do not hear TERM.
+        """
+        if not met:
+            early = f"{self.me}: {name}: stopping before the training begins"
+            return Request("kill", "" if stops else early)
+        asking = f"{self.me}: {name}: asking for a clean stop"
+        return Request("stop", "" if stops else asking, f"signal: {name}")
 
     def not_begun(self, name: str) -> Outcome:
-        return not_begun(self._me)
+        """By a signal, so SkyPilot starts it again."""
+        return Outcome(EXIT_PREEMPTED, (f"{self.me}: stopped before the training began",))
 
     def at_end(self, end: End) -> Outcome:
-        return at_end(self._me, end)
+        """SkyPilot acts on the exit code."""
+        me, status = self.me, end.status
+        if status is not None and status.word == "stopped":
+            at = f" at step {status.step}" if status.step else ""
+            # The user's own stop is an object in the bucket, and never a signal.
+            if status.reason.startswith(("preempted", "signal")):
+                back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
+                return Outcome(EXIT_PREEMPTED, (back,))
+            why = status.reason or "user"
+            starts_again = f"; {end.next}: {self.again}" if end.next else ""
+            return Outcome(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}){starts_again}",))
+        if status is not None and status.word == "running" and end.stops and not end.met:
+            return self.not_begun("")
+        outcome = decision.at_end(end)
+        return replace(outcome, lines=tuple(f"{me}: {line}" for line in outcome.lines))
 
 
 # --- what SkyPilot says ---------------------------------------------------------------------------
@@ -232,89 +241,3 @@ def _enrolled(record: Path) -> tuple[int, str, list[int]]:
         return int(entry["number"]), str(entry["start"]), list(map(int, entry["node_ranks"]))
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return -1, "", []
-
-
-# --- the object `stop`, for a training loop of the user's own, which does not look for it -----------
-
-
-def forget_stop(bucket: Path, task: str) -> None:
-    """Remove a stop that has ended another task. Raises Refusal."""
-    if _obeyed_by(bucket) in ("", task):
-        return
-    say(f"the stop in {bucket} is removed: it has ended the job before this one")
-    try:
-        for name in ("stop", _OBEYED):
-            (bucket / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise Refusal(
-            EXIT_UNAVAILABLE,
-            f"cannot remove {bucket / 'stop'}, which would end this job too ({error.strerror}); may this "
-            "machine write to the bucket?",
-        ) from None
-
-
-def obey_stop(bucket: Path, task: str, stop_file: Path, every_s: float = _STOP_EVERY_S) -> None:
-    """Wait for the object, then note the task and make the stop file; on an error of a mount or a disk, again."""
-    told = False
-    while True:
-        with contextlib.suppress(OSError):
-            if (bucket / "stop").exists():
-                if not told:
-                    say(f"a stop was asked for in {bucket}")
-                told = True
-                if _obeyed_by(bucket) != task:
-                    (bucket / _OBEYED).write_text(
-                        f"{task}\n", "utf-8"
-                    )  # a bucket knows no renaming
-                create_stop_file(stop_file, "user: by the bucket")
-                return
-        time.sleep(every_s)
-
-
-def _obeyed_by(bucket: Path) -> str:
-    with contextlib.suppress(OSError):
-        return read_file(bucket / _OBEYED).decode("utf-8", "replace").strip()
-    return ""
-
-
-# --- what signals and ends mean -------------------------------------------------------------------
-
-
-def on_signal(me: str, name: str, stops: int, met: bool) -> Request:
-    """A machine that shuts down, or `sky cancel`, after which no exit code counts.
-
-    Before the processes of all machines have met nobody looks for the stop file, and they do not hear TERM.
-    """
-    if not met:
-        return Request(
-            "kill", "" if stops else f"{me}: {name}: stopping before the training begins"
-        )
-    asking = f"{me}: {name}: asking for a clean stop"
-    return Request("stop", "" if stops else asking, f"signal: {name}")
-
-
-def not_begun(me: str) -> Outcome:
-    """A stop before the workers were started, or had met: by a signal, so SkyPilot starts it again."""
-    return Outcome(EXIT_PREEMPTED, (f"{me}: stopped before the training began",))
-
-
-def at_end(me: str, end: End) -> Outcome:
-    """What the end of the workers means: SkyPilot acts on the exit code."""
-    status = end.status
-    if status is not None and status.word == "stopped":
-        at = f" at step {status.step}" if status.step else ""
-        # The user's own stop is an object in the bucket, and never a signal.
-        if status.reason.startswith(("preempted", "signal")):
-            back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
-            return Outcome(EXIT_PREEMPTED, (back,))
-        why = status.reason or "user"
-        starts_again = f"; {end.next}: {Sky.again}" if end.next else ""
-        return Outcome(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}){starts_again}",))
-    if status is not None and status.word == "running" and end.stops and not end.met:
-        return not_begun(me)
-    outcome = decision.at_end(end)
-    return replace(outcome, lines=tuple(f"{me}: {line}" for line in outcome.lines))
-
-
-def _beside(work: Callable[..., object], *arguments: object) -> None:
-    threading.Thread(target=work, args=arguments, daemon=True).start()

@@ -2,7 +2,8 @@
 
 Takes the directory, starts `supervise slurm-node` on every node by srun, waits, turns Slurm's signals
 into the stop file, and puts the job back into the queue. What the end of a start means is
-slurm_decision.py's; what Slurm says is slurm_job.py's; the files are slurm_directory.py's.
+slurm_decision.py's; what Slurm says is slurm_job.py's; the files are slurm_directory.py's; the command of
+srun is slurm_step.py's.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
-import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.scheduler import VARIABLE
 from train.supervisor.decision import goes_on
 from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Signal
+from train.supervisor.options import ONLY_CHECK, check_arguments, ports
 from train.supervisor.slurm_decision import (
     Begun,
     Finish,
@@ -45,26 +45,15 @@ from train.supervisor.slurm_job import (
     every_node_answers,
     state,
 )
-from train.supervisor.supervisor import NotBegunError, check_arguments, ports, tell_of_report
-from train.supervisor.words import ONLY_CHECK, Command
+from train.supervisor.slurm_step import is_step, on_each_node, parent_title, store_of
+from train.supervisor.supervisor import NotBegunError, tell_of_report
+from train.supervisor.words import Command
 from train.supervisor.workers import Workers
 
 # A controller that is being restarted answers a minute or two later.
 _PATIENT = (2, 5, 10, 20, 30, 30, 30)
 _RETRY_S = 2.0
 _REQUEUES, _REQUEUES_APART_S = 5, 2.0
-# What a node runs first of all: by a shell, which needs no shared directory, and says so where it has none.
-_ON_NODE = """\
-me=${SLURMD_NODENAME:-$HOSTNAME}
-cd -- "$1" || { echo "ddpgen: $me does not see the bundle, $1; put it where all nodes see it" >&2; exit 69; }
-[ -z "$2" ] || . "./$2"
-shift 2
-type -P -- "$1" >/dev/null || {
-  echo "ddpgen: there is no Python called $1 on $me (PATH=$PATH); set python: or environment: in the spec (PY001)" >&2
-  exit 69
-}
-exec "$@"
-"""
 
 
 class Slurm:
@@ -127,7 +116,7 @@ class Slurm:
     def _run(self) -> int:
         check_arguments(self._command, ONLY_CHECK)
         self._check_activation()
-        if is_step(os.environ, os.getpid(), _parent_title()):
+        if is_step(os.environ, os.getpid(), parent_title()):
             what = f"this is a step of job {self._number}, started by srun"
             raise Refusal(EXIT_UNAVAILABLE, f"{what}; submit it: sbatch slurm.sbatch")
         nodes = self._nodes()
@@ -237,29 +226,18 @@ class Slurm:
         self._reserved = reserve.reserve(address, options.ports, int(self._number))
         port = self._reserved.getsockname()[1]
         say(f"meeting at {head}, interface {name}, address {address}, port {port}")
-        known = {"{bundle}": str(bundle), "{checkpoint_dir}": str(directory.path)}
-        inside = [_filled(word, known) for word in options.inside]
-        if inside and shutil.which(inside[0]) is None:
-            raise Refusal(
-                EXIT_UNAVAILABLE,
-                f"there is no {inside[0]} on {socket.gethostname()} (PATH={os.environ.get('PATH')}); "
-                "environment.modules may name the module that has it",
-            )
-        count = f"{len(nodes)}"
-        cpus = os.environ.get("SLURM_CPUS_PER_TASK")
-        store = [f"--store={store_of(options.store, self._index)}"] if options.store else []
-        return [
-            "srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
-            *([f"--cpus-per-task={cpus}"] if cpus else []),  # some versions do not inherit it
-            # A node that fails takes the others along; one that is done leaves them all the time they need.
-            "--kill-on-bad-exit=1", "--wait=0",
-            *(_filled(word, known) for word in options.srun),
-            *inside, "bash", "-c", _ON_NODE, "ddpgen", str(bundle), options.source,
-            options.python, "-m", "train", "supervise", "slurm-node",
-            *self._command.options[1:], *store, f"--checkpoint-dir={directory.path}",
-            f"--head={head}", f"--address={address}", f"--port={port}",
-            "--", *self._command.launcher, "--", *self._command.program, "--", *self._command.arguments,
-        ]  # fmt: skip
+        own = (
+            *self._command.options[1:],
+            f"--store={store_of(options.store, self._index)}",
+            "--shared=true",  # the next start may be on other nodes, and has to see what this one wrote
+            f"--checkpoint-dir={directory.path}",
+            f"--head={head}",
+            f"--address={address}",
+            f"--port={port}",
+        )
+        return on_each_node(
+            options, replace(self._command, options=own), len(nodes), bundle, directory.path
+        )
 
     def _told(self, nodes: Sequence[str]) -> dict[str, str]:
         told = {VARIABLE: self.directory.scheduler, "DDPGEN_ROSTER": "\n".join(nodes)}
@@ -402,34 +380,6 @@ class Slurm:
             with contextlib.suppress(OSError):
                 self.directory.release()
         return code
-
-
-def store_of(store: str, task: str) -> str:
-    """Where checkpoints go that are to outlive the nodes; each task of an array has a place of its own."""
-    return f"{store.rstrip('/')}/{task}" if task else store
-
-
-def is_step(env: dict[str, str] | os._Environ[str], pid: int, parent: str) -> bool:
-    """Whether this process is, or is below, a task of srun. The variables alone do not tell: sbatch hands on
-    those of a step that it is called in. `parent`: the title of the parent process."""
-    step = env.get("SLURM_STEP_ID", "")
-    if not step.isdecimal() or int(step) > 0xFFFF0000:
-        return False
-    if env.get("SLURM_TASK_PID") == str(pid):
-        return re.match(r"slurmstepd: \[.*\.[0-9]+\]", parent) is not None
-    return True
-
-
-def _parent_title() -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode("utf-8", "replace")
-    return ""
-
-
-def _filled(word: str, known: dict[str, str]) -> str:
-    for name, value in known.items():
-        word = word.replace(name, value)
-    return word
 
 
 def _speak_for_slurm() -> None:

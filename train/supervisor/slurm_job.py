@@ -154,15 +154,8 @@ class Controller:
 
 def every_node_answers(nodes: int) -> bool:
     """Whether srun can start something on each node."""
-    words = (
-        "srun",
-        "--overlap",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        "--ntasks-per-node=1",
-        "true",
-    )
-    return ask(*words)[0] == 0
+    on_each = f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"
+    return ask("srun", "--overlap", *on_each, "true")[0] == 0
 
 
 def ask(*words: str) -> tuple[int, str, str]:

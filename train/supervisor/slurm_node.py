@@ -15,15 +15,16 @@ from pathlib import Path
 from train.scheduler import VARIABLE, Scheduled
 from train.supervisor.decision import End, Outcome, Request, crash
 from train.supervisor.slurm import Slurm
+from train.supervisor.slurm_decision import AGAIN
 from train.supervisor.slurm_directory import Directory
-from train.supervisor.supervisor import Membership, Tier
+from train.supervisor.tier import Membership, Tier
 from train.supervisor.words import Command
 
 
 class SlurmNode(Tier):
     """One node of a start."""
 
-    again = "sbatch slurm.sbatch"
+    again = AGAIN
     decides = False
     # Slurm sends its signals to every process of the step: a step and its checkpoint are finished first.
     ignored = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -38,9 +39,6 @@ class SlurmNode(Tier):
         add("--port", type=int, required=True)
 
     def __init__(self, options: argparse.Namespace, command: Command) -> None:
-        options.shared = (
-            "true"  # the next start may be on other nodes, and has to see what this one wrote
-        )
         self._options = options
         self.scheduler = os.environ[VARIABLE]
         start = Scheduled.parse(self.scheduler)

@@ -10,172 +10,42 @@ import argparse
 import contextlib
 import fcntl
 import importlib.util
-import io
 import os
 import shlex
-import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from train import nic, portable
-from train.config import parse as parse_run
-from train.config import seconds
 from train.console import say
-from train.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal
+from train.errors import EXIT_UNAVAILABLE, Refusal
 from train.layout import node_directory
 from train.lock import keep_alive
 from train.node import Node, record_end
 from train.preflight import command as preflight
-from train.preflight.finding import codes
 from train.preflight.settings import Settings
-from train.scheduler import VARIABLE
+from train.scheduler import VARIABLE, Scheduled
 from train.status import read_status
 from train.stop import create_stop_file
 from train.supervisor import decision, directory, install, words
 from train.supervisor.decision import End, Outcome, Request
-from train.supervisor.environment import Pin, for_workers, pins
 from train.supervisor.events import LATE_S, Event, Events, Exit, Signal
+from train.supervisor.options import check_arguments
+from train.supervisor.tier import Tier
 from train.supervisor.words import Command
-from train.supervisor.workers import Workers
+from train.supervisor.workers import Pin, Workers, for_workers, pins
 
-_NAMED = 8  # of many hosts, so many are named in a line
 # What is called otherwise here than in a spec.
 _TIER_OF = {"host": "hosts", "slurm-node": "slurm"}
 
 
-@dataclass(frozen=True)
-class Membership:
-    """Who takes part, and which part is this host's. `head`: "" for a job on one machine. `launch`: which
-    launch this is, where whoever started the hosts says it."""
-
-    me: str
-    procs: int
-    world_size: int
-    node_rank: int = 0
-    first_rank: int = 0
-    nodes: int = 1
-    least: int = 1
-    head: str = ""
-    head_address: str = ""
-    port: int = 0
-    roster: Sequence[tuple[str, str]] = ()
-    launch: str = ""
-    # A directory below the spec's, where each task has one of its own.
-    part: str = ""
-
-    @property
-    def is_head(self) -> bool:
-        return self.node_rank == 0
-
-    @property
-    def meets_at(self) -> str:
-        """Where the processes meet."""
-        return f"{self.head_address}:{self.port}"
-
-    @property
-    def peer(self) -> str:
-        """On the head: another host, by its address or its name."""
-        others = [address or name for name, address in self.roster if name != self.me]
-        return others[0] if self.is_head and others else ""
-
-    @property
-    def others(self) -> str:
-        """Who takes part beside this host, in words."""
-        names = [name for name, _ in self.roster if name != self.me]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return ", ".join(names[:_NAMED]) + more
-
-
-class Tier:
-    """What differs between the tiers. Its functions decide; the supervisor acts."""
-
-    # What to type to start it again.
-    again: str = ""
-    scheduler: str = ""
-    # Whether the end of this host can be the end of the job.
-    decides: bool = True
-    # Options in front of the user's arguments that are the supervisor's, and what they do, for --help: see
-    # words.take_leading().
-    leading: ClassVar[Mapping[str, str]] = words.ONLY_CHECK
-    # What the workers do not hear, as the tier signals every process and the supervisor answers.
-    ignored: Sequence[signal.Signals] = ()
-
-    def __init__(self, options: argparse.Namespace, command: Command) -> None:
-        """`options`: those of all tiers and those of add_options()."""
-
-    @staticmethod
-    def add_options(parser: argparse.ArgumentParser) -> None:
-        """The options of this tier alone."""
-
-    def listen(self, events: Events) -> None:
-        """Have come as events what else this tier waits for: a driver's words, a notice."""
-
-    def on_event(self, event: Event) -> None:
-        """Such an event has come: what it means is injected as a signal."""
-
-    def hand_over(self) -> None:
-        """Another program takes the place of this one: leave it what this tier has taken."""
-
-    def membership(self) -> Membership:
-        """Who takes part. Raises Refusal."""
-        raise NotImplementedError
-
-    def prepare(self, member: Membership, address: str) -> None:
-        """The directory is this attempt's, and this host takes part by `address`: what is to be done before the
-        workers start. Raises Refusal."""
-
-    def watch(self, stop_file: Path) -> None:
-        """The workers have been started: from now on make `stop_file` when the tier is told to stop."""
-
-    def on_signal(self, name: str, stops: int, met: bool) -> Request:
-        """What a signal means once the workers have been started."""
-        return decision.on_signal(name, stops, met)
-
-    def not_begun(self, name: str) -> Outcome:
-        """What a signal means before that."""
-        return decision.not_begun(self.again)
-
-    def at_end(self, end: End) -> Outcome:
-        """What the end of the workers means."""
-        raise NotImplementedError
-
-    def report(self, outcome: Outcome) -> None:
-        """The end is known and was said on the terminal: tell it elsewhere."""
-
-
 class NotBegunError(Exception):
     """A signal came before the workers were started."""
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that every tier has."""
-    add = parser.add_argument
-    add("--job", required=True)
-    add("--checkpoint-dir", required=True, help="from the bundle's directory, or absolute")
-    add("--procs", type=int, default=1, help="processes on each host")
-    add("--gpus", type=int, default=0, help="GPUs used on each host")
-    add("--backend", default="gloo")
-    add("--nic", default="", help="the interface to take part by")
-    add("--threads", type=int, default=1, help="OMP_NUM_THREADS of each process")
-    add("--keep", type=names, default=(), help="variables of the spec's env, not to be pinned")
-    add("--store", default="", help="where checkpoints outlive the machine")
-    add("--no-preflight", action="store_true")
-    add("--ignore", type=codes, default=(), help="codes that are only warnings")
-    add("--bits-may-differ", action="store_true", help="nothing is promised about the bits")
-    add(
-        "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"
-    )
-    add("--lock", default="", help="the lock of the packages that the job's Python has")
-    add("--install", action="store_true", help="only install that")
-    add("--setup", default="", help="a file of bash, run once in the environment before all else")
-    add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
-    add("--preflight", action="store_true", help="only check whether the job can start")
-    add("--driven", action="store_true", help="all hosts speak on one terminal, by hosts/run.sh")
 
 
 class Supervisor:
@@ -332,10 +202,12 @@ class Supervisor:
     # --- the workers ------------------------------------------------------------------------------
 
     def _start(self, interface: str, address: str, head: str, kept: Sequence[int]) -> None:
-        pinned = [pin for pin in self._pins(interface) if pin.name not in self._options.keep]
+        options = self._options
+        every = pins(interface, options.threads, bool(self.member.head or options.store))
+        pinned = [pin for pin in every if pin.name not in options.keep]
         command = words.workers(self._command, self._values(address, head))
         # One log or terminal for all hosts: once is enough.
-        if self.member.is_head or not (self._tier.scheduler or self._options.driven):
+        if self.member.is_head or not (self._tier.scheduler or options.driven):
             self._tell(pinned, command)
         try:
             environment = for_workers(os.environ, pinned, self._launch_environment(head))
@@ -347,10 +219,16 @@ class Supervisor:
         self._events.watch_child(self._workers.pid)
         keep_alive(self.held, self._attempt)
         self._tier.watch(self._stop_file)
+        if options.store and self.member.is_head:
+            self._watch_store(options.store)
 
-    def _pins(self, interface: str) -> Iterable[Pin]:
-        over_network = bool(self.member.head or self._options.store)
-        return pins(interface, self._options.threads, over_network)
+    def _watch_store(self, place: str) -> None:
+        """From now on make the stop file when the user asks for a stop in the store."""
+        from train.store import stop  # only where there is a store
+
+        scheduled = Scheduled.parse(self._tier.scheduler)
+        about = place, scheduled.job if scheduled else self._attempt, self._stop_file
+        threading.Thread(target=stop.watch, args=about, daemon=True).start()
 
     def _values(self, address: str, head: str) -> Mapping[str, str]:
         member = self.member
@@ -494,39 +372,6 @@ def tell_of_report(checkpoint_dir: Path, lasted_s: float) -> None:
         say(line)
 
 
-def check_arguments(command: Command, leading: Mapping[str, str]) -> None:
-    """Judge what the user added: a wrong option would otherwise be met by every process at every restart.
-
-    Raises Refusal with the exit code 2; prints the options, also the supervisor's own, `leading`, and raises it
-    with 0 for --help.
-    """
-    if command.program[0] != "run" or not command.arguments:
-        return
-    for word in command.arguments:
-        for fixed, field in (("--checkpoint-dir", "checkpoint.dir"), ("--code-dir", "code")):
-            if word.startswith(fixed):
-                raise Refusal(
-                    EXIT_USAGE,
-                    f"{word} cannot be changed here: the supervisor counts on it; "
-                    f"set {field} in the spec (or below targets) and render again",
-                )
-    complaint, told = io.StringIO(), io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(told):
-            parse_run([*_literal(command.program[1:]), *command.arguments])
-    except SystemExit as end:
-        if not end.code:
-            print(words.help_text(leading, told.getvalue()))
-            raise Refusal(0, "") from None
-        why = complaint.getvalue().partition(" error: ")[2].strip()
-        raise Refusal(EXIT_USAGE, f"{why}; --help shows the options") from None
-
-
-def _literal(program: Sequence[str]) -> list[str]:
-    """The program's words but for those whose value is known later."""
-    return ["--world-size=1" if word.startswith("--world-size=") else word for word in program]
-
-
 def _hold(bundle: Path) -> int | None:
     """A lock on the bundle: `ddpgen render` does not replace one that somebody holds, as restarts need it."""
     with contextlib.suppress(OSError):
@@ -534,17 +379,3 @@ def _hold(bundle: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return descriptor
     return None
-
-
-def names(text: str) -> tuple[str, ...]:
-    """The words of A,B."""
-    return tuple(filter(None, text.split(",")))
-
-
-def ports(text: str) -> range:
-    """The ports of FROM-TO, or of one."""
-    low, _, high = text.partition("-")
-    first, last = int(low), int(high or low)
-    if not 0 < first <= last < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of ports")
-    return range(first, last + 1)

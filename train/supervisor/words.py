@@ -12,18 +12,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-PLACEHOLDERS = (
-    "nodes",
-    "head",
-    "port",
-    "address",
-    "node_rank",
-    "first_rank",
-    "world_size",
-    "launch",
-    "is_head",
-    "checkpoint_dir",
-    "store",
+_PLACEHOLDER = re.compile(
+    "{(nodes|head|port|address|node_rank|first_rank|world_size|launch|is_head|checkpoint_dir|store)}"
 )
 # Those in a script's own words. {{name}} there is {name} for the script.
 _SCRIPTS = re.compile(
@@ -31,7 +21,6 @@ _SCRIPTS = re.compile(
 )
 # torchrun chooses the port where the processes meet: each of them fills it in (train.runner).
 MASTER_PORT = "{master-port}"
-_PLACEHOLDER = re.compile("{(" + "|".join(PLACEHOLDERS) + ")}")
 # What follows one of these is the user's text, in which braces mean braces.
 _USERS = re.compile("--(arg|workload)=")
 _TORCHRUN = ("-m", "torch.distributed.run")
@@ -61,28 +50,6 @@ def split(argv: Sequence[str]) -> Command:
         raise ValueError("usage: supervise TIER … -- LAUNCHER … -- PROGRAM … [-- ARGUMENT …]")
     options, launcher, program, *rest = map(tuple, sections)
     return Command(options, launcher, program, rest[0] if rest else ())
-
-
-# The option that every tier has in front of the user's arguments.
-ONLY_CHECK = {"--preflight": "only check whether the job can start"}
-
-
-def help_text(leading: Mapping[str, str], of_training: str) -> str:
-    """What --help shows: the supervisor's options, then those of `python -m train run`, whose help this is."""
-    own = [f"  {name:<22}{what}" for name, what in leading.items() if what]
-    options = re.split(r"\n\n(?:options|optional arguments):\n", of_training)[-1].rstrip()
-    first = "options that come first:"
-    rest = "options of the training, after those of the spec, whose place they take:"
-    return "\n".join([first, *own, "", rest, options])
-
-
-def take_leading(command: Command, names: Iterable[str]) -> Command:
-    """`command` with those of the supervisor's own options moved to it that stand in front of what the
-    user added. `names`: `--NAME` for a switch, `--NAME=` for what has a value."""
-    taken, rest = list(command.options), list(command.arguments)
-    while rest and any(rest[0] == n or (n[-1] == "=" and rest[0].startswith(n)) for n in names):
-        taken.append(rest.pop(0))
-    return Command(tuple(taken), command.launcher, command.program, tuple(rest))
 
 
 def workers(command: Command, values: Mapping[str, str]) -> list[str]:

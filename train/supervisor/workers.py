@@ -1,6 +1,7 @@
 """The workers of this host: one launcher process (torchrun or spawn) in a process group of its own.
 
-Owns its start, its signals and that it does not outlive this process. Knows nothing of why it is ended.
+Owns its environment (what is pinned, with the reason), its start, its signals and that it does not outlive this
+process. Knows nothing of why it is ended.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from train.processes import adopt_orphans, children, die_with_parent
 
@@ -18,6 +20,45 @@ from train.processes import adopt_orphans, children, die_with_parent
 _LEFTOVERS = ((2.5, signal.SIGKILL), (1.0, signal.SIGTERM))
 _LEFTOVERS_S = 4.0
 _LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A variable that every worker gets, and why it is not left to chance."""
+
+    name: str
+    value: str
+    why: str
+
+
+def pins(nic: str, threads: int, over_network: bool) -> Iterator[Pin]:
+    """What is pinned."""
+    yield Pin("GLOO_SOCKET_IFNAME", nic, "gloo may otherwise pick docker0 or a VPN and hang")
+    yield Pin("NCCL_SOCKET_IFNAME", f"={nic}", "the same for NCCL; = takes the name exactly")
+    yield Pin(
+        "OMP_NUM_THREADS", str(threads), "threads per process: another number gives other bits"
+    )
+    yield Pin(
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+        "1",
+        "restarted workers would read the dead ones' addresses from a shared store",
+    )
+    yield Pin("CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS repeats its bits only with it")
+    if over_network:
+        yield Pin("TORCH_CPP_LOG_LEVEL", "ERROR", "torch warns at every address that has no name")
+    yield Pin("PYTHONUNBUFFERED", "1", "the last lines of a crashed process are the ones needed")
+
+
+def for_workers(
+    inherited: Mapping[str, str], pinned: Collection[Pin], launch: Mapping[str, str]
+) -> dict[str, str]:
+    """The whole environment: the supervisor's own, the pins, and what tells of the launch.
+
+    PET_… are defaults of torchrun's options: left behind by a Kubernetes operator, PET_NNODES=2 makes
+    it wait for a second node that never comes.
+    """
+    kept = {name: value for name, value in inherited.items() if not name.startswith("PET_")}
+    return {**kept, **{pin.name: pin.value for pin in pinned}, **launch}
 
 
 class Workers:

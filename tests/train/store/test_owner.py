@@ -36,10 +36,8 @@ def start(
     attempt: str = "a",
     restarts: int = 0,
     home: str = "",
-    on_stop: Callable[[str], None] = lambda words: None,
 ) -> Ownership:
-    me = Owner(job, attempt, f"host-{attempt}", restarts, home)
-    return Ownership(store, me, on_stop)
+    return Ownership(store, Owner(job, attempt, f"host-{attempt}", restarts, home))
 
 
 def until(reached: Callable[[], bool], within: float = 10.0) -> None:
@@ -51,7 +49,7 @@ def until(reached: Callable[[], bool], within: float = 10.0) -> None:
 
 def test_an_owner_is_on_record_until_it_releases_the_store(store: DirectoryStore) -> None:
     mine = start(store)
-    assert mine.take() is None
+    mine.take()
     on_record = json.loads(store.read("owner.json"))
     assert (on_record["job"], on_record["attempt"], on_record["host"]) == ("task-1", "a", "host-a")
     assert abs(on_record["time"] - time.time()) < 60
@@ -83,10 +81,8 @@ def test_another_job_that_is_dead_is_watched_and_then_replaced(store: DirectoryS
     dead.close()
     began = time.monotonic()
     other = start(store, "task-2", "b")
-    before = other.take()
+    other.take()
     assert time.monotonic() - began >= 0.6
-    assert before is not None
-    assert before.job == "task-1"
     with pytest.raises(FencedOffError, match="job task-2 on host-b"):
         dead.check()
     other.close()
@@ -146,17 +142,15 @@ def test_a_later_start_of_the_job_takes_over_at_once_and_the_earlier_one_sees_it
     later.close()
 
 
-@pytest.mark.parametrize(
-    ("job", "attempt", "home"), [("x", "a", ""), ("x", "b", "home"), ("task-1", "b", "")]
-)
+@pytest.mark.parametrize(("job", "home"), [("x", "home"), ("task-1", "")])
 def test_what_was_here_before_is_not_waited_for(
-    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, job: str, attempt: str, home: str
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, job: str, home: str
 ) -> None:
     monkeypatch.setattr(owner_module, "SILENCE_S", 1e6)
     first = start(store, home="home")
     first.take()
     first.close()
-    second = start(store, job, attempt, home=home)
+    second = start(store, job, "b", home=home)
     second.take()
     second.check()
     second.close()
@@ -178,29 +172,6 @@ def test_a_renewal_of_the_earlier_start_that_comes_late_takes_nothing_back(
     later.close()
 
 
-def test_a_stop_is_passed_on_once_with_its_words(store: DirectoryStore) -> None:
-    heard: list[str] = []
-    mine = start(store, on_stop=heard.append)
-    mine.take()
-    mine.look_for_stop()
-    assert mine.asked_to_stop() is None
-    store.write("stop", b"enough \x1b[31mfor today\nmore\n")
-    until(lambda: bool(heard))
-    threading.Event().wait(0.1)
-    assert heard == ["enough [31mfor today"]
-    mine.release()
-
-
-@pytest.mark.parametrize(("content", "words"), [(b"enough\n", "enough"), (b"", "")])
-def test_a_stop_that_is_just_being_written_is_read_with_its_words(
-    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, content: bytes, words: str
-) -> None:
-    store.write("stop", content)
-    looks = iter([b"", content, content])
-    monkeypatch.setattr(store, "read", lambda _: next(looks))
-    assert start(store).asked_to_stop() == words
-
-
 def test_a_store_that_is_away_for_a_while_ends_nothing(
     store: DirectoryStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,10 +183,9 @@ def test_a_store_that_is_away_for_a_while_ends_nothing(
                 raise OSError(107, "Transport endpoint is not connected")
             return super().read(name)
 
-    flaky, heard = Away(Path(store.name)), list[str]()
-    mine = start(flaky, on_stop=heard.append)
+    flaky = Away(Path(store.name))
+    mine = start(flaky)
     mine.take()
-    mine.look_for_stop()
     flaky.away = True
     said = ""
 
@@ -229,8 +199,6 @@ def test_a_store_that_is_away_for_a_while_ends_nothing(
     flaky.away = False
     until(lambda: hears("answers again"))
     assert said.count("does not answer (the mount is gone; mount the bucket again)") == 1
-    store.write("stop", b"")
-    until(lambda: heard == [""])
     assert mine.lost is None
     mine.release()
 

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.store.faults import Faulty
-from train.store import owner as owner_module
 from train.store import retries
-from train.store.owner import Owner, Ownership, read_owner
 from train.store.places import DirectoryStore
 from train.store.retries import Answering, HangsError
 
@@ -112,35 +110,3 @@ def test_a_start_waits_and_says_what_for(hanging: Hanging, monkeypatch: pytest.M
 def test_what_a_call_raises_is_raised(hanging: Hanging) -> None:
     with pytest.raises(FileNotFoundError):
         Answering(hanging.store).read("nothing")
-
-
-def test_a_look_for_a_stop_that_hangs_keeps_no_owner_from_renewing(
-    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(owner_module, "LOOK_S", 0.02)
-    monkeypatch.setattr(owner_module, "RENEW_S", 0.08)
-    mine = Ownership(hanging.store, Owner("task-1", "a", "here"), lambda words: None)
-    mine.take()
-    hanging.name = "stop"
-    mine.look_for_stop()
-    until(lambda: ("read", "stop") in hanging.store.done)
-    first = read_owner(DirectoryStore(Path(hanging.store.name)))
-    until(lambda: read_owner(DirectoryStore(Path(hanging.store.name))) != first)
-    mine.close()
-
-
-def test_a_renewal_that_hangs_keeps_no_stop_from_being_seen(
-    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(owner_module, "LOOK_S", 0.02)
-    monkeypatch.setattr(owner_module, "RENEW_S", 0.08)
-    heard: list[str] = []
-    mine = Ownership(hanging.store, Owner("task-1", "a", "here"), heard.append)
-    mine.take()
-    mine.look_for_stop()
-    count = len(hanging.store.done)
-    hanging.name = "owner.json"
-    until(lambda: any(name == "owner.json" for _, name in hanging.store.done[count:]))
-    hanging.store._store.write("stop", b"enough")
-    until(lambda: heard == ["enough"])
-    mine.close()

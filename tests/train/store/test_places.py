@@ -17,11 +17,10 @@ from train.store import places
 from train.store.places import DirectoryStore, Store, StoreError, open_store, why
 
 
-@pytest.fixture(params=["directory", "file", "memory"])
+@pytest.fixture(params=["directory", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     kinds = {
         "directory": str(tmp_path / "bucket"),
-        "file": f"file://{tmp_path}/bucket/prefix",
         "memory": f"memory://{uuid.uuid4().hex}/prefix",
     }
     return open_store(kinds[request.param])

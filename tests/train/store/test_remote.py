@@ -30,7 +30,7 @@ from train.errors import TrainError
 from train.layout import MARKER
 from train.lock import FencedOffError
 from train.store import owner as owner_module
-from train.store import retries
+from train.store import retries, stop
 from train.store.places import DirectoryStore
 
 STEPS = (2, 4, 6, 8)
@@ -440,37 +440,6 @@ def test_another_start_that_comes_in_the_middle_is_seen_before_the_marker(
     come[0].end()
 
 
-def test_a_stop_in_the_store_reaches_the_machine_and_outlives_a_recovery(
-    tmp_path: Path, bucket: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = Machine(tmp_path / "one", bucket, job="sky task-1 1")
-    train_on(first, (2,))
-    first.end()
-    (bucket / "stop").write_text("that will do\n")
-    recovered = Machine(tmp_path / "two", bucket, job="sky task-1 2")
-    recovered.open()
-    assert (recovered.directory / "stop").read_text() == "user: that will do\n"
-    recovered.remote.owner.release()  # a clean end
-    assert not (bucket / "owner.json").exists()
-    recovered.end()
-    # Recovered once more all the same: the stop is this task's still.
-    again = Machine(tmp_path / "three", bucket, job="sky task-1 3")
-    again.open()
-    assert (again.directory / "stop").exists()
-    again.remote.owner.release()
-    again.end()
-    (bucket / "status").write_text("stopped a 2 user: that will do\n")
-    new = Machine(tmp_path / "four", bucket, job="sky task-2 1")
-    assert new.begin() == 2
-    assert (
-        f"the stop in {bucket} is removed: it has ended the job before this one\n"
-        in capsys.readouterr().err
-    )
-    assert not (new.directory / "stop").exists()
-    assert not (bucket / "stop").exists()
-    new.end()
-
-
 def test_the_last_words_are_in_the_store_and_make_room(tmp_path: Path, bucket: Path) -> None:
     first = Machine(tmp_path / "one", bucket)
     train_on(first, (2,))
@@ -517,10 +486,7 @@ def test_what_is_written_is_what_ddpgen_status_looks_for(tmp_path: Path, bucket:
         "status": f"running {machine.fence.attempt} {STEPS[-1]}",
     }
     ask_to_stop(at, "ddpgen stop")
-    deadline = time.monotonic() + 30
-    while not (machine.directory / "stop").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    stop.watch(str(bucket), "task-1", machine.directory / "stop")
     assert (machine.directory / "stop").read_text() == "user: ddpgen stop\n"
     assert look(at)["stop"] == "asked"
     machine.end()
@@ -532,22 +498,6 @@ def test_a_store_on_this_machines_own_disk_is_said_to_be_none(
     machine = Machine(tmp_path / "one", bucket)
     machine.open()
     assert f"{bucket} is on the same disk as {machine.directory}" in capsys.readouterr().err
-    machine.end()
-
-
-@pytest.mark.parametrize(
-    "status", ["", "running a 2\n", "stopped a 2 preempted: x\n", "done a 2\n"]
-)
-def test_a_stop_that_no_job_has_heeded_is_for_the_one_that_finds_it(
-    tmp_path: Path, bucket: Path, status: str
-) -> None:
-    bucket.mkdir()
-    (bucket / "status").write_text(status)
-    (bucket / "stop").write_text("not now\n")
-    machine = Machine(tmp_path / "one", bucket, job="sky task-2 1")
-    machine.open()
-    assert (machine.directory / "stop").read_text() == "user: not now\n"
-    assert (bucket / "stop").exists()
     machine.end()
 
 

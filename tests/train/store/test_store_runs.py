@@ -28,7 +28,7 @@ from train.checkpoint.checkpointer import Checkpointer
 from train.files import replace_file
 from train.layout import MARKER
 from train.store import owner as owner_module
-from train.store import retries
+from train.store import retries, stop
 from train.store.owner import Owner, Ownership
 from train.store.places import DirectoryStore
 
@@ -141,15 +141,6 @@ def assert_all_is_in_the_store(bucket: Path, done: Run) -> None:
     unpack(bucket, second["bundle"], bucket / "bundle")
 
 
-def test_the_bits_do_not_depend_on_the_store(
-    tmp_path: Path, bucket: Path, undisturbed: Run
-) -> None:
-    done = trained(tmp_path / "one", bucket)
-    assert done.codes == [0, 0], done.output
-    assert_same_bits(done.tensors(), undisturbed.tensors())
-    assert not (bucket / "owner.json").exists()
-
-
 def test_the_best_checkpoint_stays_in_the_store_for_a_new_machine(
     tmp_path: Path, bucket: Path
 ) -> None:
@@ -186,9 +177,15 @@ def test_a_stop_in_the_store_ends_all_processes_cleanly(
         if (kind, name) == ("delete", f"step-000000002/{MARKER}"):
             (bucket / "stop").write_text("the loss is good enough\n")
 
+    def on(machine: str, job: str, steps: int = 100_000) -> Run:
+        """As a supervisor does that has a store."""
+        about = str(bucket), job, tmp_path / machine / "stop", 0.05
+        threading.Thread(target=stop.watch, args=about, daemon=True).start()
+        return trained(tmp_path / machine, bucket, steps=steps)
+
     with monkeypatch.context() as patch:
         through(patch, hook)
-        stopped = trained(tmp_path / "one", bucket, steps=100_000)
+        stopped = on("one", "task-1")
     assert stopped.codes == [0, 0], stopped.output
     word, _, step, reason = stopped.status.split(maxsplit=3)
     assert (word, reason) == ("stopped", "user: the loss is good enough\n")
@@ -198,12 +195,12 @@ def test_a_stop_in_the_store_ends_all_processes_cleanly(
     assert not (bucket / "owner.json").exists()
     # A recovery of this task ends, too; a new task begins where this one was.
     monkeypatch.setenv("DDPGEN_SCHEDULER", "sky task-1 2")
-    recovered = trained(tmp_path / "two", bucket, steps=100_000)
+    recovered = on("two", "task-1")
     assert recovered.status.startswith("stopped "), recovered.output
     assert int(recovered.status.split()[2]) < int(step) + 1000
     monkeypatch.setenv("DDPGEN_SCHEDULER", "sky task-2 1")
     step = recovered.status.split()[2]
-    new = trained(tmp_path / "three", bucket, steps=int(step) + 3)
+    new = on("three", "task-2", steps=int(step) + 3)
     assert new.status.startswith("done "), new.output
     assert f"resuming at step {step} of" in new.output
     assert not (bucket / "stop").exists()
@@ -313,7 +310,7 @@ def test_a_later_start_of_the_same_job_ends_the_earlier_one(
 
     def hook(_: int, kind: str, name: str) -> None:
         if (kind, name) == ("write", "metrics/000000001-000000004.jsonl"):
-            Ownership(DirectoryStore(bucket), later, print).take()
+            Ownership(DirectoryStore(bucket), later).take()
 
     # A renewal that the earlier one has begun would put its name over the later one's.
     monkeypatch.setattr(owner_module, "RENEW_S", 1e6)

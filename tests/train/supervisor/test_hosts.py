@@ -12,7 +12,8 @@ from tests.train.supervisor.test_driver_link import Recorded
 from train import nic
 from train.errors import Refusal
 from train.supervisor.hosts import Host, Listed, membership, read
-from train.supervisor.supervisor import Membership, Supervisor, Tier
+from train.supervisor.supervisor import Supervisor
+from train.supervisor.tier import Membership, Tier
 from train.supervisor.words import Command, workers
 
 HOSTS = [Host("desk", "10.0.0.1", 2), Host("laptop", "10.0.0.2", 1), Host("tower", "tower.lan", 4)]

@@ -1,10 +1,9 @@
-"""The tier sky on its machines: who takes part, the number of a start, signals, ends, the object `stop`."""
+"""The tier sky on its machines: who takes part, the number of a start, signals, ends."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,19 +14,15 @@ from train.errors import EXIT_UNAVAILABLE, Refusal
 from train.scheduler import Scheduled
 from train.status import Status
 from train.supervisor.decision import End
+from train.supervisor.options import add_options
 from train.supervisor.sky import (
     Sky,
-    at_end,
     check_secrets,
     enroll,
-    forget_stop,
     membership,
-    obey_stop,
-    on_signal,
     start,
     task_name,
 )
-from train.supervisor.supervisor import add_options
 from train.supervisor.words import Command
 
 ID = "sky-managed-2026-11-21-21-51-28-123456_spot_7-0"
@@ -148,6 +143,12 @@ def test_what_tells_two_starts_apart() -> None:
 # --- signals and ends -----------------------------------------------------------------------------
 
 
+def machine() -> Sky:
+    sky = Sky(argparse.Namespace(), Command((), (), (), ()))
+    sky.me = "n"
+    return sky
+
+
 @pytest.mark.parametrize(
     ("stops", "met", "action", "message", "words"),
     [
@@ -158,7 +159,7 @@ def test_what_tells_two_starts_apart() -> None:
     ],
 )
 def test_a_signal(stops: int, met: bool, action: str, message: str, words: str) -> None:
-    request = on_signal("n", "TERM", stops, met)
+    request = machine().on_signal("TERM", stops, met)
     assert (request.action, request.message, request.words) == (action, message, words)
 
 
@@ -196,7 +197,7 @@ ON = "to go on: sky jobs launch sky.yaml"
     ],
 )
 def test_the_end_of_the_workers(end: End, code: int, line: str) -> None:
-    outcome = at_end("n", end)
+    outcome = machine().at_end(end)
     assert (outcome.code, outcome.lines) == (code, (line,))
 
 
@@ -217,52 +218,3 @@ def test_a_pods_hook_is_told_this_python_and_what_to_stop(
     told = (tmp_path / ".ddpgen/j/hook").read_text()
     assert told == f"{sys.executable}\n{tmp_path}/.ddpgen/j/{ID}\n"
     assert tier.scheduler == f"sky {ID} 0"
-
-
-# --- the object `stop` for a loop of the user's own -----------------------------------------------
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
-
-
-def watched(store: Path, task: str, stop_file: Path) -> threading.Thread:
-    thread = threading.Thread(target=obey_stop, args=(store, task, stop_file, 0.01), daemon=True)
-    thread.start()
-    return thread
-
-
-def test_the_object_becomes_a_note_of_the_task_and_a_stop_file_when_the_disk_takes_it(
-    store: Path, tmp_path: Path
-) -> None:
-    stop_file = tmp_path / "not there yet" / "stop"
-    watching = watched(store, "t1", stop_file)
-    (store / "stop").write_text("")
-    while not (store / "stop-obeyed").exists():
-        assert watching.is_alive()
-    stop_file.parent.mkdir()
-    watching.join(WAIT_S)
-    assert stop_file.read_text() == "user: by the bucket\n"
-    assert (store / "stop-obeyed").read_text() == "t1\n"
-
-
-@pytest.mark.parametrize(
-    ("noted", "left"), [("", ["stop"]), ("t1", ["stop", "stop-obeyed"]), ("t0", [])]
-)
-def test_a_stop_that_has_ended_another_task_is_forgotten(
-    noted: str, left: list[str], store: Path
-) -> None:
-    (store / "stop").write_text("")
-    if noted:
-        (store / "stop-obeyed").write_text(f"{noted}\n")
-    forget_stop(store, "t1")
-    assert sorted(path.name for path in store.iterdir()) == left
-
-
-def test_a_stop_that_cannot_be_removed_ends_the_launch(store: Path) -> None:
-    (store / "stop").mkdir()  # what no unlink removes, whoever asks
-    (store / "stop-obeyed").write_text("t0\n")
-    with pytest.raises(Refusal, match="which would end this job too"):
-        forget_stop(store, "t1")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from train.supervisor.slurm import is_step, store_of
 from train.supervisor.slurm_job import (
     Controller,
     Shown,
@@ -17,6 +16,7 @@ from train.supervisor.slurm_job import (
     kill_wait_s,
     state,
 )
+from train.supervisor.slurm_step import is_step, store_of
 
 SHOWN = """\
 JobId={id} {array}JobName=gpt

@@ -8,9 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from train.supervisor.words import PLACEHOLDERS, Command, fill, shown, split, workers
+from train.supervisor.words import Command, fill, shown, split, workers
 
-VALUES = {name: f"<{name}>" for name in PLACEHOLDERS}
+NAMES = (
+    "nodes head port address node_rank first_rank world_size launch is_head checkpoint_dir store"
+)
+VALUES = {name: f"<{name}>" for name in NAMES.split()}
 
 
 def command(*program: str, launcher: tuple[str, ...] = ("torchrun", "--x")) -> Command:
@@ -31,7 +34,7 @@ def test_a_missing_section_is_told(argv: list[str]) -> None:
 
 
 def test_only_the_names_that_are_known_are_placeholders() -> None:
-    text = "".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    text = "".join(f"{{{name}}}" for name in VALUES)
     assert fill(text, VALUES) == "".join(VALUES.values())
     for other in ("{", "{}", "{x}", "{ port }", "{port", "${PORT}", "{Port}", '{"a": 1}'):
         assert fill(other, VALUES) == other

@@ -1,0 +1,116 @@
+"""The newest whole checkpoint of a store, brought to this machine's disk.
+
+Owns which steps a store has, and which of them are whole. Writes nothing to the store.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from train.checkpoint import disk
+from train.checkpoint.disk import BadCheckpointError, parse_marker
+from train.console import say
+from train.errors import TrainError
+from train.layout import MARKER, step_directory
+from train.store.places import Store, StoreError, why
+from train.store.retries import with_retries
+
+_LARGE = 256 << 20  # bytes; what takes long enough for a line that says so
+
+# The files of each step, with their sizes in bytes.
+Contents = dict[int, dict[str, int]]
+
+
+def remote(step: int) -> str:
+    """What the store calls the checkpoint of `step`."""
+    return step_directory(Path(), step).name
+
+
+def contents(store: Store) -> Contents:
+    """The files of every step in the store, with their sizes in bytes. Raises OSError."""
+    found: Contents = {}
+    for name, size in store.list("step-").items():
+        directory, _, file = name.partition("/")
+        number = directory.removeprefix("step-")
+        if file and number.isdecimal() and remote(int(number)) == directory:
+            found.setdefault(int(number), {})[file] = size
+    return found
+
+
+def bring_newest(
+    store: Store, there: Contents, directory: Path, attempt: str, may_tidy: Callable[[], None]
+) -> tuple[int, set[int]]:
+    """Have the newest whole checkpoint in `directory`: its step, 0 for none, and the steps that are not whole.
+
+    Raises TrainError when it cannot be brought, and what `may_tidy` raises.
+    """
+    here = disk.newest_valid(directory, lambda step, why: None)
+    newest_here, bad = here.step if here is not None else 0, set[int]()
+    for step in sorted(there, reverse=True):
+        if step <= newest_here:
+            break
+        temporary = directory / f".tmp-step-{step:09d}-{attempt}-store"
+        try:
+            files, marker = _marker(store, step, there[step])
+            _check_space(store, step, sum(size for size, _ in files.values()), directory)
+            may_tidy()
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            for name in files:
+                _download(store, f"{remote(step)}/{name}", temporary / name)
+            (temporary / MARKER).write_bytes(marker)
+            disk.read(temporary, step)
+            may_tidy()
+            disk.publish(temporary, directory, step)
+        except BadCheckpointError as error:
+            bad.add(step)
+            say(f"the checkpoint of step {step} in {store.name} is not whole: {error}")
+        except OSError as error:
+            raise TrainError(
+                f"the checkpoint of step {step} cannot be brought from {store.name} to {directory}: {why(error)}"
+            ) from None
+        else:
+            say(f"the checkpoint of step {step} comes from {store.name}")
+            return step, bad
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return newest_here, bad
+
+
+def _marker(
+    store: Store, step: int, there: dict[str, int]
+) -> tuple[dict[str, tuple[int, str]], bytes]:
+    """The files that it lists, all of which are there; and the marker itself."""
+    if MARKER not in there:
+        raise BadCheckpointError(f"{MARKER} is missing: it was never written to the end")
+    try:
+        marker = with_retries(store.name, lambda: store.read(f"{remote(step)}/{MARKER}"))
+    except FileNotFoundError:
+        raise BadCheckpointError(f"{MARKER} is listed and not there") from None
+    _, files = parse_marker(marker, step)
+    for name, (size, _) in files.items():
+        if name not in there:
+            raise BadCheckpointError(f"{name} is missing")
+        if there[name] != size:
+            raise BadCheckpointError(f"{name} has {there[name]} bytes instead of {size}: truncated")
+    return files, marker
+
+
+def _check_space(store: Store, step: int, size: int, directory: Path) -> None:
+    free = shutil.disk_usage(directory).free
+    if size > free:
+        raise StoreError(
+            f"it has {size >> 20} MiB, and the disk of {directory} has {free >> 20} MiB left; make room, or "
+            "ask for a larger disk"
+        )
+    if size > _LARGE:
+        say(f"bringing the checkpoint of step {step} from {store.name}: {size >> 20} MiB")
+
+
+def _download(store: Store, name: str, target: Path) -> None:
+    try:
+        with_retries(store.name, lambda: store.get(name, target))
+    except FileNotFoundError:
+        raise BadCheckpointError(f"{target.name} is listed and not there") from None

@@ -1,0 +1,109 @@
+"""The options of the supervisor: those of every tier, and what the user has added behind the script's name."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from train.config import parse as parse_run
+from train.config import seconds
+from train.errors import EXIT_USAGE, Refusal
+from train.preflight.finding import codes
+from train.supervisor.words import Command
+
+# The option that every tier has in front of the user's arguments.
+ONLY_CHECK = {"--preflight": "only check whether the job can start"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that every tier has."""
+    add = parser.add_argument
+    add("--job", required=True)
+    add("--checkpoint-dir", required=True, help="from the bundle's directory, or absolute")
+    add("--procs", type=int, default=1, help="processes on each host")
+    add("--gpus", type=int, default=0, help="GPUs used on each host")
+    add("--backend", default="gloo")
+    add("--nic", default="", help="the interface to take part by")
+    add("--threads", type=int, default=1, help="OMP_NUM_THREADS of each process")
+    add("--keep", type=names, default=(), help="variables of the spec's env, not to be pinned")
+    add("--store", default="", help="where checkpoints outlive the machine")
+    add("--no-preflight", action="store_true")
+    add("--ignore", type=codes, default=(), help="codes that are only warnings")
+    add("--bits-may-differ", action="store_true", help="nothing is promised about the bits")
+    add(
+        "--shared", choices=("true", "false"), help="what the spec says of the checkpoint directory"
+    )
+    add("--lock", default="", help="the lock of the packages that the job's Python has")
+    add("--install", action="store_true", help="only install that")
+    add("--setup", default="", help="a file of bash, run once in the environment before all else")
+    add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
+    add("--preflight", action="store_true", help="only check whether the job can start")
+    add("--driven", action="store_true", help="all hosts speak on one terminal, by hosts/run.sh")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The words of A,B."""
+    return tuple(filter(None, text.split(",")))
+
+
+def ports(text: str) -> range:
+    """The ports of FROM-TO, or of one."""
+    low, _, high = text.partition("-")
+    first, last = int(low), int(high or low)
+    if not 0 < first <= last < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of ports")
+    return range(first, last + 1)
+
+
+def check_arguments(command: Command, leading: Mapping[str, str]) -> None:
+    """Judge what the user added: a wrong option would otherwise be met by every process at every restart.
+
+    Raises Refusal with the exit code 2; prints the options, also the supervisor's own, `leading`, and raises it
+    with 0 for --help.
+    """
+    if command.program[0] != "run" or not command.arguments:
+        return
+    for word in command.arguments:
+        for fixed, field in (("--checkpoint-dir", "checkpoint.dir"), ("--code-dir", "code")):
+            if word.startswith(fixed):
+                raise Refusal(
+                    EXIT_USAGE,
+                    f"{word} cannot be changed here: the supervisor counts on it; "
+                    f"set {field} in the spec (or below targets) and render again",
+                )
+    complaint, told = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(told):
+            parse_run([*_literal(command.program[1:]), *command.arguments])
+    except SystemExit as end:
+        if not end.code:
+            print(help_text(leading, told.getvalue()))
+            raise Refusal(0, "") from None
+        why = complaint.getvalue().partition(" error: ")[2].strip()
+        raise Refusal(EXIT_USAGE, f"{why}; --help shows the options") from None
+
+
+def _literal(program: Sequence[str]) -> list[str]:
+    """The program's words but for those whose value is known later."""
+    return ["--world-size=1" if word.startswith("--world-size=") else word for word in program]
+
+
+def help_text(leading: Mapping[str, str], of_training: str) -> str:
+    """What --help shows: the supervisor's options, then those of `python -m train run`, whose help this is."""
+    own = [f"  {name:<22}{what}" for name, what in leading.items() if what]
+    options = re.split(r"\n\n(?:options|optional arguments):\n", of_training)[-1].rstrip()
+    first = "options that come first:"
+    rest = "options of the training, after those of the spec, whose place they take:"
+    return "\n".join([first, *own, "", rest, options])
+
+
+def take_leading(command: Command, names: Iterable[str]) -> Command:
+    """`command` with those of the supervisor's own options moved to it that stand in front of what the
+    user added. `names`: `--NAME` for a switch, `--NAME=` for what has a value."""
+    taken, rest = list(command.options), list(command.arguments)
+    while rest and any(rest[0] == n or (n[-1] == "=" and rest[0].startswith(n)) for n in names):
+        taken.append(rest.pop(0))
+    return Command(tuple(taken), command.launcher, command.program, tuple(rest))
