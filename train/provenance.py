@@ -82,6 +82,16 @@ def is_start(value: Any) -> bool:
     )
 
 
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`name: old -> new` for everything that is not the same, but the results of the bit probe."""
+    names = sorted({*was, *now} - {"bits"})
+    return [
+        f"{name}: {was.get(name)!r} -> {now.get(name)!r}"
+        for name in names
+        if was.get(name) != now.get(name)
+    ]
+
+
 def merged(starts: Iterable[Start]) -> list[Start]:
     """Starts that are known from several places, each once, in the order in which they began."""
     found: dict[tuple[str, int], Start] = {}

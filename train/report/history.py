@@ -6,6 +6,7 @@ what was lost. Pure, but for load().
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -146,6 +147,13 @@ def read(lines: Iterable[str]) -> Iterator[Row]:
             yield row
 
 
+def loss_of(row: Row) -> float | None:
+    """The loss, to the bit, where the row has one; JSON has no NaN, so that is a text there."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return float(row["loss"])
+    return None
+
+
 def history(
     rows: Sequence[Row],
     directory: Path = Path(),
@@ -186,12 +194,8 @@ def _steps(rows: Sequence[Row]) -> list[Step]:
                 row["time"] - before["time"] if before is not None and alike and not fresh else None
             )
             found.pop(row["step"], None)
-            loss = row.get("loss")
-            value = (
-                float(loss)
-                if isinstance(loss, (int, float, str)) and _is_float(loss)
-                else float("nan")
-            )
+            loss = loss_of(row)
+            value = float("nan") if loss is None else loss
             found[row["step"]] = Step(row["step"], value, row["time"], took)
         before = row
     return [found[number] for number in sorted(found)]
@@ -251,14 +255,6 @@ def _number(row: Row, name: str) -> float:
 def _whole(row: Row, name: str) -> int:
     value = row.get(name)
     return value if type(value) is int else 0
-
-
-def _is_float(value: Any) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _json(path: Path) -> Mapping[str, Any]:
