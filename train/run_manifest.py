@@ -1,7 +1,7 @@
 """This start's entry in manifest.json, from its beginning to its end.
 
-Owns the file while a run has it, on rank 0, and what is hashed of a data file. The slow parts (packing the bundle,
-hashing data files) happen in a thread beside the training, and are there before the first checkpoint.
+Owns the file while a run has it, on rank 0, and what is hashed of a data file. The slow parts (packing the
+bundle, hashing data files) happen in a thread beside the training, and are there before the first checkpoint.
 """
 
 from __future__ import annotations

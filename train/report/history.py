@@ -213,14 +213,12 @@ def _starts(rows: Sequence[Row], status: Status | None) -> Iterator[Start]:
         following = groups[number + 1][0]["step"] if number + 1 < len(groups) else None
         end, reason = last["kind"], str(last.get("reason", ""))
         if end not in _ENDS:
-            newest = (
-                following is None and status is not None and status.attempt == last.get("attempt")
-            )
-            alive = newest and status is not None and status.word == "running" and not status.reason
-            end = "running" if alive else "lost"
-            reason = status.reason if newest and status is not None else ""
+            end, reason = "lost", ""
             if following is not None:
                 reason = str(groups[number + 1][0].get("after", ""))
+            elif status is not None and status.attempt == last.get("attempt"):
+                reason = status.reason
+                end = "running" if status.word == "running" and not reason else "lost"
         lost = max(0, reached - following) if following is not None else 0
         yield Start(
             number + 1, str(first.get("attempt", "")), _whole(first, "generation"), first["time"],

@@ -190,14 +190,7 @@ def _checkpoints(a: Path, b: Path) -> Found:
 
 
 def _manifests(a: Path, b: Path) -> Found:
-    manifests = []
-    for path in (a, b):
-        try:
-            manifests.append(provenance.parse(read_file(path, provenance.MOST_BYTES)))
-        except OSError as error:
-            raise TrainError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise TrainError(f"{path} {error}; get it from where it was made once more") from None
+    manifests = [provenance.load(path) for path in (a, b)]
     starts = [manifest["starts"][-1] for manifest in manifests]
     differences = environment_differences(*_origins((a.parent, b.parent), starts, manifests))
     fact, same = "the newest starts differ", not differences
