@@ -150,7 +150,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--world-size", type=_at_least(1), help="the number of processes the plan counts on")
     add("--shares", type=_shares, help="micro-batches of each rank: 3,3,2")
     add(
-        "--weight", type=_weight, default=Fraction(1), help="this process' part of a step: 3 or 1/2"
+        "--weight",
+        type=_fraction,
+        default=Fraction(1),
+        help="this process' part of a step: 3 or 1/2",
     )
     add("--elastic", action="store_true", help="hosts may come and go; SIGTERM says that they do")
     add("--rendezvous-timeout", type=seconds, default=120.0, help="to join the process group")
@@ -249,18 +252,13 @@ def _positive(text: str) -> float:
 
 def _fraction(text: str) -> Fraction:
     # Exact: 1.1 epochs of 100 samples are 110, where floating point makes it a little more.
-    _positive(text)
-    return Fraction(text)
-
-
-def _weight(text: str) -> Fraction:
     try:
-        weight = Fraction(text)
+        value = Fraction(text)
     except (ValueError, ZeroDivisionError):
-        weight = Fraction(0)
-    if weight <= 0:
+        value = Fraction(0)
+    if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number such as 3, 0.5 or 1/2")
-    return weight
+    return value
 
 
 def _not_negative(text: str) -> float:

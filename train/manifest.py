@@ -1,7 +1,6 @@
 """What the bits of a run depend on besides its settings: hardware, libraries, threads.
 
-Owns the list of these facts and the comparison of two of them. Refuses to promise equal bits where
-they differ.
+Owns the list of these facts, and what a run pins of them.
 """
 
 from __future__ import annotations
@@ -79,13 +78,3 @@ def settings(config: RunConfig, last_step: int, own_schedule: bool = False) -> d
     if own_schedule or config.schedule != "constant":
         chosen["last_step"] = last_step
     return chosen
-
-
-def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """`name: old -> new` for everything that is not the same, but the results of the bit probe."""
-    names = sorted({*was, *now} - {"bits"})
-    return [
-        f"{name}: {was.get(name)!r} -> {now.get(name)!r}"
-        for name in names
-        if was.get(name) != now.get(name)
-    ]

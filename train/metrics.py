@@ -35,7 +35,7 @@ class MetricsLog:
         self._warned = self._told = False
 
     def write(self, row: dict[str, Any]) -> None:
-        line = (json.dumps({k: _plain(v) for k, v in row.items()}) + "\n").encode()
+        line = (json.dumps({k: as_json_value(v) for k, v in row.items()}) + "\n").encode()
         data = b"\n" + line if self._torn else line
         try:
             self._torn = os.write(self._fd, data) != len(data)
@@ -64,8 +64,9 @@ class MetricsLog:
         os.close(self._fd)
 
 
-def _plain(value: Any) -> Any:
+def as_json_value(value: Any) -> Any:
+    """The value as JSON has it."""
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [as_json_value(each) for each in value]
     # JSON has no NaN; a loss that diverged is still worth a row that every parser reads.
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

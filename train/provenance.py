@@ -31,26 +31,29 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
     Raises TrainError when there is none, or it is truncated, or of another schema.
     """
-    try:
-        manifest = parse(read_file(directory / MANIFEST, MOST_BYTES))
-    except FileNotFoundError:
-        raise TrainError(
-            f"{directory / MANIFEST} is not there; give the checkpoint directory of a run"
-        ) from None
-    except OSError as error:
-        raise TrainError(
-            f"{directory / MANIFEST} cannot be read: {error.strerror}; restore the permission, or get "
-            "the directory from where it was made once more"
-        ) from None
-    except ValueError as error:
-        raise TrainError(
-            f"{directory / MANIFEST} {error}; get it from where it was made once more, or start the job "
-            "again, which writes a new one"
-        ) from None
+    manifest = load(directory / MANIFEST)
     last, status = manifest["starts"][-1], read_status(directory)
     if "end" not in last and status is not None and status.word == "failed":
         last.update(_end_in(status, last))
     return manifest
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The manifest in this file, as it is there. Raises TrainError."""
+    try:
+        return parse(read_file(path, MOST_BYTES))
+    except FileNotFoundError:
+        raise TrainError(f"{path} is not there; give the checkpoint directory of a run") from None
+    except OSError as error:
+        raise TrainError(
+            f"{path} cannot be read: {error.strerror}; restore the permission, or get "
+            "the directory from where it was made once more"
+        ) from None
+    except ValueError as error:
+        raise TrainError(
+            f"{path} {error}; get it from where it was made once more, or start the job "
+            "again, which writes a new one"
+        ) from None
 
 
 def parse(content: bytes) -> dict[str, Any]:
@@ -80,6 +83,16 @@ def is_start(value: Any) -> bool:
         and all(isinstance(value.get(name), kind) for name, kind in _START.items())
         and all(isinstance(host, dict) for host in value["hosts"].values())
     )
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`name: old -> new` for everything that is not the same, but the results of the bit probe."""
+    names = sorted({*was, *now} - {"bits"})
+    return [
+        f"{name}: {was.get(name)!r} -> {now.get(name)!r}"
+        for name in names
+        if was.get(name) != now.get(name)
+    ]
 
 
 def merged(starts: Iterable[Start]) -> list[Start]:

@@ -169,7 +169,7 @@ class Records:
         except OSError as error:
             self.say(f"{BEST} cannot be written ({error.strerror}), which names step {state.step}")
 
-    def save_last(self, state: State, leaving: bool = False, goes_on: bool = False) -> str:
+    def save_last(self, state: State, leaving: bool, goes_on: bool) -> str:
         """The last checkpoint. Returns why it failed, or "". Raises FencedOffError.
 
         `leaving`: this process or its machine is about to go. `goes_on`: elsewhere, from what is in

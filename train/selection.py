@@ -6,12 +6,12 @@ checkpoint holds the state, so a resumed run decides what the undisturbed one do
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from train.config import RunConfig
 from train.errors import TrainError
+from train.workload import did_you_mean
 
 _STATE = ("metric", "mode", "evaluated", "best_step", "best", "reference", "waited")
 
@@ -41,8 +41,7 @@ class Selection:
                 "it one, or take train.best out"
             )
         if names is not None and self.metric not in names:
-            close = difflib.get_close_matches(self.metric, list(names), n=1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
+            meant = did_you_mean(self.metric, names)
             raise TrainError(
                 f"train.best: the workload has no metric {self.metric!r}{meant} (it has "
                 f"{', '.join(sorted(names))})"

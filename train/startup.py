@@ -26,6 +26,7 @@ from train.lock import Fence, FencedOffError, claim
 from train.node import Node
 from train.parallel import agreement
 from train.parallel.process_group import Place, World, another_connection
+from train.provenance import differences
 from train.scheduler import VARIABLE
 from train.weights import weights_sha256
 
@@ -130,7 +131,7 @@ def check_settings(
     now = _as_json(settings)
     # Older checkpoints do not say so.
     was = {"determinism": "default", **found.source.meta.get("settings", {})}
-    accepted = manifest.differences(was, now)
+    accepted = differences(was, now)
     if accepted and not config.accept_changes:
         raise TrainError(
             f"the checkpoint of step {found.source.step} was written with other settings: "
@@ -146,7 +147,7 @@ def check_settings(
     if world.rank == 0:
         was = found.source.meta.get("facts", {})
         now = _as_json(manifest.facts(config, world.device))
-        changed = manifest.differences(was, now)
+        changed = differences(was, now)
         odd = bits.changed(was.get("bits", {}), now["bits"])
         if odd:
             differ = f"; what differs: {'; '.join(changed)}" if changed else ""

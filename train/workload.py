@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -138,7 +138,7 @@ def _find_builder(name: str) -> Callable[..., Any]:
     if not colon or not path.endswith(".py"):
         raise TrainError(
             f"workload {name!r} is neither built in ({', '.join(BUILT_IN)}) nor of the form "
-            f"'my_model.py:build'{_did_you_mean(name, BUILT_IN)}"
+            f"'my_model.py:build'{did_you_mean(name, BUILT_IN)}"
         )
     if not os.path.isfile(path):
         raise TrainError(
@@ -148,7 +148,7 @@ def _find_builder(name: str) -> Callable[..., Any]:
     if not hasattr(module, function):
         defined = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise TrainError(
-            f"{path} defines no {function!r}{_did_you_mean(function, defined)}; "
+            f"{path} defines no {function!r}{did_you_mean(function, defined)}; "
             f"the workload protocol wants 'def {function}(context, **args)' returning a Workload"
         )
     found = getattr(module, function)
@@ -183,7 +183,7 @@ def _check_args(name: str, build: Callable[..., Any], args: Mapping[str, Any]) -
         if arg not in accepted and not takes_any:
             raise TrainError(
                 f"train.args.{arg}: workload {name!r} has no such argument"
-                f"{_did_you_mean(arg, accepted)}; it takes {', '.join(accepted) or 'none'}"
+                f"{did_you_mean(arg, accepted)}; it takes {', '.join(accepted) or 'none'}"
             )
     try:
         inspect.signature(build).bind(None, **args)
@@ -240,6 +240,7 @@ def _check_data(name: str, workload: Workload) -> None:
             raise TrainError(f"workload {name!r}: {part} is empty")
 
 
-def _did_you_mean(word: str, known: Any) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """What a misspelt word may stand for, to be added to a message; else ""."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -49,7 +49,7 @@ class Step(NamedTuple):
             # A row of a user's script says its speed, as it is of many steps.
             of_rows = (number - int(before["step"])) / usual if usual > 0 else 0.0
             speed = float(last.get("steps_per_s", of_rows))
-            end = int(json.loads(answer.get("start") or "{}").get("last_step", 0))
+            end = int(answer.get("last-step") or 0)
             return cls(number, age, usual, end, speed, last.get("loss"))
         except (LookupError, TypeError, ValueError, RecursionError):
             return None

@@ -226,11 +226,14 @@ fact lock "$(tr '\n' ' ' 2>/dev/null <"$checkpoints/lock")"
 fact row "$(newest_rows 'step|eval|stopped|done' 100)"
 fact eval "$(newest_rows eval 1)"
 fact ranks "$(newest_rows ranks 1)"
-fact start "$(newest_rows start 1)"
 # What a framework can go on from, rather than a file of it; else what the script has saved last.
 saves=$checkpoints/script/saves-0.jsonl
 fact saved "$({ grep '"by": "[^"].*"whole": true' -- "$saves" || grep '"whole": true' -- "$saves"; } 2>/dev/null | tail -n 1)"
-fact manifest "$( { head -c 65536 -- "$checkpoints/manifest.json" | tr '\n' ' '; } 2>/dev/null)"
+# A blank for each level: what the newest start says, and all that is not of a start or a host.
+manifest=$checkpoints/manifest.json
+fact last-step "$(sed -n 's/^   "last_step": \([0-9]*\).*/\1/p' -- "$manifest" 2>/dev/null | tail -n 1)"
+fact manifest "$(sed -e '/^ "environments": {$/,/^ }/d' -e '/^ "starts": \[$/,/^ \]/d' -- "$manifest" \
+  2>/dev/null | head -c 65536 | tr '\n' ' ')"
 fact now "$(date +%s)"
 [ ! -e "$checkpoints/stop" ] || fact stop asked
 """

@@ -83,11 +83,8 @@ def read(facts: Mapping[str, str]) -> JobState:
     newest = facts.get("newest", "")
     number = re.fullmatch(r"([0-9]+(?:_[0-9]+)?)(?: .*)?", facts.get("slurm-job", ""))
     longest_step_s, write_s = _measured(rows)
-    start, ranks, manifest = (
-        mapping(facts.get(name, "")) for name in ("start", "ranks", "manifest")
-    )
-    settings, unit = manifest.get("settings"), manifest.get("unit")
-    planned = settings.get("last_step") if isinstance(settings, dict) else None
+    ranks, manifest = (mapping(facts.get(name, "")) for name in ("ranks", "manifest"))
+    unit, last_step = manifest.get("unit"), facts.get("last-step", "")
     return JobState(
         there=facts.get("there", "no"),
         word=line[1] if line else "",
@@ -97,7 +94,7 @@ def read(facts: Mapping[str, str]) -> JobState:
         newest=int(newest) if newest.isdigit() else None,
         saved=_saved(mapping(facts.get("saved", ""))),
         step=_whole(steps[-1].get("step")),
-        last_step=_whole(start.get("last_step", planned)),
+        last_step=int(last_step) if re.fullmatch(r"[0-9]{1,18}", last_step) else None,
         loss=_number(steps[-1].get("loss")),
         losses=_losses(steps),
         evaluation=_evaluation(mapping(facts.get("eval", ""))),

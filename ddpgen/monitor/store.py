@@ -71,12 +71,15 @@ def _look(files: Any, root: str) -> dict[str, str]:
     steps = [name for name in names if re.fullmatch(r"step-\d{9,}", name)]
     numbers = sorted((int(name.removeprefix("step-")) for name in steps), reverse=True)
     whole = (n for n in numbers if files.exists(f"{root}/step-{n:09}/checkpoint.json"))
+    manifest = _content(files, f"{root}/manifest.json")
+    of_starts = re.findall(r'^   "last_step": (\d+)', manifest, re.MULTILINE)
     facts = {
         "there": "yes",
         "now": str(int(time.time())),
         "newest": str(next(whole, "")),
         "status": _content(files, f"{root}/status").partition("\n")[0],
-        "manifest": _content(files, f"{root}/manifest.json"),
+        "manifest": manifest,
+        "last-step": of_starts[-1] if of_starts else "",
         **_rows(files, f"{root}/metrics"),
     }
     if isinstance(renewed := owner.get("time"), (int, float)):
@@ -113,7 +116,7 @@ def _rows(files: Any, place: str) -> dict[str, str]:
         lines = [
             (line, mapping(line).get("kind")) for line in end.decode("utf-8", "replace").split("\n")
         ]
-        newest = {kind: line for line, kind in lines if kind in ("eval", "ranks", "start")}
+        newest = {kind: line for line, kind in lines if kind in ("eval", "ranks")}
         if any(kind == "step" for _, kind in lines):
             rows = [line for line, kind in lines if kind in ("step", "eval", "stopped", "done")]
             return {**newest, "row": "\t".join(rows[-_MOST_ROWS:])}

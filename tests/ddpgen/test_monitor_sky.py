@@ -524,10 +524,12 @@ def test_status_reads_the_bucket_where_that_is_possible(
         "  weights:           s3://ours/some/where/step-000000100/model.pt",
         "  last sign of life 4 min ago",
     ]
+    manifest = json.dumps({"starts": [{"last_step": 400}]}, indent=1)
+    objects.held["ours/some/where/manifest.json"] = manifest.encode()
     sky.has(row(7, "RECOVERING"))
     assert run("status", "job.yaml", "--target=sky").out.splitlines()[3:] == [
         "  it was running when it was killed",
-        "  step:              120",
+        "  step:              120 of 400",
         "  loss:              2.5000",
         "  newest checkpoint: step 100",
         "  weights:           s3://ours/some/where/step-000000100/model.pt",
@@ -540,7 +542,7 @@ def test_status_reads_the_bucket_where_that_is_possible(
         "7    stopped  1x[CPU:1]  by the user",
         "s3://ours/some/where:",
         "  stopped at step 130: user: ddpgen stop",
-        "  step:              130",
+        "  step:              130 of 400",
         "  newest checkpoint: step 100",
         "  weights:           s3://ours/some/where/step-000000100/model.pt",
     ]

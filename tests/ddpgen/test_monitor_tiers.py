@@ -249,8 +249,21 @@ def test_a_spoilt_record_means_that_nothing_is_remembered(
     assert record.recall(Path("build/gpt")) == {}
 
 
+# As a run writes it, of which the starts and what the hosts are may be long.
+MANIFEST = json.dumps(
+    {
+        "environments": {"0f": {"distributions": {f"package-{n}": "1.0" for n in range(5000)}}},
+        "settings": {"last_step": 7},
+        "starts": [
+            {"argv": [], "last_step": steps, "settings": {"last_step": 7}} for steps in (30, 40)
+        ],
+        "unit": "tokens",
+        "units_per_step": 1000,
+    },
+    indent=1,
+)
 ROWS = (
-    '{"kind": "start", "step": 0, "attempt": "a", "generation": 2, "time": 1, "last_step": 40}\n'
+    '{"kind": "start", "step": 0, "attempt": "a", "generation": 2, "time": 1}\n'
     '{"kind": "step", "step": 9, "attempt": "a", "generation": 1, "time": 1, "loss": 9}\n'
     '{"kind": "step", "step": 10, "attempt": "a", "generation": 2, "time": 100, "loss": 3}\n'
     '{"kind": "step", "step": 20, "attempt": "a", "generation": 2, "time": 105, "loss": 2.5}\n'
@@ -268,6 +281,7 @@ def test_what_runs_is_found_by_spec_bundle_and_directory(
     said("running a 0")
     holds(process.pid, generation=2)
     (KEPT / "metrics.jsonl").write_text(ROWS)
+    (KEPT / "manifest.json").write_text(MANIFEST)
     (KEPT / "step-000000020").mkdir()
     (KEPT / "step-000000020" / "checkpoint.json").write_text("{}")
     told = run("status", where).out.splitlines()
@@ -275,7 +289,7 @@ def test_what_runs_is_found_by_spec_bundle_and_directory(
     assert told[3:] == [
         "  loss:              2.5000",
         "  evaluation:        loss 2.2500 at step 20",
-        "  speed:             2 steps/s",
+        "  speed:             2 steps/s, 2,000 tokens/s",
         "  time left:         0:10",
         "  slow rank:         rank 1; the others wait 25% of each step for it",
         "  restarts:          1",

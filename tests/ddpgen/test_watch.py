@@ -43,7 +43,7 @@ def report(word: str = "running a 0", runs: bool | None = True, **facts: str) ->
         "there": "yes", "status": word, "newest": "100", "now": "1061",
         "row": "\t".join([*lost, *steps]),
         "eval": row("eval", 100, loss=2.25),
-        "start": row("start", 40, last_step=400),
+        "last-step": "400",
         "ranks": row(
             "ranks", 120, seconds=0.5, waiting=[0.01, 0.21], batches=[0.0, 0.1],
             slow={"name": "rank 0 on desk", "cost": 0.42},

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.train.test_hosts import assembly, with_member
-from train import bits, manifest
+from train import bits, provenance
 
 CPU = torch.device("cpu")
 _PROBE = """
@@ -66,7 +66,7 @@ def test_each_cause_shows_in_its_own_operations(
 def test_the_manifest_has_the_probe_of_the_pinned_threads() -> None:
     torch.set_num_threads(1)
     assert dict(bits.probe(CPU)) == elsewhere()
-    assert manifest.differences({"bits": 1, "torch": "a"}, {"bits": 2, "torch": "a"}) == []
+    assert provenance.differences({"bits": 1, "torch": "a"}, {"bits": 2, "torch": "a"}) == []
 
 
 def test_the_host_that_computes_other_bits_is_named_with_the_operations() -> None:

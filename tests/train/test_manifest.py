@@ -20,15 +20,15 @@ import torch
 
 from tests.train.workers import run
 from tests.train.world import in_world
-from train import bundle, fingerprint, weights
+from train import bundle, run_manifest, weights
 from train.checkpoint import disk
 from train.environment import distributions, identity
 from train.errors import TrainError
-from train.fingerprint import fingerprint as fingerprint_of
 from train.node import Node
 from train.parallel.agreement import assemble
 from train.parallel.process_group import World
 from train.provenance import merged, read_manifest
+from train.run_manifest import fingerprint
 
 PARTS = Path(__file__).with_name("own_parts.py")
 
@@ -255,11 +255,11 @@ def test_data_files_are_hashed_once_whole_or_by_their_ends(
 ) -> None:
     for name, size in (("small", 10), ("large", 40), ("more", 10)):
         (tmp_path / name).write_bytes(bytes(range(size)))
-    monkeypatch.setattr(fingerprint, "_WHOLE_BYTES", 20)
-    monkeypatch.setattr(fingerprint, "_ALL_BYTES", 15)
-    monkeypatch.setattr(fingerprint, "_END_BYTES", 4)
+    monkeypatch.setattr(run_manifest, "_WHOLE_BYTES", 20)
+    monkeypatch.setattr(run_manifest, "_ALL_BYTES", 15)
+    monkeypatch.setattr(run_manifest, "_END_BYTES", 4)
     paths = [str(tmp_path / name) for name in ("small", "large", "more", "none")]
-    found = fingerprint_of(paths)
+    found = fingerprint(paths)
 
     def sha256(*parts: range) -> str:
         return hashlib.sha256(b"".join(map(bytes, parts))).hexdigest()
@@ -276,7 +276,7 @@ def test_data_files_are_hashed_once_whole_or_by_their_ends(
     }
     before = {path: {**each, "sha256": "as before"} for path, each in found.items()}
     os.utime(paths[1])
-    again = fingerprint_of(paths, before)
+    again = fingerprint(paths, before)
     assert [each.get("sha256") for each in again.values()] == [
         "as before", found[paths[1]]["sha256"], "as before", None,
     ]  # fmt: skip
@@ -284,7 +284,7 @@ def test_data_files_are_hashed_once_whole_or_by_their_ends(
 
 def test_what_is_no_path_costs_its_own_entry_only(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    found = fingerprint_of(["~nobody-of-this-name/a", "a\0b", str(tmp_path / "a")])
+    found = fingerprint(["~nobody-of-this-name/a", "a\0b", str(tmp_path / "a")])
     assert ["error" in each for each in found.values()] == [True, True, False]
 
 

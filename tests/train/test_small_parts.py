@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from train import manifest, records, rng
+from train import manifest, provenance, records, rng
 from train.config import Period, RunConfig, parse, period, seconds
 from train.console import Progress, clock, say, say_restart
 from train.errors import TrainError, start_command
@@ -284,9 +284,9 @@ def test_settings_that_change_the_bits_are_told_from_those_that_do_not() -> None
     free = config(
         "--world-size=4", "--shares=2,1,1", "--weight=3/2", "--checkpoint-keep=9", "--log-every=1"
     )
-    assert manifest.differences(was, manifest.settings(free, 99)) == []
+    assert provenance.differences(was, manifest.settings(free, 99)) == []
     other = manifest.settings(config("--lr=0.5", "--schedule=cosine"), 10)
-    assert manifest.differences(was, other) == [
+    assert provenance.differences(was, other) == [
         "last_step: None -> 10",
         "lr: 0.001 -> 0.5",
         "schedule: 'constant' -> 'cosine'",

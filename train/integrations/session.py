@@ -33,7 +33,7 @@ class Session:
         self,
         progress: Progress,
         stop: StopAtStep,
-        whole: Mapping[str, str] | None = None,
+        whole: Mapping[str, str],
         log: Callable[[dict[str, Any]], None] | None = None,
         bucket: str = "",
         begun: Callable[[], None] = lambda: None,
@@ -45,7 +45,7 @@ class Session:
         is called after the first step. `ranks`: how many processes the launch has started."""
         self.progress, self.stop = progress, stop
         self.stopped = False
-        self._whole, self._log, self._begun = whole or {}, log, begun
+        self._whole, self._log, self._begun = whole, log, begun
         self._ranks = ranks
         self.framework = ""
         self._trainings: Counter[str] = Counter()

@@ -57,6 +57,11 @@ class Assembly:
     layout: Sequence[Sequence[int]]
 
     @property
+    def firsts(self) -> list[Member]:
+        """The first process of each host."""
+        return [self.members[ranks[0]] for ranks in self.layout]
+
+    @property
     def launch(self) -> str:
         """The launch that a host remembers, or was given; else that of rank 0's host begins now."""
         known = (m.launch for m in self.members if m.launch)
@@ -71,9 +76,8 @@ class Assembly:
 
     def check_names(self) -> None:
         """Raise TrainError when two hosts go by one name, or a host belongs to no job of hosts."""
-        firsts = [self.members[ranks[0]] for ranks in self.layout]
         seen: dict[str, str] = {}
-        for first in firsts:
+        for first in self.firsts:
             if not first.host:
                 raise TrainError(
                     "some of the hosts were started by the launch script and some otherwise; start "
@@ -100,12 +104,11 @@ class Assembly:
 
     def hosts(self) -> dict[str, dict[str, Any]]:
         """Of each host its ranks, its network interface, and the hash of what it is."""
-        firsts = [(ranks, self.members[ranks[0]]) for ranks in self.layout]
         return {
             first.host or first.machine: {
                 "ranks": list(ranks), "nic": first.nic, "environment": first.environment,
             }
-            for ranks, first in firsts
+            for ranks, first in zip(self.layout, self.firsts, strict=True)
         }  # fmt: skip
 
     def gather_environments(self, world: World, mine: dict[str, Any]) -> dict[str, Any]:
@@ -134,10 +137,9 @@ class Assembly:
     def differences(self) -> list[str]:
         """What the bits depend on and is not the same on all hosts, each with who has what."""
         found = []
-        firsts = [self.members[ranks[0]] for ranks in self.layout]
-        for name in sorted({key for first in firsts for key in first.facts} - {"bits"}):
+        for name in sorted({key for first in self.firsts for key in first.facts} - {"bits"}):
             holders: dict[str, list[str]] = {}
-            for first in firsts:
+            for first in self.firsts:
                 holders.setdefault(repr(first.facts.get(name)), []).append(first.host)
             if len(holders) > 1:
                 each = (f"{value} on {_some(names)}" for value, names in holders.items())
@@ -146,16 +148,15 @@ class Assembly:
 
     def not_portable(self) -> list[str]:
         """The hosts on which `determinism: portable` fixes nothing, and what they have."""
-        firsts = [self.members[ranks[0]] for ranks in self.layout]
         return [
             f"{first.host or 'this host'} ({first.facts['machine']}, kernels {first.facts['cpu_capability']})"
-            for first in firsts
+            for first in self.firsts
             if not is_met(first.facts["cpu_capability"])
         ]
 
     def other_bits(self) -> list[str]:
         """The hosts where the bit probe gave other results than on the first host, and in what."""
-        first, *others = (self.members[ranks[0]] for ranks in self.layout)
+        first, *others = self.firsts
         odd: dict[tuple[str, ...], list[str]] = {}
         for other in others:
             operations = bits.changed(first.facts.get("bits", {}), other.facts.get("bits", {}))

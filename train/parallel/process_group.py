@@ -109,10 +109,11 @@ class World:
         return ""
 
     def wait_for(self, name: str, timeout_s: float) -> bool:
-        """Whether the store has it, at the latest after `timeout_s`. Raises as from_rank_0 does."""
-        for _ in range(max(1, round(timeout_s / _LOOK_S))):
+        """Whether the store has it, at the latest after `timeout_s`. Raises as broadcast does."""
+        looks = max(1, round(timeout_s / _LOOK_S))
+        for _ in range(looks):
             with contextlib.suppress(dist.DistStoreError), WAITING:
-                self.store.wait([name], timedelta(seconds=_LOOK_S))
+                self.store.wait([name], timedelta(seconds=timeout_s / looks))
                 return True
         return False
 
@@ -139,13 +140,10 @@ class World:
                 raise
             self.store.set(name, "done")
             return
-        try:
-            with WAITING:
-                self.store.wait([name], timedelta(seconds=timeout_s))
-        except dist.DistStoreError:
+        if not self.wait_for(name, timeout_s):
             raise TrainError(
                 f"{key}: the process of this node that does it was not done after {timeout_s:g} s"
-            ) from None
+            )
         outcome = self.store.get(name).decode()
         if outcome != "done":
             raise TrainError(f"{key} {outcome}")

@@ -97,18 +97,12 @@ class LocalSums:
         """
         rows = {row: [values[i] for i in pick] for row, values in self._rows.items()}
         for left, _ in self._fold.due[self._next]:
-            earlier = rows.pop(left)
-            present = [(a, b) for a, b in zip(last, earlier, strict=True) if b is not None]
-            absent = [a for a, b in zip(last, earlier, strict=True) if b is None]
-            if present:
-                torch._foreach_add_([a for a, _ in present], [b for _, b in present])
-            if absent:
-                torch._foreach_add_(absent, 0.0)
+            add_lists(last, rows.pop(left))
         return [*rows.values(), list(last)]
 
 
 def add_lists(
-    left: list[torch.Tensor | None], right: list[torch.Tensor | None]
+    left: Sequence[torch.Tensor | None], right: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
     """Element by element left + right, in place where a tensor is there; None stands for zeros."""
     both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]

@@ -33,7 +33,7 @@ class StepExchange:
     """The reduction of one step after another."""
 
     def __init__(
-        self, world: World, mine: range, micro_batches: int, sockets: LocalSockets | None = None
+        self, world: World, mine: range, micro_batches: int, sockets: LocalSockets | None
     ) -> None:
         self._world, self._mine, self._count = world, mine, micro_batches
         self._sockets = sockets

@@ -21,23 +21,23 @@ _PIECE = 1 << 20
 _WAIT_S = 30.0  # for the other side, which may be a little behind
 
 
-def interface(name: str, sys: Path = Path("/sys/class/net")) -> Nic:
+def interface(name: str) -> Nic:
     """The interface `name` of this host, and the others that are up and have an address."""
     known = nic.interfaces()
     mine = next((each for each in known if each.name == name), None)
     address = mine.addresses[0] if mine and mine.addresses else ""
     others = tuple(
-        (each.name, network.kind(each.name, sys), speed(each.name, sys))
+        (each.name, network.kind(each.name), _speed(each.name))
         for each in known
         if each.name != name and each.carrier and each.addresses
     )
-    return Nic(name, address, network.kind(name, sys), speed(name, sys), others)
+    return Nic(name, address, network.kind(name), _speed(name), others)
 
 
-def speed(name: str, sys: Path = Path("/sys/class/net")) -> int:
+def _speed(name: str) -> int:
     """What the interface says of its own speed, Mbit/s; 0 where it says nothing (Wi-Fi, virtual ones)."""
     try:
-        return max(0, int((sys / name / "speed").read_text()))
+        return max(0, int(Path("/sys/class/net", name, "speed").read_text()))
     except (OSError, ValueError):
         return 0
 

@@ -6,6 +6,7 @@ what was lost. Pure, but for load().
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -146,6 +147,13 @@ def read(lines: Iterable[str]) -> Iterator[Row]:
             yield row
 
 
+def loss_of(row: Row) -> float | None:
+    """The loss, to the bit, where the row has one; JSON has no NaN, so that is a text there."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return float(row["loss"])
+    return None
+
+
 def history(
     rows: Sequence[Row],
     directory: Path = Path(),
@@ -186,12 +194,8 @@ def _steps(rows: Sequence[Row]) -> list[Step]:
                 row["time"] - before["time"] if before is not None and alike and not fresh else None
             )
             found.pop(row["step"], None)
-            loss = row.get("loss")
-            value = (
-                float(loss)
-                if isinstance(loss, (int, float, str)) and _is_float(loss)
-                else float("nan")
-            )
+            loss = loss_of(row)
+            value = float("nan") if loss is None else loss
             found[row["step"]] = Step(row["step"], value, row["time"], took)
         before = row
     return [found[number] for number in sorted(found)]
@@ -209,14 +213,12 @@ def _starts(rows: Sequence[Row], status: Status | None) -> Iterator[Start]:
         following = groups[number + 1][0]["step"] if number + 1 < len(groups) else None
         end, reason = last["kind"], str(last.get("reason", ""))
         if end not in _ENDS:
-            newest = (
-                following is None and status is not None and status.attempt == last.get("attempt")
-            )
-            alive = newest and status is not None and status.word == "running" and not status.reason
-            end = "running" if alive else "lost"
-            reason = status.reason if newest and status is not None else ""
+            end, reason = "lost", ""
             if following is not None:
                 reason = str(groups[number + 1][0].get("after", ""))
+            elif status is not None and status.attempt == last.get("attempt"):
+                reason = status.reason
+                end = "running" if status.word == "running" and not reason else "lost"
         lost = max(0, reached - following) if following is not None else 0
         yield Start(
             number + 1, str(first.get("attempt", "")), _whole(first, "generation"), first["time"],
@@ -251,14 +253,6 @@ def _number(row: Row, name: str) -> float:
 def _whole(row: Row, name: str) -> int:
     value = row.get(name)
     return value if type(value) is int else 0
-
-
-def _is_float(value: Any) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _json(path: Path) -> Mapping[str, Any]:

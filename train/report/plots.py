@@ -124,12 +124,9 @@ def _thinned(values: Sequence[Any]) -> Sequence[Any]:
     return values[::every]
 
 
-def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
-    """The median of the neighbours: one slow step is no slump."""
-    return [
-        statistics.median(values[max(0, n - width // 2) : n + width // 2 + 1])
-        for n in range(len(values))
-    ]
+def _smooth(values: Sequence[float]) -> list[float]:
+    """The median of five neighbours: one slow step is no slump."""
+    return [statistics.median(values[max(0, n - 2) : n + 3]) for n in range(len(values))]
 
 
 def _svg(draw: Callable[[Any], None], height: float = 2.6) -> str:

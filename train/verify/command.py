@@ -225,7 +225,7 @@ def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Resu
         print(line, file=sys.stderr, flush=True)
 
     replay.run(sorted({*part.points, part.end}), flags, show)
-    losses = record.losses_of(record.step_rows(replay.directory))
+    losses = record.losses_of(record.rows_of(replay.directory))
     loss = compare.first_loss_difference(found.losses, losses)
     tensors, damages = 0, list[Damage]()
     for point in sorted(part.points):

@@ -23,7 +23,7 @@ from train.console import plain
 from train.errors import EXIT_USAGE, TrainError
 from train.files import open_file, read_file
 from train.layout import MARKER, step_directory, steps_on_disk
-from train.report.history import load
+from train.metrics import RESERVED, as_json_value
 from train.verify.compare import (
     LABELS,
     Difference,
@@ -35,7 +35,7 @@ from train.verify.compare import (
     tensor_differences,
     verdict,
 )
-from train.verify.record import losses_of, step_rows
+from train.verify.record import losses_of, rows_of
 
 _MODEL = "model.pt"
 _MARKER_BYTES = 1 << 26
@@ -79,12 +79,14 @@ class Found:
     def as_json(self) -> dict[str, Any]:
         weights = self.weights and self.weights._asdict()
         if weights and weights["tensor"]:
-            weights["tensor"] = {k: _number(v) for k, v in weights["tensor"]._asdict().items()}
+            weights["tensor"] = {
+                k: as_json_value(v) for k, v in weights["tensor"]._asdict().items()
+            }
         return {
             "same": self.same,
             "verdict": self.verdict,
             "step": self.step,
-            "losses": [_number(loss) for loss in self.losses],
+            "losses": as_json_value(list(self.losses)),
             "weights": weights,
             "differences": [
                 {"bits": LABELS[each.rank], "name": each.name, "a": each.was, "b": each.now}
@@ -190,14 +192,7 @@ def _checkpoints(a: Path, b: Path) -> Found:
 
 
 def _manifests(a: Path, b: Path) -> Found:
-    manifests = []
-    for path in (a, b):
-        try:
-            manifests.append(provenance.parse(read_file(path, provenance.MOST_BYTES)))
-        except OSError as error:
-            raise TrainError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise TrainError(f"{path} {error}; get it from where it was made once more") from None
+    manifests = [provenance.load(path) for path in (a, b)]
     starts = [manifest["starts"][-1] for manifest in manifests]
     differences = environment_differences(*_origins((a.parent, b.parent), starts, manifests))
     fact, same = "the newest starts differ", not differences
@@ -216,7 +211,7 @@ def _manifests(a: Path, b: Path) -> Found:
 
 def _losses(directory: Path) -> dict[int, float]:
     try:
-        return losses_of(step_rows(directory))
+        return losses_of(rows_of(directory))
     except OSError as error:
         raise TrainError(
             f"{directory / 'metrics.jsonl'} cannot be read: {error.strerror}"
@@ -225,21 +220,15 @@ def _losses(directory: Path) -> dict[int, float]:
 
 def _first_evaluation(a: Path, b: Path) -> int | None:
     """The first step that both have evaluated, with another result."""
-    found = []
-    for directory in (a, b):
-        try:
-            rows = load(directory).evaluations
-        except OSError:  # told by _losses, if it is no missing file
-            return None
-        found.append({row["step"]: _result(row) for row in rows})
-    common = sorted(found[0].keys() & found[1].keys())
-    return next((step for step in common if found[0][step] != found[1][step]), None)
+    was, now = (
+        {step: _result(row) for step, row in rows_of(each, "eval").items()} for each in (a, b)
+    )
+    return next((step for step in sorted({*was} & {*now}) if was[step] != now[step]), None)
 
 
 def _result(row: Mapping[str, Any]) -> str:
     """What was measured, without when and by which start."""
-    head = ("kind", "step", "attempt", "generation", "time")
-    return json.dumps({name: value for name, value in row.items() if name not in head})
+    return json.dumps({name: value for name, value in row.items() if name not in RESERVED})
 
 
 def _start_of(manifest: Mapping[str, Any], step: float) -> Mapping[str, Any]:
@@ -303,8 +292,3 @@ def _marker(place: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         raise TrainError(f"{place / MARKER} is damaged: it is no whole JSON") from None
     return found if isinstance(found, dict) else {}
-
-
-def _number(value: Any) -> Any:
-    """JSON has no NaN."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

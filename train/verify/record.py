@@ -16,7 +16,7 @@ from train.bundle import contents
 from train.errors import EXIT_USAGE, Refusal, TrainError
 from train.files import open_text
 from train.layout import steps_on_disk
-from train.provenance import MANIFEST, Start, read_manifest
+from train.provenance import MANIFEST, Start, differences, read_manifest
 from train.report import history
 from train.status import read_status
 
@@ -59,7 +59,7 @@ def read(directory: Path) -> Record:
         )
     manifest = read_manifest(directory)
     starts = {(start["attempt"], start["generation"]): start for start in manifest["starts"]}
-    rows = step_rows(directory)
+    rows = rows_of(directory)
     if not rows:
         raise TrainError(
             f"{directory / 'metrics.jsonl'} has no losses: nothing that a replay could be compared with; "
@@ -74,23 +74,20 @@ def read(directory: Path) -> Record:
     return Record(directory, losses, of_steps, manifest["environments"], steps_on_disk(directory))
 
 
-def step_rows(directory: Path) -> dict[int, history.Row]:
-    """Of each step the row that counts: the last one."""
+def rows_of(directory: Path, kind: str = "step") -> dict[int, history.Row]:
+    """Of each step the row of this kind that counts: the last one. Raises OSError."""
     with (
         contextlib.suppress(FileNotFoundError),
         open_text(directory / "metrics.jsonl") as lines,
     ):
-        return {row["step"]: row for row in history.read(lines) if row["kind"] == "step"}
+        return {row["step"]: row for row in history.read(lines) if row["kind"] == kind}
     return {}
 
 
 def losses_of(rows: Mapping[int, history.Row]) -> dict[int, float]:
-    """The losses in these rows, to the bit; JSON has no NaN, so that is a text there."""
-    losses = {}
-    for step, row in rows.items():
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            losses[step] = float(row["loss"])
-    return losses
+    """The losses in these rows, to the bit."""
+    known = {step: history.loss_of(row) for step, row in rows.items()}
+    return {step: loss for step, loss in known.items() if loss is not None}
 
 
 def choose(record: Record, begin: int | None, steps: int | None) -> tuple[int, int]:
@@ -133,13 +130,7 @@ def part(record: Record, begin: int, end: int) -> Part:
 
 def _other(directory: Path, first: Start, start: Start) -> str:
     """What `start` computes by that `first` did not; "" where there is nothing."""
-    settings = first["settings"], start["settings"]
-    changed = [
-        f"{name}: {settings[0].get(name)!r} -> {settings[1].get(name)!r}"
-        for name in sorted({*settings[0], *settings[1]})
-        if settings[0].get(name) != settings[1].get(name)
-    ]
-    if changed:
+    if changed := differences(first["settings"], start["settings"]):
         return f"other settings: {'; '.join(changed)}"
     if first["code"] != start["code"]:
         return "other code"

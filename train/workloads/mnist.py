@@ -6,7 +6,6 @@ Knows nothing of processes, but that one of a node downloads for all.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import http.client
 import os
@@ -19,13 +18,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from train.console import say
 from train.errors import TrainError
-from train.workload import Context, Workload
+from train.workload import Context, Workload, did_you_mean
 from train.workloads import arguments
 from train.workloads.idx import read_labelled_images
+from train.workloads.labelled import Labelled, loss, metrics
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 STEMS = (
@@ -41,8 +40,6 @@ SHA256 = {
     "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
 VERIFICATION_S = 60.0  # what hashing the four files may take on a slow shared disk
-
-Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def build(
@@ -79,10 +76,11 @@ def build(
     context.once_per_node(
         f"mnist:{source.folder}", source.provide, download_timeout + VERIFICATION_S
     )
-    training = Images.read(source.path(STEMS[0]), source.path(STEMS[1]), classes)
-    held_out = Images.read(source.path(STEMS[2]), source.path(STEMS[3]), classes)
+    training = _read(source.path(STEMS[0]), source.path(STEMS[1]), classes)
+    held_out = _read(source.path(STEMS[2]), source.path(STEMS[3]), classes)
+    size = training.values.shape[2], training.values.shape[3]
     return Workload(
-        model=Network(training.size, channels, hidden, classes, dropout, batch_norm),
+        model=Network(size, channels, hidden, classes, dropout, batch_norm),
         dataset=training,
         eval_dataset=held_out,
         loss=loss,
@@ -99,9 +97,8 @@ def _checked_hashes(sha256: Any) -> dict[str, str | None]:
     known = [name for stem in STEMS for name in (stem, f"{stem}.gz")]
     for name, value in sha256.items():
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the files are {', '.join(known)}"
-            raise TrainError(f"train.args.sha256: {name!r} is no file of this workload; {hint}")
+            hint = did_you_mean(str(name), known) or f"; the files are {', '.join(known)}"
+            raise TrainError(f"train.args.sha256: {name!r} is no file of this workload{hint}")
         if value is not None and not re.fullmatch("[0-9a-fA-F]{64}", str(value)):
             raise TrainError(
                 f"train.args.sha256: {value!r} for {name!r} is no sha256; give 64 hexadecimal "
@@ -180,40 +177,16 @@ def _download(url: str, path: str, sha256: str | None, timeout_s: float) -> None
         socket.setdefaulttimeout(before)
 
 
-class Images:
-    """Pictures uint8 [n, 1, height, width] with labels int64 [n]."""
-
-    def __init__(self, pictures: torch.Tensor, labels: torch.Tensor) -> None:
-        self.pictures = pictures
-        self.labels = labels
-
-    @classmethod
-    def read(cls, images: str, labels: str, classes: int) -> Images:
-        """Read two IDX files. Raises TrainError for damaged ones and labels out of range."""
-        pictures, numbers = read_labelled_images(images, labels)
-        highest = int(numbers.max())
-        if highest >= classes:
-            raise TrainError(
-                f"{labels!r} holds the label {highest}, but the model has classes 0 to "
-                f"{classes - 1}; set train.args.classes to {highest + 1}"
-            )
-        return cls(pictures.unsqueeze(1), numbers.long())
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return self.pictures.shape[2], self.pictures.shape[3]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.pictures[index], self.labels[index]
-
-    def batch(self, indices: list[int]) -> Batch:
-        """The samples at `indices`, gathered by one index operation for each tensor."""
-        rows = torch.tensor(indices)
-        return self.pictures[rows], self.labels[rows]
+def _read(images: str, labels: str, classes: int) -> Labelled:
+    """Pictures uint8 [n, 1, height, width]. Raises TrainError for damaged files and labels out of range."""
+    pictures, numbers = read_labelled_images(images, labels)
+    highest = int(numbers.max())
+    if highest >= classes:
+        raise TrainError(
+            f"{labels!r} holds the label {highest}, but the model has classes 0 to "
+            f"{classes - 1}; set train.args.classes to {highest + 1}"
+        )
+    return Labelled(pictures.unsqueeze(1), numbers.long())
 
 
 class Network(nn.Module):
@@ -250,19 +223,3 @@ def _convolution(inputs: int, outputs: int, batch_norm: bool) -> list[nn.Module]
     """Halved by stride and not by max-pooling, whose gradient has no fixed order on a GPU."""
     convolution = nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1)
     return [convolution, *([nn.BatchNorm2d(outputs)] if batch_norm else []), nn.ReLU()]
-
-
-def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy of the micro-batch, in nats."""
-    pictures, labels = batch
-    return functional.cross_entropy(model(pictures), labels)
-
-
-def metrics(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-    """`accuracy`: the share of pictures recognised, 0 to 1; and the loss, of the same pass."""
-    pictures, labels = batch
-    logits = model(pictures)
-    return {
-        "loss": functional.cross_entropy(logits, labels),
-        "accuracy": (logits.argmax(dim=1) == labels).float().mean(),
-    }

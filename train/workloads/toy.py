@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from train.workload import Context, Workload
 from train.workloads import arguments
+from train.workloads.labelled import Labelled, loss, metrics
 
 CLUSTERS_PER_CLASS = 2  # so that no linear model solves it, and the hidden layer has work to do
-
-Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def build(
@@ -46,45 +44,24 @@ def build(
     )
     return Workload(
         model=Classifier(features, classes, hidden, dropout, batch_norm),
-        dataset=Points.draw(samples, centres, classes, generator),
-        eval_dataset=Points.draw(eval_samples, centres, classes, generator),
+        dataset=draw(samples, centres, classes, generator),
+        eval_dataset=draw(eval_samples, centres, classes, generator),
         loss=loss,
         metrics=metrics,
     )
 
 
-class Points:
-    """Labelled points held as two tensors: values float32 [n, features], labels int64 [n]."""
+def draw(count: int, centres: torch.Tensor, classes: int, generator: torch.Generator) -> Labelled:
+    """Draw `count` points around `centres` [clusters, features]; cluster k has class k mod C.
 
-    def __init__(self, values: torch.Tensor, labels: torch.Tensor) -> None:
-        self.values = values
-        self.labels = labels
-
-    @classmethod
-    def draw(
-        cls, count: int, centres: torch.Tensor, classes: int, generator: torch.Generator
-    ) -> Points:
-        """Draw `count` points around `centres` [clusters, features]; cluster k has class k mod C.
-
-        Only integers are drawn and added, and the one scaling is by a power of two. `randn` would
-        go through log and cos, whose last bits are not the same on every processor.
-        """
-        clusters = torch.randint(0, len(centres), (count,), generator=generator)
-        values = centres[clusters]
-        for _ in range(4):  # the sum of four uniform numbers is close enough to a bell curve
-            values += torch.randint(-128, 129, values.shape, generator=generator)
-        return cls(values.float() / 256, clusters % classes)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self.values[index], self.labels[index]
-
-    def batch(self, indices: list[int]) -> Batch:
-        """The samples at `indices`, gathered by one index operation for each tensor."""
-        rows = torch.tensor(indices)
-        return self.values[rows], self.labels[rows]
+    Only integers are drawn and added, and the one scaling is by a power of two. `randn` would
+    go through log and cos, whose last bits are not the same on every processor.
+    """
+    clusters = torch.randint(0, len(centres), (count,), generator=generator)
+    values = centres[clusters]
+    for _ in range(4):  # the sum of four uniform numbers is close enough to a bell curve
+        values += torch.randint(-128, 129, values.shape, generator=generator)
+    return Labelled(values.float() / 256, clusters % classes)
 
 
 class Classifier(nn.Module):
@@ -105,19 +82,3 @@ class Classifier(nn.Module):
     def forward(self, points: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.layers(points)
         return logits
-
-
-def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy of the micro-batch, in nats."""
-    points, labels = batch
-    return functional.cross_entropy(model(points), labels)
-
-
-def metrics(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-    """`accuracy`: the share of points whose class was found, 0 to 1; and the loss, of the same pass."""
-    points, labels = batch
-    logits = model(points)
-    return {
-        "loss": functional.cross_entropy(logits, labels),
-        "accuracy": (logits.argmax(dim=1) == labels).float().mean(),
-    }

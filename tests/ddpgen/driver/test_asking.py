@@ -84,8 +84,9 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
         {"kind": "step", "step": 8000 + n, "attempt": "1f3a", "time": at + n, "loss": n / 3}
         for n in (1, 2)
     ]
+    start = {"last_step": 8100}
+    (there(ours, "desk") / "manifest.json").write_text(json.dumps({"starts": [start]}, indent=1))
     rows = [
-        {"kind": "start", "last_step": 8100},
         *steps,
         {"kind": "evaluation", "step": 8002, "time": time.time()},
     ]
@@ -99,6 +100,7 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
         '{"path": "a.pt", "step": 7999, "by": "", "whole": true}\n'
     )
     row_of_script = json.dumps({**steps[1], "steps_per_s": 4.5}) + "\n"
+    (there(ours, "desk") / "manifest.json").unlink()
     (there(ours, "desk") / "metrics.jsonl").write_text(row_of_script)
     of_script = ours.play("--status")[1]
     assert re.search(r"running: step 8002, \d+ s ago  of step 7999\n", of_script)

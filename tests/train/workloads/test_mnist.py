@@ -56,7 +56,7 @@ def test_absent_files_are_downloaded_once_and_learnt(
 
     again = mnist.build(context, **arguments)
     assert len(site.requests) == 4, "what is there is not downloaded anew"
-    assert torch.equal(again.dataset.pictures, built.dataset.pictures)
+    assert torch.equal(again.dataset.values, built.dataset.values)
 
 
 def test_pictures_are_those_of_the_source(context: Context, site: Site, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_plain_files_are_read_and_downloaded_too(
     requests = len(site.requests)
     found = mnist.build(context, data_dir=str(tmp_path), url=site.url)
     assert len(site.requests) == requests
-    assert torch.equal(found.dataset.pictures, fetched.dataset.pictures)
+    assert torch.equal(found.dataset.values, fetched.dataset.values)
 
 
 def test_present_file_of_the_wrong_hash_is_refused_and_kept(
