@@ -164,18 +164,6 @@ def test_a_script_on_the_wrong_host_asks_whether_it_is_the_right_one(
     process.communicate(timeout=30)
 
 
-@pytest.mark.nightly
-def test_a_second_ctrl_c_kills_and_leaves_nothing(rig: Rig, tmp_path: Path) -> None:
-    spec = fleet.spec(["desk", "laptop"], {"steps": 100_000}, name="killed")
-    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
-    driver.until_step(10)
-    driver.process.send_signal(signal.SIGINT)
-    driver.until("asking all hosts for a clean stop")
-    driver.process.send_signal(signal.SIGTERM)  # another INT at once would be the same one
-    assert driver.end() in (1, 75), driver.output  # the stop may have been quicker
-    assert rig.strays(within=5) == []
-
-
 def test_ddpgen_launch_runs_it_and_run_sh_stops_it_from_another_terminal(
     rig: Rig, tmp_path: Path
 ) -> None:

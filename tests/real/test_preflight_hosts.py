@@ -1,7 +1,7 @@
 """Before torch starts: what is wrong with a host by itself, or different from the others', named on all.
 
 Versions, GPUs (as a made-up nvidia-smi tells of them), disks, clocks, limits, the interpreter. Every
-fault is done to the hosts for real, in the night once with each launcher; see test_preflight.
+fault is done to the hosts for real; see test_preflight.
 """
 
 from __future__ import annotations

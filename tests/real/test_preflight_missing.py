@@ -1,6 +1,6 @@
 """Before torch starts: hosts that do not come, do not stay, or are not who they should be, named on all.
 
-Every fault is done to the hosts for real, in the night once with each launcher; see test_preflight.
+Every fault is done to the hosts for real; see test_preflight.
 """
 
 from __future__ import annotations
