@@ -26,11 +26,7 @@ EXAMPLES = jobs.ROOT / "examples"
 
 def rendered(name: str, place: Path) -> Path:
     bundle = place / name
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpgen", "render", str(EXAMPLES / f"{name}.yaml"),
-         "--target", "local", "-o", str(bundle)],
-        cwd=jobs.ROOT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = jobs.ddpgen("render", EXAMPLES / f"{name}.yaml", "--target", "local", "-o", bundle)
     assert done.returncode == 0, done.stderr
     return bundle
 

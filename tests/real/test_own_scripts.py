@@ -8,8 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -57,11 +55,8 @@ class Script:
             spec, text = place / spec.name, spec.read_text()
             shutil.copytree(jobs.ROOT / "examples" / "code" / name, place / "code" / name)
             spec.write_text(text.replace("procs_per_node: 2", f"procs_per_node: {procs}"))
-        words = ["render", str(spec), "--target", "local"]
-        subprocess.run(
-            [sys.executable, "-m", "ddpgen", *words, "-o", str(self.bundle)],
-            cwd=jobs.ROOT, check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
+        done = jobs.ddpgen("render", spec, "--target", "local", "-o", self.bundle)
+        assert done.returncode == 0, done.stderr
         self.move(place / "checkpoints" / name)
 
     def move(self, directory: Path) -> None:
