@@ -184,15 +184,6 @@ def test_a_name_that_one_host_does_not_know(stage: Stage) -> None:
     launch.names("NAME001", "laptop", "head.example")
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("called")
-def test_a_name_that_no_host_knows(stage: Stage) -> None:
-    launch = stage.launch(NAMED)
-    stage.ends(launch)
-    for name in NAMES:
-        launch.names("NAME001", name, "head.example", on=[name])
-
-
 @pytest.mark.usefixtures("called")
 def test_a_name_that_is_loopback_on_the_head(stage: Stage) -> None:
     call_the_head(stage, desk="127.0.1.1")

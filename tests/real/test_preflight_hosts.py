@@ -215,21 +215,6 @@ def test_a_directory_that_cannot_be_written_to(stage: Stage) -> None:
     launch.names_only("DIR002")
 
 
-@pytest.mark.nightly
-def test_a_file_system_that_is_mounted_read_only(stage: Stage) -> None:
-    laptop = stage.rig["laptop"]
-    as_root(laptop, "mkdir", "-m", "1777", "/data/mounted")
-    as_root(laptop, "mount", "-t", "tmpfs", "-o", "ro", "none", "/data/mounted")
-    try:
-        launch = stage.launch(checkpoint={"dir": "/data/mounted"})
-        stage.ends(launch)
-    finally:
-        as_root(laptop, "umount", "/data/mounted")
-        as_root(laptop, "rm", "-r", "/data/mounted")
-    launch.names("DIR002", "laptop", "/data/mounted", "Read-only")
-    launch.names_only("DIR002")
-
-
 def test_a_disk_without_room(stage: Stage) -> None:
     stage.rig["laptop"].fill(preflight.SMALL_DISK)
     launch = stage.launch(checkpoint={"dir": "/data/full"})
