@@ -10,12 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.ci import do_without
 from tests.conftest import ROOT
 from tests.real.jobs import assert_same_bits
 from tests.train.store.faults import KILLED, Hook, remote, through, whole_steps
@@ -139,15 +137,6 @@ def assert_all_is_in_the_store(bucket: Path, done: Run) -> None:
     assert (first["end"], second["end"]) in (("killed", "done"), ("done", "done"))
     assert first["bundle"] == second["bundle"]
     unpack(bucket, second["bundle"], bucket / "bundle")
-
-
-def test_the_bits_do_not_depend_on_the_store(
-    tmp_path: Path, bucket: Path, undisturbed: Run
-) -> None:
-    done = trained(tmp_path / "one", bucket)
-    assert done.codes == [0, 0], done.output
-    assert_same_bits(done.tensors(), undisturbed.tensors())
-    assert not (bucket / "owner.json").exists()
 
 
 def test_the_best_checkpoint_stays_in_the_store_for_a_new_machine(
@@ -325,33 +314,6 @@ def test_a_later_start_of_the_same_job_ends_the_earlier_one(
     assert earlier.codes == [0], earlier.output
     assert "is written to by job task-1 on elsewhere (attempt later) since" in earlier.output
     assert whole_steps(bucket) == [], "its marker came too late"
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB, as only a superuser can have one."""
-    place = tmp_path / "mounted"
-    place.mkdir()
-    try:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)],
-            check=True, capture_output=True, timeout=10,
-        )  # fmt: skip
-    except (OSError, subprocess.CalledProcessError) as error:
-        do_without("small disk", f"none can be mounted here: {error}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True, timeout=10)
-
-
-@pytest.mark.real
-def test_a_store_that_is_really_full(tmp_path: Path, mounted: Path) -> None:
-    (mounted / "taken").write_bytes(bytes(48 << 10))
-    failed = trained(tmp_path / "one", mounted / "run", processes=1)
-    assert failed.codes == [1], failed.output
-    assert "no space left there; make room or raise the quota" in failed.status
-    (mounted / "taken").unlink()
-    again = trained(tmp_path / "one", mounted / "run", processes=1)
-    assert again.status.startswith("done "), again.output
 
 
 @pytest.mark.parametrize("reason", ["preempted: the cloud says so", "signal"])
