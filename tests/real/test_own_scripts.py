@@ -107,10 +107,11 @@ def workers(job: jobs.Job) -> list[int]:
 
 
 def test_killed_in_the_middle_it_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    whole = Script("huggingface", tmp_path / "whole")
+    """On one process: to import what a Trainer needs takes each of them ten seconds of processor."""
+    whole = Script("huggingface", tmp_path / "whole", procs=1)
     assert whole.run().lines[-1].startswith("ddpgen: done at step ")
 
-    script = Script("huggingface", tmp_path / "killed")
+    script = Script("huggingface", tmp_path / "killed", procs=1)
     job = script.start()
     script.wait_for_rows(job, 2)
     os.kill(job.process.pid, signal.SIGKILL)  # and with it all others
