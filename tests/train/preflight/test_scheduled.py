@@ -56,6 +56,17 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
     return Job(tmp_path / "checkpoints", request.param)
 
 
+def test_three_nodes_meet(job: Job) -> None:
+    said = job.run({"n1": 0, "n2": 1, "n3": 2}, "--only")
+    assert job.codes == {0}, said
+    *_, last = said["n1"].splitlines()  # it may have had to wait for the others, and said so
+    assert (
+        ": preflight: 3 hosts can start the job (" in last
+    )  # behind time and host, as under Slurm
+    *_, last = said["n2"].splitlines()
+    assert last.endswith(": preflight: the head says that all hosts can start the job")
+
+
 def test_a_node_that_does_not_come_is_named_with_what_to_do_about_it(job: Job) -> None:
     said = job.run({"n1": 0, "n2": 1}, timeout_s=7)
     assert job.codes == {69}, said
