@@ -75,7 +75,7 @@ def mended(preflight_hosts: Rig) -> Iterator[Rig]:
     preflight.mend(preflight_hosts)
 
 
-@pytest.fixture(params=preflight.LAUNCHERS)
-def stage(mended: Rig, tmp_path: Path, request: pytest.FixtureRequest) -> preflight.Stage:
+@pytest.fixture
+def stage(mended: Rig, tmp_path: Path) -> preflight.Stage:
     """Where such a story launches its jobs."""
-    return preflight.Stage(mended, tmp_path, request.param)
+    return preflight.Stage(mended, tmp_path)

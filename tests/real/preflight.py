@@ -15,18 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.real import fleet, jobs
 from tests.real.rig import Host, Machine, Rig, access
 
 NAMES = ("desk", "laptop", "tower")
-# --preflight never reads which launcher comes after it: one is enough outside of the night.
-LAUNCHERS = (
-    "torchrun",
-    pytest.param("torchrun-static", marks=pytest.mark.nightly),
-    pytest.param("env", marks=pytest.mark.nightly),
-)
 # What is promised: named so many seconds after the last host was started.
 WITHIN_S = 10.0
 PATIENCE_S = 90.0
@@ -186,19 +178,18 @@ class Launch:
 
 
 class Stage:
-    """A rig, and the launcher with which the jobs of a story are rendered."""
+    """A rig, and where the jobs of a story are rendered."""
 
-    def __init__(self, rig: Rig, place: Path, launcher: str) -> None:
-        self.rig, self._place, self.launcher = rig, place, launcher
+    def __init__(self, rig: Rig, place: Path) -> None:
+        self.rig, self._place = rig, place
         self._count = 0
 
     def job(self, hosts: Sequence[Any] = NAMES, on: Sequence[str] = NAMES, **more: Any) -> Bundle:
         """Render a job of these hosts and put it on the hosts `on` of the rig."""
         self._count += 1
         place = self._place / str(self._count)
-        times = {"timeout": f"{more.pop('patience', 30)}s", "launcher": self.launcher}
-        tier = {"rendezvous": {**times, "port": more.pop("port", 29500)}, **more.pop("tier", {})}
-        spec = fleet.spec(hosts, tier=tier, **{"name": "job", **more})
+        meeting = {"timeout": f"{more.pop('patience', 30)}s", "port": more.pop("port", 29500)}
+        spec = fleet.spec(hosts, tier={"rendezvous": meeting}, **{"name": "job", **more})
         bundle = Bundle(self.rig, jobs.render(place, spec, target="hosts"), spec["name"])
         for name in on:
             bundle.put(self.rig[name])

@@ -6,13 +6,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.real import batch, fleet, jobs
 from tests.real.conftest import NewSlurm
@@ -24,13 +22,7 @@ TOY = {"workload": "toy", "steps": 200, "global_batch_size": 8, "micro_batch_siz
 
 
 def begin(place: Path, spec: dict[str, Any], *options: str, **env: str) -> subprocess.Popen[str]:
-    """`ddpgen bench` in a terminal's process group of its own."""
-    (place / "job.yaml").write_text(yaml.safe_dump(spec))
-    return subprocess.Popen(
-        [sys.executable, "-m", "ddpgen", "bench", "job.yaml", "--json", "f.json", *options],
-        env={**os.environ, "PYTHONPATH": str(jobs.ROOT), **env}, cwd=place, process_group=0,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    return jobs.begin(place, spec, "bench", *options, **env)
 
 
 def found(place: Path) -> list[dict[str, Any]]:

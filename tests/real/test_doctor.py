@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,13 +15,6 @@ from tests.real import fleet, jobs
 from tests.real.rig import Host, Rig
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
-TOY: dict[str, Any] = {
-    **fleet.TOY,
-    "steps": 1_000_000,
-    "global_batch_size": 24,
-    "micro_batch_size": 4,
-    "args": {"pause": 0.02, "hidden": 64},
-}
 STUCK = """\
 import time
 import torch
@@ -52,97 +42,44 @@ def build(context):
 """
 
 
-def started(place: Path, train: dict[str, Any], timeout: str, **job: Any) -> jobs.Job:
-    spec = jobs.spec(
-        {**TOY, **train},
-        procs_per_node=3,
-        restarts=0,
-        checkpoint={"dir": str(place / "ckpt"), "every": "100 steps"},
-        rendezvous={"timeout": "60s", "collective_timeout": timeout},
-    )
-    return jobs.Job(jobs.render(place / "job", spec, **job))
+Said = subprocess.CompletedProcess[str]
 
 
-def doctor(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ddpgen", "doctor", str(directory), *options],
-        cwd=jobs.ROOT, capture_output=True, text=True, timeout=30,
-    )  # fmt: skip
-
-
-def wait_for(directory: Path, pattern: str, within: float, code: int = 1) -> str:
+def wait_for(ask: Callable[[], Said], pattern: str, code: int) -> str:
     """What the doctor says as soon as it says so."""
     began = time.monotonic()
-    while True:
-        said = doctor(directory)
-        if re.search(pattern, said.stdout, re.MULTILINE):
-            assert said.returncode == code
-            return said.stdout
-        assert time.monotonic() - began < within, said.stdout + said.stderr
+    while not re.search(pattern, (said := ask()).stdout, re.MULTILINE):
+        assert time.monotonic() - began < 60, said.stdout + said.stderr
         time.sleep(0.3)  # two cores have more to do than to look
-
-
-def end(job: jobs.Job) -> None:
-    job.process.send_signal(signal.SIGTERM)
-    job.end()
-
-
-@pytest.mark.nightly
-def test_a_healthy_run_has_nothing_odd_and_leaves_no_heartbeat(tmp_path: Path) -> None:
-    job = started(tmp_path, {}, "60s")
-    job.until_step(100)
-    well = r"^All ranks beat and go on, at step \d+\.$"
-    said = wait_for(tmp_path / "ckpt", well, within=60, code=0)
-    assert len(re.findall(r"goes on", said)) == 3
-    page = json.loads(doctor(tmp_path / "ckpt", "--json").stdout)
-    assert [each["beat"]["pid"] for each in page["ranks"]] == job.workers()
-    (tmp_path / "ckpt" / "stop").touch()
-    assert job.end() == 75, job.output
-    ended = doctor(tmp_path / "ckpt")
-    assert ended.returncode == 0, ended.stdout
-    assert "The job was stopped cleanly" in ended.stdout
-    assert not (tmp_path / "ckpt" / "heartbeats").exists()
+    assert said.returncode == code, said.stdout
+    return said.stdout
 
 
 def test_a_worker_stuck_in_the_users_code_is_named_with_its_line(tmp_path: Path) -> None:
     line = next(n for n, text in enumerate(STUCK.splitlines(), 1) if "HERE" in text)
-    train = {"workload": "mine.py:build", "args": {}, "micro_batch_size": 1, "global_batch_size": 3}
-    job = started(tmp_path, train, "26s", code={"mine.py": STUCK})
+    own = {"workload": "mine.py:build", "args": {}, "micro_batch_size": 1, "global_batch_size": 3}
+    spec = jobs.spec(
+        {**fleet.TOY, **own, "steps": 1_000_000}, procs_per_node=3, restarts=0,
+        checkpoint={"dir": str(tmp_path / "ckpt"), "every": "100 steps"},
+        rendezvous={"timeout": "60s", "collective_timeout": "26s"},
+    )  # fmt: skip
+    job = jobs.Job(jobs.render(tmp_path / "job", spec, {"mine.py": STUCK}))
     job.until_step(30)
     stands = rf"Rank 1 on \S+ stands at step 40, forward, mine\.py:{line} in settle for \d+ s"
     # Both in one page: rank 1 may stand there before the others have come to wait for it.
     both = rf"(?s)\A(?=.*{stands})(?=.*^Ranks 0, 2 wait in step 40, )"
-    said = wait_for(tmp_path / "ckpt", both, within=60)
+    said = wait_for(lambda: jobs.ddpgen("doctor", tmp_path / "ckpt"), both, code=1)
     assert f"  mine.py:{line} in settle" in said
     job.until(rf"rank [02]: rank 1 on \S+ stands at step 40, forward, mine\.py:{line} in settle")
     job.until(r"rank [02]: ranks 0, 2 waited in step 40")
     assert job.end() == 1, job.output
 
 
-@pytest.mark.nightly
-def test_a_killed_worker_is_gone(tmp_path: Path) -> None:
-    job = started(tmp_path, {}, "30s")
-    job.until_step(100)
-    pid = job.workers()[2]
-    os.kill(pid, signal.SIGKILL)
-    assert job.end() == 1, job.output
-    assert re.search(rf"rank 2 on \S+ \(process {pid}\) ended without an exception", job.output)
-    said = doctor(tmp_path / "ckpt")
-    assert said.returncode == 1
-    assert f"(process {pid}) ended without an exception" in said.stdout
-
-
-def ask(rig: Rig, pattern: str, within: float) -> subprocess.CompletedProcess[str]:
-    """What the doctor on host a says as soon as it says so."""
+def ask(rig: Rig) -> Said:
+    """The doctor on host a."""
     place = f"{rig['a'].home}/ddpgen"
     words = [sys.executable, "-m", "train", "doctor", f"{place}/checkpoints/frozen"]
-    began = time.monotonic()
-    while True:
-        said = rig["a"].run(words, cwd=f"{place}/frozen")
-        if re.search(pattern, said.stdout):
-            return said
-        assert time.monotonic() - began < within, said.stdout + said.stderr
-        time.sleep(0.3)
+    return rig["a"].run(words, cwd=f"{place}/frozen")
 
 
 @pytest.mark.nightly
@@ -156,13 +93,13 @@ def test_a_frozen_host_is_named_on_the_other_and_by_the_job(tmp_path: Path) -> N
     with Rig([Host("a"), Host("b")]) as rig:
         driver = fleet.Driver(rig, bundle)
         driver.until_step(30)
-        said = ask(rig, "All ranks beat and go on", within=60)
-        assert said.returncode == 0, said.stdout
+        wait_for(lambda: ask(rig), "All ranks beat and go on", code=0)
         rig["b"].freeze()
-        said = ask(rig, r"Ranks 2-3 on b have not been heard of for \d+ s", within=60)
-        assert said.returncode == 1
-        assert re.search(r"; rank 3 last stood at step \d+, [a-z ]+, \S+:\d+ in ", said.stdout)
-        assert re.search(r"^  ok +b \(192\.168\.7\.\d\) answers", said.stdout, re.MULTILINE)
+        said = wait_for(
+            lambda: ask(rig), r"Ranks 2-3 on b have not been heard of for \d+ s", code=1
+        )
+        assert re.search(r"; rank 3 last stood at step \d+, [a-z ]+, \S+:\d+ in ", said)
+        assert re.search(r"^  ok +b \(192\.168\.7\.\d\) answers", said, re.MULTILINE)
         driver.until(r"a +\| ddpgen rank [01]: ranks 2-3 on b have not been heard of for \d+ s")
         rig["b"].thaw()
         driver.end()

@@ -26,11 +26,7 @@ EXAMPLES = jobs.ROOT / "examples"
 
 def rendered(name: str, place: Path) -> Path:
     bundle = place / name
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpgen", "render", str(EXAMPLES / f"{name}.yaml"),
-         "--target", "local", "-o", str(bundle)],
-        cwd=jobs.ROOT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = jobs.ddpgen("render", EXAMPLES / f"{name}.yaml", "--target", "local", "-o", bundle)
     assert done.returncode == 0, done.stderr
     return bundle
 
@@ -63,17 +59,10 @@ def test_no_example_is_forgotten_here() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        pytest.param("toy", [], marks=pytest.mark.nightly),
-        # `make run`, and so the README's test, trains it in make test as well.
-        pytest.param("gpt", ["--steps=12", "--log-every=1"], marks=pytest.mark.nightly),
-        pytest.param("own_model", ["--steps=40"], marks=pytest.mark.nightly),
-    ],
-)
-def test_an_example_runs_to_its_end(name: str, arguments: list[str], tmp_path: Path) -> None:
-    job = jobs.run(rendered(name, tmp_path), *arguments, env=with_this_python())
+# What the documents have people type trains toy and gpt (tests/project/test_docs.py).
+@pytest.mark.nightly
+def test_a_model_of_ones_own_is_trained_to_its_end(tmp_path: Path) -> None:
+    job = jobs.run(rendered("own_model", tmp_path), "--steps=40", env=with_this_python())
     assert job.process.returncode == 0, job.output
     (directory,) = (tmp_path / "checkpoints").iterdir()
     losses = [row["loss"] for row in jobs.rows(directory)]

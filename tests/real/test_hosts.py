@@ -81,18 +81,26 @@ def test_a_fast_and_a_slow_machine_on_a_slow_wire(tmp_path: Path) -> None:
     assert "3 processes on 2 hosts (i9: 2, micro-batches 0-5; i5: 1, 6-7)" in driver.output
 
 
-def test_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start_goes_on(
+def test_it_is_launched_ctrl_c_stops_all_hosts_after_one_step_and_the_next_start_goes_on(
     rig: Rig, tmp_path: Path
 ) -> None:
-    bundles = fleet.both(tmp_path, fleet.spec(["desk", "laptop"], name="ctrl-c"))
-    first = fleet.Driver(rig, bundles[0])
-    first.until_step(20)
+    hosts = ["desk", "laptop"]
+    paced = {"args": {"pause": 0.1, "until": f"{rig['desk'].home}/hurry"}}
+    bundles = fleet.both(tmp_path, fleet.spec(hosts, paced, name="ctrl-c"))
+    out = tmp_path / "out"
+    first = fleet.Launched(rig, bundles[0].parent / "job.yaml", out, "--log-every=1")
+    first.until(rf"\+ bash {out}/hosts/run\.sh --log-every=1")
+    first.until_step(5)
+    told = fleet.ask(rig, out, "--status").stdout
+    assert re.search(r"(desk  |laptop)  yes  +running +running: step \d+, \d s ago", told), told
     first.process.send_signal(signal.SIGINT)
     assert first.end() == 75, first.output
-    ends = {fleet.status(rig, each, "ctrl-c") for each in ("desk", "laptop")}
+    ends = {fleet.status(rig, each, "ctrl-c") for each in hosts}
     assert len(ends) == 1
     assert ends.pop().startswith("stopped ")
     assert rig.strays(within=5) == []
+    for each in hosts:
+        rig[each].path("hurry").touch()
     again = fleet.Driver(rig, bundles[0])
     again.until("resuming at step")
     fleet.assert_done_with_the_bits_of_one_machine(rig, again, bundles)
@@ -162,39 +170,6 @@ def test_a_script_on_the_wrong_host_asks_whether_it_is_the_right_one(
         pytest.fail("not a word")
     rig["tower"].kill_all()
     process.communicate(timeout=30)
-
-
-@pytest.mark.nightly
-def test_a_second_ctrl_c_kills_and_leaves_nothing(rig: Rig, tmp_path: Path) -> None:
-    spec = fleet.spec(["desk", "laptop"], {"steps": 100_000}, name="killed")
-    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
-    driver.until_step(10)
-    driver.process.send_signal(signal.SIGINT)
-    driver.until("asking all hosts for a clean stop")
-    driver.process.send_signal(signal.SIGTERM)  # another INT at once would be the same one
-    assert driver.end() in (1, 75), driver.output  # the stop may have been quicker
-    assert rig.strays(within=5) == []
-
-
-def test_ddpgen_launch_runs_it_and_run_sh_stops_it_from_another_terminal(
-    rig: Rig, tmp_path: Path
-) -> None:
-    spec = fleet.spec(["desk", "laptop"], name="launched")
-    jobs.render(tmp_path, spec, target="hosts")
-    bundle = tmp_path / "out"
-    launched = fleet.Launched(rig, tmp_path / "job.yaml", bundle, "--steps=100000")
-    launched.until(rf"\+ bash {bundle}/hosts/run\.sh --steps=100000")
-    launched.until_step(10)
-    status = fleet.ask(rig, bundle, "--status")
-    assert re.search(
-        r"desk    yes  +running +running: step \d+, \d s ago", status.stdout
-    ) or re.search(r"laptop  yes  +running +running: step \d+, \d s ago", status.stdout), (
-        status.stdout
-    )
-    asked = fleet.ask(rig, bundle, "--stop")
-    assert asked.returncode == 0, asked.stderr
-    assert launched.end() == 75, launched.output
-    assert fleet.status(rig, "laptop", "launched").startswith("stopped ")
 
 
 @pytest.mark.nightly
@@ -314,15 +289,18 @@ def test_hosts_differ_in_users_ports_ways_in_and_numbers_of_processes(tmp_path: 
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("rig_possible")
-def test_hosts_that_share_bundle_and_checkpoints(tmp_path: Path) -> None:
+def test_hosts_that_share_bundle_and_checkpoints_are_stopped_from_another_terminal(
+    tmp_path: Path,
+) -> None:
     names = ["desk", "laptop", "tower"]
     tier = {"dir": "/shared/ddpgen"}
-    bundles = fleet.both(tmp_path, fleet.spec(names, name="shared", tier=tier))
+    bundles = fleet.both(tmp_path, fleet.spec(names, {"steps": 600}, name="shared", tier=tier))
     with Rig([Host(name, shared="/shared") for name in names]) as rig:
         rig["desk"].run(["chmod", "1777", "/shared"], user="root", check=True)
         first = fleet.Driver(rig, bundles[0])
         first.until_step(20)
-        first.process.send_signal(signal.SIGINT)
+        asked = fleet.ask(rig, bundles[0], "--stop")
+        assert asked.returncode == 0, asked.stderr
         assert first.end() == 75, first.output
         again = fleet.Driver(rig, bundles[0])
         again.until("resuming at step")

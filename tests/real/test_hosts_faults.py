@@ -181,23 +181,6 @@ def test_a_host_that_cannot_be_reached_is_named_and_nothing_starts(
     assert rig.strays(within=30) == []
 
 
-@pytest.mark.parametrize(
-    ("host", "says"),
-    [
-        ({"python": "/nowhere/python3"}, "there is no Python called /nowhere/python3"),
-        ({"address": "nobody.example"}, "nobody.example"),
-    ],
-)
-def test_a_host_that_is_set_up_wrongly_ends_all_with_its_reason(
-    rig: Rig, tmp_path: Path, host: dict[str, str], says: str
-) -> None:
-    spec = fleet.spec([{"name": "desk", **host}, "laptop", "tower"], name="wrong")
-    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
-    assert driver.end() in (1, 69), driver.output
-    assert says in driver.output
-    assert rig.strays(within=10) == []
-
-
 CRASHING = """
 import dataclasses, os
 from train.workloads import toy
@@ -221,16 +204,3 @@ def test_a_crash_of_the_users_code_is_told_by_every_status(rig: Rig, tmp_path: P
     assert fleet.status(rig, "laptop", "crash") == f"failed 0 {cause}"
     assert fleet.status(rig, "desk", "crash").startswith("failed 0 rank 0 in step 1: lost a peer: ")
     assert f"laptop: crashed: {cause}" in driver.output
-
-
-@pytest.mark.nightly
-def test_a_fault_in_the_users_code_is_told_once_with_its_host(rig: Rig, tmp_path: Path) -> None:
-    spec = fleet.spec(PAIR, {"args": {"witdh": 3}}, name="typo")
-    # Past the generator's own check, as a workload of the user's would be.
-    spec["train"] |= {"workload": "mine.py:build", "args": {"dept": 3}}
-    code = {"mine.py": "def build(context, *, depth=1):\n    raise SystemExit\n"}
-    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, code, target="hosts"))
-    assert driver.end() == 1, driver.output
-    assert "train.args.dept: workload 'mine.py:build' has no such argument" in driver.output
-    for name in PAIR:
-        assert fleet.status(rig, name, "typo").startswith("failed 0 ")

@@ -51,15 +51,10 @@ def mnist(place: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("workload", [pytest.param("gpt", marks=pytest.mark.nightly), "mnist"])
-def test_two_kinds_of_host_end_in_the_same_weights_only_with_portable(
-    workload: str, tmp_path: Path
-) -> None:
+def test_two_kinds_of_host_end_in_the_same_weights(workload: str, tmp_path: Path) -> None:
     flags = TRAIN if workload == "gpt" else mnist(tmp_path / "images")
     portable = trained(tmp_path / "a", *flags, PORTABLE)
     jobs.assert_same_bits(trained(tmp_path / "b", *flags, PORTABLE, **OLDER), portable)
-    default = trained(tmp_path / "c", *flags)
-    older = trained(tmp_path / "d", *flags, **OLDER)
-    assert any(not torch.equal(default[name], older[name]) for name in default)
 
 
 @pytest.mark.nightly

@@ -1,6 +1,6 @@
 """Before torch starts: hosts that do not come, do not stay, or are not who they should be, named on all.
 
-Every fault is done to the hosts for real, in the night once with each launcher; see test_preflight.
+Every fault is done to the hosts for real; see test_preflight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from tests.real.preflight import (
     WITHIN_S,
     Launch,
     Stage,
-    edited,
     in_time,
 )
 
@@ -93,20 +92,6 @@ def test_a_host_that_stops_in_the_middle(stage: Stage) -> None:
     first.ends()
 
 
-def test_a_head_that_stops_in_the_middle(stage: Stage) -> None:
-    job = stage.job()
-    head = job.start("desk")
-    launch = job.start("laptop")
-    launch.waits_for("tower", on=["laptop"])
-    stage.rig["desk"].freeze()
-    launch.began = time.monotonic()
-    launch.ends()
-    launch.names("HOST002", "desk")
-    stage.rig["desk"].thaw()
-    stage.rig["desk"].kill_all()
-    head["desk"].end()
-
-
 def test_a_script_that_is_ended_before_the_verdict(stage: Stage) -> None:
     job = stage.job()
     launch = job.start("laptop", "desk")
@@ -139,15 +124,6 @@ def test_hosts_that_disagree_on_who_takes_part(stage: Stage) -> None:
     launch = job.start("desk", "laptop", arguments={"laptop": ["--hosts=desk,laptop"]})
     stage.ends(launch)
     launch.names("RANK003", "laptop", "2", "3")
-
-
-def test_a_list_of_hosts_that_was_changed_on_one_host(stage: Stage) -> None:
-    job = stage.job()
-    more = '"hosts": [{"name": "attic", "address": "192.168.7.9", "procs": 1},'
-    edited(job.at("tower", "hosts/hosts.json"), lambda text: text.replace('"hosts": [', more))
-    launch = job.start(arguments={"tower": ["--head=desk"]})
-    stage.ends(launch)
-    launch.names("RANK003", "tower", "3", "4")
 
 
 def test_a_host_of_another_job_is_told_and_does_no_harm(stage: Stage) -> None:

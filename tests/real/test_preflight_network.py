@@ -1,6 +1,6 @@
 """Before torch starts: ports, firewalls and links, named on every host's terminal.
 
-Every fault is done to the hosts for real, in the night once with each launcher; see test_preflight.
+Every fault is done to the hosts for real; see test_preflight.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ with socket.create_server(("", int(sys.argv[1]))) as server:
 """
 
 
-def listen(machine: Machine, user: str = "trainer", **env: str) -> None:
+def listen(machine: Machine, **env: str) -> None:
     server = machine.popen(
-        [sys.executable, "-c", LISTENER, str(PORT)], user=user, env=env, stdout=subprocess.PIPE
+        [sys.executable, "-c", LISTENER, str(PORT)], env=env, stdout=subprocess.PIPE
     )
     assert server.stdout is not None
     assert server.stdout.readline() == b"listening\n"
@@ -53,14 +53,6 @@ def test_a_port_that_is_taken_by_another_program(stage: Stage) -> None:
     launch.ends()
     launch.names("PORT001", "desk", str(PORT), "process", "create_server")
     launch.names_only("PORT001")
-
-
-@pytest.mark.nightly
-def test_a_port_that_is_taken_by_another_users_program(stage: Stage) -> None:
-    listen(stage.rig["desk"], user="root")
-    launch = stage.launch()
-    launch.ends()
-    launch.names("PORT001", "desk", str(PORT), "ss -ltnp")
 
 
 def test_a_port_that_an_earlier_run_still_holds(stage: Stage) -> None:
@@ -138,15 +130,6 @@ def test_ephemeral_ports_that_are_closed(stage: Stage) -> None:
     assert {one.code for one in shown} == {"PORT005"}, launch.output
     for one in shown:
         launch.names("PORT005", one.host, "ephemeral")
-
-
-@pytest.mark.nightly
-def test_ephemeral_ports_that_are_closed_on_one_host(stage: Stage) -> None:
-    closed_but_for(stage.rig["laptop"], PORT)
-    launch = stage.launch()
-    stage.ends(launch)
-    launch.names("PORT005", "laptop", "ephemeral")
-    launch.names_only("PORT005")
 
 
 def test_no_route_to_the_head(stage: Stage) -> None:

@@ -8,13 +8,11 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.real import fleet, jobs
 from tests.real.rig import Host, Rig
@@ -33,7 +31,8 @@ def test_a_stop_leaves_the_figures_so_far(
     tmp_path: Path, send: Callable[[int, int], None], number: int
 ) -> None:
     spec = jobs.spec(TOY, procs_per_node=2, rendezvous={"launcher": "env"})
-    running = begin(tmp_path, spec, "local", stderr=subprocess.STDOUT)
+    words = ("probe", "--target", "local")
+    running = jobs.begin(tmp_path, spec, *words, stderr=subprocess.STDOUT)
     assert running.stdout is not None
     assert any("all-reduce" in line for line in running.stdout), "it has ended"
     send(running.pid, number)
@@ -87,23 +86,12 @@ def measured_by_iperf3(rig: Rig) -> float:
 
 def probe(rig: Rig, place: Path, spec: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """What `ddpgen probe` prints, and the figures that it copies."""
-    running = begin(place, {**spec, "code": None, "train": TOY}, "hosts", **fleet.way_in(rig))
+    spec = {**spec, "code": None, "train": TOY}
+    running = jobs.begin(place, spec, "probe", "--target", "hosts", **fleet.way_in(rig))
     out, err = running.communicate(timeout=240)
     assert running.returncode == 0, out + err
     found: dict[str, Any] = json.loads((place / "f.json").read_text())
     return out, found
-
-
-def begin(
-    place: Path, spec: dict[str, Any], target: str, stderr: int = subprocess.PIPE, **env: str
-) -> subprocess.Popen[str]:
-    """`ddpgen probe` in a terminal's process group of its own."""
-    (place / "job.yaml").write_text(yaml.safe_dump(spec))
-    return subprocess.Popen(
-        [sys.executable, "-m", "ddpgen", "probe", "job.yaml", "--target", target, "--json", "f.json"],
-        env={**os.environ, "PYTHONPATH": str(jobs.ROOT), **env}, cwd=place, process_group=0,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True,
-    )  # fmt: skip
 
 
 TOY = {"workload": "toy", "steps": 10, "global_batch_size": 8, "micro_batch_size": 1}

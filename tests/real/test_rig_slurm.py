@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.real.rig import RigError
-from tests.real.rig.slurm import Slurm, SlurmError
+from tests.real.rig.slurm import Slurm
 from tests.real.rig.tools import wait
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(120)]
@@ -39,33 +39,10 @@ def test_a_job_runs_on_nodes_with_names_and_gpus_of_their_own_and_is_accounted_f
     wait(lambda: cluster.run(sacct).stdout == "COMPLETED\n", PATIENCE_S, AssertionError)
 
 
-def test_how_a_job_failed_is_told_and_what_sbatch_refuses_too(cluster: Slurm) -> None:
-    job = cluster.sbatch("--wrap", "exit 3")
-    assert cluster.ended(job) == ("FAILED", "3:0")
-    with pytest.raises(SlurmError, match="invalid partition"):
-        cluster.sbatch("--partition=nowhere", "--wrap", "true")
-    with pytest.raises(SlurmError, match=f"job {job} is still"):
-        cluster.until(job, "RUNNING", timeout=0)
-
-
 def test_a_process_whose_parent_has_died_does_not_outlive_its_job(cluster: Slurm) -> None:
     job = cluster.sbatch("--nodes=2", "--wrap", "srun bash -c '(setsid sleep 300 &)'")
     assert cluster.ended(job, timeout=PATIENCE_S)[0] == "COMPLETED"
     assert cluster.rig.strays(within=3) == []
-
-
-def test_a_job_goes_on_without_slurmd_and_is_over_when_that_is_back(cluster: Slurm) -> None:
-    job = cluster.sbatch("--wrap", "echo begun; until [ -e /shared/go ]; do sleep 0.1; done")
-    cluster.wait_log(job, "begun")
-    node = cluster.node(cluster.show(job)["BatchHost"])
-    cluster.kill_slurmd(node)
-    assert cluster.show(job)["JobState"] == "RUNNING"
-    (cluster.rig.shared / "go").touch()
-    wait(lambda: not cluster.rig.strays(within=0), PATIENCE_S, AssertionError)
-    assert cluster.show(job)["JobState"] == "COMPLETING"
-    cluster.start_slurmd(node)
-    assert cluster.ended(job) == ("COMPLETED", "0:0")
-    cluster.is_ready()
 
 
 def test_a_cluster_that_cannot_come_up_says_what_its_daemons_say(rig_possible: None) -> None:

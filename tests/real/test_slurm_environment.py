@@ -147,11 +147,6 @@ def test_a_lock_is_installed_once_where_the_nodes_share_their_home(cluster: Slur
     [
         ("nothing", {}, "node1: there is no Python called python-here (PATH="),
         (
-            "lost",
-            {"environment": {"venv": "/nowhere"}},
-            "slurm.activate.sh . /nowhere/bin/activate",
-        ),
-        (
             "unknown",
             {"environment": {"modules": ["nowhere/1"], "venv": "/shared/venv"}},
             "the environment failed: 1 slurm.activate.sh line 3: ",
@@ -160,12 +155,6 @@ def test_a_lock_is_installed_once_where_the_nodes_share_their_home(cluster: Slur
             "empty",
             {"environment": {"container": "/shared/image.sif"}},
             "there is no apptainer on node1",
-        ),
-        (
-            "set-up",
-            {"environment": {"venv": "/shared/venv"}, "setup": ["true", "cat /no/such/file"]},
-            # Of the batch script: srun may drop what the node has said.
-            "ended this start (exit code 69): setup of the spec failed; its output is above",
         ),
     ],
 )

@@ -66,12 +66,12 @@ def test_twenty_jobs_at_once_on_one_node_have_twenty_ports(cluster: Slurm) -> No
     assert len({port for (port,) in ports}) == AT_ONCE
 
 
-def test_a_second_job_for_the_same_directory_is_refused_with_the_number_of_the_first(
-    cluster: Slurm, alone: Path
+def test_a_second_job_for_the_same_directory_is_refused_and_the_first_stays_away_when_cancelled(
+    cluster: Slurm,
 ) -> None:
     # In places that a shell would take apart.
     name = 'it\'s $(touch pwned) "two" & more'
-    wanted = batch.spec("twice", 0.2)
+    wanted = batch.spec("twice", 0.2, starts=2)
     wanted["checkpoint"]["dir"] = "che'ck $HOME\tpoints;"
     first = Batch(cluster, wanted, place=name)
     first.until_step(batch.EVERY + 1)
@@ -86,7 +86,13 @@ def test_a_second_job_for_the_same_directory_is_refused_with_the_number_of_the_f
     assert cluster.ended(third) == ("FAILED", "69:0")
     assert f"belongs to Slurm job {first.id}, which is PENDING" in cluster.log(third)
     cluster.run(["scontrol", "release", first.id], check=True)
-    assert_done_with_the_bits_of_one_machine(first, alone, starts=2)
+    first.until_start(1)
+    cluster.run(["scancel", first.id], check=True)
+    assert cluster.ended(first.id)[0] == "CANCELLED"
+    said = cluster.wait_log(first.id, "cancelled, so it stays out of the queue")
+    assert re.search(r"stopped at step \d+; cancelled, so it stays", said), said
+    assert (first.directory / "status").read_text().startswith("stopped ")
+    assert first.left() == []
     assert not list(cluster.rig.shared.glob("**/pwned"))
 
 
@@ -257,16 +263,6 @@ def test_a_script_that_knows_nothing_of_slurm_is_requeued_and_goes_on(
         for place in (job.directory, tmp_path / "checkpoints" / "nanogpt")
     ]
     jobs.assert_same_bits(*found)
-
-
-def test_a_cancelled_job_stops_cleanly_and_stays_away(cluster: Slurm) -> None:
-    job = Batch(cluster, batch.spec("cancelled", PAUSE))
-    job.until_step(3)
-    cluster.run(["scancel", job.id], check=True)
-    assert cluster.ended(job.id)[0] == "CANCELLED"
-    cluster.wait_log(job.id, "cancelled, so it stays out of the queue")
-    assert "stopped at step" in job.log
-    assert (job.directory / "status").read_text().startswith("stopped ")
 
 
 def test_a_time_limit_with_a_warning(warned: Batch, alone: Path) -> None:

@@ -49,12 +49,8 @@ def main() -> None:
 
 
 def load(path: str, cwd: str, secrets: dict[str, str]) -> dict[str, Any]:
-    """What SkyPilot understands of a file, or the words with which it refuses it, and when.
-
-    `when` is "launch" for what no command takes, "jobs launch" for what only recovery refuses.
-    """
+    """What SkyPilot understands of a file, or the words with which it refuses it."""
     os.chdir(cwd)
-    when = "launch"
     warned = _Warned()
     try:
         dag = dag_utils.load_chain_dag_from_yaml(path, secret_overrides=list(secrets.items()))
@@ -65,12 +61,11 @@ def load(path: str, cwd: str, secrets: dict[str, str]) -> dict[str, Any]:
         task.expand_and_validate_workdir()
         task.validate_name()
         summary = described(task)
-        when = "jobs launch"
         dag.validate()
         dag_utils.fill_default_config_in_dag_for_job_launch(dag)
         summary["recovery"] = recovery(task)
     except (ValueError, AssertionError, NotSupportedError, YAMLError) as refusal:
-        return {"refused": words(refusal), "when": when}
+        return {"refused": words(refusal)}
     finally:
         warned.stop()
     return {"task": summary, "warnings": warned.lines}

@@ -24,38 +24,13 @@ from tests.sky.skypilot import SkyPilot
 BUCKET = "/checkpoints"
 WORKDIR = "sky_workdir"
 STEPS, EVERY = 40, 5
-# The toy, with room between its steps when it is asked for: time for something to happen, and no work for
-# the processor.
-PACED = """\
-import dataclasses
-import os
-import time
-
-from train.workloads import toy
-
-
-def build(context, *, dies_after: int = 0):
-    made = toy.build(context, hidden=32)
-    pause = float(os.environ.get("PAUSE", "0"))
-    seen = 0
-
-    def loss(model, batch):
-        nonlocal seen
-        seen += 1
-        if dies_after and seen > dies_after:
-            raise RuntimeError("the program's own fault")
-        time.sleep(pause)
-        return made.loss(model, batch)
-
-    return dataclasses.replace(made, loss=loss)
-"""
 
 
 def spec(name: str, **job: Any) -> dict[str, Any]:
     """A job of two machines; `tier` holds what belongs below targets.sky."""
     tier = {"bucket": "s3://my-checkpoints", **job.pop("tier", {})}
     train = {
-        "workload": "paced.py:build",
+        "workload": jobs.PACED,
         "steps": STEPS,
         "global_batch_size": 8,
         "micro_batch_size": 2,
@@ -107,7 +82,7 @@ class Task:
         code: dict[str, str] | None = None,
     ) -> None:
         self.name: str = wanted["name"]
-        self.bundle = jobs.render(place, wanted, code or {"paced.py": PACED}, target="sky")
+        self.bundle = jobs.render(place, wanted, code, target="sky")
         self.read = skypilot.load(self.bundle / "sky.yaml")
         self.id = f"sky-managed-2026-11-21-21-51-28-123456_{self.name}_7-0"
         self._skypilot, self._rig = skypilot, rig

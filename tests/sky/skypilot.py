@@ -20,11 +20,7 @@ HELPER = Path(__file__).with_name("helper.py")
 
 
 class RefusedError(Exception):
-    """SkyPilot's words for why it does not take a file. `when`: which command says so."""
-
-    def __init__(self, said: str, when: str) -> None:
-        super().__init__(said)
-        self.when = when
+    """SkyPilot's words for why it does not take a file."""
 
 
 class SkyPilot:
@@ -42,18 +38,16 @@ class SkyPilot:
         )
         self.version = self._answer()["version"]
 
-    def load(
-        self, path: Path, cwd: Path | None = None, secrets: dict[str, str] | None = None
-    ) -> dict[str, Any]:
+    def load(self, path: Path, secrets: dict[str, str] | None = None) -> dict[str, Any]:
         """What it understands of the file, read from inside its own directory.
 
         Raises:
             RefusedError: it does not take the file.
         """
-        where = str(cwd or path.parent)
+        where = str(path.parent)
         answer = self._ask("load", path=str(path), cwd=where, secrets=secrets or {})
         if "refused" in answer:
-            raise RefusedError(answer["refused"], answer["when"])
+            raise RefusedError(answer["refused"])
         return {**answer["task"], "warnings": answer["warnings"]}
 
     def script(self, text: str, variables: dict[str, str], kind: str) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import wheels
 from tests.sky import files
 from tests.sky.skypilot import SkyPilot
 
@@ -51,9 +50,8 @@ class Setup:
 
     def __init__(self, skypilot: SkyPilot, place: Path, **tier: Any) -> None:
         self.home = place / "home"
-        wheel = self.home / "demo-1-py3-none-any.whl"
-        wheel.parent.mkdir()
-        make_wheel(wheel)
+        self.home.mkdir()
+        wheel = wheels.wheel(self.home, "demo", {"demo.py": ""}, version="1")
         tier = {"requirements": [f"demo@file://{wheel}"], **tier}
         bundle = self.home / "sky_workdir"
         bundle.mkdir()
@@ -86,18 +84,6 @@ def bash(script: Path, home: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def make_wheel(path: Path) -> None:
-    about = "demo-1.dist-info"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("demo.py", "")
-        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: demo\nVersion: 1\n")
-        wheel.writestr(
-            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        listed = ("demo.py", f"{about}/METADATA", f"{about}/WHEEL", f"{about}/RECORD")
-        wheel.writestr(f"{about}/RECORD", "".join(f"{name},,\n" for name in listed))
-
-
 def test_setup_installs_once_and_says_what_is_there(skypilot: SkyPilot, tmp_path: Path) -> None:
     setup = Setup(skypilot, tmp_path, setup=["echo setting up"])
     first = setup.run()
@@ -111,36 +97,6 @@ def test_setup_installs_once_and_says_what_is_there(skypilot: SkyPilot, tmp_path
     for done in (first, again):
         assert "setting up" in done.stdout
         assert f"ddpgen: in {setup.environment}: demo @ file://" in done.stdout
-
-
-@pytest.mark.nightly
-def test_a_setup_that_was_killed_is_done_over(skypilot: SkyPilot, tmp_path: Path) -> None:
-    setup = Setup(skypilot, tmp_path)
-    assert setup.run().returncode == 0
-    environment = setup.environment
-    (environment / "installed.txt").unlink()  # written last
-    shutil.rmtree(environment / "bin")
-    done = setup.run()
-    assert done.returncode == 0, done.stdout
-    assert setup.imports() == "demo"
-
-
-@pytest.mark.nightly
-def test_machines_that_share_a_home_install_one_after_the_other(
-    skypilot: SkyPilot, tmp_path: Path
-) -> None:
-    setup = Setup(skypilot, tmp_path)
-    running = [
-        subprocess.Popen(
-            ["/bin/bash", "-i", str(setup.script)],
-            env={"HOME": str(setup.home), "PATH": os.environ["PATH"], "PIP_NO_INDEX": "1"},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for _ in range(3)
-    ]  # fmt: skip
-    said = [each.communicate(timeout=200)[0] for each in running]
-    assert [each.returncode for each in running] == [0, 0, 0], said
-    assert setup.imports() == "demo"
 
 
 @pytest.mark.nightly

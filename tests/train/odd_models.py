@@ -254,7 +254,6 @@ def table_that_grows(context: Any) -> Workload:
 
 def metric(context: Any, kind: str) -> Workload:
     values = {
-        "reserved": {"step": torch.tensor(1.0)},
         "vector": {"accuracy": torch.ones(2)},
         "word": {"accuracy": "good"},
     }

@@ -35,6 +35,7 @@ ENVIRONMENT: dict[str, Any] = {
     "torch": "2.13.0",
     "cpu_capability": "AVX512",
     "python": "3.11.2",
+    "threads": 1,
     "library_flags": {},
     "distributions": {"numpy": "2.2.6", "torch": "2.13.0"},
 }
@@ -64,11 +65,12 @@ def test_the_likeliest_cause_is_in_the_first_line_and_the_rest_in_a_table() -> N
         environment__python="3.12.1",
         environment__library_flags={"ATEN_CPU_CAPABILITY": "default"},
         environment__cpu_capability="DEFAULT",
+        environment__threads=2,
         environment__distributions={"numpy": "2.3.0", "torch": "2.13.0"},
         files={"code/model.py": b"x = 1\ny = 3\n"},
     )
     assert said(now) == [
-        "the runs part at step 37: seed: 1 -> 2 (and 5 more, below)",
+        "the runs part at step 37: seed: 1 -> 2 (and 6 more, below)",
         "",
         "bits          what                 A                    B",
         "changes bits  seed                 1                    2",
@@ -77,6 +79,7 @@ def test_the_likeliest_cause_is_in_the_first_line_and_the_rest_in_a_table() -> N
         "changes bits  model.py:2           y = 2                y = 3",
         "changes bits  ATEN_CPU_CAPABILITY  -                    default",
         "changes bits  cpu_capability       AVX512               DEFAULT",
+        "changes bits  threads              1                    2",
         "may           numpy                2.2.6                2.3.0",
         "may           python               3.11.2               3.12.1",
         "does not      world_size           2                    3",
@@ -118,6 +121,13 @@ def test_without_a_known_cause_the_verdict_says_so() -> None:
     assert said(dependency)[0] == (
         "the runs part at step 37: numpy: 2.2.6 -> 2.3.0, which may change bits"
     )
+
+
+def test_the_version_of_what_the_code_imports_is_a_cause() -> None:
+    files = {"code/model.py": b"import numpy\n"}
+    now = origin(environment__distributions={"numpy": "2.3.0", "torch": "2.13.0"}, files=files)
+    found = environment_differences(origin(files=files), now)
+    assert verdict("they part", found)[0] == "they part: numpy: 2.2.6 -> 2.3.0"
 
 
 def test_losses_are_compared_by_their_bits() -> None:

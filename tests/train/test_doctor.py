@@ -22,7 +22,7 @@ from train.health import doctor, heartbeats, network, view
 from train.health.diagnosis import examine
 from train.health.heartbeats import Beat, Heard, HostView
 from train.layout import MARKER, step_directory
-from train.status import Status, read_status, write_status
+from train.status import Status, write_status
 
 NO_PROCESS = 2**22 + 1
 RUNNING = Status("running", "abc", 100)
@@ -248,16 +248,6 @@ def test_a_directory_that_is_closed_is_named(
     code, said = ask()
     assert code == 1
     assert "cannot be read: nodes: Permission denied" in said
-
-
-@pytest.mark.parametrize("step", ["\u00b2", "\u0663", "9" * 5000, "-1"])
-def test_a_status_with_a_step_that_is_none_is_no_status(tmp_path: Path, step: str) -> None:
-    (tmp_path / "status").write_text(f"running abc {step}\n", "utf-8")
-    assert read_status(tmp_path) is None
-    write_status(tmp_path, Status("failed", "abc", 7, "x" * (2 << 20)))
-    status = read_status(tmp_path)
-    assert status is not None
-    assert status.step == 7
 
 
 @pytest.mark.parametrize("known", [1, 20_000])

@@ -57,7 +57,6 @@ TO_AN_OPEN_FILE = ('"ckpt.pt")\nprint', 'open("ckpt.pt", "wb"))\nprint')
 @pytest.mark.parametrize(
     ("change", "options", "begins"),
     [
-        (("", ""), (), None),
         (("", ""), GO_ON, 10),
         pytest.param(TO_AN_OPEN_FILE, (), None, marks=pytest.mark.nightly),
         pytest.param(BY_ITSELF, (), 10, marks=pytest.mark.nightly),
@@ -84,8 +83,13 @@ def test_a_restart_goes_on_from_what_was_saved_or_is_refused(
 
 def test_a_refusal_names_the_crash_before_it(job: Job) -> None:
     assert job.run(LOOP + "raise ValueError('mine')\n", (), "--steps=10")[0] == 1
-    assert job.run(LOOP, (), "--steps=10")[0] == 1
+    kept = (job.work / "ckpt.pt").read_bytes()
+    code, said = job.run(LOOP, (), "--steps=12")
+    assert (code, job.status.word) == (1, "failed")
+    assert "ddpgen: the script begins anew, and an earlier start has saved" in said
+    assert "train.resume" in said
     assert "after this crash: rank 0: ValueError: mine (loop.py:" in job.status.reason
+    assert (job.work / "ckpt.pt").read_bytes() == kept
 
 
 def test_a_save_that_fails_or_is_killed_leaves_the_one_before(job: Job) -> None:

@@ -128,7 +128,6 @@ def test_batch_norm_in_odd_places_gives_the_same_bits_and_resumes(
         ("sparse", (), "(EmbeddingBag) has sparse gradients"),
         ("unused", ("--arg=after=0",), "extra got no gradient in step 1"),
         ("unused", ("--arg=after=71",), "extra got no gradient in step 6"),
-        ("metric", ('--arg=kind="reserved"',), "metric 'step': metrics.jsonl uses kind, step"),
         ("metric", ('--arg=kind="vector"',), "metric 'accuracy' has the shape (2,)"),
         ("metric", ('--arg=kind="word"',), "metric 'accuracy' is a str, not a scalar"),
     ],

@@ -55,7 +55,7 @@ def reduced_by(
 @pytest.mark.parametrize(
     "shares", [[8], [4, 4], [5, 3], [7, 1], [3, 3, 2], [2, 2, 2, 2], [1] * 8, [1, 2, 3], [3, 4]]
 )
-@pytest.mark.parametrize("size", [1, 5, 24, 1001])
+@pytest.mark.parametrize("size", [1, 1001])
 def test_any_shares_give_the_bits_of_one_process(shares: list[int], size: int) -> None:
     expected = tree_sum(leaves(sum(shares), size))
     for got in reduced_by(shares, size):

@@ -1,22 +1,17 @@
 """The built-in workloads end in the same weights on 1, 2, 3 and 4 processes, stopped halfway or not.
 
-The same with torchrun and the launch script: tests/real/test_same_bits.py.
+Batch norm and convolutions: test_odd_models.py.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sklearn.datasets import load_digits
 
 from tests.real import jobs
 from tests.train.workers import Run, run
-from tests.train.workloads.http_files import serving
-from tests.train.workloads.idx_files import image_set
 
 PROCESSES = (1, 2, 3, 4)
 GPT = (
@@ -58,26 +53,6 @@ def test_uneven_shares_and_worker_processes_for_the_data_change_nothing(tmp_path
     even = trained(tmp_path / "even", "gpt", 1, *flags)
     uneven = trained(tmp_path / "uneven", "gpt", 2, *flags, "--shares=8,1", "--data-workers=2")
     assert_all_equal([even, uneven])
-
-
-def test_mnist_with_batch_norm_downloaded_from_a_server(tmp_path: Path) -> None:
-    digits = load_digits()
-    images = (digits.images * 15).astype("uint8")
-    with serving(image_set(images, digits.target, held_out=197)) as site:
-        sha256 = {name: hashlib.sha256(data).hexdigest() for name, data in site.files.items()}
-        flags = (
-            "--epochs=0.5", "--global-batch-size=72", "--micro-batch-size=12", "--eval-every=5",
-            f"--arg=url={json.dumps(site.url)}", f"--arg=sha256={json.dumps(sha256)}",
-            f"--arg=data_dir={json.dumps(str(tmp_path / 'data'))}",
-            "--arg=batch_norm=true", "--arg=dropout=0.1",
-        )  # fmt: skip
-        runs = [trained(tmp_path / str(n), "mnist", n, *flags) for n in PROCESSES]
-        # Four files, fetched once each: by the first run, by one of its processes.
-        assert len(site.requests) == 4
-    assert_all_equal(runs)
-    means = [t for name, t in runs[0].tensors().items() if name.endswith("running_mean")]
-    assert means
-    assert all(t.abs().sum() > 0 for t in means)
 
 
 @pytest.mark.parametrize("reduction", ["tree", "allreduce"])

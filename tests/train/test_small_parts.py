@@ -1,11 +1,10 @@
-"""Configuration, status, metrics, progress, stop requests, schedules and workloads by name."""
+"""Configuration, status, metrics, progress, schedules and workloads by name."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +24,6 @@ from train.parallel import gradients
 from train.parallel.process_group import Place
 from train.startup import check_world_size
 from train.status import Status, read_status, write_status
-from train.stop import StopRequest
 from train.timing import StepClock
 from train.workload import Context, Workload, load_workload
 
@@ -117,11 +115,18 @@ def test_status_is_one_line_that_a_shell_can_read(tmp_path: Path) -> None:
     assert (tmp_path / "status").read_text() == "failed abc123 40 no space left\n"
     assert read_status(tmp_path) == Status("failed", "abc123", 40, "no space left")
     assert os.listdir(tmp_path) == ["status"]
+    write_status(tmp_path, Status("failed", "abc", 7, "x" * (2 << 20)))
+    status = read_status(tmp_path)
+    assert status is not None
+    assert status.step == 7
 
 
-@pytest.mark.parametrize("text", ["", "running", "what abc 3", "done abc x"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "running", "what abc 3", "done abc x", "done a \u00b2", "done a \u0663", f"done a {'9' * 5000}", "done a -1"],
+)  # fmt: skip
 def test_a_status_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "status").write_text(text)
+    (tmp_path / "status").write_text(text, "utf-8")
     assert read_status(tmp_path) is None
 
 
@@ -218,32 +223,6 @@ def test_a_launch_script_says_how_it_is_started(monkeypatch: pytest.MonkeyPatch)
 
 def test_clock() -> None:
     assert [clock(s) for s in (0, 59.6, 3599, 3723)] == ["0:00", "1:00", "59:59", "1:02:03"]
-
-
-@pytest.fixture
-def handlers() -> Any:
-    kept = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    yield
-    for signum, handler in kept.items():
-        signal.signal(signum, handler)
-
-
-def test_a_stop_file_or_a_repeated_sigterm_is_a_request(tmp_path: Path, handlers: Any) -> None:
-    by_signal = StopRequest(tmp_path / "stop")
-    assert not by_signal.by_signal
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert by_signal.by_signal
-    assert by_signal.by_signal
-    assert not by_signal.by_file
-    others = set(threading.enumerate())
-    by_file = StopRequest(tmp_path / "stop")
-    assert not by_file.by_file
-    # It ends as soon as it has seen the file.
-    (watcher,) = (t for t in set(threading.enumerate()) - others if t.name == "stop")
-    (tmp_path / "stop").touch()
-    watcher.join(10)
-    assert by_file.by_file
 
 
 @pytest.mark.parametrize(

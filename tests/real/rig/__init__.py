@@ -23,7 +23,7 @@ are where they are outside, for both users.
     Host(name, nic="eth0", address=None,
          networks={"lan": ("enp5s0", None), "vpn": ("tailscale0", "100.64.0.9")},  # instead of nic
          resolves={"laptop": "127.0.1.1", "desk": None},  # names in its /etc/hosts; None: unknown
-         port=22, jump=None, small_disk={"/data": 32}, shared="/shared", decoy=True,
+         port=22, jump=None, small_disk={"/data": 32}, shared="/shared",
          files={"/etc/x": ("text", 0o644)}, services=[("munged",)])  # run at each boot, as root, in order
     Rig(hosts, subnets={"lan": "192.168.7.0/24"}, control=("lan",))
 
@@ -37,8 +37,8 @@ are where they are outside, for both users.
 
     .power_off()  .boot()            silent at once, then dead; the disk is kept, /tmp is not
     .unplug()     .plug()            the cable; unplug("vpn") for one network
-    .drop(29500)  .reject(29500)     firewall; ports=range(1, 100), direction="in" | "out" | "both",
-    .clear_firewall()                "in" (default): connections made to this host; no port: everything
+    .drop(29500)  .reject(29500)     firewall; drop(1, 99): all of these ports; direction="in" | "out" | "both",
+    .clear_firewall()                "in" (default): connections made to this host
     .rate(10)     .rate(None)        Mbit/s, both ways; direction="in" or "out": one of them
     .delay(20)    .delay(0)          ms each way
     .black_hole(1300)                longer packets vanish, without a word; black_hole(None) ends it

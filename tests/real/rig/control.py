@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tests.real.rig.faults import Wired
@@ -27,19 +27,10 @@ class Control(Wired):
         """Words to put before a command line, so that it runs here."""
         return [where("nsenter"), f"--net=/proc/{self.pid}/ns/net", "--"]
 
-    def run(
-        self,
-        argv: Words,
-        *,
-        timeout: float = 60,
-        stdin: str | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: Any = None,
-        check: bool = False,
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, argv: Words, *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.enter, *argv], timeout=timeout, input=stdin, env=env, cwd=cwd, check=check,
-            stdin=subprocess.DEVNULL if stdin is None else None, capture_output=True, text=True,
+            [*self.enter, *argv], timeout=timeout, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True,
         )  # fmt: skip
 
     def connect(self, address: str, port: int, timeout_s: float = 10.0) -> socket.socket:

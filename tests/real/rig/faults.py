@@ -14,6 +14,8 @@ from tests.real.rig.switch import Switch
 from tests.real.rig.tools import call, where
 
 Direction = Literal["in", "out", "both"]
+# The loopback stays.
+COME, GO = ("INPUT", "!", "-i", "lo", "-p", "tcp"), ("OUTPUT", "!", "-o", "lo", "-p", "tcp")
 
 
 class Wired:
@@ -54,19 +56,18 @@ class Wired:
         for link in self._on(network):
             self._switch.mend(link)
 
-    def drop(
-        self, port: int | None = None, *, ports: range | None = None, direction: Direction = "in"
-    ) -> None:
-        """Firewall: such packets vanish, without a word. Connections that are open go silent too."""
-        for rule in rules(port, ports, direction, both_ways=True):
+    def drop(self, port: int, last: int | None = None, *, direction: Direction = "in") -> None:
+        """Firewall: packets of this port, or of all up to `last`, vanish, without a word. Connections that
+        are open go silent too."""
+        span = f"{port}:{last or port}"
+        for rule in rules(span, direction):
             self._iptables("-A", *rule, "-j", "DROP")
 
-    def reject(
-        self, port: int | None = None, *, ports: range | None = None, direction: Direction = "in"
-    ) -> None:
+    def reject(self, port: int) -> None:
         """Firewall: who tries is told, as if nobody listened."""
-        for rule in rules(port, ports, direction, both_ways=False):
-            self._iptables("-A", *rule, "-j", "REJECT", "--reject-with", "tcp-reset")
+        self._iptables(
+            "-A", *COME, "--dport", str(port), "-j", "REJECT", "--reject-with", "tcp-reset"
+        )
 
     def clear_firewall(self) -> None:
         self._iptables("-F")
@@ -109,21 +110,12 @@ class Wired:
         call([*entered, where("iptables"), "-w", *words])
 
 
-def rules(
-    port: int | None, ports: range | None, direction: Direction, *, both_ways: bool
-) -> list[tuple[str, ...]]:
-    """The matches of iptables for connections to ("in") or from ("out") here. The loopback stays."""
-    if port is not None:
-        ports = range(port, port + 1)
-    span = None if ports is None else f"{ports[0]}:{ports[-1]}"
-    come, go = ("INPUT", "!", "-i", "lo", "-p", "tcp"), ("OUTPUT", "!", "-o", "lo", "-p", "tcp")
-    if span is None:
-        chains = {"in": [come], "out": [go], "both": [come, go]}[direction]
-        return [chain if not both_ways else chain[:-2] for chain in chains]
+def rules(span: str, direction: Direction) -> list[tuple[str, ...]]:
+    """The matches of iptables for connections to ("in") or from ("out") here, and for the answers."""
     requests, answers = ("--dport", span), ("--sport", span)
     made: list[tuple[str, ...]] = []
     if direction in ("in", "both"):
-        made += [(*come, *requests), (*go, *answers)][: 1 + both_ways]
+        made += [(*COME, *requests), (*GO, *answers)]
     if direction in ("out", "both"):
-        made += [(*go, *requests), (*come, *answers)][: 1 + both_ways]
+        made += [(*GO, *requests), (*COME, *answers)]
     return made

@@ -45,7 +45,6 @@ class Machine(Wired):
         super().__init__(host.name, links, switch)
         self._keeper = keeper
         self._plan = plan
-        self._decoy = host.decoy
         self._reports: Reports | None = None
 
     # Power
@@ -57,7 +56,7 @@ class Machine(Wired):
     def boot(self) -> None:
         """Start it (again): the disk as it was, cable in, no firewall, a fast wire."""
         self.begin_boot()
-        self._switch.connect({self.come_in(): (self._links, self._decoy)})
+        self._switch.connect({self.come_in(): (self._links, True)})
         self.finish_boot()
 
     def begin_boot(self) -> None:

@@ -128,8 +128,7 @@ class Rig(Upkeep):
         self.control.came_up(int(held.line()))
         held.close()
         ends = {
-            self[host.name].come_in(): (self.wiring.links[host.name], host.decoy)
-            for host in self.hosts
+            self[host.name].come_in(): (self.wiring.links[host.name], True) for host in self.hosts
         }
         try:
             switch.connect(ends | {self.control.pid: (self.wiring.links[CONTROL], False)})

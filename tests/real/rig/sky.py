@@ -122,9 +122,6 @@ class Sky(Upkeep):
     def desk(self) -> Machine:
         return self.slurm.node(DESK)
 
-    def nodes(self) -> list[Machine]:
-        return self.slurm.nodes
-
     # The desk
 
     def run(

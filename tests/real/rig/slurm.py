@@ -27,7 +27,7 @@ Partitions: `work` (the default, neither preempts nor is preempted); `high` pree
 **The handle.** `.login`, `.nodes`: Machines; `.rig`; `.shared`: the directory there, `.rig.shared`: the
 same from here.
 
-    .sbatch(*argv, cwd=, env=, user=, stdin=) -> job id; SlurmError with what sbatch said
+    .sbatch(*argv, cwd=) -> job id; SlurmError with what sbatch said
     .run(argv, cwd=, ...)                   any command on the login node, as trainer
     .show(job) -> {"JobState": ..., ...}    scontrol's words; {} when the controller knows it no more
     .until(job, "RUNNING", "PENDING", timeout=60) -> .show's; any of the states will do
@@ -184,16 +184,8 @@ class Slurm(Upkeep):
         """A command on the login node, as trainer."""
         return self.login.run(argv, cwd=cwd, **options)
 
-    def sbatch(
-        self,
-        *argv: Any,
-        cwd: str = SHARED,
-        env: Mapping[str, str] | None = None,
-        user: str = "trainer",
-        stdin: str | None = None,
-    ) -> str:
-        words = ["sbatch", "--parsable", *argv]
-        done = self.run(words, cwd=cwd, env=env, user=user, stdin=stdin)
+    def sbatch(self, *argv: Any, cwd: str = SHARED) -> str:
+        done = self.run(["sbatch", "--parsable", *argv], cwd=cwd)
         if done.returncode:
             raise SlurmError(done.stderr)
         return done.stdout.split(";")[0].strip()

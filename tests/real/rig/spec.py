@@ -29,7 +29,6 @@ class Host:
     jump: str | None = None
     small_disk: Mapping[str, int] = field(default_factory=dict)
     shared: str | None = None
-    decoy: bool = True
     files: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     services: Sequence[Sequence[str]] = ()
 

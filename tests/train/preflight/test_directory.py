@@ -271,14 +271,3 @@ def test_a_later_start_of_the_same_scheduler_job_is(job: Settings) -> None:
     (finding,) = found(of_hosts(job, scheduler="slurm 4711 1"))
     assert (finding.code, finding.is_error) == ("DIR004", True)
     assert "is held by a later start of Slurm job 4711: restart 2, on n3" in finding.cause
-
-
-def test_another_scheduler_job_is_named_with_what_ends_it(
-    job: Settings, sleeper: subprocess.Popen[bytes]
-) -> None:
-    lock.claim(job.checkpoint_dir, "other", sleeper.pid, scheduler="slurm 4710 0")
-    (finding,) = found(replace(job, scheduler="slurm 4711 0"))
-    assert finding.code == "DIR004"
-    assert f"{job.checkpoint_dir} is held by Slurm job 4710, job 'other'" in finding.cause
-    assert "'scancel 4710'" in finding.remedy
-    assert f"'touch {job.checkpoint_dir / 'stop'}'" in finding.remedy

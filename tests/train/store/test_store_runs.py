@@ -10,12 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.ci import do_without
 from tests.conftest import ROOT
 from tests.real.jobs import assert_same_bits
 from tests.train.store.faults import KILLED, Hook, remote, through, whole_steps
@@ -322,33 +320,6 @@ def test_a_later_start_of_the_same_job_ends_the_earlier_one(
     assert earlier.codes == [0], earlier.output
     assert "is written to by job task-1 on elsewhere (attempt later) since" in earlier.output
     assert whole_steps(bucket) == [], "its marker came too late"
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB, as only a superuser can have one."""
-    place = tmp_path / "mounted"
-    place.mkdir()
-    try:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)],
-            check=True, capture_output=True, timeout=10,
-        )  # fmt: skip
-    except (OSError, subprocess.CalledProcessError) as error:
-        do_without("small disk", f"none can be mounted here: {error}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True, timeout=10)
-
-
-@pytest.mark.real
-def test_a_store_that_is_really_full(tmp_path: Path, mounted: Path) -> None:
-    (mounted / "taken").write_bytes(bytes(48 << 10))
-    failed = trained(tmp_path / "one", mounted / "run", processes=1)
-    assert failed.codes == [1], failed.output
-    assert "no space left there; make room or raise the quota" in failed.status
-    (mounted / "taken").unlink()
-    again = trained(tmp_path / "one", mounted / "run", processes=1)
-    assert again.status.startswith("done "), again.output
 
 
 @pytest.mark.parametrize("reason", ["preempted: the cloud says so", "signal"])
