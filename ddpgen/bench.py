@@ -20,11 +20,12 @@ from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.launch import START, Interrupts, say
 from ddpgen.monitor import at_slurm, places, record, submit_slurm
 from ddpgen.monitor.places import Place
-from ddpgen.spec.fields import Period, Refused
+from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import conflicts
 from ddpgen.spec.slurm import SlurmJob
+from ddpgen.spec.times import Period
 
 STEPS = 30
 LEAST_STEPS = WARM_UP + BLOCK

@@ -22,22 +22,10 @@ from ddpgen.errors import (
 )
 from ddpgen.plan import supervise
 from ddpgen.spec import reader, yamltree
-from ddpgen.spec.fields import (
-    Every,
-    Group,
-    Groups,
-    Kind,
-    NodeCount,
-    Nodes,
-    Period,
-    Refused,
-    Span,
-    StepSpan,
-    did_you_mean,
-    show,
-)
+from ddpgen.spec.fields import Group, Groups, Kind, NodeCount, Nodes, Refused, did_you_mean, show
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import Conflict
+from ddpgen.spec.times import Every, Period, Span, StepSpan
 from ddpgen.spec.yamltree import Scalar
 
 if TYPE_CHECKING:
