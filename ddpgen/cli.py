@@ -332,7 +332,8 @@ def status(
     Example:
       ddpgen status examples/gpt.yaml --watch
     """
-    from ddpgen.monitor import commands, state
+    from ddpgen.monitor import commands
+    from ddpgen.monitor import report as reports
 
     if watch and as_json:
         raise click.UsageError(
@@ -349,9 +350,9 @@ def status(
         import json
 
         tier = None if isinstance(following, Path) else following.tier
-        click.echo(json.dumps({"tier": tier, **state.as_json(said)}, indent=1))
+        click.echo(json.dumps({"tier": tier, **reports.as_json(said)}, indent=1))
         return
-    for line in state.as_text(said):
+    for line in reports.as_text(said):
         click.echo(line)
 
 
@@ -535,9 +536,9 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
     except Refused as refused:
         raise click.UsageError(f"{refused.what}; {refused.remedy}.") from None
     if plot is not None:
-        from ddpgen import predict_plot
+        from ddpgen import plot as pictures
 
-        predict_plot.write(found, plot)
+        pictures.prediction(found, plot)
         click.echo(f"wrote {plot}", err=True)
     click.echo(predict_page.as_json(found) if as_json else predict_page.as_text(found))
 
@@ -639,7 +640,7 @@ def bench(
       ddpgen bench examples/gpt.yaml --shapes 1,2 --repeats 1
     """
     from ddpgen import bench as benched
-    from ddpgen import bench_plot, bench_table, job
+    from ddpgen import bench_table, job
     from ddpgen import plot as pictures
     from ddpgen.spec.fields import Refused
 
@@ -673,7 +674,7 @@ def bench(
         if place is not None:
             _write(place, text)
     if plot is not None:
-        bench_plot.write(found, plot)
+        pictures.bench(found, plot)
         click.echo(f"wrote {plot}", err=True)
     sys.exit(code or (0 if found.agree else 1))
 

@@ -185,20 +185,16 @@ def of_bundle(bundle: Path) -> dict[str, JobSpec]:
 
     Raises SpecUnreadableError.
     """
-    import json
-
-    from ddpgen.bundle.write import LISTING
+    from ddpgen.bundle import write
     from ddpgen.spec.job import JobSpec
 
+    specs = write.read(bundle)["spec"]
     try:
-        specs = json.loads((bundle / LISTING).read_bytes())["spec"]
         return {
             tier: _revived(reader.MODELS.get(tier, JobSpec), spec) for tier, spec in specs.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, Refused):
-        raise SpecUnreadableError(
-            f"{bundle / LISTING} cannot be read, or another version wrote it; render the job again"
-        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, Refused):
+        raise write.unreadable(bundle) from None
 
 
 def _revived(model: Any, values: Mapping[str, Any]) -> Any:

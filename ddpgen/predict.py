@@ -415,7 +415,6 @@ def shape_of(job: JobSpec) -> Shape:
 
 
 def _even(job: JobSpec, nodes: int, procs: int) -> Shape:
-    """So many equal nodes."""
     count = job.micro_batches
     return Shape((procs,) * nodes, _counts(count, [1] * (nodes * procs)) if count else ())
 

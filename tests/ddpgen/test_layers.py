@@ -15,10 +15,10 @@ from tests.ddpgen.conftest import GPT, ROOT
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"bench", "bench_plot"},
+    {"bench", "plot"},
     {"bench_table"},
-    {"predict_page", "predict_plot"},
-    {"plot", "predict"},
+    {"predict_page"},
+    {"predict"},
     {"diff", "lock", "measured", "probe", "reproduce"},
     {"monitor.commands", "monitor.submit_slurm", "monitor.submit_sky", "monitor.watch"},
     {"monitor.screen"},
@@ -31,9 +31,8 @@ LAYERS = [
         "monitor.sky_jobs",
         "monitor.record",
         "monitor.snapshot",
-        "monitor.state",
     },
-    {"monitor.scripts"},
+    {"monitor.report", "monitor.scripts"},
     {"monitor"},
     {"adopt.file", "launch", "plan.tables", "scaffold"},
     {"adopt.script", "adopt.sky"},
@@ -41,11 +40,10 @@ LAYERS = [
     {"adopt.draft"},
     {"spec.schema"},
     {"job"},
-    {"bundle.write"},
     {"targets"},
     {"targets.hosts", "targets.local", "targets.sky", "targets.slurm"},
     {"render"},
-    {"bundle.code", "bundle.lock", "bundle.script", "bundle.source", "plan.launch"},
+    {"bundle.code", "bundle.lock", "bundle.write", "bundle.script", "bundle.source", "plan.launch"},
     {"plan.sky", "plan.slurm", "plan.supervise", "plan.quantities"},
     {"plan.cost", "plan.parameters"},
     {"resources", "spec.reader"},
@@ -63,7 +61,7 @@ LAYERS = [
     {"driver.asking", "driver.fetch", "driver.job"},
     {"driver.session"},
     {"driver.ssh"},
-    {"driver.remote"},
+    {"driver.remote", "driver.state"},
     {
         "driver.argv",
         "driver.child",
@@ -75,9 +73,9 @@ LAYERS = [
     },
     {"driver"},
 ]
-PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "pace", "plan", "remote")}
+PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "pace", "plan", "remote", "state")}
 PURE_MONITOR = {
-    f"monitor.{name}" for name in ("bucket", "scripts", "sky_jobs", "slurm_jobs", "state")
+    f"monitor.{name}" for name in ("bucket", "report", "scripts", "sky_jobs", "slurm_jobs")
 }
 PURE_MODULES = (
     {"bench_table", "errors", "explain", "predict_page", "shell", "yamltext"}
