@@ -1,6 +1,12 @@
-"""`python -m ddpgen`: the same as the `ddpgen` command."""
+"""`ddpgen`, and the same as `python -m ddpgen`."""
 
-from ddpgen.cli import main
+from __future__ import annotations
+
+import gc
+
+gc.disable()  # already for the imports, which make most of the objects: see ddpgen.cli.main
+
+from ddpgen.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     main()
