@@ -20,11 +20,13 @@ from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.launch import START, Interrupts, say
 from ddpgen.monitor import at_slurm, places, record, submit_slurm
 from ddpgen.monitor.places import Place
-from ddpgen.spec.fields import Period, Refused
+from ddpgen.shell import as_argument
+from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import conflicts
 from ddpgen.spec.slurm import SlurmJob
+from ddpgen.spec.times import Period
 
 STEPS = 30
 LEAST_STEPS = WARM_UP + BLOCK
@@ -122,9 +124,8 @@ def _once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, Ra
     if isinstance(made, SlurmJob):
         code = _on_slurm(made, bundle, interrupts)
     else:
-        code = interrupts.run(
-            ["bash", places.as_argument(str(bundle / START[tier]))], stdout=_STDERR
-        )
+        start = as_argument(str(bundle / START[tier]))
+        code = interrupts.run(["bash", start], stdout=_STDERR)
     if code:
         return code, None
     with _kept(reading, bundle) as kept:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ddpgen.measured import mapping
+from ddpgen.driver.state import mapping
 from ddpgen.plan import cost
 from ddpgen.plan.quantities import time
 from ddpgen.predict import DTYPE_BYTES, shape_of
@@ -35,7 +35,6 @@ class Sample:
 
     @property
     def compute_s(self) -> float | None:
-        """The rest of it."""
         if self.communication_s is None or self.waiting_s is None or self.batches_s is None:
             return None
         return max(0.0, self.step_s - self.communication_s - self.waiting_s - self.batches_s)

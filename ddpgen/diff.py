@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddpgen import job
-from ddpgen.bundle.write import LISTING
+from ddpgen.bundle import write
 from ddpgen.errors import SpecUnreadableError
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.yamltree import Listing, Node, Table, dotted
@@ -56,7 +56,7 @@ class Found:
 def kind(path: str) -> str:
     """What this is, by what can be seen from outside. One that is not there is told of by who reads it."""
     if Path(path).is_dir():
-        return BUNDLE if (Path(path) / LISTING).is_file() else RUN
+        return BUNDLE if (Path(path) / write.LISTING).is_file() else RUN
     return RUN if path.endswith(".json") else "spec"
 
 
@@ -83,7 +83,7 @@ def specs(a: str, b: str) -> Found:
 def bundles(a: str, b: str) -> Found:
     """Compare two bundles: the jobs they were rendered from, and their files as they are now. Raises
     SpecUnreadableError."""
-    left, right = _listing(a), _listing(b)
+    left, right = write.read(Path(a)), write.read(Path(b))
     both = [tier for tier in left["spec"] if tier in right["spec"]]
     fields = [
         Field((tier,), dotted(path), *values)
@@ -228,19 +228,6 @@ def _unified(names: Sequence[str], path: str, was: bytes, now: bytes) -> list[st
         return [f"{path}: {' -> '.join(sizes)}"]
     heads = [f"{name}: {path}" for name in names]
     return list(difflib.unified_diff(texts[0], texts[1], heads[0], heads[1], lineterm=""))
-
-
-def _listing(bundle: str) -> dict[str, Any]:
-    path = Path(bundle) / LISTING
-    try:
-        listing = json.loads(path.read_bytes())
-        if all(isinstance(listing[name], dict) for name in ("spec", "files")):
-            return listing  # type: ignore[no-any-return]
-        raise ValueError
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise SpecUnreadableError(
-            f"{path} cannot be read, or another version wrote it; render the job again"
-        ) from None
 
 
 def _contents(bundle: Path, paths: Mapping[str, Any]) -> dict[str, bytes]:

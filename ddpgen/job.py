@@ -22,22 +22,10 @@ from ddpgen.errors import (
 )
 from ddpgen.plan import supervise
 from ddpgen.spec import reader, yamltree
-from ddpgen.spec.fields import (
-    Every,
-    Group,
-    Groups,
-    Kind,
-    NodeCount,
-    Nodes,
-    Period,
-    Refused,
-    Span,
-    StepSpan,
-    did_you_mean,
-    show,
-)
+from ddpgen.spec.fields import Group, Groups, Kind, NodeCount, Nodes, Refused, did_you_mean, show
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import Conflict
+from ddpgen.spec.times import Every, Period, Span, StepSpan
 from ddpgen.spec.yamltree import Scalar
 
 if TYPE_CHECKING:
@@ -197,20 +185,16 @@ def of_bundle(bundle: Path) -> dict[str, JobSpec]:
 
     Raises SpecUnreadableError.
     """
-    import json
-
-    from ddpgen.bundle.write import LISTING
+    from ddpgen.bundle import write
     from ddpgen.spec.job import JobSpec
 
+    specs = write.read(bundle)["spec"]
     try:
-        specs = json.loads((bundle / LISTING).read_bytes())["spec"]
         return {
             tier: _revived(reader.MODELS.get(tier, JobSpec), spec) for tier, spec in specs.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, Refused):
-        raise SpecUnreadableError(
-            f"{bundle / LISTING} cannot be read, or another version wrote it; render the job again"
-        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, Refused):
+        raise write.unreadable(bundle) from None
 
 
 def _revived(model: Any, values: Mapping[str, Any]) -> Any:

@@ -80,14 +80,14 @@ class Interrupts:
             self._child.send_signal(number)
 
 
-def output(argv: Sequence[str]) -> tuple[int, str]:
-    """Run `argv`: its exit code and what it says on standard output.
+def output(argv: Sequence[str], where: Path | None = None) -> tuple[int, str]:
+    """Run `argv` in `where`: its exit code and what it says on standard output.
 
     Raises TargetUnavailableError when the program is not there.
     """
     try:
         done = subprocess.run(
-            argv, stdout=subprocess.PIPE, text=True, errors="replace", check=False
+            argv, cwd=where, stdout=subprocess.PIPE, text=True, errors="replace", check=False
         )
     except OSError as error:
         raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
@@ -120,9 +120,7 @@ def become_module(command: str, directory: Path, options: Sequence[str], *more: 
 
 def output_of_module(command: str, directory: Path, options: Sequence[str]) -> tuple[int, str]:
     """Run such a command: its exit code and what it says on standard output."""
-    argv, home = _module(command, directory, options)
-    done = subprocess.run(argv, cwd=home, stdout=subprocess.PIPE, text=True, check=False)
-    return done.returncode, done.stdout
+    return output(*_module(command, directory, options))
 
 
 def _module(

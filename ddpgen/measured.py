@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddpgen.driver.state import JobState, mapping
 from ddpgen.monitor.places import Place, short
-from ddpgen.monitor.state import JobState
 from ddpgen.spec.job import JobSpec
 
 _TAIL = 4 << 20  # bytes of metrics: some 20,000 steps
@@ -133,15 +133,6 @@ def _text(path: Path) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def mapping(text: str) -> dict[str, Any]:
-    """An object of JSON; an empty one for anything else."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _whole(value: Any) -> int | None:

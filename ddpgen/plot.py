@@ -1,13 +1,16 @@
-"""Pictures: a figure, and its file. Owns all use of matplotlib, which is an extra."""
+"""Pictures of a prediction and of a bench. Owns all use of matplotlib, which is an extra."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from ddpgen.bench_table import Row, Table
 from ddpgen.errors import FileTroubleError, TargetUnavailableError
+from ddpgen.plan.quantities import time
+from ddpgen.predict import Prediction, counted
 
-BLUE, RED, AMBER, GREEN = "#4878a8", "#d1603d", "#e0a458", "#5a9367"
+_BLUE, _RED, _AMBER, _GREEN = "#4878a8", "#d1603d", "#e0a458", "#5a9367"
 
 
 def need() -> None:
@@ -20,7 +23,105 @@ def need() -> None:
         ) from None
 
 
-def charts(count: int, width: float, height: float, title: str) -> tuple[Any, Any]:
+def prediction(found: Prediction, file: Path) -> None:
+    """Draw the step on each link, and over node counts, into `file`, as its suffix says.
+
+    Raises TargetUnavailableError, FileTroubleError.
+    """
+    charts = [draw for draw, rows in ((_links, found.links), (_nodes, found.nodes[1:])) if rows]
+    if not charts:
+        raise TargetUnavailableError(
+            "--plot: a single process sends nothing, so there is nothing to draw"
+        )
+    figure, grid = _charts(len(charts), 5.6, 4.4, f"{found.name} on {found.tier}")
+    for axes, draw in zip(grid, charts, strict=True):
+        draw(axes, found)
+    if found.compute.micro_batch_s:
+        _legend(figure, grid[0])
+    _save(figure, file)
+
+
+def _links(axes: Any, found: Prediction) -> None:
+    names = [row.link.name for row in found.links]
+    if found.compute.micro_batch_s:
+        steps = [row.step for row in found.links if row.step is not None]
+        compute, exposed = [s.compute_s for s in steps], [s.exposed_s for s in steps]
+        axes.barh(names, compute, color=_BLUE, label="computing")
+        axes.barh(names, exposed, left=compute, color=_RED, label="communication not hidden")
+        ends = [s.step_s for s in steps]
+        axes.set_xlim(0, max(ends) * 1.18)
+        axes.set_title(f"a step on each link, {counted(found.shape)}")
+    else:
+        ends = [row.communication_s for row in found.links]
+        axes.barh(names, ends, color=_RED)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlim(min(ends) / 2, max(ends) * 5)
+        axes.set_title(f"communication of a step, {counted(found.shape)}")
+    for at, end in enumerate(ends):
+        axes.annotate(time(end), (end, at), (4, 0), textcoords="offset points", va="center")
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds")
+
+
+def _nodes(axes: Any, found: Prediction) -> None:
+    names = [str(row.nodes) for row in found.nodes]
+    steps = [row.step for row in found.nodes if row.step is not None]
+    if steps:
+        compute, exposed = [s.compute_s for s in steps], [s.exposed_s for s in steps]
+        axes.bar(names, compute, color=_BLUE, label="computing")
+        axes.bar(names, exposed, bottom=compute, color=_RED, label="communication not hidden")
+        ends = [s.step_s for s in steps]
+        told = [
+            f"{time(end)}\n{row.efficiency or 0:.0%}"
+            for end, row in zip(ends, found.nodes, strict=True)
+        ]
+        axes.set_title(f"a step at {found.link.name}, and its efficiency")
+    else:
+        ends = [row.communication_s for row in found.nodes]
+        axes.bar(names, ends, color=_RED)
+        told = [time(end) for end in ends]
+        axes.set_title(f"communication of a step at {found.link.name}")
+    axes.set_ylim(0, max(ends) * 1.2)
+    for at, (end, words) in enumerate(zip(ends, told, strict=True)):
+        axes.annotate(
+            words, (at, end), (0, 3), textcoords="offset points", ha="center", va="bottom"
+        )
+    axes.set_xlabel("nodes")
+    axes.set_ylabel("seconds")
+
+
+def bench(found: Table, file: Path) -> None:
+    """Draw where each shape's step goes into `file`. Raises TargetUnavailableError, FileTroubleError."""
+    rows = found.rows
+    figure, (axes,) = _charts(1, 7.2, 1.6 + 0.5 * len(rows), f"{found.name}: a step at each shape")
+    names = [f"{row.shape} ({row.processes})" for row in rows]
+    parts = [_parts(row) for row in rows]
+    labels = ("computing", "communication", "waiting for ranks", "waiting for batches")
+    left = [0.0] * len(rows)
+    for at, (label, color) in enumerate(zip(labels, (_BLUE, _GREEN, _RED, _AMBER), strict=True)):
+        widths = [each[at] * 1e3 for each in parts]
+        axes.barh(names, widths, left=left, color=color, label=label)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    for at, (row, end) in enumerate(zip(rows, left, strict=True)):
+        words = f"{time(row.step_s)}, {row.units_per_s:,.0f} {found.unit}/s, {row.efficiency:.0%}"
+        axes.annotate(words, (end, at), (4, 0), textcoords="offset points", va="center")
+    axes.set_xlim(0, max(left) * 1.6)
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds")
+    axes.set_ylabel("shape (processes)")
+    _legend(figure, axes)
+    _save(figure, file)
+
+
+def _parts(row: Row) -> tuple[float, ...]:
+    """Computing, communication, waiting for ranks, for batches; where that is not measured, all of it as the first."""
+    if row.compute_s is None:
+        return row.step_s, 0.0, 0.0, 0.0
+    return row.compute_s, row.communication_s or 0.0, row.waiting_s or 0.0, row.batches_s or 0.0
+
+
+def _charts(count: int, width: float, height: float, title: str) -> tuple[Any, Any]:
     """A figure and so many axes beside each other. Raises TargetUnavailableError."""
     need()
     from matplotlib.figure import Figure
@@ -33,13 +134,13 @@ def charts(count: int, width: float, height: float, title: str) -> tuple[Any, An
     return figure, grid
 
 
-def legend(figure: Any, axes: Any) -> None:
+def _legend(figure: Any, axes: Any) -> None:
     """Below all charts, of what one of them shows."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
 
 
-def save(figure: Any, file: Path) -> None:
+def _save(figure: Any, file: Path) -> None:
     """Into `file`, as its suffix says. Raises FileTroubleError."""
     from matplotlib import rc_context
 

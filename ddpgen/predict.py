@@ -14,7 +14,8 @@ from ddpgen.measured import Run
 from ddpgen.plan import cost, launch, parameters, quantities
 from ddpgen.plan.cost import Interruptions, Link, Overlap, Shape, StepCost
 from ddpgen.spec.fields import Refused
-from ddpgen.spec.job import HostsJob, JobSpec
+from ddpgen.spec.hosts import HostsJob
+from ddpgen.spec.job import JobSpec
 from ddpgen.spec.sky import SkyJob
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -414,7 +415,6 @@ def shape_of(job: JobSpec) -> Shape:
 
 
 def _even(job: JobSpec, nodes: int, procs: int) -> Shape:
-    """So many equal nodes."""
     count = job.micro_batches
     return Shape((procs,) * nodes, _counts(count, [1] * (nodes * procs)) if count else ())
 

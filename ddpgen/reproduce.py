@@ -5,7 +5,6 @@ Owns the directory of a reproduction: the bundle, and beside it the new checkpoi
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +32,7 @@ def place(directory: Path, output: Path | None) -> Path:
 
 def compared(bundle: Path) -> str:
     """Whether this ddpgen makes the same bytes of the spec in bundle.json, in words."""
-    listing = json.loads((bundle / write.LISTING).read_bytes())
+    listing = write.read(bundle)
     by = f"rendered by ddpgen {listing['ddpgen']}"
     try:
         other = sorted(_other(bundle, listing["files"]))

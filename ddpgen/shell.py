@@ -72,6 +72,11 @@ def directive(option: str) -> str:
     return f'{name}="{value}"' if " " in value else option
 
 
+def as_argument(path: str) -> str:
+    """A path that no program takes for an option."""
+    return f"./{path}" if path.startswith("-") else path
+
+
 def sections(command: Iterable[Iterable[Word]], indent: int = 0) -> str:
     """Sections of a command with `--` between them, each begun on a line of its own, of 110 columns at most.
     `indent`: spaces before the command itself."""

@@ -166,3 +166,20 @@ def filled(word: str, known: Mapping[str, str]) -> str:
 def is_known(word: str) -> bool:
     """Whether nothing in it waits for a machine."""
     return "$" not in word and "`" not in word
+
+
+def option(words: list[str], short: Mapping[str, str], flags: frozenset[str]) -> tuple[str, str]:
+    """Take an option off the front: --name=value, --name value, -n2, or -n 2."""
+    word = words.pop(0)
+    name, equals, value = word.lstrip("-").partition("=")
+    if not word.startswith("--") and len(word) > 2 and short:
+        name, value, equals = word[1], word[2:].removeprefix("="), "="
+    name = short.get(name, name)
+    if (
+        not equals
+        and name.replace("_", "-") not in flags
+        and words
+        and not words[0].startswith("-")
+    ):
+        value = words.pop(0)
+    return name, value

@@ -1,69 +1,19 @@
-"""A launch script in bash, for sbatch or run by hand → fields of a spec, and the traps in it.
-
-Sources: sbatch(1), torchrun's and accelerate's options.
-"""
+"""A launch script in bash, for sbatch or run by hand → fields of a spec, and the traps in it."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from ddpgen.adopt.bash import OWN_DIRECTORY, Command, commands, filled, is_known
+from ddpgen.adopt.bash import OWN_DIRECTORY, Command, commands, filled, is_known, option
 from ddpgen.adopt.draft import Draft
+from ddpgen.adopt.launcher import Launch, launched
 from ddpgen.adopt.resume import Resumes
+from ddpgen.adopt.sbatch import INDEX, Directives
 from ddpgen.errors import Finding, Place, SpecInvalidError
 
-_SHORT = {
-    "J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "p": "partition",
-    "A": "account", "q": "qos", "o": "output", "e": "error", "C": "constraint", "x": "exclude",
-    "w": "nodelist", "G": "gpus", "d": "dependency", "a": "array", "D": "chdir",
-}  # fmt: skip
-_FLAGS = frozenset(["exclusive", "requeue", "no-requeue", "parsable"])
-_SIZES = frozenset([
-    "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "job-name",
-])  # fmt: skip
-_NEEDLESS = frozenset(
-    ["requeue", "no-requeue", "open-mode", "output", "error", "export", "parsable"]
-)
-# Stands for {array_index}, which is no text of the user's.
-_INDEX = "\x01"
-_GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)")
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-
-
-def _duration(value: str) -> str | None:
-    """A --time (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS) as a duration."""
-    found = _TIME.fullmatch(value)
-    if found is None:
-        return None
-    days, a, b, c = (int(each or 0) for each in found.groups())
-    if found[1]:
-        seconds = days * 86400 + a * 3600 + b * 60 + c
-    else:
-        seconds = a * 3600 + b * 60 + c if found[4] else a * 60 + b
-    return f"{seconds}s" if seconds % 60 else f"{seconds // 60}min"
-
-
-# Options of sbatch: their fields, and how a value is written there; None where it is none.
-_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    **{
-        name: (name, str)
-        for name in (
-            "partition", "account", "qos", "constraint", "nodelist", "exclude", "reservation", "licenses",
-            "dependency", "comment", "array",
-        )
-    },
-    "time": ("time", _duration),
-    "mem": ("mem", lambda value: value.removesuffix("B")),
-    "exclusive": ("exclusive", lambda value: None if value else True),
-    "mail-user": ("mail_to", str),
-    "mail-type": ("mail_on", lambda value: value.upper().split(",")),
-    "signal": ("warning", lambda value: f"{value.partition('@')[2]}s" if "@" in value else None),
-}  # fmt: skip
 # Lines that change nothing.
 _IDLE = frozenset([
     "echo", "printf", "date", "hostname", "pwd", "nvidia-smi", "set", "wait", "which", "printenv", ":", "true",
@@ -76,19 +26,8 @@ _MEETING = frozenset(
 )
 _SLOW = ("NCCL_SOCKET_IFNAME=lo", "NCCL_IB_DISABLE=1", "NCCL_P2P_DISABLE=1")
 _BEFORE = frozenset(["exec", "time", "nohup", "env", "command", "stdbuf"])
-_LAUNCHERS = {
-    ("torchrun",): "torchrun",
-    ("python", "-m", "torch.distributed.run"): "torchrun",
-    ("python", "-m", "torch.distributed.launch"): "torchrun",
-    ("accelerate", "launch"): "accelerate",
-    ("python",): "python",
-}
 _KINDS = ("torchrun", "accelerate", "python")
 _SRUN_FLAGS = frozenset(["label", "l", "u", "unbuffered", "exclusive", "overlap"])
-_LAUNCHER_FLAGS = frozenset([
-    "standalone", "module", "m", "no-python", "run-path", "use-env", "multi-gpu", "cpu", "same-network",
-    "use-deepspeed", "use-fsdp",
-])  # fmt: skip
 _COUNTS = {
     "torchrun": ("nnodes", "nproc-per-node"),
     "accelerate": ("num-machines", "num-processes"),
@@ -97,18 +36,6 @@ _COUNTS = {
 _MEETS = re.compile(
     r"rdzv-.*|master-.*|main-process-.*|node-rank|machine-rank|standalone|local-addr|monitor-interval|use-env|multi-gpu|same-network"
 )
-
-
-class Launch(NamedTuple):
-    """The command that trains: its launcher's kind and options, the script with its arguments, whether srun starts it,
-    and the variables that are set for it alone."""
-
-    kind: str
-    command: Command
-    options: Mapping[str, str]
-    rest: Sequence[str]
-    srun: bool
-    env: Sequence[str]
 
 
 class Script:
@@ -123,18 +50,18 @@ class Script:
         self.nodes, self.gpus = 1, 0
         self._known = dict(known or {})
         self._unused: dict[str, int] = {}
-        self._directives: dict[str, tuple[str, int]] = {}
+        self._sbatch = Directives(draft)
         self._launches: list[Launch] = []
         self._directory = ""
         self._ports: set[str] = set()
-        self._tasks = 1
         self._resumes = Resumes(self._fill)
 
     def read(self, text: str, first: int = 1) -> None:
         """Raises UnreadableError; SpecInvalidError where it does not hold one training."""
         if self.tier == "slurm":
-            self._read_directives(text)
-            self._size()
+            self._sbatch.read(text)
+            self.nodes, self.gpus = self._sbatch.nodes, self._sbatch.gpus
+            self._known |= self._sbatch.known
         for command in commands(text, first):
             if not self._resumes.take(command):
                 self._take(command)
@@ -155,7 +82,8 @@ class Script:
         procs = self._launch(chosen[0])
         self._resume(chosen[0])
         if self.tier == "slurm":
-            self._fields(procs, chosen[0])
+            self._sbatch.fields(procs)
+            self._traps(procs, chosen[0])
         for name, line in self._unused.items():
             self.draft.lost(line, f"the variable {name}, which the training command does not use")
 
@@ -193,129 +121,6 @@ class Script:
             remedy = "correct code, or write train.script: /PATH where setup fetches it"
             self.draft.lost(0, what, remedy)
 
-    # --- #SBATCH ----------------------------------------------------------------------------------
-
-    def _read_directives(self, text: str) -> None:
-        begun = 0
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.startswith("#SBATCH") and begun:
-                what = f"{line.strip()} stands below line {begun}, the first command: sbatch does not read it"
-                self.draft.trap(number, what, "say it in the spec if it is meant")
-            elif line.startswith("#SBATCH"):
-                self._read_directive(line, number)
-            elif line.strip() and not line.startswith("#"):
-                begun = begun or number
-
-    def _read_directive(self, line: str, number: int) -> None:
-        try:
-            words = shlex.split(line[7:], comments=True)
-        except ValueError:
-            self.draft.lost(number, line.strip(), "its quotes do not end")
-            return
-        while words:
-            name, value = _option(words, _SHORT, _FLAGS)
-            self._directives[name] = (value, number)
-
-    def _size(self) -> None:
-        value, line = self._directives.get("nodes", ("1", 0))
-        least, _, most = value.partition("-")
-        if _number(least) and _number(most or least):
-            self.nodes = int(most or least)
-            self.draft.put(
-                "nodes", f"{least}..{most}" if most and most != least else int(least), line
-            )
-        else:
-            self.draft.lost(line, f"--nodes={value}", "write nodes: 2, or 2..4")
-        tasks = _number(self._directives.get("ntasks", ("", 0))[0])
-        each = _number(self._directives.get("ntasks-per-node", ("", 0))[0])
-        self._tasks = each or max(1, tasks // self.nodes)
-        for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
-            value, line = self._directives.get(name, ("", 0))
-            found = _GPUS.fullmatch(value)
-            if found is None:
-                if value:
-                    self.draft.lost(line, f"--{name}={value}", "write gpus_per_node")
-                continue
-            self.gpus = int(found[2]) // (self.nodes if name == "gpus" else 1)
-            self.gpus *= self._tasks if name == "gpus-per-task" else 1
-            self.draft.put("gpus_per_node", self.gpus, line)
-            if found[1] and found[1] != "gpu":
-                self.draft.put("targets.slurm.gpu_type", found[1], line)
-            if name == "gres":
-                self.draft.put("targets.slurm.gpu_request", "gres", line)
-        told = {"ARRAY_TASK_ID": _INDEX, "NNODES": self.nodes, "JOB_NUM_NODES": self.nodes, "NTASKS": self.nodes * self._tasks,
-                "NTASKS_PER_NODE": self._tasks, "GPUS_ON_NODE": self.gpus, "GPUS_PER_NODE": self.gpus}  # fmt: skip
-        self._known |= {f"SLURM_{name}": str(value) for name, value in told.items() if value}
-        if "job-name" in self._directives:
-            self.draft.put("name", *self._directives["job-name"])
-
-    def _fields(self, procs: int, launch: Launch) -> None:
-        draft = self.draft
-        for name, (value, line) in self._directives.items():
-            shown = f"--{name}={value}" if value else f"--{name}"
-            if name in _FIELDS:
-                field, change = _FIELDS[name]
-                changed = change(value)
-                if changed is None:
-                    draft.lost(line, shown, f"write targets.slurm.{field}")
-                else:
-                    draft.put(f"targets.slurm.{field}", changed, line)
-            elif name in _NEEDLESS:
-                draft.needless(line, shown)
-            elif name not in _SIZES:
-                draft.lost(
-                    line, shown, "look for it in docs/spec.md; targets.slurm.extra takes any option"
-                )
-        cpus, line = self._directives.get("cpus-per-task", ("", 0))
-        if cpus.isdigit():
-            each = max(1, int(cpus) * self._tasks // procs)
-            draft.put("targets.slurm.cpus_per_proc", each, line)
-        self._traps(procs)
-        if launch.kind != "python":
-            self._traps_of_launch(procs, launch)
-
-    def _traps(self, procs: int) -> None:
-        draft, said = self.draft, self._directives
-        if "requeue" not in said:
-            what = "no --requeue: after a preemption or a lost node the job is gone"
-            draft.trap(0, what, "the spec's job goes back into the queue")
-        if "signal" not in said:
-            what = (
-                "no --signal: what is trained since the last checkpoint is lost at the time limit"
-            )
-            draft.trap(0, what, "the spec's job is warned, stops cleanly and goes on")
-        limit, at = said.get("time", ("", 0))
-        if re.fullmatch(r"\d+:\d+", limit):
-            what = f"--time={limit} is minutes and seconds to Slurm"
-            draft.trap(at, what, "correct targets.slurm.time if hours were meant")
-        output, at = said.get("output", ("%j", 0))
-        if not re.search("%[0-9]*[jA]|/dev/null", output):
-            draft.trap(
-                at,
-                f"--output={output} has no %j: each job writes over the log before",
-                "the spec's has",
-            )
-        if "cpus-per-task" not in said and procs > self._tasks:
-            what = f"no --cpus-per-task: {procs} processes may share one CPU"
-            draft.trap(0, what, "set targets.slurm.cpus_per_proc")
-
-    def _traps_of_launch(self, procs: int, launch: Launch) -> None:
-        draft, line = self.draft, launch.command.line
-        if launch.srun and self._tasks > 1:
-            what = f"{self._tasks} tasks on a node, and each starts {procs} processes"
-            draft.trap(line, what, "the spec has one task on a node")
-        if not launch.srun and self.nodes > 1:
-            what = f"no srun before it: of {self.nodes} nodes only the first starts it"
-            draft.trap(line, what, "the spec starts it on each")
-        rank = r"(node|machine).rank[= ][\"']?\$\{?SLURM_(NODEID|PROCID)"
-        if (
-            launch.srun
-            and re.search(rank, launch.command.text)
-            and "sh -c" not in launch.command.text
-        ):
-            what = "the node's rank is filled in once, on the first node, and is 0 on all"
-            draft.trap(line, what, "the spec's launch numbers the nodes")
-
     # --- the body ---------------------------------------------------------------------------------
 
     def _take(self, command: Command) -> None:
@@ -334,7 +139,7 @@ class Script:
             self._assign_all(words, command)
         elif words[0] == "cd" and len(words) == 2 and is_known(place := self._placed(words[1])):
             self._directory = place
-            if self._directives and OWN_DIRECTORY in self._fill(words[1]):
+            if self._sbatch.said and OWN_DIRECTORY in self._fill(words[1]):
                 what = "$0 is Slurm's copy of the script, which is somewhere else"
                 self.draft.trap(command.line, what, "the spec's job finds its code by itself")
         elif words[0] in _ACTIVATES:
@@ -401,13 +206,13 @@ class Script:
             word = words.pop(0)
             env += [word] if "=" in word else []
             while word == "srun" and words and words[0].startswith("-"):
-                _option(words, {}, _SRUN_FLAGS)
+                option(words, {}, _SRUN_FLAGS)
             srun = srun or word == "srun"
         if len(words) > 2 and words[0] in ("bash", "sh") and words[1] in ("-c", "-lc"):
             inner = next(iter(commands(words[2], command.line)), None)
             found = self._recognise(inner) if inner else None
         else:
-            found = _launched(words, command)
+            found = launched(words, command)
         return found and found._replace(command=command, srun=srun, env=(*env, *found.env))
 
     def _expanded(self, word: str) -> list[str]:
@@ -424,7 +229,7 @@ class Script:
             self._assign(word, True, launch.command)
         count, each = _COUNTS.get(launch.kind, ("", ""))
         self._nodes(options.pop(count, ""), line)
-        procs = self._tasks if self.tier == "slurm" and launch.kind == "python" else 1
+        procs = self._sbatch.tasks if launch.kind == "python" else 1
         said = options.pop(each, "")
         if said.isdigit():
             procs = max(1, int(said) // (self.nodes if launch.kind == "accelerate" else 1))
@@ -447,6 +252,25 @@ class Script:
         if self.tier == "local":
             draft.lost(line, "whether it trains on GPUs", f"if so, write gpus_per_node: {procs}")
         return procs
+
+    def _traps(self, procs: int, launch: Launch) -> None:
+        draft, line, tasks = self.draft, launch.command.line, self._sbatch.tasks
+        if launch.kind == "python":
+            return
+        if launch.srun and tasks > 1:
+            what = f"{tasks} tasks on a node, and each starts {procs} processes"
+            draft.trap(line, what, "the spec has one task on a node")
+        if not launch.srun and self.nodes > 1:
+            what = f"no srun before it: of {self.nodes} nodes only the first starts it"
+            draft.trap(line, what, "the spec starts it on each")
+        rank = r"(node|machine).rank[= ][\"']?\$\{?SLURM_(NODEID|PROCID)"
+        if (
+            launch.srun
+            and re.search(rank, launch.command.text)
+            and "sh -c" not in launch.command.text
+        ):
+            what = "the node's rank is filled in once, on the first node, and is 0 on all"
+            draft.trap(line, what, "the spec's launch numbers the nodes")
 
     def _refused(self, line: int, what: str) -> SpecInvalidError:
         finding = Finding(
@@ -492,7 +316,7 @@ class Script:
                 )
             elif re.match(r"(/tmp/|/dev/shm/)", word.rpartition("=")[2]) and self.nodes > 1:
                 self.draft.trap(line, f"{word} is on each node's own disk", "name a shared place")
-        self.draft.put("train.args", [word.replace(_INDEX, "{array_index}") for word in kept], line)
+        self.draft.put("train.args", [word.replace(INDEX, "{array_index}") for word in kept], line)
 
     def _resume(self, launch: Launch) -> None:
         for name in map(_of_variable, launch.command.words):
@@ -535,46 +359,7 @@ class Script:
             self.draft.trap(line, what, "the spec's job takes a free one")
 
 
-def _launched(words: list[str], command: Command) -> Launch | None:
-    """What a launcher and its options, or Python, start."""
-    words[:1] = [re.sub(r"^(\S*/)?python[0-9.]*$", "python", word) for word in words[:1]]
-    if words[:2] == ["python", "-u"]:
-        del words[1]
-    starts = (start for start in _LAUNCHERS if tuple(words[: len(start)]) == start)
-    start = max(starts, key=len, default=())
-    kind, rest = _LAUNCHERS.get(start, ""), words[len(start) :]
-    options: dict[str, str] = {}
-    while rest and rest[0].startswith("-") and "m" not in options:
-        name, value = _option(rest, {}, frozenset() if kind == "python" else _LAUNCHER_FLAGS)
-        options[name.replace("_", "-")] = value
-    script = rest[0] if rest else ""
-    if not kind or (kind == "python" and [*options] != ["m"] and not script.endswith(".py")):
-        return None
-    return Launch(kind, command, options, rest, False, ())
-
-
-def _option(words: list[str], short: Mapping[str, str], flags: frozenset[str]) -> tuple[str, str]:
-    """Take an option off the front: --name=value, --name value, -n2, or -n 2."""
-    word = words.pop(0)
-    name, equals, value = word.lstrip("-").partition("=")
-    if not word.startswith("--") and len(word) > 2 and short:
-        name, value, equals = word[1], word[2:].removeprefix("="), "="
-    name = short.get(name, name)
-    if (
-        not equals
-        and name.replace("_", "-") not in flags
-        and words
-        and not words[0].startswith("-")
-    ):
-        value = words.pop(0)
-    return name, value
-
-
 def _of_variable(word: str) -> str:
     """The name of the variable that is the whole word, or ""."""
     found = re.fullmatch(r"\$\{?(\w+)(\[[@*]\])?\}?", word)
     return found[1] if found else ""
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0

@@ -6,12 +6,12 @@ Owns exclusions, symbolic links and the size limit. Reads directories and opens 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddpgen.bundle.write import listing
 from ddpgen.errors import FileTroubleError
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -166,11 +166,7 @@ def _unreadable(error: OSError) -> None:
 
 def _is_bundle(directory: Path) -> bool:
     """Whether ddpgen wrote this directory; a bundle.json of somebody else's does not make it so."""
-    try:
-        listing = json.loads((directory / "bundle.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(listing, dict) and {"ddpgen", "schema", "files"} <= listing.keys()
+    return {"ddpgen", "schema", "files"} <= listing(directory).keys()
 
 
 def _is_checkpoints(directory: Path) -> bool:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from ddpgen.resources import resource
 from ddpgen.spec.fields import did_you_mean
-from ddpgen.spec.job import HostsJob, JobSpec, Resume, Train
+from ddpgen.spec.hosts import HostsJob
+from ddpgen.spec.job import JobSpec, Resume, Train
 from ddpgen.spec.rules import WORKLOADS, Conflict
 
 # Whatever calls one of these keeps something.

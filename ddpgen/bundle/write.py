@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpgen.errors import BundleRefusedError, FileTroubleError
+from ddpgen.errors import BundleRefusedError, FileTroubleError, SpecUnreadableError
 
 if sys.platform != "win32":  # there bundles are made without locks
     import fcntl
@@ -62,7 +62,7 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
         directory.parent.mkdir(parents=True, exist_ok=True)
         with alone(directory):
             _clean_up(directory, stage, old)
-            before = _facts(directory)
+            before = listing(directory)
             # A commit elsewhere makes no other bundle of the same files.
             files[LISTING] = _listing({**facts, "source": before.get("source"), "files": sums})
             if all(_holds(directory / path, *file) for path, file in files.items()):
@@ -79,6 +79,33 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
     targets = facts.get("targets", [])
     dropped = [str(tier) for tier in before.get("targets", []) if tier not in targets]
     return Written(len(files), changed=True, dropped=dropped)
+
+
+def listing(directory: Path) -> dict[str, Any]:
+    """The bundle.json of this directory; {} where there is none that makes sense."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        facts = json.loads((directory / LISTING).read_bytes())
+        kinds = {"files": dict, "spec": dict, "targets": list}
+        if isinstance(facts, dict) and all(
+            isinstance(facts.get(name, kind()), kind) for name, kind in kinds.items()
+        ):
+            return facts
+    return {}
+
+
+def read(bundle: Path) -> dict[str, Any]:
+    """The bundle.json of a bundle, with its files and its spec. Raises SpecUnreadableError."""
+    found = listing(bundle)
+    if not {"files", "spec"} <= found.keys():
+        raise unreadable(bundle)
+    return found
+
+
+def unreadable(bundle: Path) -> SpecUnreadableError:
+    """What to raise where bundle.json makes no sense."""
+    return SpecUnreadableError(
+        f"{bundle / LISTING} cannot be read, or another version wrote it; render the job again"
+    )
 
 
 def _listing(facts: Mapping[str, Any]) -> tuple[bytes, int]:
@@ -256,18 +283,6 @@ def _present(directory: Path) -> Iterator[str]:
             yield Path(root, name).relative_to(directory).as_posix()
         if not names and not files and Path(root) != directory:
             yield Path(root).relative_to(directory).as_posix() + "/"
-
-
-def _facts(directory: Path) -> dict[str, Any]:
-    """The bundle.json of an earlier render; nothing when there is none that makes sense."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        facts = json.loads((directory / LISTING).read_bytes())
-        kinds = {"files": dict, "targets": list}
-        if isinstance(facts, dict) and all(
-            isinstance(facts.get(name, kind()), kind) for name, kind in kinds.items()
-        ):
-            return facts
-    return {}
 
 
 def _logs(directory: Path) -> list[str]:

@@ -3,77 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 from . import logs, remote
 from .ends import DONE, FAILED, USAGE
-from .pace import overdue
 from .plan import Host, Plan
 from .screen import Screen, folded, shown, table
 from .session import Home, Trouble, ask, why_not
 from .ssh import Ssh
+from .state import JobState, read
 
 _LINES_EACH = 10
-_STEP = '{"kind": "step"'
-
-
-class Step(NamedTuple):
-    """The last step in a host's metrics: `age` seconds ago, `usual` after the row before it (0: none). `last`: the
-    one with which the training ends, 0 where that is not known. `speed`: in steps a second."""
-
-    number: int
-    age: float
-    usual: float
-    last: int = 0
-    speed: float = 0.0
-    loss: float | None = None
-
-    @classmethod
-    def of(cls, answer: Mapping[str, str]) -> Step | None:
-        """Out of what a host answered; None where the running attempt has no step yet, or an odd one."""
-        try:
-            steps = [row for row in answer["row"].split("\t") if row.startswith(_STEP)]
-            before, last = json.loads(steps[-2:][0]), json.loads(steps[-1])
-            word, attempt, *_ = answer["status"].split()
-            if (word, attempt) != ("running", last["attempt"]):
-                return None  # of an earlier attempt: how old that is says nothing
-            usual, number = float(last["time"]) - float(before["time"]), int(last["step"])
-            age = max(0.0, int(answer["now"]) - float(last["time"]))
-            # A row of a user's script says its speed, as it is of many steps.
-            of_rows = (number - int(before["step"])) / usual if usual > 0 else 0.0
-            speed = float(last.get("steps_per_s", of_rows))
-            end = int(answer.get("last-step") or 0)
-            return cls(number, age, usual, end, speed, last.get("loss"))
-        except (LookupError, TypeError, ValueError, RecursionError):
-            return None
-
-    @property
-    def stands_still(self) -> bool:
-        """Whether the next row is long overdue."""
-        return overdue(self.age, self.usual)
-
-    def __str__(self) -> str:
-        return f"step {self.number}, {self.age:.0f} s ago"
-
-    @property
-    def words(self) -> str:
-        """What else is known of the job: loss, speed and time left."""
-        known = [f"step {self.number}" + (f" of {self.last}" if self.last else "")]
-        if isinstance(self.loss, float):
-            known.append(f"loss {self.loss:.4f}")
-        if self.speed > 0:
-            known.append(f"{self.speed:.3g} steps/s")
-        if self.speed > 0 and self.last:
-            left = timedelta(seconds=round(max(0, self.last - self.number) / self.speed))
-            known.append(f"{left} left")
-        return ", ".join(known)
 
 
 async def ask_all(
@@ -108,11 +53,11 @@ async def status(home: Home) -> int:
     """The table of --status: 0 when every host could be asked."""
     answers, troubles = await ask_all(home.plan, home.ssh, remote.status, home.pace.check)
     rows, steps = table_of(home.plan, answers, troubles)
-    of_job = [f"the job: {max(steps.values()).words}"] if steps else []
+    of_job = [f"the job: {_words(max(steps.values(), key=_step))}"] if steps else []
     print_out("\n".join([*table(rows), *of_job]) + "\n")
     say_of_hosts(home, {
-        host.name: f"no step for {step.age:.0f} s; why: ddpgen doctor {home.plan.checkpoints(host)}, there"
-        for host, step in steps.items() if step.stands_still
+        host.name: f"no step for {found.age_s:.0f} s; why: ddpgen doctor {home.plan.checkpoints(host)}, there"
+        for host, found in steps.items() if found.stands_still
     })  # fmt: skip
     say_of_hosts(home, troubles)
     return FAILED if troubles else DONE
@@ -120,9 +65,9 @@ async def status(home: Home) -> int:
 
 def table_of(
     plan: Plan, answers: Mapping[Host, Mapping[str, str]], troubles: Mapping[str, str]
-) -> tuple[list[tuple[str, ...]], dict[Host, Step]]:
-    """Rows for people, the heading first; and the last step of each host whose script runs."""
-    steps = dict[Host, Step]()
+) -> tuple[list[tuple[str, ...]], dict[Host, JobState]]:
+    """Rows for people, the heading first; and what each host says whose script runs and has taken a step."""
+    steps = dict[Host, JobState]()
     rows: list[tuple[str, ...]] = [
         ("host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint")
     ]
@@ -133,14 +78,30 @@ def table_of(
         if answer is None:
             rows.append((host.name, "unreachable", "", "", ""))
             continue
-        runs = answer.get("runs", "")
-        step = Step.of(answer) if runs == "yes" else None
-        if step is not None:
-            steps[host] = step
+        runs, found = answer.get("runs", ""), read(answer)
         node = _readable(answer.get("node", ""), runs == "no")
-        job = _readable(answer.get("status", ""), all_gone) + (f": {step}" if step else "")
-        rows.append((host.name, runs, node, job, _newest(answer)))
+        job = _readable(answer.get("status", ""), all_gone)
+        if runs == "yes" and found.word == "running" and found.age_s is not None:
+            steps[host] = found
+            job += f": step {found.step}, {found.age_s:.0f} s ago"
+        rows.append((host.name, runs, node, job, _newest(found)))
     return rows, steps
+
+
+def _step(found: JobState) -> int:
+    return found.step or 0
+
+
+def _words(found: JobState) -> str:
+    known = [f"step {found.step}" + (f" of {found.last_step}" if found.last_step else "")]
+    if found.loss is not None:
+        known.append(f"loss {found.loss:.4f}")
+    if found.steps_per_s:
+        known.append(f"{found.steps_per_s:.3g} steps/s")
+    if found.steps_per_s and found.last_step:
+        left = max(0, found.last_step - _step(found)) / found.steps_per_s
+        known.append(f"{timedelta(seconds=round(left))} left")
+    return ", ".join(known)
 
 
 async def stop(home: Home) -> int:
@@ -209,14 +170,11 @@ def _whole(path: Path, screen: Screen) -> int:
     return DONE
 
 
-def _newest(answer: Mapping[str, str]) -> str:
+def _newest(found: JobState) -> str:
     """The newest checkpoint of a host; of a user's script, the step of what it has saved last."""
-    if newest := answer.get("newest"):
-        return f"step {newest}"
-    try:
-        return f"of step {int(json.loads(answer['saved'])['step'])}"
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return "none"
+    if found.newest is not None:
+        return f"step {found.newest}"
+    return f"of step {found.saved[1]}" if found.saved else "none"
 
 
 def _readable(line: str, gone: bool) -> str:

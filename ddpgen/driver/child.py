@@ -18,7 +18,7 @@ from typing import cast
 # ssh leaves a background process that may keep our pipe open: the end of the program is the end.
 _DRAIN_S = 1.0
 _TERM_S = 2.0
-_KEPT = 1 << 20
+_KEPT = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,22 @@ class Child(asyncio.SubprocessProtocol):
 
 
 async def run(
-    argv: Sequence[str], said: bytes, within: float | None, cwd: str | None = None
+    argv: Sequence[str],
+    said: bytes,
+    within: float | None,
+    cwd: str | None = None,
+    show: Callable[[bytes], None] | None = None,
 ) -> Outcome:
-    """One program from start to end, at most `within` seconds. Raises OSError.
+    """One program from start to end, at most `within` seconds; `show` gets what it says, as it comes.
 
-    It is ended, too, when the caller is cancelled.
+    It is ended, too, when the caller is cancelled. Raises OSError.
     """
     heard = bytearray()
 
     def hear(data: bytes) -> None:
         heard.extend(data[: _KEPT - len(heard)])
+        if show is not None:
+            show(data)
 
     child = await Child.start(argv, hear, cwd)
     try:

@@ -142,7 +142,6 @@ class Job:
         return {}
 
     def _show_troubles(self) -> None:
-        """Name every host that is not ready, and why."""
         for line in folded(self._troubles):
             self._say(line)
 

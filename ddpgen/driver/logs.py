@@ -25,7 +25,6 @@ class Logs:
         self._reported = False
 
     def write(self, host: str, data: bytes) -> None:
-        """Append what came from `host`."""
         self._append(f"{host}.log", data)
 
     def note(self, text: str) -> None:

@@ -38,17 +38,17 @@ def troubles(output: bytes) -> str:
 
 def prepare(plan: Plan, host: Host, need_kib: int) -> bytes:
     """Look whether the bundle can come here, and make its directory."""
-    return _text({**_values(plan, host), "need": str(need_kib)}, _TOOLS, _NEWEST, _PREPARE)
+    return text({**_values(plan, host), "need": str(need_kib)}, TOOLS, _NEWEST, _PREPARE)
 
 
 def status(plan: Plan, host: Host) -> bytes:
     """Find out how this host stands."""
-    return _text(_values(plan, host), _TOOLS, _RUNS, _OF_HOST, LOOK)
+    return text(_values(plan, host), TOOLS, _RUNS, _OF_HOST, LOOK)
 
 
 def stop(plan: Plan, host: Host) -> bytes:
     """Ask for a clean stop."""
-    return _text(_values(plan, host), _TOOLS, _RUNS, _STOP)
+    return text(_values(plan, host), TOOLS, _RUNS, _STOP)
 
 
 def start(
@@ -58,13 +58,13 @@ def start(
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment.items())
     words = " ".join(quote(word) for word in (host.script, "--driven", *arguments))
     values = {**_values(plan, host), "script": host.script}
-    return _text(values, _TOOLS, f"{exports}{_BEGIN}{_ENTER}exec bash -- {words}\n")
+    return text(values, TOOLS, f"{exports}{_BEGIN}{_ENTER}exec bash -- {words}\n")
 
 
 def install(plan: Plan, host: Host) -> bytes:
     """Become the host's script, which only installs what the lock lists."""
     values = {**_values(plan, host), "script": host.script}
-    return _text(values, _TOOLS, f'{_ENTER}exec bash -- "$script" --install </dev/null\n')
+    return text(values, TOOLS, f'{_ENTER}exec bash -- "$script" --install </dev/null\n')
 
 
 def within(directory: str) -> str:
@@ -80,27 +80,28 @@ def _values(plan: Plan, host: Host) -> dict[str, str]:
     }
 
 
-def _text(values: Mapping[str, str], *parts: str) -> bytes:
+def text(values: Mapping[str, str], *parts: str) -> bytes:
+    """One text: variables with these values, and parts that begin on lines of their own."""
     given = "".join(f"{name}={quote(value)}\n" for name, value in values.items())
     body = "".join(part.lstrip("\n") for part in parts)
     return f"{{\n{given}{body}exit\n}}\n".encode("utf-8", "surrogateescape")
 
 
-_TOOLS = r"""
+TOOLS = r"""
 unset CDPATH
 fact() { printf 'ddpgen-fact %s %s\n' "$1" "$2"; }
 trouble() { printf 'ddpgen: %s\n' "$*"; exit 69; }
 """
 
-# Prints the newest whole checkpoint: the marker is what makes a directory one. -1: there is none.
+# Prints the newest whole checkpoint, if there is one: the marker is what makes a directory one.
 _NEWEST = r"""
 newest() {
-  local marker step best=-1
+  local marker step best=''
   for marker in "$checkpoints"/step-*/checkpoint.json; do
     step=${marker%/*}
     step=${step##*/step-}
     case $step in *[!0-9]* | '') continue ;; esac
-    [ -e "$marker" ] && [ "$((10#$step))" -gt "$best" ] && best=$((10#$step))
+    [ -e "$marker" ] && [ "$((10#$step))" -ge "${best:-0}" ] && best=$((10#$step))
   done
   echo "$best"
 }
@@ -196,8 +197,10 @@ fact runs "$(runs)"
 fact node "$( { head -n 1 -- "$checkpoints/nodes/$host/status"; } 2>/dev/null)"
 """
 
-# What a checkpoint directory says. The newest whole checkpoint: the marker is what makes a directory one.
-LOOK = r"""
+# What a checkpoint directory says.
+LOOK = (
+    _NEWEST
+    + r"""
 first_line() {
   local line=''
   { read -r line <"$1"; } 2>/dev/null
@@ -205,20 +208,13 @@ first_line() {
 }
 [ -d "$checkpoints" ] || { fact there no; exit 0; }
 [ -r "$checkpoints" ] && [ -x "$checkpoints" ] || { fact there closed; exit 0; }
-newest=''
-for marker in "$checkpoints"/step-*/checkpoint.json; do
-  step=${marker%/*}
-  step=${step##*/step-}
-  case $step in *[!0-9]* | '') continue ;; esac
-  [ -e "$marker" ] && [ "$((10#$step))" -ge "${newest:-0}" ] && newest=$((10#$step))
-done
 # Several on one line, with tabs between them: JSON holds none.
 newest_rows() {
   tail -c 4194304 -- "$checkpoints/metrics.jsonl" 2>/dev/null |
     grep -E "^\{\"kind\": \"($1)\"" | tail -n "$2" | tr '\n' '\t'
 }
 fact there yes
-fact newest "$newest"
+fact newest "$(newest)"
 fact status "$(first_line "$checkpoints/status")"
 fact slurm-job "$(first_line "$checkpoints/slurm-job")"
 fact slurm-starts "$(first_line "$checkpoints/slurm-starts")"
@@ -237,6 +233,7 @@ fact manifest "$(sed -e '/^ "environments": {$/,/^ }/d' -e '/^ "starts": \[$/,/^
 fact now "$(date +%s)"
 [ ! -e "$checkpoints/stop" ] || fact stop asked
 """
+)
 
 _STOP = r"""
 [ -d "$checkpoints" ] || { fact stop nothing; exit 0; }

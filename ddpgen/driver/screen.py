@@ -106,7 +106,6 @@ class Screen:
             self._put(self._err, "".join(f"ddpgen: {line}\n" for line in lines).encode())
 
     def table(self, rows: Sequence[Sequence[str]]) -> None:
-        """Rows with aligned columns, the first one the heading."""
         self.say("\n".join(table(rows)))
 
     def close(self, timeout_s: float) -> None:

@@ -93,7 +93,7 @@ class Session:
             self.state = "unreachable" if outcome.code in (None, SSH_FAILED) else "refused"
             raise Trouble(why_not(outcome, home.ssh, self.host, home.pace.check))
         self.state = "connected"
-        return Looked(int(found.get("newest", "-1")), "in-use" in found, found.get("by", ""))
+        return Looked(int(found["newest"] or -1), "in-use" in found, found.get("by", ""))
 
     async def prepare(self) -> Looked:
         """Look, send the bundle and install. Raises Trouble, also where a job runs from it: its restarts need the files."""
@@ -125,17 +125,9 @@ class Session:
         """Make the host's bundle equal to ours. Raises Trouble."""
         self.state = "sending"
         home = self._home
-        shell = home.ssh.shell_for_rsync(self.host, self._bundle)
-        options = ["-rlpc", "--delete", "--exclude=__pycache__", f"--timeout={home.pace.stall:.0f}"]
         # Where hosts share the directory, another's half a file is not rubbish.
-        command = ["rsync", *options, "--filter=P .*.??????", *shell, "./", "host:./"]
-        try:
-            outcome = await run(command, b"", None, str(home.bundle))
-        except OSError as error:
-            raise Trouble(f"cannot start rsync on this machine: {error.strerror}") from None
-        if outcome.code != 0:
-            why = home.ssh.complaint(outcome.output, self.host)
-            raise Trouble(f"rsync (code {outcome.code}): {why}")
+        options = ("--delete", "--filter=P .*.??????", f"--timeout={home.pace.stall:.0f}")
+        await send(home.ssh, self.host, home.bundle, self._bundle, options)
         self.state = "ready"
 
     async def start(self, environment: Mapping[str, str], arguments: Iterable[str]) -> None:
@@ -203,6 +195,19 @@ async def ask(ssh: Ssh, host: Host, text: bytes, within: float | None) -> Outcom
             break
         await asyncio.sleep(attempt + ssh.numbers[host.name] % 10 / 10)
     return outcome
+
+
+async def send(ssh: Ssh, host: Host, bundle: Path, directory: str, options: Iterable[str]) -> None:
+    """Have `directory` on a host hold what `bundle` holds here; `options`: more of rsync. Raises Trouble."""
+    shell = ssh.shell_for_rsync(host, directory)
+    command = ["rsync", "-rlpc", "--exclude=__pycache__", *options, *shell, "./", "host:./"]
+    try:
+        outcome = await run(command, b"", None, str(bundle))
+    except OSError as error:
+        told = f"cannot start rsync on this machine: {error.strerror}; install it"
+        raise Trouble(told) from None
+    if outcome.code != 0:
+        raise Trouble(f"rsync (code {outcome.code}): {ssh.complaint(outcome.output, host)}")
 
 
 def why_not(outcome: Outcome, ssh: Ssh, host: Host, within: float) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from ddpgen.driver import plan, remote
+from ddpgen.driver import plan, remote, state
 from ddpgen.driver.asking import ask_all, table_of
 from ddpgen.driver.logs import newest as newest_logs
 from ddpgen.driver.plan import Plan
@@ -18,9 +18,10 @@ from ddpgen.driver.screen import folded, table
 from ddpgen.driver.ssh import Ssh
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.launch import START, become, output
-from ddpgen.monitor import places, state
+from ddpgen.monitor import places
 from ddpgen.monitor.record import Following
-from ddpgen.monitor.state import JobStatus, Report
+from ddpgen.monitor.report import JobStatus, Report
+from ddpgen.shell import as_argument
 
 _RUNS = {"yes": "runs", "no": "does not run", "unknown": "may run"}  # its script, as the host says
 
@@ -101,4 +102,4 @@ def _run_sh(following: Following, option: str) -> list[str]:
         raise TargetUnavailableError(
             f"{script} is not there; render the job for hosts first, or name its bundle with -o"
         )
-    return ["bash", places.as_argument(str(script)), option]
+    return ["bash", as_argument(str(script)), option]

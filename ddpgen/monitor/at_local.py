@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ddpgen.driver import state
+from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError
 from ddpgen.launch import become
-from ddpgen.monitor import places, scripts, state
+from ddpgen.monitor import places, scripts
 from ddpgen.monitor.places import Place
-from ddpgen.monitor.state import JobState, JobStatus, Report
+from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.resources import resource
 
 

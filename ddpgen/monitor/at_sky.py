@@ -11,13 +11,15 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
+from ddpgen.driver import state
 from ddpgen.driver.screen import table
+from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.launch import become
-from ddpgen.monitor import bucket, sky_jobs, skypilot, state, store
+from ddpgen.monitor import bucket, sky_jobs, skypilot, store
 from ddpgen.monitor.record import Following
+from ddpgen.monitor.report import JobStatus, Report, ago
 from ddpgen.monitor.sky_jobs import Managed
-from ddpgen.monitor.state import JobState, JobStatus, Report
 
 # What the job records as the reason of its end, behind `user: `.
 _REASON = "ddpgen stop"
@@ -37,7 +39,6 @@ class Seen(NamedTuple):
 
     @property
     def live(self) -> list[Managed]:
-        """Those that wait or run."""
         return [job for job in self.jobs if not job.over]
 
 
@@ -51,7 +52,6 @@ class There(NamedTuple):
 
     @property
     def lives(self) -> bool:
-        """Whether the time stamp is a fresh one."""
         return self.found.word == "running" and self.age_s is not None and self.age_s <= _LIVES_S
 
     @property
@@ -74,7 +74,7 @@ def status(following: Following) -> JobStatus:
         runs = any(not job.waits for job in seen.live) if seen.jobs and not unknown else None
         said.append(Report(there.url, there.found, runs))
         if there.found.word == "running" and there.age_s is not None:
-            said.append(f"  last sign of life {state.ago(there.age_s)}")
+            said.append(f"  last sign of life {ago(there.age_s)}")
         if unknown and not seen.trouble:
             said.append("  something runs there that this SkyPilot does not know")
     ended = bool(seen.jobs or there.found.word) and not there.lives
@@ -149,7 +149,6 @@ def _look(following: Following) -> Seen:
 
 
 def _there(following: Following) -> There:
-    """What the bucket says."""
     at = bucket.address(following.job, os.environ)
     if at is None:
         return There()

@@ -13,15 +13,17 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from ddpgen.driver import state
 from ddpgen.driver.ends import SSH_FAILED
 from ddpgen.driver.screen import table
+from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.launch import become, say
-from ddpgen.monitor import places, scripts, slurm_jobs, state
+from ddpgen.monitor import places, scripts, slurm_jobs
 from ddpgen.monitor.places import Login, Place
 from ddpgen.monitor.record import Following, Launched
+from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.monitor.slurm_jobs import Job
-from ddpgen.monitor.state import JobState, JobStatus, Report
 from ddpgen.spec.slurm import SlurmJob
 
 _MOST_TASKS = 8  # of an array have their directories looked at
@@ -36,7 +38,6 @@ class Asked(NamedTuple):
 
     @property
     def cluster(self) -> str:
-        """The cluster that sbatch named, if any."""
         return self.launched.cluster if self.launched else ""
 
     @property

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from ddpgen.bundle.write import LISTING
+from ddpgen.bundle import write
+from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.monitor import at_hosts, at_local, at_sky, at_slurm, record
 from ddpgen.monitor.places import Place
 from ddpgen.monitor.record import Following
-from ddpgen.monitor.state import JobState, JobStatus
+from ddpgen.monitor.report import JobStatus
 from ddpgen.spec.job import JobSpec
 
 
@@ -40,7 +40,8 @@ def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Fol
             options = " or ".join(f"--target {tier}" for tier in live)
             raise UnclearError(f"{name} runs on {' and on '.join(live)}: name one with {options}")
         return every[live[0] if live else max(runs, key=lambda tier: runs[tier])]
-    tiers = [*runs] or [tier for tier in _rendered(bundle) or jobs if tier in jobs]
+    rendered = write.listing(bundle).get("targets") or jobs
+    tiers = [*runs] or [tier for tier in rendered if tier in jobs]
     if len(tiers) == 1:
         return every[tiers[0]]
     raise UnclearError(
@@ -172,12 +173,3 @@ def logs(following: Following | Path, lines: int, follow: bool) -> int:
         return at_local.logs(directory(following), lines, follow)
     tier = {"hosts": at_hosts.logs, "slurm": at_slurm.logs, "sky": at_sky.logs}[following.tier]
     return tier(following, lines, follow)
-
-
-def _rendered(bundle: Path) -> tuple[str, ...]:
-    """The tiers in the bundle."""
-    try:
-        targets = json.loads((bundle / LISTING).read_bytes())["targets"]
-        return tuple(str(tier) for tier in targets)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ()

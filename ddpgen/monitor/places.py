@@ -22,13 +22,12 @@ from ddpgen.driver.ssh import Ssh, ready
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.launch import stream
 from ddpgen.monitor import scripts
+from ddpgen.shell import as_argument
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.slurm import SlurmJob
 
 ANSWER_S = 60.0
-# rsync ends by itself when nothing moves for _STALL_S; this limit is for when that fails.
-_STALL_S = 60
-_SEND_S = 3600.0
+_STALLED = "--timeout=60"  # rsync ends by itself when nothing moves for so long
 _NO_PROGRAM = 127
 
 
@@ -74,10 +73,7 @@ class Place:
 
     def typed(self, argv: Sequence[str], directory: str) -> str:
         """What to type, to have `argv` run there."""
-        place = os.path.relpath(directory)
-        return (
-            shlex.join(argv) if place == "." else f"(cd {shlex.quote(place)} && {shlex.join(argv)})"
-        )
+        return typed(argv, directory)
 
     def shown(self, path: str) -> str:
         """A path there as people write it."""
@@ -123,18 +119,10 @@ class Login(Place):
 
     def send(self, bundle: Path, directory: str) -> None:
         """Have `directory` there hold what `bundle` holds. Raises TargetUnavailableError."""
-        shell = self._ssh.shell_for_rsync(self._host, directory)
-        argv = ["rsync", "-rlpc", "--exclude=__pycache__", f"--timeout={_STALL_S}", *shell]
         try:
-            sending = child.run([*argv, "./", "host:./"], b"", _SEND_S, str(bundle))
-            outcome = asyncio.run(sending)
-        except OSError as error:
-            raise TargetUnavailableError(
-                f"cannot start rsync on this machine: {error.strerror}; install it"
-            ) from None
-        if outcome.code != 0:
-            why = self._ssh.complaint(outcome.output, self._host)
-            raise TargetUnavailableError(f"{self.name}: rsync (code {outcome.code}): {why}")
+            asyncio.run(session.send(self._ssh, self._host, bundle, directory, [_STALLED]))
+        except session.Trouble as trouble:
+            raise TargetUnavailableError(f"{self.name}: {trouble}") from None
 
     def tail(self, file: str, lines: int, follow: bool) -> int:
         """Show the end of a file, and what is added to it until the user has enough; the exit code."""
@@ -190,9 +178,10 @@ def short(path: str) -> str:
     return str(found.relative_to(stand)) if found.is_relative_to(stand) else path
 
 
-def as_argument(path: str) -> str:
-    """A path that no program takes for an option."""
-    return f"./{path}" if path.startswith("-") else path
+def typed(argv: Sequence[str], directory: str) -> str:
+    """What to type here, to have `argv` run in a directory of this machine."""
+    place, words = shlex.quote(os.path.relpath(directory)), shlex.join(argv)
+    return words if place == "." else f"(cd {place} && {words})"
 
 
 def tail(files: Sequence[str], lines: int, follow: bool) -> list[str]:

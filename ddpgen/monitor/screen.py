@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor.state import JobStatus, Report, ago, clock
+from ddpgen.monitor.report import JobStatus, Report, ago, clock
 
 try:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

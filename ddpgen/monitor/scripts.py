@@ -1,15 +1,14 @@
 """The texts sent to `bash -s`, here or on a login node, and what they find out. Pure.
 
 One text serves both: what is tried here is what runs there. Paths that begin with ./ start from the
-login directory. Values enter through quote() only; each text is one { …; }, so that half of it after
-a cut connection does nothing.
+login directory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpgen.driver.remote import LOOK, quote
+from ddpgen.driver.remote import LOOK, TOOLS, quote, text
 
 BEGIN = "ddpgen-output"  # what comes before this line is a login script's chatter
 
@@ -17,23 +16,23 @@ BEGIN = "ddpgen-output"  # what comes before this line is a login script's chatt
 def command(argv: Sequence[str], directory: str) -> bytes:
     """Run a program in `directory`; 127 when there is none, also not for a login shell, whose PATH is
     often the better one."""
-    words = " ".join(quote(word) for word in argv)
-    return _text(f"cd -- {quote(directory)} || exit 66\nset -- {words}\n", _COMMAND)
+    words = " ".join(map(quote, argv))
+    return text({"directory": directory}, TOOLS, f"set -- {words}\n", _COMMAND)
 
 
 def look(directory: str) -> bytes:
     """Find out what a checkpoint directory says."""
-    return _text(f"checkpoints={quote(directory)}\n", _FACT, LOOK)
+    return text({"checkpoints": directory}, TOOLS, LOOK)
 
 
 def stop(directory: str) -> bytes:
     """Ask for a clean stop in a checkpoint directory that is there."""
-    return _text(f"directory={quote(directory)}\n", _FACT, _STOP)
+    return text({"directory": directory}, TOOLS, _STOP)
 
 
 def receive(bundle: str, logs: str) -> bytes:
     """Make room for a bundle, and for what its jobs say."""
-    return _text(f"bundle={quote(bundle)}\nlogs={quote(logs)}\n", _FACT, _RECEIVE)
+    return text({"bundle": bundle, "logs": logs}, TOOLS, _RECEIVE)
 
 
 def tail(file: str, lines: int, follow: bool) -> bytes:
@@ -41,32 +40,23 @@ def tail(file: str, lines: int, follow: bool) -> bytes:
     none. To `follow`: and what is added until the input of bash ends."""
     directory, slash, name = file.rpartition("/")
     pattern = quote(directory + slash) + "*".join(quote(part) for part in name.split("*"))
-    return _text(f"files=({pattern})\nlines={lines}\n", _FOLLOW if follow else _TAIL)
+    return text({"lines": str(lines)}, f"files=({pattern})\n", _FOLLOW if follow else _TAIL)
 
 
 def said(output: bytes) -> str | None:
     """What a program said, without what came before it; None when it was never reached."""
-    text = "\n" + output.decode("utf-8", "replace")
-    _, begun, rest = text.partition(f"\n{BEGIN}\n")
+    whole = "\n" + output.decode("utf-8", "replace")
+    _, begun, rest = whole.partition(f"\n{BEGIN}\n")
     return rest if begun else None
 
 
-def _text(*parts: str) -> bytes:
-    body = "".join(part.lstrip("\n") for part in parts)
-    return f"{{\nunset CDPATH\n{body}exit\n}}\n".encode("utf-8", "surrogateescape")
-
-
 _COMMAND = rf"""
+cd -- "$directory" || exit 66
 if type -P "$1" >/dev/null; then
   echo {BEGIN}
   exec "$@" </dev/null
 fi
 exec bash -lc 'type -P "$1" >/dev/null || exit 127; echo {BEGIN}; exec "$@"' ddpgen "$@" </dev/null
-"""
-
-_FACT = r"""
-fact() { printf 'ddpgen-fact %s %s\n' "$1" "$2"; }
-trouble() { printf 'ddpgen: %s\n' "$*"; exit 69; }
 """
 
 _STOP = r"""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddpgen.monitor.state import clock
+from ddpgen.monitor.report import clock, telling
 
 FITS = "0.14"  # the version whose formats these are, and the one the rendered file is for
 # Of the newest; a row takes 2 KB, and what a program says is not kept without end.
@@ -55,7 +55,6 @@ class Managed(NamedTuple):
 
     @property
     def ending(self) -> bool:
-        """It is being cancelled."""
         return self.state == "CANCELLING"
 
     @property
@@ -65,7 +64,6 @@ class Managed(NamedTuple):
 
     @property
     def ran(self) -> str:
-        """The time on machines."""
         return clock(self.ran_s) if self.ran_s > 0 else ""
 
     @property
@@ -154,11 +152,10 @@ def from_queue(said: str) -> list[Managed] | None:
 
 
 def table(jobs: Iterable[Managed]) -> list[tuple[str, ...]]:
-    """Rows for people, the heading first; columns that say nothing are left out."""
+    """Rows for people, the heading first."""
     heads = ("job", "state", "came back", "where", "machines", "ran", "why")
     rows = [(j.id, j.words, j.returns, j.where, j.machines, j.ran, j.reason) for j in jobs]
-    told = [column for column in range(len(heads)) if any(row[column] for row in rows)]
-    return [tuple(row[column] for column in told) for row in (heads, *rows)]
+    return telling([heads, *rows])
 
 
 def _job(row: Mapping[str, Any]) -> Managed:

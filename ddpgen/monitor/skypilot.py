@@ -13,9 +13,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpgen.driver.child import Child
+from ddpgen.driver import child
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor import sky_jobs
+from ddpgen.monitor import places, sky_jobs
 from ddpgen.monitor.places import Ran
 
 VARIABLE = "DDPGEN_SKY"
@@ -51,44 +51,28 @@ def show(words: Sequence[str], directory: Path) -> Ran:
     return _run([*command(), *words], None, directory)
 
 
-def typed(words: Sequence[str], directory: Path | None = None) -> str:
+def typed(words: Sequence[str], directory: str = ".") -> str:
     """What to type for that, from the user's working directory."""
-    line = shlex.join([*command(), *words])
-    return (
-        line if directory is None else f"(cd {shlex.quote(os.path.relpath(directory))} && {line})"
-    )
+    return places.typed([*command(), *words], directory)
 
 
 def _run(argv: Sequence[str], within: float | None, shown_in: Path | None = None) -> Ran:
+    directory, show = (str(shown_in), _show) if shown_in else (None, None)
     try:
-        code, output = asyncio.run(_running(argv, within, shown_in))
+        outcome = asyncio.run(child.run(argv, b"", within, directory, show))
     except OSError as error:
         raise TargetUnavailableError(
             f"cannot start {argv[0]}: {error.strerror}; {INSTALL}"
         ) from None
-    if code is None:
+    if outcome.code is None:
         raise TargetUnavailableError(
             f"{shlex.join(argv)}: no answer within {within:.0f} s; is SkyPilot's server up? {argv[0]} api "
             "info tells"
         )
-    return Ran(code, sky_jobs.plain(output.decode("utf-8", "replace")))
+    return Ran(outcome.code, sky_jobs.plain(outcome.output.decode("utf-8", "replace")))
 
 
-async def _running(
-    argv: Sequence[str], within: float | None, shown_in: Path | None
-) -> tuple[int | None, bytes]:
-    heard = bytearray()
-
-    def hear(data: bytes) -> None:
-        heard.extend(data)
-        with contextlib.suppress(OSError):  # stderr is closed; the launch goes on
-            while shown_in and data:
-                data = data[os.write(2, data) :]
-
-    running = await Child.start(argv, hear, str(shown_in) if shown_in else None)
-    try:
-        running.close_input()
-        code = await running.ended_within(within)
-    finally:
-        await running.kill()
-    return code, bytes(heard)
+def _show(data: bytes) -> None:
+    with contextlib.suppress(OSError):  # stderr is closed; the launch goes on
+        while data:
+            data = data[os.write(2, data) :]

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ddpgen.monitor.report import telling
+
 _SACCT = "JobID,State,ExitCode,NodeList,Elapsed,Timelimit"
 _NOTHING = ("", "None", "(null)", "N/A", "Unknown", "None assigned", "0:0")
 # Of what is in the queue. Everything else has no process any more, or none yet.
@@ -125,11 +127,10 @@ def submitted(said: str) -> tuple[str, str] | None:
 
 
 def table(jobs: Iterable[Job]) -> list[tuple[str, ...]]:
-    """Rows for people, the heading first; columns that say nothing are left out."""
+    """Rows for people, the heading first."""
     heads = ("job", "state", "nodes", "runs", "limit", "starts", "why")
     rows = [(j.id, j.state, j.nodes, j.runs, j.limit, j.starts, j.why) for j in jobs]
-    told = [column for column in range(len(heads)) if any(row[column] for row in rows)]
-    return [tuple(row[column] for column in told) for row in (heads, *rows)]
+    return telling([heads, *rows])
 
 
 def _on(cluster: str) -> list[str]:

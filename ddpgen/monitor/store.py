@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ddpgen.driver.state import mapping
 from ddpgen.monitor.bucket import R2_ACCOUNT, STOP, Address
-from ddpgen.monitor.state import mapping
 
 ANSWER_S = 40.0
 SHORT_S = 15.0  # where the answer is only good to know

@@ -29,7 +29,7 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
     _check_bucket(job)
     copy = snapshot.take(bundle)
     words = sky_jobs.launch(job.name, job.secrets, arguments)
-    say(f"+ {skypilot.typed(words, copy)}")
+    say(f"+ {skypilot.typed(words, str(copy))}")
     queue = skypilot.typed(["jobs", "queue"])
     try:
         answer = skypilot.show(words, copy)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ddpgen.driver import state
 from ddpgen.errors import FileTroubleError, TargetUnavailableError
 from ddpgen.launch import say
-from ddpgen.monitor import places, scripts, slurm_jobs, snapshot, state
+from ddpgen.monitor import places, scripts, slurm_jobs, snapshot
 from ddpgen.monitor.places import Login, Place, Ran
 from ddpgen.monitor.record import Launched
 from ddpgen.plan import slurm

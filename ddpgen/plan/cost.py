@@ -40,12 +40,10 @@ class Shape:
 
     @property
     def hosts(self) -> int:
-        """How many machines."""
         return len(self.procs)
 
     @property
     def processes(self) -> int:
-        """The world size."""
         return sum(self.procs)
 
     @property
@@ -131,7 +129,6 @@ class StepCost:
 
     @property
     def step_s(self) -> float:
-        """From one step to the next."""
         return self.compute_s + self.exposed_s
 
 

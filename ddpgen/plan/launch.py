@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddpgen.plan import sky, slurm, supervise
 from ddpgen.plan.supervise import Supervise
 from ddpgen.shell import Joined, Var, Word, at_home
-from ddpgen.spec.job import Host, HostsJob, JobSpec
+from ddpgen.spec.hosts import Host, HostsJob
+from ddpgen.spec.job import JobSpec
 from ddpgen.spec.sky import SkyJob
 from ddpgen.spec.slurm import SlurmJob
 

@@ -7,7 +7,8 @@ import re
 
 from ddpgen.errors import Place
 from ddpgen.plan.cost import Link
-from ddpgen.spec.fields import Duration, Refused, decimal, show
+from ddpgen.spec.fields import Refused, decimal, show
+from ddpgen.spec.times import Duration
 from ddpgen.spec.yamltree import Scalar
 
 # Line rates. NVLink: of an H100, 450 GB/s each way (NVIDIA H100 Tensor Core GPU data sheet).

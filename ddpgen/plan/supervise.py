@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen.plan import sky, slurm
 from ddpgen.shell import Joined, Word, at_home, pieces
-from ddpgen.spec.fields import seconds
-from ddpgen.spec.job import Checkpoint, HostsJob, JobSpec, Rendezvous, Stop, Train
+from ddpgen.spec.hosts import HostsJob
+from ddpgen.spec.job import Checkpoint, JobSpec, Rendezvous, Stop, Train
 from ddpgen.spec.sky import SkyJob
 from ddpgen.spec.slurm import SlurmJob
+from ddpgen.spec.times import seconds
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -217,7 +218,6 @@ def _beside(path: str) -> str:
 
 
 def _program(job: JobSpec, backend: str, weight: int | Fraction) -> Iterator[Word]:
-    """What each process runs."""
     if job.train.runs != "workload":
         yield from _script(job)
         return

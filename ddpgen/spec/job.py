@@ -10,46 +10,36 @@ from __future__ import annotations
 import math
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ddpgen.spec.fields import (
     Arguments,
     Choice,
-    Duration,
-    Every,
     Flag,
     Group,
-    Groups,
     NodeCount,
     Nodes,
     Number,
     Pairs,
-    Period,
-    Span,
-    Steps,
-    StepSpan,
     Text,
     Texts,
     Value,
     Whole,
     setting,
 )
-
-if TYPE_CHECKING:
-    from fractions import Fraction  # which is slow to import, and most jobs need none
+from ddpgen.spec.times import Duration, Every, Period, Span, Steps, StepSpan
 
 TIERS = ("local", "hosts", "slurm", "sky")
-_INTERFACE = Text(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", "one exact interface name, like eth0")
-ADDRESS = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", "an IPv4 address or a host name")
+INTERFACE = Text(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", "one exact interface name, like eth0")
 DESTINATION = Text(
     r"[^\s\0-][^\s\0]*", "a destination of ssh: an alias, user@host or ssh://user@host:port"
 )
-_NAME = Text(
+NAME = Text(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
     "up to 63 letters, digits, `.`, `_` or `-`, starting with a letter or digit",
 )
-_ENV = Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(wants="a text"))
+ENV = Pairs(r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and _", Value(wants="a text"))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -229,18 +219,18 @@ class JobSpec:
     # Whether its processes meet over a network.
     meets: ClassVar[bool] = False
 
-    name: str = setting(_NAME)
+    name: str = setting(NAME)
     train: Train = setting(Group(Train))
     nodes: NodeCount = setting(Nodes(100_000), NodeCount(1))
     procs_per_node: int = setting(Whole(1, 1024), 1)
     backend: str = setting(Choice("auto", "gloo", "nccl"), "auto")
-    nic: str | None = setting(_INTERFACE, None)
+    nic: str | None = setting(INTERFACE, None)
     gpus_per_node: int | None = setting(Whole(0, 1024), None)
     checkpoint: Checkpoint = setting(Group(Checkpoint), Checkpoint)
     rendezvous: Rendezvous = setting(Group(Rendezvous), Rendezvous)
     preflight: Preflight = setting(Group(Preflight, shorthand="enabled"), Preflight)
     restarts: int = setting(Whole(0, 1000), 3)
-    env: Mapping[str, str] = setting(_ENV, dict)
+    env: Mapping[str, str] = setting(ENV, dict)
     python: Python = setting(Group(Python, shorthand="interpreter"), Python)
     environment: Environment = setting(Group(Environment, shorthand="packages"), Environment)
     code: tuple[str, ...] = setting(Texts(Text(wants="a path relative to this file")), ())
@@ -272,80 +262,3 @@ class JobSpec:
         if not train.global_batch_size or not train.micro_batch_size:
             return 0
         return math.ceil(train.global_batch_size / train.micro_batch_size)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Host:
-    """One machine of the tier `hosts`. What is left out is as the job says."""
-
-    name: str = setting(_NAME)
-    ssh: str | None = setting(DESTINATION, None)
-    address: str | None = setting(ADDRESS, None)
-    nic: str | None = setting(_INTERFACE, None)
-    procs: int | None = setting(Whole(1, 1024), None)
-    gpus: int | None = setting(Whole(0, 1024), None)
-    share: float | None = setting(Number(above=0), None)
-    dir: str | None = setting(Text(wants="a path"), None)
-    python: Python | None = setting(Group(Python, shorthand="interpreter"), None)
-    env: Mapping[str, str] = setting(_ENV, dict)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class HostsJob(JobSpec):
-    """A job for the tier `hosts`: the job's fields and the tier's own."""
-
-    meets: ClassVar[bool] = True
-
-    nodes: NodeCount = setting(Nodes(100_000), None)
-    hosts: tuple[Host, ...] = setting(Groups(Group(Host, shorthand="name")), ())
-    head: str | None = setting(Text(wants="the name of a host"), None)
-    dir: str = setting(Text(wants="a path"), "~/ddpgen")
-    ssh_options: tuple[str, ...] = setting(Texts(Text(wants="a word of an ssh command line")), ())
-
-    def __post_init__(self) -> None:
-        if vars(self)["nodes"] is None:
-            object.__setattr__(self, "nodes", NodeCount(len(self.hosts) or 1))
-
-    @property
-    def world_size(self) -> int:
-        """Processes over all hosts."""
-        return sum(self.procs(host) for host in self.hosts) or super().world_size
-
-    @property
-    def on_gpus(self) -> bool:
-        """Whether every host has a GPU."""
-        return all(self.gpus(host) for host in self.hosts)
-
-    @property
-    def order(self) -> tuple[Host, ...]:
-        """The hosts by node rank: the head, then the others as they are listed."""
-        head = self.head or (self.hosts[0].name if self.hosts else "")
-        return tuple(sorted(self.hosts, key=lambda host: host.name != head))
-
-    def procs(self, host: Host) -> int:
-        """How many processes run on `host`."""
-        return host.procs or self.procs_per_node
-
-    def gpus(self, host: Host) -> int:
-        """How many GPUs the job uses on `host`."""
-        return (self.gpus_per_node if host.gpus is None else host.gpus) or 0
-
-    def weight(self, host: Host) -> int | Fraction:
-        """The part of the work of each process on `host`, relative to the others'."""
-        if host.share is None:
-            return 1
-        from fractions import Fraction
-
-        return Fraction(repr(host.share)) / self.procs(host)
-
-    def on(self, host: Host) -> HostsJob:
-        """The job as `host` sees it."""
-        return replace(
-            self,
-            procs_per_node=self.procs(host),
-            nic=host.nic or self.nic,
-            gpus_per_node=self.gpus_per_node if host.gpus is None else host.gpus,
-            python=host.python or self.python,
-            env={**self.env, **host.env},
-            dir=host.dir or self.dir,
-        )

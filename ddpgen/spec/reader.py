@@ -1,7 +1,7 @@
 """YAML text → JobSpec for every tier, with every error at once and each at its own place.
 
 Owns overlays (merged first, validated once), unknown keys and did-you-mean. What a value may be is
-fields.py's business, what values may say together is rules.py's. Opens no file; pure.
+fields.py's and times.py's business, what values may say together is rules.py's. Opens no file; pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from ddpgen.spec.fields import (
     refuse_non_number,
     show,
 )
-from ddpgen.spec.job import TIERS, HostsJob, JobSpec
+from ddpgen.spec.hosts import HostsJob
+from ddpgen.spec.job import TIERS, JobSpec
 from ddpgen.spec.rules import RIVALS, Conflict, conflicts
 from ddpgen.spec.sky import SkyJob
 from ddpgen.spec.slurm import SlurmJob

@@ -9,7 +9,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from ddpgen.spec.fields import did_you_mean, show
-from ddpgen.spec.job import HostsJob, JobSpec, Python, Train
+from ddpgen.spec.hosts import HostsJob
+from ddpgen.spec.job import JobSpec, Python, Train
 
 # A field of an overlay replaces its rival of the job: `steps` there takes the place of `epochs`.
 RIVALS: dict[tuple[str, ...], tuple[str, ...]] = {

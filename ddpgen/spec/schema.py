@@ -11,21 +11,10 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from ddpgen.job import plain
-from ddpgen.spec.fields import (
-    REQUIRED,
-    Arguments,
-    Duration,
-    Every,
-    Group,
-    Groups,
-    Kind,
-    Leaf,
-    Pairs,
-    Steps,
-    Texts,
-)
+from ddpgen.spec.fields import REQUIRED, Arguments, Group, Groups, Kind, Leaf, Pairs, Texts
 from ddpgen.spec.job import TIERS, JobSpec
 from ddpgen.spec.reader import MODELS
+from ddpgen.spec.times import Duration, Every, Steps
 
 REFERENCE = "spec.md"  # below docs/
 _JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]

@@ -10,19 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddpgen.spec.fields import (
-    Choice,
-    Duration,
-    Flag,
-    Group,
-    Pairs,
-    Text,
-    Texts,
-    Value,
-    Whole,
-    setting,
-)
+from ddpgen.spec.fields import Choice, Flag, Group, Pairs, Text, Texts, Value, Whole, setting
 from ddpgen.spec.job import JobSpec
+from ddpgen.spec.times import Duration
 
 _GPUS = Text(r"[A-Za-z][A-Za-z0-9.-]*:[1-9][0-9]{0,3}", "a type and a number, like A100:8")
 _AMOUNT = Text(r"[1-9][0-9]*(\.[0-9]+)?\+?", 'an amount like "8", or "8+" for at least that')

@@ -10,18 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddpgen.spec.fields import (
-    Choice,
-    ClockTime,
-    Duration,
-    Flag,
-    Group,
-    Text,
-    Texts,
-    Whole,
-    setting,
-)
+from ddpgen.spec.fields import Choice, Flag, Group, Text, Texts, Whole, setting
 from ddpgen.spec.job import DESTINATION, Environment, JobSpec
+from ddpgen.spec.times import ClockTime, Duration
 
 WORD = r"[A-Za-z0-9_@%+=:,./()\[\]&|*!^][A-Za-z0-9_@%+=:,./()\[\]&|*!^-]*"
 _PLAIN = "letters, digits and any of _@%+=:,./()[]&|*!^-, without spaces"

@@ -16,7 +16,8 @@ from ddpgen.render import Artefact, Renderer
 from ddpgen.resources import package_files
 from ddpgen.spec import rules
 from ddpgen.spec.fields import did_you_mean, show
-from ddpgen.spec.job import ADDRESS, Host, HostsJob, JobSpec
+from ddpgen.spec.hosts import ADDRESS, Host, HostsJob
+from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
 _ONESELF = ("localhost", "localhost.localdomain", "0.0.0.0")

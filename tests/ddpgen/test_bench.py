@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpgen import bench, bench_plot, bench_table, job
+from ddpgen import bench, bench_table, job, plot
 from ddpgen.bench_table import Ran, Table
 from ddpgen.plan.cost import Link
 from ddpgen.spec.fields import Refused
@@ -149,7 +149,7 @@ def test_a_run_that_was_cut_off_is_not_done() -> None:
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_the_plot(spec: Spec, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"a{suffix}"
-    bench_plot.write(made(spec(), {"1": [left()], "2": [left(0.05, 2, waiting=None)]}), file)
+    plot.bench(made(spec(), {"1": [left()], "2": [left(0.05, 2, waiting=None)]}), file)
     assert file.stat().st_size > 1000
     if suffix == ".svg":
         assert "50 ms, 20,000 tokens/s, 100%" in file.read_text()

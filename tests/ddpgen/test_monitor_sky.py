@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from ddpgen import cli
+from ddpgen.cli.shared import find_run
 from ddpgen.monitor import bucket, commands, sky_jobs, store
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from tests.ddpgen.programs import Programs, remembered
@@ -723,7 +723,7 @@ def test_the_bucket_decides_where_skypilot_knows_of_none_that_lives(
     launched.has(*rows)
     if status:
         stamped(objects, ago_s, status)
-    following = cli._following("job.yaml", "sky", None)
+    following = find_run("job.yaml", "sky", None)
     ended = told.startswith("nothing to stop") and bool(status)
     assert commands.status(following).over is ended
     assert run("stop", "job.yaml") == (0, f"{told}\n", "")

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from ddpgen.monitor import record, state
+from ddpgen.driver import state
+from ddpgen.monitor import record
+from ddpgen.monitor.report import Report
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from train.processes import machine, start_time
 
@@ -366,7 +368,7 @@ def test_how_often_a_job_of_slurm_has_come_back() -> None:
     kept = {"job": "7", "requeues": 6, "restarts": 3, "starts": begun}
     facts = {"there": "yes", "status": "running slurm.7.3 40", "slurm-starts": json.dumps(kept)}
     told = "come back 2 of at most 6 times because of Slurm, 1 of at most 3 times after a crash"
-    assert told in state.Report("d", state.read(facts), True).words()
+    assert told in Report("d", state.read(facts), True).words()
     for spoilt in ({**kept, "starts": [[0, 0, ""]]}, {**kept, "starts": 5}, {"starts": []}, []):
         found = state.read({**facts, "slurm-starts": json.dumps(spoilt)})
         assert found.starts == ""

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from ddpgen.errors import SpecInvalidError
 from ddpgen.spec import yamltree
-from ddpgen.spec.fields import Period
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import read
+from ddpgen.spec.times import Period
 from tests.ddpgen.conftest import GPT, faults
 
 

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ddpgen.driver import state
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor import state, watch
+from ddpgen.monitor import watch
+from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.monitor.screen import View
-from ddpgen.monitor.state import JobStatus, Report
 from tests.ddpgen.conftest import ROOT, Run
 
 Spec = Callable[..., Path]

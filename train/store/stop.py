@@ -12,7 +12,7 @@ from pathlib import Path
 
 from train.console import say
 from train.stop import BY_USER, create_stop_file, first_line
-from train.store.places import Store, open_store
+from train.store.places import Store, StoreError, open_store
 
 STOP = "stop"
 _OBEYED = "stop-obeyed"
@@ -24,11 +24,10 @@ def watch(place: str, job: str, stop_file: Path, every_s: float = _EVERY_S) -> N
 
     A store or a disk that does not answer is asked again: the training goes on without an answer.
     """
-    store: Store | None = None
+    store = _opened(place, every_s)
     forgotten, said = False, ""
     while True:
         with contextlib.suppress(OSError):
-            store = store or open_store(place)
             if not forgotten:
                 _forget(store, job)
                 forgotten = True
@@ -40,6 +39,19 @@ def watch(place: str, job: str, stop_file: Path, every_s: float = _EVERY_S) -> N
             store.write(_OBEYED, f"{job}\n".encode())
             create_stop_file(stop_file, reason)
             return
+        time.sleep(every_s)
+
+
+def _opened(place: str, every_s: float) -> Store:
+    """The store, as soon as there is one: a mount may come late. Why there is none is said once."""
+    said = False
+    while True:
+        try:
+            return open_store(place)
+        except StoreError as error:
+            if not said:
+                say(f"a stop asked for in {place} is not seen: {error}")
+            said = True
         time.sleep(every_s)
 
 

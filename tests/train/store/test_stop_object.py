@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from train.store import stop
+from train.store.places import Store, StoreError, open_store
 
 WAIT_S = 30
 
@@ -78,3 +79,21 @@ def test_a_store_that_comes_later_is_waited_for(tmp_path: Path) -> None:
     (place / "stop").touch()
     watching.join(WAIT_S)
     assert (tmp_path / "stop").exists()
+
+
+def test_a_store_that_cannot_be_opened_is_told_of_once_and_watched_when_it_can(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[OSError | None] = [StoreError("no mount"), StoreError("no mount"), None]
+
+    def opened(place: str) -> Store:
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return open_store(place)
+
+    monkeypatch.setattr(stop, "open_store", opened)
+    (store / "stop").touch()
+    watched(store, tmp_path / "stop").join(WAIT_S)
+    assert (tmp_path / "stop").exists()
+    told = capsys.readouterr().err
+    assert told.count(f"a stop asked for in {store} is not seen: no mount") == 1

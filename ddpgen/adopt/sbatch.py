@@ -1,0 +1,178 @@
+"""The #SBATCH lines of a launch script → fields of the tier slurm, and the traps in them. Source: sbatch(1)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ddpgen.adopt.bash import option
+from ddpgen.adopt.draft import Draft
+
+_SHORT = {
+    "J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "p": "partition",
+    "A": "account", "q": "qos", "o": "output", "e": "error", "C": "constraint", "x": "exclude",
+    "w": "nodelist", "G": "gpus", "d": "dependency", "a": "array", "D": "chdir",
+}  # fmt: skip
+_FLAGS = frozenset(["exclusive", "requeue", "no-requeue", "parsable"])
+_SIZES = frozenset([
+    "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "job-name",
+])  # fmt: skip
+_NEEDLESS = frozenset(
+    ["requeue", "no-requeue", "open-mode", "output", "error", "export", "parsable"]
+)
+# Stands for {array_index}, which is no text of the user's.
+INDEX = "\x01"
+_GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+def _duration(value: str) -> str | None:
+    """A --time (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS) as a duration."""
+    found = _TIME.fullmatch(value)
+    if found is None:
+        return None
+    days, a, b, c = (int(each or 0) for each in found.groups())
+    if found[1]:
+        seconds = days * 86400 + a * 3600 + b * 60 + c
+    else:
+        seconds = a * 3600 + b * 60 + c if found[4] else a * 60 + b
+    return f"{seconds}s" if seconds % 60 else f"{seconds // 60}min"
+
+
+# Options of sbatch: their fields, and how a value is written there; None where it is none.
+_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    **{
+        name: (name, str)
+        for name in (
+            "partition", "account", "qos", "constraint", "nodelist", "exclude", "reservation", "licenses",
+            "dependency", "comment", "array",
+        )
+    },
+    "time": ("time", _duration),
+    "mem": ("mem", lambda value: value.removesuffix("B")),
+    "exclusive": ("exclusive", lambda value: None if value else True),
+    "mail-user": ("mail_to", str),
+    "mail-type": ("mail_on", lambda value: value.upper().split(",")),
+    "signal": ("warning", lambda value: f"{value.partition('@')[2]}s" if "@" in value else None),
+}  # fmt: skip
+
+
+class Directives:
+    """Those of one script. `said`: by option, the value and the line; `tasks`: on a node; `known`: variables of
+    Slurm's whose values follow."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.said: dict[str, tuple[str, int]] = {}
+        self.nodes, self.gpus, self.tasks = 1, 0, 1
+        self.known: dict[str, str] = {}
+
+    def read(self, text: str) -> None:
+        begun = 0
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.startswith("#SBATCH") and begun:
+                what = f"{line.strip()} stands below line {begun}, the first command: sbatch does not read it"
+                self.draft.trap(number, what, "say it in the spec if it is meant")
+            elif line.startswith("#SBATCH"):
+                self._take(line, number)
+            elif line.strip() and not line.startswith("#"):
+                begun = begun or number
+        self._size()
+
+    def _take(self, line: str, number: int) -> None:
+        try:
+            words = shlex.split(line[7:], comments=True)
+        except ValueError:
+            self.draft.lost(number, line.strip(), "its quotes do not end")
+            return
+        while words:
+            name, value = option(words, _SHORT, _FLAGS)
+            self.said[name] = (value, number)
+
+    def _size(self) -> None:
+        value, line = self.said.get("nodes", ("1", 0))
+        least, _, most = value.partition("-")
+        if _number(least) and _number(most or least):
+            self.nodes = int(most or least)
+            self.draft.put(
+                "nodes", f"{least}..{most}" if most and most != least else int(least), line
+            )
+        else:
+            self.draft.lost(line, f"--nodes={value}", "write nodes: 2, or 2..4")
+        tasks = _number(self.said.get("ntasks", ("", 0))[0])
+        each = _number(self.said.get("ntasks-per-node", ("", 0))[0])
+        self.tasks = each or max(1, tasks // self.nodes)
+        for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
+            value, line = self.said.get(name, ("", 0))
+            found = _GPUS.fullmatch(value)
+            if found is None:
+                if value:
+                    self.draft.lost(line, f"--{name}={value}", "write gpus_per_node")
+                continue
+            self.gpus = int(found[2]) // (self.nodes if name == "gpus" else 1)
+            self.gpus *= self.tasks if name == "gpus-per-task" else 1
+            self.draft.put("gpus_per_node", self.gpus, line)
+            if found[1] and found[1] != "gpu":
+                self.draft.put("targets.slurm.gpu_type", found[1], line)
+            if name == "gres":
+                self.draft.put("targets.slurm.gpu_request", "gres", line)
+        told = {"ARRAY_TASK_ID": INDEX, "NNODES": self.nodes, "JOB_NUM_NODES": self.nodes, "NTASKS": self.nodes * self.tasks,
+                "NTASKS_PER_NODE": self.tasks, "GPUS_ON_NODE": self.gpus, "GPUS_PER_NODE": self.gpus}  # fmt: skip
+        self.known = {f"SLURM_{name}": str(value) for name, value in told.items() if value}
+        if "job-name" in self.said:
+            self.draft.put("name", *self.said["job-name"])
+
+    def fields(self, procs: int) -> None:
+        """What they say, and lack, with so many processes on a node."""
+        draft = self.draft
+        for name, (value, line) in self.said.items():
+            shown = f"--{name}={value}" if value else f"--{name}"
+            if name in _FIELDS:
+                field, change = _FIELDS[name]
+                changed = change(value)
+                if changed is None:
+                    draft.lost(line, shown, f"write targets.slurm.{field}")
+                else:
+                    draft.put(f"targets.slurm.{field}", changed, line)
+            elif name in _NEEDLESS:
+                draft.needless(line, shown)
+            elif name not in _SIZES:
+                draft.lost(
+                    line, shown, "look for it in docs/spec.md; targets.slurm.extra takes any option"
+                )
+        cpus, line = self.said.get("cpus-per-task", ("", 0))
+        if cpus.isdigit():
+            each = max(1, int(cpus) * self.tasks // procs)
+            draft.put("targets.slurm.cpus_per_proc", each, line)
+        self._traps(procs)
+
+    def _traps(self, procs: int) -> None:
+        draft, said = self.draft, self.said
+        if "requeue" not in said:
+            what = "no --requeue: after a preemption or a lost node the job is gone"
+            draft.trap(0, what, "the spec's job goes back into the queue")
+        if "signal" not in said:
+            what = (
+                "no --signal: what is trained since the last checkpoint is lost at the time limit"
+            )
+            draft.trap(0, what, "the spec's job is warned, stops cleanly and goes on")
+        limit, at = said.get("time", ("", 0))
+        if re.fullmatch(r"\d+:\d+", limit):
+            what = f"--time={limit} is minutes and seconds to Slurm"
+            draft.trap(at, what, "correct targets.slurm.time if hours were meant")
+        output, at = said.get("output", ("%j", 0))
+        if not re.search("%[0-9]*[jA]|/dev/null", output):
+            draft.trap(
+                at,
+                f"--output={output} has no %j: each job writes over the log before",
+                "the spec's has",
+            )
+        if "cpus-per-task" not in said and procs > self.tasks:
+            what = f"no --cpus-per-task: {procs} processes may share one CPU"
+            draft.trap(0, what, "set targets.slurm.cpus_per_proc")
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,81 @@
+"""The commands: parse, call, print. Results go to stdout, everything said about them to stderr.
+
+Whatever only one command needs is imported inside it: `ddpgen render` has to start in a blink.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import sys
+
+import click
+
+from ddpgen import __version__
+from ddpgen.cli import (  # noqa: F401 (it makes their commands known)
+    comparing,
+    following,
+    launching,
+    measuring,
+    reference,
+    specs,
+)
+from ddpgen.cli.shared import cli
+from ddpgen.errors import BugError, DdpgenError, FileTroubleError
+
+
+def main() -> None:
+    """The console script: run the command line and end the process at once.
+
+    A command lives for a tenth of a second: collecting garbage and taking the interpreter apart
+    piece by piece at the end would cost a fifth of that and free nothing that exit does not.
+    """
+    gc.disable()
+    for stream in (sys.stdout, sys.stderr):
+        # What the terminal cannot show is no reason to end.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    code = run()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        code = FileTroubleError.exit_code
+    os._exit(code)
+
+
+def run() -> int:
+    """Run the command that sys.argv names; whatever goes wrong becomes words and an exit code."""
+    try:
+        code = cli.main(prog_name="ddpgen", standalone_mode=False)
+    except SystemExit as ended:  # how click ends a completion
+        code = ended.code
+    except click.exceptions.Abort:
+        click.echo("aborted", err=True)
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except DdpgenError as error:
+        click.echo(f"{error}", err=True)
+        code = error.exit_code
+    except BrokenPipeError:
+        code = FileTroubleError.exit_code
+    except Exception as error:  # noqa: BLE001 (no traceback ever reaches the user)
+        code = _explain_bug(error)
+    return code if isinstance(code, int) else 0
+
+
+def _explain_bug(error: Exception) -> int:
+    if os.environ.get("DDPGEN_TRACEBACK"):
+        import traceback
+
+        traceback.print_exception(error)
+    click.echo(
+        f"this is a bug in ddpgen {__version__}, not in your spec: "
+        f"{type(error).__name__}: {error}\n"
+        "please report it with the spec and what DDPGEN_TRACEBACK=1 prints",
+        err=True,
+    )
+    return BugError.exit_code

@@ -1,0 +1,135 @@
+"""Runs against each other: diff, verify and reproduce."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from ddpgen.cli.shared import JOB, JSON, PROCS, Place, cli, given, submit, visible
+from ddpgen.errors import DdpgenError
+
+
+@cli.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@JSON
+def diff(a: str, b: str, as_json: bool) -> None:
+    """Say where two runs part and what differed there; or in what two specs or bundles differ.
+
+    A and B are two checkpoint directories, two checkpoints (step-000000200), two manifest.json, two specs or two
+    bundles. Exit code as of diff: 0 the same, 1 different, 2 trouble.
+
+    \b
+    Example:
+      ddpgen diff build/checkpoints/gpt build/checkpoints/gpt-again
+    """
+    from ddpgen import diff as differ
+    from ddpgen.launch import become_module
+
+    kinds = [differ.kind(name) for name in (a, b)]
+    if kinds[0] != kinds[1]:
+        told = f"{a} is a {kinds[0]} and {b} is a {kinds[1]}; give two of the same kind."
+        raise click.UsageError(told)
+    if kinds[0] == differ.RUN:
+        become_module("diff", Path(a), given(json=as_json), Path(b))
+    try:
+        found = (differ.bundles if kinds[0] == differ.BUNDLE else differ.specs)(a, b)
+    except DdpgenError as error:
+        click.echo(f"{error}", err=True)
+        sys.exit(2)
+    import json
+
+    click.echo(json.dumps(differ.as_json(found), indent=1) if as_json else differ.as_text(found))
+    sys.exit(0 if found.same else 1)
+
+
+@cli.command()
+@JOB
+@click.option(
+    "--from", "begin", type=click.IntRange(0), metavar="STEP",
+    help="Of a kept checkpoint, or 0.  [default: the one before the newest]",
+)  # fmt: skip
+@click.option(
+    "--steps", type=click.IntRange(1), metavar="K",
+    help="So many steps; without --from after a random checkpoint.",
+)  # fmt: skip
+@PROCS
+@click.option(
+    "--keep", type=Place(path_type=Path), metavar="DIR", help="Replay there, and leave all of it."
+)
+@JSON
+def verify(
+    job: str, begin: int | None, steps: int | None, procs: int | None, keep: Path | None, as_json: bool
+) -> None:  # fmt: skip
+    """Compute steps of a run again, and say whether losses and tensors are those on record, to the bit.
+
+    JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine; it is only read. Any number of
+    processes will do. Exit code 0: identical; 1: not; 69: it cannot be done here.
+
+    \b
+    Example:
+      ddpgen verify checkpoints/gpt --procs 3
+    """
+    from ddpgen.launch import become_module
+
+    place = keep.absolute() if keep else None
+    options = given(**{"from": begin}, steps=steps, procs=procs, keep=place, json=as_json)
+    become_module("verify", visible(job, None), options)
+
+
+@cli.command()
+@JOB
+@click.option("--target", metavar="TIER", help="Launch it there.  [default: compute it here]")
+@PROCS
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="The first N.  [default: all]")
+@click.option(
+    "-o", "--output", type=Place(path_type=Path), metavar="DIR",
+    help="Where.  [default: build/<name>-reproduced]",
+)  # fmt: skip
+def reproduce(
+    job: str, target: str | None, procs: int | None, steps: int | None, output: Path | None
+) -> None:
+    """Do a run again from its first step, from the bundle it keeps, and compare losses and weights.
+
+    JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine; it is only read. What is made
+    lies in DIR: the bundle, and checkpoints/. Exit code 0: identical; 1: not; 69: it cannot be done here.
+
+    \b
+    Example:
+      ddpgen reproduce checkpoints/gpt --procs 3 -o again
+    """
+    import shutil
+
+    from ddpgen import reproduce as again
+    from ddpgen.launch import START, Interrupts, become_module, output_of_module
+
+    if target is not None and (procs is not None or steps is not None):
+        raise click.UsageError("--procs and --steps are for a run here; leave --target out.")
+    directory = visible(job, None)
+    os.environ["DDPGEN_CALLED_AS"] = "ddpgen reproduce"
+    place = again.place(directory, output)
+    code, said = output_of_module("verify", directory, ["--unpack", f"--keep={place}"])
+    if code:
+        sys.exit(code)
+    bundle = Path(said.rstrip("\n"))
+    if target is None:
+        click.echo(f"{bundle}: {again.compared(bundle)}", err=True)
+        options = given(**{"from": 0}, steps=steps, procs=procs, keep=place)
+        become_module("verify", directory, options)
+    try:
+        made, checkpoints = again.launched(bundle, target)
+    except DdpgenError:
+        shutil.rmtree(place)
+        raise
+    click.echo(f"{bundle}: {again.compared(bundle)}", err=True)
+    if target in START:
+        with Interrupts() as interrupts:
+            code = interrupts.run(["bash", str(bundle / START[target])])
+        if code:
+            sys.exit(code)
+        become_module("diff", directory, [], checkpoints)
+    click.echo(submit(made, bundle, []).job)
+    click.echo(f"next, when it is done: ddpgen diff {directory} {checkpoints}", err=True)

@@ -1,0 +1,165 @@
+"""What has been launched: status, logs, stop, doctor and report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddpgen.cli.shared import FILE, JOB, JSON, cli, find_run, follow_options, given, visible
+
+if TYPE_CHECKING:
+    from ddpgen.monitor.record import Following
+
+
+@cli.command()
+@JOB
+@follow_options
+@JSON
+@click.option(
+    "-w", "--watch", is_flag=True, help="Go on showing it until the job has ended, or Ctrl-C."
+)
+@click.option(
+    "--interval", type=click.IntRange(1), metavar="SECONDS",
+    help="How often --watch looks.  [default: 1 on local, 5 on hosts, 10 on slurm, 30 on sky]",
+)  # fmt: skip
+def status(
+    job: str,
+    target: str | None,
+    output: Path | None,
+    as_json: bool,
+    watch: bool,
+    interval: int | None,
+) -> None:
+    """Say how a job stands: step, loss, speed, time left, restarts, where the weights are.
+
+    JOB is a spec, a bundle or a checkpoint directory. Without --target the run that lives is found, else the newest.
+    --watch draws a screen on a terminal (pip install 'ddpgen[watch]'), and prints a line for each change elsewhere.
+
+    \b
+    Example:
+      ddpgen status examples/gpt.yaml --watch
+    """
+    from ddpgen.monitor import commands
+    from ddpgen.monitor import report as reports
+
+    if watch and as_json:
+        raise click.UsageError(
+            "--watch is for people; for programs, ask with --json again and again."
+        )
+    if interval and not watch:
+        raise click.UsageError("--interval goes with --watch.")
+    meant = find_run(job, target, output)
+    if watch:
+        _watch(meant, interval)
+        return
+    said = commands.status(meant, captured=as_json).said
+    if as_json:
+        import json
+
+        tier = None if isinstance(meant, Path) else meant.tier
+        click.echo(json.dumps({"tier": tier, **reports.as_json(said)}, indent=1))
+        return
+    for line in reports.as_text(said):
+        click.echo(line)
+
+
+def _watch(meant: Following | Path, interval: int | None) -> None:
+    from ddpgen.monitor import commands, watch
+
+    tier, title = "local", str(meant)
+    if not isinstance(meant, Path):
+        tier, title = meant.tier, f"{meant.job.name} on {meant.tier}"
+    try:
+        with commands.asking(meant) as ask:
+            watch.watch(ask, title, interval or watch.INTERVAL_S[tier])
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@cli.command()
+@JOB
+@follow_options
+@click.option("-f", "--follow", is_flag=True, help="Go on showing what comes, until Ctrl-C.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=100, show_default=True, metavar="N",
+    help="How many lines of the end; on hosts only together with --follow.",
+)  # fmt: skip
+def logs(job: str, target: str | None, output: Path | None, follow: bool, lines: int) -> None:
+    """Show the end of what a job has said, and where that is kept.
+
+    JOB is a spec, a bundle or a checkpoint directory. On local it went to the terminal; its metrics are shown instead.
+
+    \b
+    Example:
+      ddpgen logs examples/gpt.yaml
+    """
+    from ddpgen.monitor import commands
+
+    sys.exit(commands.logs(find_run(job, target, output), lines, follow))
+
+
+@cli.command()
+@JOB
+@follow_options
+@click.option(
+    "--now", is_flag=True,
+    help="On sky: give the machines back at once; without a checkpoint first.",
+)  # fmt: skip
+def stop(job: str, target: str | None, output: Path | None, now: bool) -> None:
+    """Ask a job for a clean stop; one that waits in a queue is taken out.
+
+    JOB is a spec, a bundle or a checkpoint directory. The same launch goes on from what is saved.
+
+    \b
+    Example:
+      ddpgen stop examples/gpt.yaml
+    """
+    from ddpgen.monitor import commands
+
+    for line in commands.stop(find_run(job, target, output), now):
+        click.echo(line)
+
+
+@cli.command()
+@JOB
+@follow_options
+@JSON
+def doctor(job: str, target: str | None, output: Path | None, as_json: bool) -> None:
+    """Say which rank holds a training up, where each rank stands, and what the network says now.
+
+    JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine. Exit code 0: all is well, or has
+    ended well; 1: something is wrong.
+
+    \b
+    Example:
+      ddpgen doctor checkpoints/gpt
+    """
+    from ddpgen.launch import become_module
+
+    become_module("doctor", visible(job, target, output), given(json=as_json))
+
+
+@cli.command()
+@JOB
+@click.option("--target", metavar="TIER", help="The tier.  [default: that of the newest run]")
+@click.option(
+    "-o", "--output", type=FILE, metavar="FILE",
+    help="The page to write.  [default: report.html in the checkpoint directory]",
+)  # fmt: skip
+def report(job: str, target: str | None, output: Path | None) -> None:
+    """Write what happened in a run as one page: curves, ranks, checkpoints, every start and its end.
+
+    JOB is a spec, a bundle or a checkpoint directory, which has to be on this machine. The curves need matplotlib
+    (pip install 'ddpgen[plot]').
+
+    \b
+    Example:
+      ddpgen report examples/gpt.yaml -o report.html
+    """
+    from ddpgen.launch import become_module
+
+    place = output.absolute() if output else None
+    become_module("report", visible(job, target), given(output=place))

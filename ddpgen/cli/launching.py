@@ -1,0 +1,80 @@
+"""render and launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddpgen.cli.shared import (
+    SPEC,
+    checked,
+    cli,
+    named,
+    render_options,
+    submit,
+    target_option,
+    write_bundle,
+)
+
+
+@cli.command()
+@SPEC
+@target_option
+@render_options
+@click.option("--stdout", is_flag=True, help="Print the one artefact; write nothing.")
+def render(spec: str, target: str, stdout: bool, **options: Any) -> None:
+    """Write the bundle that launches a job: scripts, training module, your code.
+
+    \b
+    Example:
+      ddpgen render examples/gpt.yaml --target local
+    """
+    from ddpgen import job
+
+    how = job.Render(**options)
+    if stdout:
+        if target == "all":
+            raise click.UsageError("--stdout prints one artefact: name one tier, not all.")
+        readings, tiers = checked(spec, target)
+        click.echo(job.artefacts(readings, tiers, how.templates)[0].text.encode(), nl=False)
+        return
+    _, directory, starts = write_bundle(spec, target, how)
+    click.echo(directory)
+    for start in starts:
+        click.echo(f"next: {start}", err=True)
+
+
+@cli.command()
+@SPEC
+@target_option
+@render_options
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -> None:
+    """Render a job and run it; each command is echoed with a + before it runs.
+
+    Arguments after -- are added to the training command. The exit code is the job's: 0 done,
+    1 failed, 75 stopped cleanly (the same command goes on from what is saved). On slurm and sky the job is submitted,
+    as a copy that rendering again does not touch, and its id is printed.
+
+    \b
+    Example:
+      ddpgen launch examples/gpt.yaml --target local -- --steps=50
+    """
+    from ddpgen import job
+    from ddpgen.launch import START, become
+    from ddpgen.monitor import record
+    from ddpgen.shell import as_argument
+
+    if target == "all":
+        raise click.UsageError("launch runs one tier: name it.")
+    readings, directory, _ = write_bundle(spec, target, job.Render(**options))
+    if target in START:
+        record.remember(directory, record.Launched(target))
+        become(["bash", as_argument(str(directory / START[target])), *arguments])
+    launched = submit(readings[target].job, directory, arguments)
+    click.echo(launched.job)
+    record.remember(directory, launched)
+    for following in ("status", "logs --follow", "stop"):
+        click.echo(f"next: ddpgen {following} {named(Path(spec), options['output'])}", err=True)

@@ -1,0 +1,243 @@
+"""What a job costs, predicted and measured: predict, probe and bench."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddpgen import __version__
+from ddpgen.cli.shared import (
+    FILE,
+    JSON,
+    PLOT,
+    SPEC,
+    Quantity,
+    checked,
+    cli,
+    refusals,
+    submit,
+    target_option,
+)
+from ddpgen.errors import FileTroubleError
+
+if TYPE_CHECKING:
+    from ddpgen.plan.cost import Link
+
+
+@cli.command()
+@SPEC
+@click.option(
+    "--target", metavar="TIER", help="The tier.  [default: the first with several machines]"
+)
+@click.option(
+    "--params", "parameters", type=Quantity("many"), metavar="NUMBER",
+    help="Parameters that are trained, like 760M.  [default: counted, or of the newest run]",
+)  # fmt: skip
+@click.option(
+    "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]),
+    help="How gradients are sent.  [default: as the spec has them sent]",
+)  # fmt: skip
+@click.option(
+    "--link", type=Quantity("link"), metavar="LINK",
+    help='1GbE, 2.5GbE, 10GbE, 100G, 400G, NVLink or a rate like "300 Mbit/s".  [default: 1GbE; with GPUs 100G]',
+)  # fmt: skip
+@click.option(
+    "--efficiency", type=Quantity("fraction"), default="0.85", show_default=True, metavar="PART",
+    help="What gradients get of a link's rate.",
+)  # fmt: skip
+@click.option(
+    "--step-time", "step_times", type=Quantity("step_time"), multiple=True, metavar="[HOST=]TIME",
+    help="What the slowest process computes for in a step, or each host.  [default: the newest run's]",
+)  # fmt: skip
+@click.option(
+    "--preempted-every", type=Quantity("seconds"), metavar="TIME",
+    help="How often a machine is lost.  [default: the spec's]",
+)  # fmt: skip
+@click.option(
+    "--checkpoint-time", type=Quantity("seconds"), metavar="TIME",
+    help="How long a checkpoint takes until it is safe.",
+)  # fmt: skip
+@click.option(
+    "--restart-time", type=Quantity("seconds"), default="5min", show_default=True, metavar="TIME",
+    help="How long a start takes after a loss.",
+)  # fmt: skip
+@click.option("--price", type=Quantity("price"), help="Of an hour of all machines, on demand.")
+@click.option("--spot-price", type=Quantity("price"), help="The same, as spot machines.")
+@JSON
+@PLOT
+def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **asked: Any) -> None:
+    """Say what a step will cost: communication on each link, scaling over nodes, what would help.
+
+    Nothing is run. What the newest run of the job on this machine has measured is used, and named.
+
+    \b
+    Example:
+      ddpgen predict examples/gpt.yaml --link 1GbE --step-time 100ms
+    """
+    from ddpgen import job, measured, predict, predict_page
+
+    if target == "all":
+        raise click.UsageError("predict is for one tier: name it.")
+    _refuse_other_pictures(plot)
+    readings, tiers = checked(spec, target or "all")
+    jobs = {tier: reading.job for tier, reading in readings.items()}
+    run = measured.newest(jobs.values(), job.output_directory(readings, job.Render()))
+    asked["step_times"] = dict(asked["step_times"])
+    tier = target or predict.choose_tier({tier: jobs[tier] for tier in tiers})
+    with refusals():
+        found = predict.predict(jobs, tier, predict.Asked(**asked), run)
+    if plot is not None:
+        from ddpgen import plot as pictures
+
+        pictures.prediction(found, plot)
+        click.echo(f"wrote {plot}", err=True)
+    click.echo(predict_page.as_json(found) if as_json else predict_page.as_text(found))
+
+
+@cli.command()
+@SPEC
+@target_option
+@click.option(
+    "--json", "to", type=FILE, metavar="FILE",
+    help="Also copy the figures there.",
+)  # fmt: skip
+def probe(spec: str, target: str, to: Path | None) -> None:
+    """Measure the network and the collectives of a job before it trains, in the same launch.
+
+    Says how much of the network an all-reduce and the job's own reduction take, which pair of hosts is slow, and
+    which host computes other bits. The job is untouched: the probe has a name and a directory of its own. On slurm
+    and sky it is submitted.
+
+    \b
+    Example:
+      ddpgen probe examples/gpt.yaml --target local
+    """
+    from ddpgen import job, probe
+    from ddpgen.launch import START, Interrupts
+    from ddpgen.monitor import record
+    from ddpgen.shell import as_argument
+
+    if target == "all":
+        raise click.UsageError("a probe runs on one tier: name it.")
+    if to is not None and target not in START:
+        raise click.UsageError(
+            f"--json goes with {' and '.join(START)}; on {target} the figures stay there."
+        )
+    readings, tiers = checked(spec, target)
+    probed = {target: probe.probed(readings[target])}
+    how = job.Render()
+    job.write_bundle(probed, tiers, Path(spec).parent, how)
+    bundle = job.output_directory(probed, how)
+    if target not in START:
+        launched = submit(probed[target].job, bundle, ["--probe"])
+        click.echo(launched.job)
+        record.remember(bundle, launched)
+        click.echo(f"next: ddpgen logs {bundle} --follow", err=True)
+        return
+    start = ["bash", as_argument(str(bundle / START[target]))]
+    figures = probe.results(probed[target].job, bundle) / probe.PROBE
+    with contextlib.suppress(OSError):
+        figures.unlink()  # of an earlier probe, should this one end before it has any
+    with Interrupts() as interrupts:
+        code = interrupts.run([*start, "--probe"])
+        if target == "hosts" and code in (0, 75):
+            interrupts.run([*start, "--fetch"])
+    if to is not None:
+        probe.copy(figures, to)
+    sys.exit(code)
+
+
+@cli.command()
+@SPEC
+@click.option(
+    "--shapes", type=Quantity("shapes"), metavar="LIST",
+    help="Numbers of processes here on CPUs, gpu, hosts, slurm.  [default: 1,2,4 as far as they fit]",
+)  # fmt: skip
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Runs of each shape.",
+)
+@click.option(
+    "--steps", type=click.IntRange(1, 1000), help="Of each run.  [default: 30, or the spec's]"
+)
+@click.option(
+    "--link", type=Quantity("link"), metavar="LINK",
+    help="Between hosts, as for predict: adds what is predicted; takes the shape 1, too.",
+)  # fmt: skip
+@click.option(
+    "--efficiency", type=Quantity("fraction"), default="0.85", show_default=True, metavar="PART",
+    help="What gradients get of that link's rate.",
+)  # fmt: skip
+@click.option("--json", "json_to", type=FILE, metavar="FILE", help="Also write it for programs.")
+@click.option("--markdown", "markdown_to", type=FILE, metavar="FILE", help="Also, as Markdown.")
+@PLOT
+def bench(
+    spec: str, shapes: tuple[str, ...] | None, repeats: int, steps: int | None, link: Link | None,
+    efficiency: float, json_to: Path | None, markdown_to: Path | None, plot: Path | None,
+) -> None:  # fmt: skip
+    """Run a job at several shapes for a few steps each, and compare: speed, waiting, efficiency, losses.
+
+    The job is untouched: each shape has a name and a directory of its own, NAME-bench-SHAPE, emptied before each run.
+    The table goes to stdout, what the runs say to stderr. Ctrl-C stops it; the table is then of the runs so far. Exit
+    code 1: a run failed, or the losses differ and must not.
+
+    \b
+    Example:
+      ddpgen bench examples/gpt.yaml --shapes 1,2 --repeats 1
+    """
+    from ddpgen import bench as benched
+    from ddpgen import bench_table, job
+    from ddpgen import plot as pictures
+
+    _refuse_other_pictures(plot)
+    if plot is not None:
+        pictures.need()
+    if shapes is None:
+        readings = job.load(spec)
+        job.resolve("local", readings)
+        shapes = benched.default_shapes(readings["local"].job)
+    wanted = dict.fromkeys(map(benched.tier_of, shapes))
+    tiers = {tier: checked(spec, tier)[0][tier] for tier in wanted}
+    with refusals():
+        made = {
+            shape: benched.shaped(tiers[benched.tier_of(shape)], shape, steps) for shape in shapes
+        }
+    runs, code = benched.runs(made, repeats, Path(spec).parent)
+    if not runs:
+        sys.exit(code)
+    jobs = {shape: (reading.tier, reading.job) for shape, reading in made.items()}
+    machine = {"processors": os.cpu_count(), "ddpgen": __version__}
+    name = next(iter(tiers.values())).job.name
+    found = bench_table.make(jobs, runs, machine, name, link, efficiency)
+    click.echo(bench_table.as_text(found))
+    for place, text in (
+        (json_to, bench_table.as_json(found)),
+        (markdown_to, bench_table.as_markdown(found)),
+    ):
+        if place is not None:
+            _write(place, text)
+    if plot is not None:
+        pictures.bench(found, plot)
+        click.echo(f"wrote {plot}", err=True)
+    sys.exit(code or (0 if found.agree else 1))
+
+
+def _refuse_other_pictures(file: Path | None) -> None:
+    if file is not None and file.suffix not in (".svg", ".png"):
+        raise click.UsageError(f"--plot: {file} ends neither in .svg nor in .png; name it so.")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text.rstrip("\n") + "\n", "utf-8")
+    except OSError as error:
+        raise FileTroubleError(f"{file}: {error.strerror}; name another file") from None
+    click.echo(f"wrote {file}", err=True)

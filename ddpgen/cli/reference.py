@@ -1,0 +1,59 @@
+"""What is printed to be read: explain, schema and completion."""
+
+from __future__ import annotations
+
+import click
+
+from ddpgen.cli.shared import cli, refusals
+
+
+@cli.command()
+@click.argument("codes", nargs=-1, metavar="[CODE]...")
+def explain(codes: tuple[str, ...]) -> None:
+    """Tell cause, proof and remedy of what the preflight found; without a code, list all codes.
+
+    \b
+    Example:
+      ddpgen explain NIC001
+    """
+    import shutil
+
+    from ddpgen import explain as guides
+    from ddpgen.resources import document
+
+    guide = document(guides.GUIDE)
+    width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 100))
+    with refusals():
+        click.echo(guides.explained(guide, codes, width) if codes else guides.listing(guide))
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors.
+
+    \b
+    Example:
+      ddpgen schema > ddpgen.schema.json
+    """
+    import json
+
+    from ddpgen.resources import document
+    from ddpgen.spec.schema import REFERENCE, json_schema
+
+    click.echo(json.dumps(json_schema(document(REFERENCE)), indent=2, ensure_ascii=False))
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    Example:
+      eval "$(ddpgen completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    completer = get_completion_class(shell)
+    assert completer is not None
+    click.echo(completer(cli, {}, "ddpgen", "_DDPGEN_COMPLETE").source())

@@ -1,0 +1,221 @@
+"""What several commands share: their group, types and options, and what they do with a spec, a bundle or a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddpgen import __version__
+from ddpgen.errors import report as lines_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddpgen.job import Render
+    from ddpgen.monitor.record import Following, Launched
+    from ddpgen.spec.job import JobSpec
+    from ddpgen.spec.reader import Reading
+
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(context_settings=_HELP)
+@click.version_option(__version__, prog_name="ddpgen", message="%(prog)s %(version)s")
+def cli() -> None:
+    """One YAML job spec in, launch artefacts for every tier out.
+
+    \b
+    Example:
+      ddpgen init -o job.yaml && ddpgen launch job.yaml --target local
+    """
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """What is refused inside is a wrong use of the command."""
+    from ddpgen.spec.fields import Refused
+
+    try:
+        yield
+    except Refused as refused:
+        end = "" if refused.remedy.endswith("?") else "."
+        raise click.UsageError(f"{refused.what}; {refused.remedy}{end}") from None
+
+
+class Place(click.Path):
+    """A path to write to; the empty one, from a variable that is not set, means no place."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not str(value):
+            self.fail("it is empty; give a directory.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """A number with its unit, as the function of this name in plan/quantities.py reads it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        from ddpgen.plan import quantities
+        from ddpgen.spec.fields import Refused
+
+        try:
+            return getattr(quantities, self.name)(value) if isinstance(value, str) else value
+        except Refused as refused:
+            self.fail(f"{refused.what}; {refused.remedy}.", param, ctx)
+
+
+SPEC = click.argument("spec", metavar="SPEC")
+JOB = click.argument("job", metavar="JOB")
+FILE = Place(path_type=Path, dir_okay=False)
+JSON = click.option("--json", "as_json", is_flag=True, help="For programs instead of people.")
+OUTPUT = click.option(
+    "-o", "--output", type=Place(path_type=Path), metavar="DIR",
+    help="The bundle's directory.  [default: build/<name>]",
+)  # fmt: skip
+PLOT = click.option(
+    "--plot", type=FILE, metavar="FILE",
+    help="Draw it, too: FILE.svg or FILE.png (needs matplotlib).",
+)  # fmt: skip
+PROCS = click.option(
+    "--procs", type=click.IntRange(1), metavar="N", help="Processes.  [default: what fits here]"
+)
+
+
+def target_option(command: Any) -> Any:
+    """--target of what renders."""
+    says = "The tier to render for: local, hosts, slurm, sky, or all the spec has."
+    return click.option("--target", required=True, metavar="TIER", help=says)(command)
+
+
+def render_options(command: Any) -> Any:
+    """The fields of job.Render."""
+    for option in (
+        click.option(
+            "--max-code-mib", "limit_mib", default=100, show_default=True,
+            help="Refuse to copy more code than this.",
+        ),
+        click.option("--force", is_flag=True, help="Give up edits made by hand in the bundle."),
+        click.option(
+            "--templates", type=click.Path(path_type=Path, exists=True, file_okay=False),
+            metavar="DIR", help="Templates that replace ours by name, or extend them by block.",
+        ),
+        OUTPUT,
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def follow_options(command: Any) -> Any:
+    """Which run of a job is meant: see find_run."""
+    says = "The tier.  [default: the one where it runs, else of the newest run]"
+    return OUTPUT(click.option("--target", metavar="TIER", help=says)(command))
+
+
+def checked(spec: str, target: str) -> tuple[Mapping[str, Reading], list[str]]:
+    """The spec, and the tiers that are meant; what is doubtful about it for them is said."""
+    from ddpgen import job
+
+    readings = job.load(spec)
+    tiers = job.resolve(target, readings)
+    for line in lines_of(spec, job.check([readings[tier] for tier in tiers], Path(spec).parent)):
+        click.echo(line, err=True)
+    return readings, tiers
+
+
+def write_bundle(
+    spec: str, target: str, how: Render
+) -> tuple[Mapping[str, Reading], Path, list[str]]:
+    """Write the bundle and say so; returns the spec, its directory and the commands that start it."""
+    import shlex
+
+    from ddpgen import job
+    from ddpgen.shell import as_argument
+
+    readings, tiers = checked(spec, target)
+    rendered, written = job.write_bundle(readings, tiers, Path(spec).parent, how)
+    directory = job.output_directory(readings, how)
+    verb = "wrote" if written.changed else "unchanged:"
+    click.echo(f"{verb} {directory} ({written.files} files)", err=True)
+    if written.dropped:
+        gone = ", ".join(written.dropped)
+        told = f"it no longer holds what was rendered for {gone}; --target all renders every tier"
+        click.echo(told, err=True)
+    bundle = shlex.quote(as_argument(str(directory)))
+    starts = [artefact.start.format(bundle=bundle) for artefact in rendered if artefact.start]
+    return readings, directory, starts
+
+
+def submit(job: JobSpec, directory: Path, arguments: Sequence[str]) -> Launched:
+    """Hand a bundle to Slurm or SkyPilot."""
+    from ddpgen.monitor import submit_sky, submit_slurm
+    from ddpgen.spec.sky import SkyJob
+    from ddpgen.spec.slurm import SlurmJob
+
+    if isinstance(job, SkyJob):
+        return submit_sky.submit(job, directory, arguments)
+    assert isinstance(job, SlurmJob)
+    return submit_slurm.submit(job, directory, arguments)
+
+
+def find_run(name: str, target: str | None, output: Path | None) -> Following | Path:
+    """Which job is meant, on which tier; a checkpoint directory as it is."""
+    from ddpgen import job
+    from ddpgen.bundle.write import LISTING
+    from ddpgen.monitor import commands
+
+    if target == "all":
+        raise click.UsageError("name one tier, not all.")
+    if not os.path.isdir(name):
+        readings = job.load(name)
+        bundle = job.output_directory(readings, job.Render(output=output))
+        jobs = {tier: reading.job for tier, reading in readings.items()}
+        if target is not None:
+            job.resolve(target, readings)
+    elif output is not None:
+        raise click.UsageError("-o goes with a spec, not with a directory.")
+    elif os.path.exists(os.path.join(name, LISTING)):
+        bundle = Path(name)
+        jobs = job.of_bundle(bundle)
+        if target is not None and target not in jobs:
+            raise click.UsageError(f"{name} was rendered for {', '.join(jobs)}, not for {target}.")
+    elif target is not None:
+        raise click.UsageError("--target goes with a spec or a bundle.")
+    else:
+        return commands.checkpoint_directory(Path(name))
+    return commands.choose(jobs, bundle, target)
+
+
+def visible(job: str, target: str | None, output: Path | None = None) -> Path:
+    """The checkpoint directory that is meant, on this machine."""
+    from ddpgen.monitor import commands
+
+    if not os.path.isfile(job) and not os.path.exists(os.path.join(job, "bundle.json")):
+        return Path(job)
+    meant = find_run(job, target, output)
+    assert not isinstance(meant, Path)
+    return commands.visible(meant)
+
+
+def named(spec: Path, output: Path | None = None) -> str:
+    """The spec and, where it lies elsewhere, the bundle, as words for a shell."""
+    import shlex
+
+    from ddpgen.shell import as_argument
+
+    words = [as_argument(str(spec)), *(["-o", str(output)] if output else [])]
+    return shlex.join(words)
+
+
+def given(**options: Any) -> list[str]:
+    """As words for a command of the training module."""
+    flags = [f"--{name}" for name, value in options.items() if value is True]
+    values = {name: value for name, value in options.items() if not isinstance(value, bool)}
+    return [*flags, *(f"--{name}={value}" for name, value in values.items() if value is not None)]

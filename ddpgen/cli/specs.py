@@ -1,0 +1,178 @@
+"""What is done with a spec before it is rendered: init, adopt, validate, plan and lock."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddpgen.cli.shared import FILE, JSON, SPEC, Place, checked, cli, named, refusals
+
+
+@cli.command()
+@click.option("--name", help="The job's name.")
+@click.option("--workload", help="gpt, mnist, toy, or FILE.py:FUNCTION of your own.")
+@click.option(
+    "--script", type=click.Path(path_type=Path), help="A training script of your own, as it is."
+)
+@click.option("--procs", type=click.IntRange(1, 1024), help="Processes on this machine.")
+@click.option("--steps", type=click.IntRange(1), help="Optimizer steps to train.")
+@click.option(
+    "-o", "--output", default="job.yaml", show_default=True, metavar="FILE",
+    type=click.Path(path_type=Path), help="The file to write; never one that exists.",
+)  # fmt: skip
+def init(output: Path, script: Path | None, **answers: Any) -> None:
+    """Write a commented spec that validates; asks on a terminal for what no flag gives.
+
+    \b
+    Example:
+      ddpgen init --name demo --workload gpt --procs 2 --steps 200 -o demo.yaml
+      ddpgen init --script nanoGPT/train.py -o nanogpt.yaml
+    """
+    from ddpgen import scaffold
+
+    scaffold.refuse_existing(output)
+    if script is not None:
+        _init_for_script(output, script, answers)
+        return
+    for question in scaffold.QUESTIONS:
+        if answers[question.name] is None:
+            answers[question.name] = _answer(question.says, question.default)
+    scaffold.write(output, **answers)
+    click.echo(output)
+    if missing := scaffold.to_create(output, str(answers["workload"])):
+        click.echo(f"next: {missing}", err=True)
+    click.echo(f"next: ddpgen launch {named(output)} --target local", err=True)
+
+
+def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> None:
+    import re
+
+    from ddpgen import scaffold
+
+    for name in ("workload", "steps"):
+        if answers[name] is not None:
+            raise click.UsageError(f"--{name} is not for a script, which has its own loop")
+    # Jobs of one name share their checkpoints, and half of all scripts are called train.py.
+    found = (
+        script.absolute().parent.name if script.stem in ("train", "main", "run") else script.stem
+    )
+    name = answers["name"] or re.sub(r"[^A-Za-z0-9._-]+", "-", found).strip("-._") or "my-job"
+    scaffold.write_for_script(output, script, name=name, procs=answers["procs"] or 2)
+    click.echo(output)
+    click.echo(f"next: ddpgen validate {named(output)}", err=True)
+
+
+def _answer(says: str, default: Any) -> Any:
+    return click.prompt(says, default, err=True) if sys.stdin.isatty() else default
+
+
+@cli.command()
+@click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=Place(path_type=Path), metavar="FILE",
+    help="The file to write; never one that exists.  [default: stdout]",
+)  # fmt: skip
+def adopt(script: Path, output: Path | None) -> None:
+    """Turn a launch script of yours into a spec: for sbatch, a SkyPilot YAML, or bash with torchrun.
+
+    What the spec does not say, and the traps found in the script, are listed by line. Nothing is run.
+
+    \b
+    Example:
+      ddpgen adopt train.sbatch -o job.yaml
+    """
+    from ddpgen import scaffold
+    from ddpgen.adopt import file
+
+    if output is not None:
+        scaffold.refuse_existing(output)
+    text, draft = file.adopt(script, output.parent if output else Path())
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        scaffold.write_new(output, text)
+        click.echo(output)
+    for line in draft.report():
+        click.echo(line, err=True)
+    if output is not None:
+        click.echo(f"next: ddpgen validate {named(output)}", err=True)
+
+
+@cli.command()
+@SPEC
+@click.option("--target", default="all", metavar="TIER", help="Only for this tier.")
+def validate(spec: str, target: str) -> None:
+    """Check a spec and say everything that is wrong with it at once.
+
+    \b
+    Example:
+      ddpgen validate examples/gpt.yaml
+    """
+    _, tiers = checked(spec, target)
+    click.echo(f"{spec}: valid for {', '.join(tiers)}")
+
+
+@cli.command()
+@SPEC
+@click.option("--target", default="local", show_default=True, metavar="TIER", help="The tier.")
+@JSON
+def plan(spec: str, target: str, as_json: bool) -> None:
+    """Show who does what: nodes, ranks, micro-batches, rendezvous, the command.
+
+    \b
+    Example:
+      ddpgen plan examples/gpt.yaml
+    """
+    from ddpgen.plan import tables
+
+    readings, tiers = checked(spec, target)
+    show = tables.as_json if as_json else tables.as_text
+    click.echo("\n".join(show(readings[tier].job, tier) for tier in tiers))
+
+
+@cli.command()
+@SPEC
+@click.option(
+    "-r", "--requirement", "requirements", type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE", help="Lock what this file asks for.  [default: what the job's Python has here]",
+)  # fmt: skip
+@click.option("--container", metavar="IMAGE", help="Lock a container, NAME@sha256:DIGEST, instead.")
+@click.option(
+    "-o", "--output", type=FILE, metavar="FILE",
+    help="The file to write.  [default: NAME.lock beside the spec NAME.yaml]",
+)  # fmt: skip
+def lock(spec: str, requirements: Path | None, container: str | None, output: Path | None) -> None:
+    """Write down what a job runs with: each package with its version and hashes, or a container.
+
+    Without -r it is what `python` of the spec has on this machine: python3 on the PATH, if the spec names none. uv
+    resolves it where that is installed, else pip. With `environment: locked` in the spec the bundle brings the lock
+    along, and each host installs from it once.
+
+    \b
+    Example:
+      ddpgen lock examples/gpt.yaml --container \
+        torch@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
+    """
+    from ddpgen import job
+    from ddpgen import lock as locks
+    from ddpgen.bundle import lock as form
+
+    if container is not None and requirements is not None:
+        raise click.UsageError(
+            "a lock is of packages or of a container: leave out -r or --container."
+        )
+    of = next(iter(job.load(spec).values())).job
+    file = output or form.place(spec)
+    if container is not None:
+        with refusals():
+            facts, lines = locks.container(container), list[str]()
+    else:
+        facts, lines = locks.packages(of, requirements, file.parent)
+        if not any(line.startswith("torch==") for line in lines):
+            click.echo("torch is not among them, and the job needs it", err=True)
+    locks.write(file, spec, facts, lines)
+    click.echo(file)
+    click.echo(f"with environment: locked in {spec} a job installs from it", err=True)

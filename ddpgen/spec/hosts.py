@@ -1,0 +1,89 @@
+"""The tier hosts' own fields of a spec, typed like the others: its machines, and the job as each sees it. Pure."""
+
+# ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from ddpgen.spec.fields import Group, Groups, NodeCount, Nodes, Number, Text, Texts, Whole, setting
+from ddpgen.spec.job import DESTINATION, ENV, INTERFACE, NAME, JobSpec, Python
+
+if TYPE_CHECKING:
+    from fractions import Fraction  # which is slow to import, and most jobs need none
+
+ADDRESS = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", "an IPv4 address or a host name")
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Host:
+    """One machine of the tier `hosts`. What is left out is as the job says."""
+
+    name: str = setting(NAME)
+    ssh: str | None = setting(DESTINATION, None)
+    address: str | None = setting(ADDRESS, None)
+    nic: str | None = setting(INTERFACE, None)
+    procs: int | None = setting(Whole(1, 1024), None)
+    gpus: int | None = setting(Whole(0, 1024), None)
+    share: float | None = setting(Number(above=0), None)
+    dir: str | None = setting(Text(wants="a path"), None)
+    python: Python | None = setting(Group(Python, shorthand="interpreter"), None)
+    env: Mapping[str, str] = setting(ENV, dict)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class HostsJob(JobSpec):
+    """A job for the tier `hosts`: the job's fields and the tier's own."""
+
+    meets: ClassVar[bool] = True
+
+    nodes: NodeCount = setting(Nodes(100_000), None)
+    hosts: tuple[Host, ...] = setting(Groups(Group(Host, shorthand="name")), ())
+    head: str | None = setting(Text(wants="the name of a host"), None)
+    dir: str = setting(Text(wants="a path"), "~/ddpgen")
+    ssh_options: tuple[str, ...] = setting(Texts(Text(wants="a word of an ssh command line")), ())
+
+    def __post_init__(self) -> None:
+        if vars(self)["nodes"] is None:
+            object.__setattr__(self, "nodes", NodeCount(len(self.hosts) or 1))
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.procs(host) for host in self.hosts) or super().world_size
+
+    @property
+    def on_gpus(self) -> bool:
+        return all(self.gpus(host) for host in self.hosts)
+
+    @property
+    def order(self) -> tuple[Host, ...]:
+        """The hosts by node rank: the head, then the others as they are listed."""
+        head = self.head or (self.hosts[0].name if self.hosts else "")
+        return tuple(sorted(self.hosts, key=lambda host: host.name != head))
+
+    def procs(self, host: Host) -> int:
+        return host.procs or self.procs_per_node
+
+    def gpus(self, host: Host) -> int:
+        return (self.gpus_per_node if host.gpus is None else host.gpus) or 0
+
+    def weight(self, host: Host) -> int | Fraction:
+        """The part of the work of each process on `host`, relative to the others'."""
+        if host.share is None:
+            return 1
+        from fractions import Fraction
+
+        return Fraction(repr(host.share)) / self.procs(host)
+
+    def on(self, host: Host) -> HostsJob:
+        """The job as `host` sees it."""
+        return replace(
+            self,
+            procs_per_node=self.procs(host),
+            nic=host.nic or self.nic,
+            gpus_per_node=self.gpus_per_node if host.gpus is None else host.gpus,
+            python=host.python or self.python,
+            env={**self.env, **host.env},
+            dir=host.dir or self.dir,
+        )

@@ -1,0 +1,151 @@
+"""The kinds of value that are times or numbers of steps, with their units: 1h30min, 2-00:00:00, 200 steps. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ddpgen.spec.fields import Leaf, Refused, decimal, refuse_base_60, refuse_long, show
+from ddpgen.spec.yamltree import Scalar
+
+_UNITS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86400}
+# As JSON Schema has it, too.
+_TIME = "([0-9]+(\\.[0-9]+)?\\s*(ms|s|min|h|d)\\s*)+"
+_DURATION = re.compile(_TIME, re.ASCII)
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|h|d)", re.ASCII)
+_UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # of a clock time
+_STEPS = re.compile(r"([0-9]{1,18})\s*steps?", re.ASCII)
+_CLOCK_TIME = "[0-9]+-[0-9]+(:[0-9]+){0,2}|[0-9]+:[0-9]+:[0-9]+"
+_CLOCK = re.compile(
+    r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,4})(?::(?P<m>[0-5]?[0-9])(?::(?P<s>[0-5]?[0-9]))?)?"
+)
+
+
+class Period(NamedTuple):
+    """Every so many steps, or every so many seconds; exactly one is set."""
+
+    steps: int | None
+    seconds: float | None
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps" if self.steps is not None else seconds(self.seconds or 0)
+
+
+class Span(NamedTuple):
+    """Steps, the first and the last included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}"
+
+
+class Duration(Leaf):
+    """A length of time with its unit: 90s, 10min, 2h, 1h30min. Kept as seconds."""
+
+    sample = 60.0
+    wants = 'a time with its unit, like "90s", "10min" or "1h30min"'
+    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^{_TIME}$"}
+
+    def read(self, raw: Scalar) -> float:
+        return duration(raw, self.wants)
+
+
+class ClockTime(Leaf):
+    """A length of time as a scheduler's users write it, too: 2h, 12:00:00, 2-00:00:00. Kept as seconds."""
+
+    sample = 3600.0
+    wants = 'a time like "2h", "12:00:00" or "2-00:00:00"'
+    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^({_CLOCK_TIME}|{_TIME})$"}
+
+    def read(self, raw: Scalar) -> float:
+        refuse_long(raw, self.wants)
+        match = _CLOCK.fullmatch(raw.text)
+        if match is None or not (match["d"] or match["m"]):
+            return duration(raw, self.wants, 1.0)
+        if not match["d"] and not match["s"]:
+            # To Slurm these are minutes and seconds, to people hours and minutes.
+            remedy = f'write "{match["h"]}h{match["m"]}min" or "{match["h"]}min{match["m"]}s"'
+            raise Refused(f"{raw.text} may be hours and minutes, or minutes and seconds", remedy)
+        value = sum(int(match[unit] or 0) * _UNIT_S[unit] for unit in "dhms")
+        return _in_range(raw, value, 1.0)
+
+
+class Steps(Leaf):
+    """A period in steps, unit included: "100 steps"."""
+
+    sample = 0
+    wants = 'a number of steps with the unit, like "100 steps"'
+    schema: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9]+\\s*steps?$"}
+
+    def __init__(self, low: int = 0):
+        self.low = low
+
+    def read(self, raw: Scalar) -> int:
+        refuse_long(raw, self.wants)
+        if raw.tag == "int" and raw.text.isdigit():
+            raise Refused(f"{raw.text} has no unit", f'write "{raw.text} steps"')
+        match = _STEPS.fullmatch(raw.text)
+        if not match or int(match[1]) < self.low:
+            raise Refused(f"{show(raw.text)} is no number of steps", f"write {self.wants}")
+        return int(match[1])
+
+
+class StepSpan(Leaf):
+    """A range of steps: 20..25."""
+
+    sample = Span(1, 1)
+    wants = "a range of steps, like 20..25"
+    schema: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9]+\\s*[.][.]\\s*[0-9]+$"}
+
+    def read(self, raw: Scalar) -> Span:
+        refuse_long(raw, self.wants)
+        match = re.fullmatch(r"([0-9]{1,18})\s*\.\.\s*([0-9]{1,18})", raw.text, re.ASCII)
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
+            raise Refused(f"{show(raw.text)} is no range of steps", f"write {self.wants}")
+        return Span(int(match[1]), int(match[2]))
+
+
+class Every(Leaf):
+    """A period in steps or in time."""
+
+    sample = Period(1, None)
+    wants = 'a period like "200 steps" or "10min"'
+    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^([0-9]+\\s*steps?|{_TIME})$"}
+
+    def read(self, raw: Scalar) -> Period:
+        refuse_long(raw, self.wants)
+        match = _STEPS.fullmatch(raw.text)
+        if match and int(match[1]) > 0:
+            return Period(int(match[1]), None)
+        if raw.tag == "int" and raw.text.isdigit():
+            remedy = f'write "{raw.text} steps", "{raw.text}s" or "{raw.text}min"'
+            raise Refused(f"{raw.text} has no unit", remedy)
+        return Period(None, duration(raw, self.wants))
+
+
+def duration(raw: Scalar, wants: str, least: float = 0.001) -> float:
+    """Seconds in a text like 1h30min, not finer than train can be told. Raises Refused."""
+    refuse_long(raw, wants)
+    refuse_base_60(raw, 'write the unit, like "2min" or "2h"')
+    if raw.text and decimal(raw.text) is not None:
+        remedy = f'write "{raw.text}s", "{raw.text}min" or "{raw.text}h"'
+        raise Refused(f"{raw.text} has no unit", remedy)
+    if not _DURATION.fullmatch(raw.text):
+        raise Refused(f"{show(raw.text)} is no length of time", f"write {wants}")
+    total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(raw.text))
+    return _in_range(raw, round(total, 6), least)
+
+
+def _in_range(raw: Scalar, value: float, least: float) -> float:
+    if not least <= value <= 366 * 86400:
+        shortest = "1s" if least == 1 else "1ms"
+        raise Refused(f"{show(raw.text)} is out of range", f"write a time from {shortest} to 366d")
+    return value
+
+
+def seconds(value: float) -> str:
+    """A time for an argv: 600s, 0.5s."""
+    return f"{int(value)}s" if value == int(value) else f"{value!r}s"
