@@ -15,7 +15,7 @@ from tests.project.tree import ROOT, copy_project
 
 DOCUMENTS = {str(path.relative_to(ROOT)): path for path in documents(ROOT)}
 # Stories of a minute of processor each, whose commands tests/real runs in make test as well.
-LONG = ("docs/numbers.md", "docs/reproduce.md")
+LONG = ("docs/numbers.md", "docs/reproduce.md", "docs/results.md")
 
 
 def marked(path: Path) -> list[Block]:

@@ -49,11 +49,12 @@ def test_one_and_two_processes_here(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("send", "number"),
     [
         pytest.param(os.killpg, signal.SIGINT, id="Ctrl-C"),
-        pytest.param(os.kill, signal.SIGTERM, id="TERM", marks=pytest.mark.nightly),
+        pytest.param(os.kill, signal.SIGTERM, id="TERM"),
     ],
 )
 def test_a_stop_leaves_the_table_of_the_runs_so_far(

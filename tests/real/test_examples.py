@@ -89,6 +89,7 @@ def test_mnist_fetches_its_data_and_learns_digits(tmp_path: Path) -> None:
     assert jobs.rows(directory, "eval")[-1]["accuracy"] > 0.5  # guessing gives 0.1
 
 
+@pytest.mark.nightly
 def test_an_own_loop_is_stopped_goes_on_and_ends(tmp_path: Path) -> None:
     bundle = rendered("own_loop", tmp_path)
     # More than the example's 400, most of which are over before the stop arrives.

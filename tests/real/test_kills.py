@@ -221,6 +221,7 @@ def test_it_gives_up_when_nothing_is_committed_between_two_crashes(tmp_path: Pat
     assert "giving up" in job.lines[-1]
 
 
+@pytest.mark.nightly
 def test_a_fault_that_no_restart_can_cure_is_met_once(tmp_path: Path) -> None:
     bundle = jobs.render(
         tmp_path,

@@ -171,6 +171,7 @@ class Verify(Lines):
         self._listen()
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_it_at_once_and_leaves_nothing_behind(killed_twice: Path) -> None:
     running = Verify(str(killed_twice), "--from=0", "--procs=2", SLOW="0.05")
     while not (line := running.next(jobs.PATIENCE_S) or "ended").startswith("step "):

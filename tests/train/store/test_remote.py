@@ -483,6 +483,7 @@ def test_what_is_written_is_what_ddpgen_status_looks_for(tmp_path: Path, bucket:
     assert found == {
         "there": "yes",
         "newest": str(STEPS[-1]),
+        "last-step": "",  # no start is on record here
         "status": f"running {machine.fence.attempt} {STEPS[-1]}",
     }
     ask_to_stop(at, "ddpgen stop")
