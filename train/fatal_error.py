@@ -1,6 +1,6 @@
 """A failure that no restart can cure, on one host, ends the job on all hosts, with its reason.
 
-Owns the broadcast of the reason, through the store in which the processes met: that is there before any
+Owns the broadcast of the reason, through the TCPStore in which the processes met: that is there before any
 process group is, and outlives a collective that will never end. Every process waits there for a reason, on
 a connection of its own. Knows nothing of what can fail.
 """

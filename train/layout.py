@@ -1,4 +1,4 @@
-"""The names of things in a checkpoint directory.
+"""The names of checkpoints, of a host's own directory and of the stop file; the others are in the module of each file.
 
 Owns how a step becomes a directory name and back. Needs no torch, so that what runs before torch is
 imported can look too.

@@ -23,7 +23,7 @@ _LARGE = 256 << 20  # bytes; what takes long enough for a line that says so
 Contents = dict[int, dict[str, int]]
 
 
-def remote(step: int) -> str:
+def object_name(step: int) -> str:
     """What the store calls the checkpoint of `step`."""
     return step_directory(Path(), step).name
 
@@ -34,7 +34,7 @@ def contents(store: Store) -> Contents:
     for name, size in store.list("step-").items():
         directory, _, file = name.partition("/")
         number = directory.removeprefix("step-")
-        if file and number.isdecimal() and remote(int(number)) == directory:
+        if file and number.isdecimal() and object_name(int(number)) == directory:
             found.setdefault(int(number), {})[file] = size
     return found
 
@@ -59,7 +59,7 @@ def bring_newest(
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             for name in files:
-                _download(store, f"{remote(step)}/{name}", temporary / name)
+                _download(store, f"{object_name(step)}/{name}", temporary / name)
             (temporary / MARKER).write_bytes(marker)
             disk.read(temporary, step)
             may_tidy()
@@ -86,7 +86,7 @@ def _marker(
     if MARKER not in there:
         raise BadCheckpointError(f"{MARKER} is missing: it was never written to the end")
     try:
-        marker = with_retries(store.name, lambda: store.read(f"{remote(step)}/{MARKER}"))
+        marker = with_retries(store.name, lambda: store.read(f"{object_name(step)}/{MARKER}"))
     except FileNotFoundError:
         raise BadCheckpointError(f"{MARKER} is listed and not there") from None
     _, files = parse_marker(marker, step)

@@ -18,7 +18,7 @@ from typing import Any
 
 from train import processes, provenance
 from train.bundle import ARCHIVES
-from train.checkpoint.download import Contents, bring_newest, contents, remote
+from train.checkpoint.download import Contents, bring_newest, contents, object_name
 from train.checkpoint.segments import Segments
 from train.console import say
 from train.errors import TrainError
@@ -176,7 +176,7 @@ class RemoteCheckpoints:
         """
         if self.committed == step:
             return
-        place, there = step_directory(self._directory, step), remote(step)
+        place, there = step_directory(self._directory, step), object_name(step)
         marker = (place / MARKER).read_bytes()
         sizes = {name: int(file["size"]) for name, file in json.loads(marker)["files"].items()}
         if not self._is_there(step, marker, sizes):
@@ -255,7 +255,7 @@ class RemoteCheckpoints:
         there = self._contents.get(step, {})
         if step in self._bad or there != {**sizes, MARKER: len(marker)}:
             return False
-        return self._store.read(f"{remote(step)}/{MARKER}") == marker
+        return self._store.read(f"{object_name(step)}/{MARKER}") == marker
 
     def _may_change(self, may_publish: Callable[[], None]) -> None:
         may_publish()
@@ -290,7 +290,7 @@ class RemoteCheckpoints:
             self.owner.check()
             # The marker goes first: what is left of it must not look like a checkpoint.
             for name in sorted(self._contents[step], key=lambda name: name != MARKER):
-                self._store.delete(f"{remote(step)}/{name}")
+                self._store.delete(f"{object_name(step)}/{name}")
             del self._contents[step]
 
     def _write_best(self) -> None:

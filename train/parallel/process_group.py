@@ -217,7 +217,7 @@ def join(
 
 
 def another_connection(store: Store) -> Store:
-    """A further connection to the store in which the processes met: on each, one request waits at a time."""
+    """A further connection to the TCPStore in which the processes met: on each, one request waits at a time."""
     if hasattr(store, "clone"):
         return store.clone()  # type: ignore[no-any-return]
     # torch 2.4 has no clone(), nor tells a prefix: this one does what torchrun's does, at a restart all is new.
