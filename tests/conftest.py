@@ -30,7 +30,6 @@ GRACE_S = 10.0
 LONGEST = (
     "test_sky_jobs.py", "test_slurm_faults.py", "test_slurm_jobs.py", "test_checkin.py", "test_hosts.py",
     "test_hosts_faults.py", "test_nodes.py", "test_run.py", "test_kills.py", "test_own_scripts.py",
-    "test_own_scripts_kills.py", "test_own_scripts_hosts.py",
     "test_docs.py",
     "test_follow_slurm.py", "test_doctor.py", "test_examples.py", "test_local_sh.py",
 )  # fmt: skip
