@@ -155,8 +155,7 @@ class Client:
                     self._call, self._search.head = conn, there
                     self._head_listens = first.get("listens") is True
                     self._called.set()
-                    while self._call is conn:  # run() closes it
-                        await asyncio.sleep(_AGAIN_S)
+                    await conn.until_closed()
 
     # --- without the head -------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ BEAT_S = 1.0
 _HELLO_S = 4.0
 _FIRST_CALL_S = 1.0  # hosts that are started together have come by then
 _CALL_EVERY_S = 1.0
+_CALLS = 64  # at once: each takes a file descriptor
 _CONNECT_S = 1.5
 _LINE = 200  # characters of a stranger's words
 # Whoever is called looks at itself first, and then tries its own way to the head once more.
@@ -304,13 +305,14 @@ class Server:
         """Call whoever is missing and has an address, as long as the hosts gather: a client whose way to
         the head is closed can so still be heard, and that it can shows which direction is closed."""
         calls: dict[int, asyncio.Task[None]] = {}
+        dialling = asyncio.Semaphore(_CALLS)
         try:
             # A thousand hosts that all come need no calls while they do.
             await asyncio.sleep(_FIRST_CALL_S + self.settings.nodes / 200)
             while self.phase == GATHER:
                 for rank in self.missing():
                     if messages.named(self.settings, rank).address and rank not in calls:
-                        calls[rank] = asyncio.create_task(self._call(rank))
+                        calls[rank] = asyncio.create_task(self._call(rank, dialling))
                 await asyncio.sleep(_CALL_EVERY_S)
                 calls = {rank: call for rank, call in calls.items() if not call.done()}
         finally:
@@ -318,10 +320,11 @@ class Server:
                 call.cancel()
             await asyncio.gather(*calls.values(), return_exceptions=True)
 
-    async def _call(self, rank: int) -> None:
+    async def _call(self, rank: int, dialling: asyncio.Semaphore) -> None:
         try:
-            address = await resolve(messages.named(self.settings, rank).address)
-            conn = await dial(address, self.settings.port, _CONNECT_S)
+            async with dialling:
+                address = await resolve(messages.named(self.settings, rank).address)
+                conn = await dial(address, self.settings.port, _CONNECT_S)
             try:
                 there = parsed(Hello, await conn.receive(REPLY_S))
                 self.met[rank] = ""

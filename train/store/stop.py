@@ -6,13 +6,12 @@ job removes both. The supervisor of the head watches, whatever its processes run
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 
 from train.console import say
 from train.stop import BY_USER, create_stop_file, first_line
-from train.store.places import Store, StoreError, open_store
+from train.store.places import Store, open_store
 
 STOP = "stop"
 _OBEYED = "stop-obeyed"
@@ -24,34 +23,28 @@ def watch(place: str, job: str, stop_file: Path, every_s: float = _EVERY_S) -> N
 
     A store or a disk that does not answer is asked again: the training goes on without an answer.
     """
-    store = _opened(place, every_s)
-    forgotten, said = False, ""
+    store: Store | None = None
+    forgotten, said = False, set[str]()
+
+    def say_once(words: str) -> None:
+        if words not in said:
+            say(words)
+        said.add(words)
+
     while True:
-        with contextlib.suppress(OSError):
+        try:
+            store = store or open_store(place)  # a mount may come late
             if not forgotten:
                 _forget(store, job)
                 forgotten = True
             words = first_line(store.read(STOP))
-            reason = f"{BY_USER}: {words}" if words else BY_USER
-            if said != reason:
-                say(f"a stop was asked for in {place}" + (f": {words}" if words else ""))
-                said = reason
+            say_once(f"a stop was asked for in {place}" + (f": {words}" if words else ""))
             store.write(_OBEYED, f"{job}\n".encode())
-            create_stop_file(stop_file, reason)
+            create_stop_file(stop_file, f"{BY_USER}: {words}" if words else BY_USER)
             return
-        time.sleep(every_s)
-
-
-def _opened(place: str, every_s: float) -> Store:
-    """The store, as soon as there is one: a mount may come late. Why there is none is said once."""
-    said = False
-    while True:
-        try:
-            return open_store(place)
-        except StoreError as error:
-            if not said:
-                say(f"a stop asked for in {place} is not seen: {error}")
-            said = True
+        except OSError as error:
+            if store is None:
+                say_once(f"a stop asked for in {place} is not seen: {error}")
         time.sleep(every_s)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import itertools
@@ -29,6 +30,7 @@ from train.preflight.client import Search
 from train.preflight.common import Printer
 from train.preflight.phrases import Host
 from train.preflight.report import Hello, Link, Peer, Report, parsed
+from train.preflight.server import Server
 from train.preflight.wire import SEGMENT, Conn, WireError, bind, dial, is_store
 
 
@@ -771,6 +773,46 @@ def test_what_a_client_without_a_way_found_itself_is_told_at_the_head(
     one_way(here, "unresolved")
     started = [here.thread("a"), here.thread("b", finds=["NAME001"])]
     assert [codes(each.result(WAIT_S)) for each in started] == [["NAME001"]] * 2
+
+
+def test_hosts_that_answer_keep_no_others_from_being_called(
+    launch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_CALLS", 1)
+    monkeypatch.setattr(server, "_FIRST_CALL_S", 0.0)
+    settings, _ = parse(launch(4).given("a"))
+
+    class Answering:
+        """Another host's preflight, which then says nothing for long."""
+
+        address = "127.0.0.9"
+
+        def __init__(self) -> None:
+            self.first: dict[str, Any] = asdict(Hello("toy", "x", 1, 4, 4, "a", "i", "client"))
+
+        def send(self, kind: str, **content: Any) -> None: ...
+        def close(self) -> None: ...
+
+        async def receive(self, timeout_s: float) -> dict[str, Any]:
+            if not self.first:
+                await asyncio.sleep(60)
+            first, self.first = self.first, {}
+            return first
+
+    async def answering(*_: Any) -> Any:
+        return Answering()
+
+    async def run() -> None:
+        head = Server(settings, Report.of(settings, ()), print)
+        calling = asyncio.create_task(head.call_missing())
+        while set(head.met) != {1, 2, 3}:
+            await asyncio.sleep(0.01)
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        assert set(head.met.values()) == {""}
+
+    monkeypatch.setattr(server, "dial", answering)
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 def test_a_name_that_leads_nowhere_is_no_firewall(

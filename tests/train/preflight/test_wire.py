@@ -109,7 +109,7 @@ def test_a_door_closes_while_somebody_speaks(turns: int) -> None:
         async def answer(conn: Conn) -> None:
             conn.send("identity")
             heard.append((await conn.receive(10))["kind"])
-            await asyncio.sleep(60)
+            await conn.until_closed()
 
         door = Listener(answer, 4)
         port = await door.open(bind(0))
