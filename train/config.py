@@ -253,7 +253,8 @@ def _positive(text: str) -> float:
 def _fraction(text: str) -> Fraction:
     # Exact: 1.1 epochs of 100 samples are 110, where floating point makes it a little more.
     try:
-        value = Fraction(text)
+        # As a float first: the fraction of 1e99999999 would take for ever.
+        value = Fraction(text if "/" in text or 0 < float(text) < float("inf") else 0)
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)
     if value <= 0:

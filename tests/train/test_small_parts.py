@@ -73,6 +73,8 @@ def test_periods() -> None:
         (["--arg=depth={"], "depth: '{' is not JSON"),
         (["--weight=0"], "'0' is not a positive number such as 3, 0.5 or 1/2"),
         (["--weight=1/0"], "'1/0' is not a positive number"),
+        (["--epochs=1e99999999"], "'1e99999999' is not a positive number"),
+        (["--weight=1e-99999999"], "'1e-99999999' is not a positive number"),
         (["--elastic", "--world-size=2"], "--elastic leaves the number of processes open"),
         (["--step=3"], "unrecognized arguments"),
     ],
