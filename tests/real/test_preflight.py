@@ -221,3 +221,12 @@ def test_a_name_that_means_another_address_of_the_head_somewhere(stage: Stage) -
     launch.names(
         "NAME005", "laptop", "head.example", "10.77.1.1", "192.168.7.1", severity="warning"
     )
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("called")
+def test_a_name_that_no_host_knows(stage: Stage) -> None:
+    launch = stage.launch(NAMED)
+    stage.ends(launch)
+    for name in NAMES:
+        launch.names("NAME001", name, "head.example", on=[name])

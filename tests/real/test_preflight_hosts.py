@@ -360,3 +360,18 @@ def occupy(machine: Machine, **env: str) -> int:
     pid = int(held.text.split()[1])
     machine.path("users").write_text(f"{CARD}0, {pid}, 1234, /usr/bin/sleep\n")
     return pid
+
+
+@pytest.mark.nightly
+def test_a_file_system_that_is_mounted_read_only(stage: Stage) -> None:
+    laptop = stage.rig["laptop"]
+    as_root(laptop, "mkdir", "-m", "1777", "/data/mounted")
+    as_root(laptop, "mount", "-t", "tmpfs", "-o", "ro", "none", "/data/mounted")
+    try:
+        launch = stage.launch(checkpoint={"dir": "/data/mounted"})
+        stage.ends(launch)
+    finally:
+        as_root(laptop, "umount", "/data/mounted")
+        as_root(laptop, "rm", "-r", "/data/mounted")
+    launch.names("DIR002", "laptop", "/data/mounted", "Read-only")
+    launch.names_only("DIR002")

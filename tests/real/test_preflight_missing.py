@@ -17,6 +17,7 @@ from tests.real.preflight import (
     WITHIN_S,
     Launch,
     Stage,
+    edited,
     in_time,
 )
 
@@ -140,3 +141,26 @@ def test_a_host_of_another_job_is_told_and_does_no_harm(stage: Stage) -> None:
     place.write_text(place.read_text().replace("--job=another ", "--job=job "))
     job.start("tower").ends(0)
     assert [launch[name].end() for name in ("desk", "laptop")] == [0, 0], launch.output
+
+
+def test_a_head_that_stops_in_the_middle(stage: Stage) -> None:
+    job = stage.job()
+    head = job.start("desk")
+    launch = job.start("laptop")
+    launch.waits_for("tower", on=["laptop"])
+    stage.rig["desk"].freeze()
+    launch.began = time.monotonic()
+    launch.ends()
+    launch.names("HOST002", "desk")
+    stage.rig["desk"].thaw()
+    stage.rig["desk"].kill_all()
+    head["desk"].end()
+
+
+def test_a_list_of_hosts_that_was_changed_on_one_host(stage: Stage) -> None:
+    job = stage.job()
+    more = '"hosts": [{"name": "attic", "address": "192.168.7.9", "procs": 1},'
+    edited(job.at("tower", "hosts/hosts.json"), lambda text: text.replace('"hosts": [', more))
+    launch = job.start(arguments={"tower": ["--head=desk"]})
+    stage.ends(launch)
+    launch.names("RANK003", "tower", "3", "4")

@@ -35,9 +35,9 @@ with socket.create_server(("", int(sys.argv[1]))) as server:
 """
 
 
-def listen(machine: Machine, **env: str) -> None:
+def listen(machine: Machine, user: str = "trainer", **env: str) -> None:
     server = machine.popen(
-        [sys.executable, "-c", LISTENER, str(PORT)], env=env, stdout=subprocess.PIPE
+        [sys.executable, "-c", LISTENER, str(PORT)], user=user, env=env, stdout=subprocess.PIPE
     )
     assert server.stdout is not None
     assert server.stdout.readline() == b"listening\n"
@@ -189,3 +189,20 @@ def test_a_wire_that_is_slow_one_way(stage: Stage) -> None:
     assert code in ("LINK002", "LINK003"), launch.output
     launch.names(code, "laptop", "MB/s", severity="warning")
     launch.names_only(code)
+
+
+@pytest.mark.nightly
+def test_a_port_that_is_taken_by_another_users_program(stage: Stage) -> None:
+    listen(stage.rig["desk"], user="root")
+    launch = stage.launch()
+    launch.ends()
+    launch.names("PORT001", "desk", str(PORT), "ss -ltnp")
+
+
+@pytest.mark.nightly
+def test_ephemeral_ports_that_are_closed_on_one_host(stage: Stage) -> None:
+    closed_but_for(stage.rig["laptop"], PORT)
+    launch = stage.launch()
+    stage.ends(launch)
+    launch.names("PORT005", "laptop", "ephemeral")
+    launch.names_only("PORT005")

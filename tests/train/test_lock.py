@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from train.files import locked
 from train.layout import MARKER, step_directory
 from train.lock import Fence, FencedOffError, HeldByLiveJobError, Start, claim, read_lock, take
 from train.node import Node, record_crash, record_end
+from train.program import Program
 from train.status import Status, read_status
 
 
@@ -312,3 +314,24 @@ def test_another_job_is_refused_and_told_the_scheduler_job_that_holds_the_direct
     message = str(caught.value)
     assert f"{tmp_path} is held by Slurm job 4711, job 'first'" in message
     assert f"'touch {tmp_path}/stop', end it at once with 'scancel 4711'" in message
+
+
+def test_rank_0_of_a_users_program_shows_that_it_lives_in_the_directory_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.01)
+    env = {
+        "DDPGEN_ATTEMPT": "a1",
+        "DDPGEN_CHECKPOINT_DIR": str(tmp_path),
+        "DDPGEN_NODE_DIR": str(tmp_path / "nodes" / "n1"),
+        "DDPGEN_SCHEDULER": "slurm 1 0",
+        "RANK": "0",
+    }
+    node = Node.from_environment(env)
+    assert node is not None
+    Program(argparse.Namespace(command=["true"], stop_signal=""), env)._take(node)
+    os.utime(tmp_path / "lock", (0, 0))
+    until = time.monotonic() + 30
+    while (tmp_path / "lock").stat().st_mtime == 0:
+        assert time.monotonic() < until
+        time.sleep(0.01)

@@ -799,7 +799,12 @@ def test_hosts_that_answer_keep_no_others_from_being_called(
             first, self.first = self.first, {}
             return first
 
+    dialling: list[int] = [0]  # how many at once, each time one begins or ends
+
     async def answering(*_: Any) -> Any:
+        dialling.append(dialling[-1] + 1)
+        await asyncio.sleep(0)
+        dialling.append(dialling[-1] - 1)
         return Answering()
 
     async def run() -> None:
@@ -813,6 +818,7 @@ def test_hosts_that_answer_keep_no_others_from_being_called(
 
     monkeypatch.setattr(server, "dial", answering)
     asyncio.run(asyncio.wait_for(run(), 30))
+    assert max(dialling) == 1
 
 
 def test_a_name_that_leads_nowhere_is_no_firewall(

@@ -1,0 +1,92 @@
+"""An environment is made once, whoever asks for it at the same moment, and one that is half made is made anew."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from train.supervisor import install
+
+WAIT_S = 30
+
+
+class Maker:
+    """Stands for venv and pip: what it makes is whole when it has ended."""
+
+    def __init__(self) -> None:
+        self.made: list[bool] = []  # for each time, whether something lay there
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.may_end.set()
+
+    def make(self, environment: Path, content: str, lock: Path | None) -> None:
+        self.made.append(environment.exists())
+        self.begun.set()
+        assert self.may_end.wait(WAIT_S)
+        (environment / "bin").mkdir(parents=True, exist_ok=True)
+        (environment / "bin" / "python").touch(0o755)
+        (environment / install.INSTALLED).write_text(content)
+
+
+@pytest.fixture
+def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
+    made = Maker()
+    monkeypatch.setattr(install, "_make", made.make)
+    return made
+
+
+def asked(place: Path) -> int:
+    return install.main([str(place), "--", "torch"])
+
+
+def test_one_that_is_whole_is_not_made_again(maker: Maker, tmp_path: Path) -> None:
+    assert [asked(tmp_path / "env"), asked(tmp_path / "env")] == [0, 0]
+    assert maker.made == [False]
+
+
+@pytest.mark.parametrize("missing", [install.INSTALLED, "bin/python"])
+def test_one_of_which_a_part_is_missing_is_made_anew(
+    maker: Maker, tmp_path: Path, missing: str
+) -> None:
+    assert asked(tmp_path / "env") == 0
+    (tmp_path / "env" / missing).unlink()
+    assert asked(tmp_path / "env") == 0
+    assert maker.made == [False, True]
+
+
+def test_what_lies_half_made_is_removed_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    half = tmp_path / "env" / "lib"
+    half.mkdir(parents=True)
+    seen: list[bool] = []
+    monkeypatch.setattr(install, "_fails", lambda *command: not seen.append(half.exists()))
+    assert asked(tmp_path / "env") == 69
+    assert seen == [False]
+
+
+def test_who_comes_while_another_installs_waits_and_finds_it_made(
+    maker: Maker, tmp_path: Path
+) -> None:
+    maker.may_end.clear()
+    place = tmp_path / "env"
+    codes: list[int] = []
+    threads = [threading.Thread(target=lambda: codes.append(asked(place))) for _ in range(3)]
+    threads[0].start()
+    assert maker.begun.wait(WAIT_S)
+    for thread in threads[1:]:
+        thread.start()
+    # They wait for the lock's file: nobody else gets it, and none of them has begun to make.
+    lock = os.open(f"{place}.lock", os.O_RDWR)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(lock)
+    assert len(maker.made) == 1
+    maker.may_end.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert codes == [0, 0, 0]
+    assert len(maker.made) == 1
