@@ -12,7 +12,7 @@ from typing import NamedTuple
 MOST_SHOWN = 50  # lines of findings; who has more than that starts at the top anyway
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A position in the spec; lines and columns count from 1, as editors do."""
 
     line: int = 1
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 class Finding(NamedTuple):
     """One thing wrong with a spec: where it is, what it is, what to do about it."""
 
-    place: Place
+    place: Position
     path: str
     what: str
     remedy: str

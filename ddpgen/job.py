@@ -15,7 +15,7 @@ from ddpgen import __version__
 from ddpgen.bundle import code, lock, script, source
 from ddpgen.errors import (
     Finding,
-    Place,
+    Position,
     SpecInvalidError,
     SpecUnreadableError,
     TargetUnavailableError,
@@ -211,7 +211,7 @@ def _value(kind: Kind, value: Any) -> Any:
     if isinstance(kind, Groups):
         return tuple(_revived(kind.group.model, each) for each in value)
     if isinstance(kind, (Every, Nodes)):
-        return kind.read(Scalar(Place(), (), str(value), "", quoted=False))
+        return kind.read(Scalar(Position(), (), str(value), "", quoted=False))
     if isinstance(kind, StepSpan):
         return Span(*value)
     return tuple(value) if isinstance(value, list) else value

@@ -9,7 +9,7 @@ from ddpgen.adopt import sky
 from ddpgen.adopt.bash import UnreadableError
 from ddpgen.adopt.draft import Draft
 from ddpgen.adopt.script import Script
-from ddpgen.errors import Finding, Place, SpecInvalidError, SpecUnreadableError
+from ddpgen.errors import Finding, Position, SpecInvalidError, SpecUnreadableError
 from ddpgen.spec import yamltree
 from ddpgen.spec.yamltree import NotYamlError, Scalar
 
@@ -37,7 +37,7 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
     except UnreadableError as error:
         what = "a quote or bracket that opens here does not end"
         raise SpecInvalidError(
-            str(file), [Finding(Place(error.line), "", what, "correct the script")]
+            str(file), [Finding(Position(error.line), "", what, "correct the script")]
         ) from None
     except NotYamlError as error:
         raise SpecInvalidError(str(file), error.findings) from None

@@ -12,7 +12,7 @@ from ddpgen.adopt.draft import Draft
 from ddpgen.adopt.launcher import Launch, launched
 from ddpgen.adopt.resume import Resumes
 from ddpgen.adopt.sbatch import INDEX, Directives
-from ddpgen.errors import Finding, Place, SpecInvalidError
+from ddpgen.errors import Finding, Position, SpecInvalidError
 
 # Lines that change nothing.
 _IDLE = frozenset([
@@ -114,7 +114,7 @@ class Script:
             shown = os.path.relpath(found[0])
             what = f"{script} is in {shown}, which is not below {os.path.relpath(home)}"
             remedy = f"write the spec there: -o {os.path.join(shown, 'job.yaml')}"
-            raise SpecInvalidError(self.draft.filename, [Finding(Place(line), "", what, remedy)])
+            raise SpecInvalidError(self.draft.filename, [Finding(Position(line), "", what, remedy)])
         self.draft.put("code", "." if code is None else os.path.relpath(code, home))
         if code is None:
             what = f"{script}, which is not found from {os.path.relpath(home)}"
@@ -274,7 +274,7 @@ class Script:
 
     def _refused(self, line: int, what: str) -> SpecInvalidError:
         finding = Finding(
-            Place(line), "", self.draft.hide(what), "adopt a script with one such line"
+            Position(line), "", self.draft.hide(what), "adopt a script with one such line"
         )
         return SpecInvalidError(self.draft.filename, [finding])
 

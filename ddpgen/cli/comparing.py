@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ddpgen.cli.shared import JOB, JSON, PROCS, Place, cli, given, submit, visible
+from ddpgen.cli.shared import JOB, JSON, PROCS, PathOption, cli, given, submit, visible
 from ddpgen.errors import DdpgenError
 
 
@@ -58,7 +58,10 @@ def diff(a: str, b: str, as_json: bool) -> None:
 )  # fmt: skip
 @PROCS
 @click.option(
-    "--keep", type=Place(path_type=Path), metavar="DIR", help="Replay there, and leave all of it."
+    "--keep",
+    type=PathOption(path_type=Path),
+    metavar="DIR",
+    help="Replay there, and leave all of it.",
 )
 @JSON
 def verify(
@@ -86,7 +89,7 @@ def verify(
 @PROCS
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="The first N.  [default: all]")
 @click.option(
-    "-o", "--output", type=Place(path_type=Path), metavar="DIR",
+    "-o", "--output", type=PathOption(path_type=Path), metavar="DIR",
     help="Where.  [default: build/<name>-reproduced]",
 )  # fmt: skip
 def reproduce(

@@ -47,7 +47,7 @@ def refusals() -> Iterator[None]:
         raise click.UsageError(f"{refused.what}; {refused.remedy}{end}") from None
 
 
-class Place(click.Path):
+class PathOption(click.Path):
     """A path to write to; the empty one, from a variable that is not set, means no place."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -74,10 +74,10 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 
 SPEC = click.argument("spec", metavar="SPEC")
 JOB = click.argument("job", metavar="JOB")
-FILE = Place(path_type=Path, dir_okay=False)
+FILE = PathOption(path_type=Path, dir_okay=False)
 JSON = click.option("--json", "as_json", is_flag=True, help="For programs instead of people.")
 OUTPUT = click.option(
-    "-o", "--output", type=Place(path_type=Path), metavar="DIR",
+    "-o", "--output", type=PathOption(path_type=Path), metavar="DIR",
     help="The bundle's directory.  [default: build/<name>]",
 )  # fmt: skip
 PLOT = click.option(

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ddpgen.cli.shared import FILE, JSON, SPEC, Place, checked, cli, named, refusals
+from ddpgen.cli.shared import FILE, JSON, SPEC, PathOption, checked, cli, named, refusals
 
 
 @cli.command()
@@ -72,7 +72,7 @@ def _answer(says: str, default: Any) -> Any:
 @cli.command()
 @click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", type=Place(path_type=Path), metavar="FILE",
+    "-o", "--output", type=PathOption(path_type=Path), metavar="FILE",
     help="The file to write; never one that exists.  [default: stdout]",
 )  # fmt: skip
 def adopt(script: Path, output: Path | None) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import logs, remote
 from .ends import DONE, FAILED, USAGE
-from .plan import Host, Plan
+from .plan import Plan, PlannedHost
 from .screen import Screen, folded, shown, table
 from .session import Home, Trouble, ask, why_not
 from .ssh import Ssh
@@ -22,12 +22,12 @@ _LINES_EACH = 10
 
 
 async def ask_all(
-    plan: Plan, ssh: Ssh, text: Callable[[Plan, Host], bytes], within: float
-) -> tuple[dict[Host, dict[str, str]], dict[str, str]]:
+    plan: Plan, ssh: Ssh, text: Callable[[Plan, PlannedHost], bytes], within: float
+) -> tuple[dict[PlannedHost, dict[str, str]], dict[str, str]]:
     """One text to every host: the facts that it found on each; and by name why the others could not be asked."""
     troubles: dict[str, str] = {}
 
-    async def one(host: Host) -> dict[str, str]:
+    async def one(host: PlannedHost) -> dict[str, str]:
         try:
             outcome = await ask(ssh, host, text(plan, host), within)
             if outcome.code != 0:
@@ -64,10 +64,10 @@ async def status(home: Home) -> int:
 
 
 def table_of(
-    plan: Plan, answers: Mapping[Host, Mapping[str, str]], troubles: Mapping[str, str]
-) -> tuple[list[tuple[str, ...]], dict[Host, JobState]]:
+    plan: Plan, answers: Mapping[PlannedHost, Mapping[str, str]], troubles: Mapping[str, str]
+) -> tuple[list[tuple[str, ...]], dict[PlannedHost, JobState]]:
     """Rows for people, the heading first; and what each host says whose script runs and has taken a step."""
-    steps = dict[Host, JobState]()
+    steps = dict[PlannedHost, JobState]()
     rows: list[tuple[str, ...]] = [
         ("host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint")
     ]

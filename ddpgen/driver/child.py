@@ -22,7 +22,7 @@ _KEPT = 4 << 20
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Completed:
     """How a program ended; `code` is None when it was not given the time."""
 
     code: int | None
@@ -132,7 +132,7 @@ async def run(
     within: float | None,
     cwd: str | None = None,
     show: Callable[[bytes], None] | None = None,
-) -> Outcome:
+) -> Completed:
     """One program from start to end, at most `within` seconds; `show` gets what it says, as it comes.
 
     It is ended, too, when the caller is cancelled. Raises OSError.
@@ -151,4 +151,4 @@ async def run(
         code = await child.ended_within(within)
     finally:
         await child.kill()
-    return Outcome(code, bytes(heard))
+    return Completed(code, bytes(heard))

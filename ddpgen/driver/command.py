@@ -19,7 +19,7 @@ from .child import run
 from .ends import FAILED, NO_START, STOPPED
 from .ends import USAGE as WRONG_ARGUMENT
 from .fetch import fetch
-from .job import Job
+from .job import DriverRun
 from .logs import Logs
 from .pace import Pace
 from .plan import Plan
@@ -82,7 +82,7 @@ async def _do(wanted: Wanted, bundle: Path, ours: Plan, ssh: Ssh, pace: Pace) ->
     home = Home(ours, ssh, bundle, pace, screen, Logs(kept, screen.say))
     try:
         if wanted.what == "run":
-            return await Job(home, wanted.arguments).run()
+            return await DriverRun(home, wanted.arguments).run()
         if wanted.what == "logs":
             return asking.show_logs(home, wanted.operand)
         if wanted.what == "fetch":

@@ -20,7 +20,7 @@ from . import remote
 from .asking import ask_all, say_of_hosts
 from .child import run
 from .ends import DONE, FAILED
-from .plan import Host
+from .plan import PlannedHost
 from .screen import Screen
 from .session import Home
 
@@ -96,7 +96,7 @@ async def _bring_probe(home: Home, target: Path) -> bool:
 
 
 async def _bring(
-    home: Home, host: Host, stage: Path, files: list[str], directories: list[str]
+    home: Home, host: PlannedHost, stage: Path, files: list[str], directories: list[str]
 ) -> None:
     """Copy what matches of a host's checkpoints, and nothing else, into the stage. Raises RefusedError."""
     if not files:

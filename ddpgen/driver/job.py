@@ -29,7 +29,7 @@ _ASKED = (
 )
 
 
-class Job:
+class DriverRun:
     """One run of the driver: all hosts are prepared and started, as often as it takes, until the last end."""
 
     def __init__(self, home: Home, arguments: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Host:
+class PlannedHost:
     """One machine: how ssh reaches it, and where the job lives there."""
 
     name: str
@@ -32,7 +32,7 @@ class Plan:
     head: str
     ssh_options: tuple[str, ...]
     checkpoint_dir: str
-    hosts: tuple[Host, ...]
+    hosts: tuple[PlannedHost, ...]
     locked: bool = False
 
     @property
@@ -49,11 +49,11 @@ class Plan:
         """Whether the driver may start all anew; else torchrun's own restarts are all there are."""
         return self.elastic is not None or self.launcher in ("torchrun-static", "env")
 
-    def bundle(self, host: Host) -> str:
+    def bundle(self, host: PlannedHost) -> str:
         """Where the bundle lies on `host`."""
         return f"{at_login(host.dir).rstrip('/')}/{self.name}"
 
-    def checkpoints(self, host: Host) -> str:
+    def checkpoints(self, host: PlannedHost) -> str:
         """Where the checkpoints lie on `host`; a relative place starts from the host's dir."""
         place = self.checkpoint_dir
         if place == "~" or place.startswith(("/", "~/")):
@@ -72,5 +72,7 @@ def at_login(path: str) -> str:
 def read(text: str) -> Plan:
     """Raises ValueError, KeyError or TypeError for what ddpgen has not written."""
     data = json.loads(text)
-    hosts = tuple(Host(h["name"], h["ssh"], h["dir"], h["script"]) for h in data.pop("hosts"))
+    hosts = tuple(
+        PlannedHost(h["name"], h["ssh"], h["dir"], h["script"]) for h in data.pop("hosts")
+    )
     return Plan(hosts=hosts, **data)

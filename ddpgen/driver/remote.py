@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from .plan import Host, Plan
+from .plan import Plan, PlannedHost
 
 FACT = "ddpgen-fact"
 
@@ -36,23 +36,23 @@ def troubles(output: bytes) -> str:
     return "; ".join(said)
 
 
-def prepare(plan: Plan, host: Host, need_kib: int) -> bytes:
+def prepare(plan: Plan, host: PlannedHost, need_kib: int) -> bytes:
     """Look whether the bundle can come here, and make its directory."""
     return text({**_values(plan, host), "need": str(need_kib)}, TOOLS, _NEWEST, _PREPARE)
 
 
-def status(plan: Plan, host: Host) -> bytes:
+def status(plan: Plan, host: PlannedHost) -> bytes:
     """Find out how this host stands."""
     return text(_values(plan, host), TOOLS, _RUNS, _OF_HOST, LOOK)
 
 
-def stop(plan: Plan, host: Host) -> bytes:
+def stop(plan: Plan, host: PlannedHost) -> bytes:
     """Ask for a clean stop."""
     return text(_values(plan, host), TOOLS, _RUNS, _STOP)
 
 
 def start(
-    plan: Plan, host: Host, environment: Mapping[str, str], arguments: Iterable[str]
+    plan: Plan, host: PlannedHost, environment: Mapping[str, str], arguments: Iterable[str]
 ) -> bytes:
     """Become the host's script, which inherits the rest of the input: the driver's line."""
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment.items())
@@ -61,7 +61,7 @@ def start(
     return text(values, TOOLS, f"{exports}{_BEGIN}{_ENTER}exec bash -- {words}\n")
 
 
-def install(plan: Plan, host: Host) -> bytes:
+def install(plan: Plan, host: PlannedHost) -> bytes:
     """Become the host's script, which only installs what the lock lists."""
     values = {**_values(plan, host), "script": host.script}
     return text(values, TOOLS, f'{_ENTER}exec bash -- "$script" --install </dev/null\n')
@@ -72,7 +72,7 @@ def within(directory: str) -> str:
     return f"{{ unset CDPATH; cd -- {quote(directory)} || exit; exec "
 
 
-def _values(plan: Plan, host: Host) -> dict[str, str]:
+def _values(plan: Plan, host: PlannedHost) -> dict[str, str]:
     return {
         "host": host.name,
         "bundle": plan.bundle(host),

@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 
 from . import remote
-from .child import Child, Outcome, run
+from .child import Child, Completed, run
 from .ends import SSH_FAILED, End, Evidence, judged
 from .logs import Logs
 from .pace import Pace
-from .plan import Host, Plan
+from .plan import Plan, PlannedHost
 from .screen import Lines, Screen, shown
 from .ssh import Ssh, interrupted, is_passing
 
@@ -70,7 +70,7 @@ class Home:
 class Session:
     """The driver's side of one host. `report` is called with the end of each script that start() started."""
 
-    def __init__(self, host: Host, home: Home, report: Callable[[End], None]) -> None:
+    def __init__(self, host: PlannedHost, home: Home, report: Callable[[End], None]) -> None:
         self.host, self._home, self._report = host, home, report
         self.state = "waiting"
         self.last: deque[str] = deque(maxlen=LAST_LINES)
@@ -184,7 +184,7 @@ class Session:
             self._home.screen.lines(self.host.name, texts)
 
 
-async def ask(ssh: Ssh, host: Host, text: bytes, within: float | None) -> Outcome:
+async def ask(ssh: Ssh, host: PlannedHost, text: bytes, within: float | None) -> Completed:
     """Run one text on a host; again when its door was only crowded. Raises Trouble."""
     for attempt in range(_TRIES):
         try:
@@ -197,7 +197,9 @@ async def ask(ssh: Ssh, host: Host, text: bytes, within: float | None) -> Outcom
     return outcome
 
 
-async def send(ssh: Ssh, host: Host, bundle: Path, directory: str, options: Iterable[str]) -> None:
+async def send(
+    ssh: Ssh, host: PlannedHost, bundle: Path, directory: str, options: Iterable[str]
+) -> None:
     """Have `directory` on a host hold what `bundle` holds here; `options`: more of rsync. Raises Trouble."""
     shell = ssh.shell_for_rsync(host, directory)
     command = ["rsync", "-rlpc", "--exclude=__pycache__", *options, *shell, "./", "host:./"]
@@ -210,7 +212,7 @@ async def send(ssh: Ssh, host: Host, bundle: Path, directory: str, options: Iter
         raise Trouble(f"rsync (code {outcome.code}): {ssh.complaint(outcome.output, host)}")
 
 
-def why_not(outcome: Outcome, ssh: Ssh, host: Host, within: float) -> str:
+def why_not(outcome: Completed, ssh: Ssh, host: PlannedHost, within: float) -> str:
     """Why a text did not do on a host what it should."""
     first = outcome.output.decode("utf-8", "replace").strip().partition("\n")[0].strip()
     if outcome.code is None:

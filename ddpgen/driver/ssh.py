@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .plan import Host, Plan
+from .plan import Plan, PlannedHost
 from .remote import quote, within
 
 _QUIET = "let its ~/.bashrc begin with `[[ $- == *i* ]] || return`"
@@ -78,15 +78,15 @@ class Ssh:
     numbers: Mapping[str, int]
     private: Path
 
-    def command(self, host: Host) -> list[str]:
+    def command(self, host: PlannedHost) -> list[str]:
         """Log in and run what comes through the input."""
         return [*self._to(host, []), "bash -s"]
 
-    def by_hand(self, host: Host) -> str:
+    def by_hand(self, host: PlannedHost) -> str:
         """What to type to see for oneself."""
         return shlex.join([*self.words, *self.options, host.ssh])
 
-    def complaint(self, output: bytes, host: Host) -> str:
+    def complaint(self, output: bytes, host: PlannedHost) -> str:
         """The line in which ssh said why it could not, with a remedy where one is known."""
         text = output.decode("utf-8", "replace")
         said = [line.strip() for line in text.splitlines() if line.strip()]
@@ -101,15 +101,15 @@ class Ssh:
                 return f"{decisive.strip('@ .')}; {remedy.format(**named)}"
         return said[-1].rstrip(".") if said else "ssh said nothing"
 
-    def hang_up(self, host: Host) -> list[str]:
+    def hang_up(self, host: PlannedHost) -> list[str]:
         """End the connection that the other commands share."""
         return self._to(host, ["-O", "exit"])
 
-    def socket(self, host: Host) -> Path:
+    def socket(self, host: PlannedHost) -> Path:
         """Where the shared connection of `host` is."""
         return self.private / str(self.numbers[host.name])
 
-    def _to(self, host: Host, more: list[str]) -> list[str]:
+    def _to(self, host: PlannedHost, more: list[str]) -> list[str]:
         # ssh takes the first value it meets: what keeps a launch from hanging comes before the
         # user's options, what they may know better comes after.
         sharing = [
@@ -129,7 +129,7 @@ class Ssh:
             host.ssh,
         ]
 
-    def shell_for_rsync(self, host: Host, directory: str) -> list[str]:
+    def shell_for_rsync(self, host: PlannedHost, directory: str) -> list[str]:
         """rsync's -e, as a script of ours: rsync's own words are sent as all others are.
 
         So no login shell parses a path, rsync needs no option for that on either side, and it need

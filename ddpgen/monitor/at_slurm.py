@@ -23,7 +23,7 @@ from ddpgen.monitor import places, scripts, slurm_jobs
 from ddpgen.monitor.places import Login, Place
 from ddpgen.monitor.record import Following, Launched
 from ddpgen.monitor.report import JobStatus, Report
-from ddpgen.monitor.slurm_jobs import Job
+from ddpgen.monitor.slurm_jobs import QueuedJob
 from ddpgen.spec.slurm import SlurmJob
 
 _MOST_TASKS = 8  # of an array have their directories looked at
@@ -139,7 +139,7 @@ def _reach(following: Following) -> Iterator[Asked]:
         yield Asked(job, place, launched)
 
 
-def _look(asked: Asked) -> tuple[JobState, list[Job]]:
+def _look(asked: Asked) -> tuple[JobState, list[QueuedJob]]:
     """What the directory says, and every job that is meant, the remembered one last."""
     found = JobState() if asked.job.array else _read(asked)
     ids = [found.slurm_job, asked.launched.job if asked.launched else ""]
@@ -153,7 +153,7 @@ def _read(asked: Asked, task: str = "") -> JobState:
     return state.read(asked.place.facts(scripts.look(asked.directory(task))))
 
 
-def _find(asked: Asked, number: str) -> list[Job]:
+def _find(asked: Asked, number: str) -> list[QueuedJob]:
     """A job, or the tasks of an array; [] when it is forgotten. Raises TargetUnavailableError."""
     known = slurm_jobs.from_scontrol(
         _told(asked.place, slurm_jobs.in_memory(number, asked.cluster))
@@ -175,14 +175,14 @@ def _told(place: Place, argv: Sequence[str]) -> str:
     return answer.said
 
 
-def _runs(found: JobState, seen: Sequence[Job]) -> bool | None:
+def _runs(found: JobState, seen: Sequence[QueuedJob]) -> bool | None:
     """Whether the processes that wrote the status are there, as far as Slurm knows."""
     if not found.of_slurm:
         return None  # it is of another tier, or nothing has begun
     return any(not e.waits and not e.over for e in seen if e.id.partition("_")[0] == found.of_slurm)
 
 
-def _ask_to_stop(asked: Asked, directory: str, job: Job) -> str:
+def _ask_to_stop(asked: Asked, directory: str, job: QueuedJob) -> str:
     try:
         asked.place.facts(scripts.stop(directory))
     except TargetUnavailableError as error:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddpgen.driver import child, remote, session
-from ddpgen.driver.child import Outcome
+from ddpgen.driver.child import Completed
 from ddpgen.driver.ends import SSH_FAILED
-from ddpgen.driver.plan import Host, Plan, at_login
+from ddpgen.driver.plan import Plan, PlannedHost, at_login
 from ddpgen.driver.ssh import Ssh, ready
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.launch import stream
@@ -89,7 +89,7 @@ class Place:
     def _at_home(self, path: str) -> str:
         return os.path.expanduser(path)
 
-    def _ask(self, text: bytes, within: float) -> Outcome:
+    def _ask(self, text: bytes, within: float) -> Completed:
         try:
             outcome = asyncio.run(child.run(["bash", "-s"], text, within))
         except OSError as error:
@@ -105,7 +105,7 @@ class Place:
 class Login(Place):
     """A login node: every text goes through one shared ssh connection."""
 
-    def __init__(self, ssh: Ssh, host: Host) -> None:
+    def __init__(self, ssh: Ssh, host: PlannedHost) -> None:
         super().__init__(at_login(host.dir))
         self._ssh, self._host = ssh, host
         self.name = host.ssh
@@ -131,7 +131,7 @@ class Login(Place):
     def _at_home(self, path: str) -> str:
         return at_login(path)
 
-    def _ask(self, text: bytes, within: float) -> Outcome:
+    def _ask(self, text: bytes, within: float) -> Completed:
         try:
             outcome = asyncio.run(session.ask(self._ssh, self._host, text, within))
         except session.Trouble as trouble:
@@ -148,7 +148,7 @@ def reach(job: SlurmJob, beside: Path) -> Iterator[Place]:
     if job.login is None:
         yield Place(str(beside))
         return
-    host = Host(job.login, job.login, job.dir, "slurm.sbatch")
+    host = PlannedHost(job.login, job.login, job.dir, "slurm.sbatch")
     way = Plan(job.name, "", None, 0, job.login, job.ssh_options, "", (host,))
     with logins(way) as (login,):
         yield login

@@ -22,7 +22,7 @@ _OVER = (
 _MEANINGS = {"69:0": "it could not start", "75:0": "it was stopped"}  # exit codes of our script
 
 
-class Job(NamedTuple):
+class QueuedJob(NamedTuple):
     """One job as Slurm sees it, or one task of an array; "" for what is not told."""
 
     id: str
@@ -81,27 +81,29 @@ def numbers(said: str) -> list[str]:
     return list(dict.fromkeys(word for word in said.split() if word.isdigit()))
 
 
-def from_sacct(said: str) -> list[Job]:
+def from_sacct(said: str) -> list[QueuedJob]:
     """The jobs of an answer of sacct; the last line of a job is its last start."""
-    found: dict[str, Job] = {}
+    found: dict[str, QueuedJob] = {}
     for line in said.splitlines():
         cells = line.strip().split("|")
         if len(cells) == 6 and re.match(r"\d+(?:_|$)", cells[0]):
             number, state, code, nodes, runs, limit = map(_plain, cells)
-            found[number] = Job(number, state.partition(" ")[0], _ended(code), nodes, runs, limit)
+            found[number] = QueuedJob(
+                number, state.partition(" ")[0], _ended(code), nodes, runs, limit
+            )
     return list(found.values())
 
 
-def from_scontrol(said: str) -> list[Job]:
+def from_scontrol(said: str) -> list[QueuedJob]:
     """The jobs of an answer of scontrol, one on each line."""
     return [_job(line) for line in said.splitlines() if re.match(r"JobId=\d", line)]
 
 
-def _job(line: str) -> Job:
+def _job(line: str) -> QueuedJob:
     value = {name: _plain(text) for name, text in re.findall(r"(?:^| )([A-Z]\w*)=(\S*)", line)}
     task = value.get("ArrayTaskId", "")
     log = re.search(r" StdOut=(.*?)(?: [A-Z]\w*=|\s*$)", line)
-    job = Job(
+    job = QueuedJob(
         id=f"{value.get('ArrayJobId')}_{task}" if task else value["JobId"],
         state=value.get("JobState", ""),
         why=value.get("Reason", ""),
@@ -126,7 +128,7 @@ def submitted(said: str) -> tuple[str, str] | None:
     return found[-1] if found else None
 
 
-def table(jobs: Iterable[Job]) -> list[tuple[str, ...]]:
+def table(jobs: Iterable[QueuedJob]) -> list[tuple[str, ...]]:
     """Rows for people, the heading first."""
     heads = ("job", "state", "nodes", "runs", "limit", "starts", "why")
     rows = [(j.id, j.state, j.nodes, j.runs, j.limit, j.starts, j.why) for j in jobs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from ddpgen.errors import Place
+from ddpgen.errors import Position
 from ddpgen.plan.cost import Link
 from ddpgen.spec.fields import Refused, decimal, show
 from ddpgen.spec.times import Duration
@@ -51,7 +51,7 @@ def many(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A length of time, with its unit, as a spec has it. Raises Refused."""
-    return Duration().read(Scalar(Place(), (), text, "str", True))
+    return Duration().read(Scalar(Position(), (), text, "str", True))
 
 
 def step_time(text: str) -> tuple[str, float]:

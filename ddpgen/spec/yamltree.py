@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ddpgen.errors import Finding, Place
+from ddpgen.errors import Finding, Position
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
@@ -22,7 +22,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class Scalar(NamedTuple):
     """A value: `text` as written, `tag` what YAML 1.1 reads it as (str, int, float, bool, null…)."""
 
-    place: Place
+    place: Position
     path: tuple[str, ...]
     text: str
     tag: str
@@ -32,7 +32,7 @@ class Scalar(NamedTuple):
 class Listing(NamedTuple):
     """A list."""
 
-    place: Place
+    place: Position
     path: tuple[str, ...]
     items: list[Node]
 
@@ -40,10 +40,10 @@ class Listing(NamedTuple):
 class Table(NamedTuple):
     """A mapping; `keys` holds where each key stands."""
 
-    place: Place
+    place: Position
     path: tuple[str, ...]
     entries: dict[str, Node]
-    keys: dict[str, Place]
+    keys: dict[str, Position]
 
 
 Node = Scalar | Listing | Table
@@ -80,7 +80,7 @@ def parse(raw: bytes) -> tuple[Table, list[Finding]]:
         raise NotYamlError(_syntax(error, _place(mark), text)) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
-        place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        place = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
         raise NotYamlError(_unfit_character(place)) from None
     except yaml.YAMLError as error:
         raise NotYamlError(_first(f"not YAML: {error}", "fix the syntax")) from None
@@ -101,12 +101,12 @@ def _decode(raw: bytes) -> str:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = raw[: error.start]
-        place = Place(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
+        place = Position(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
         what = f"byte 0x{raw[error.start]:02x} is not UTF-8"
         raise NotYamlError(Finding(place, "", what, "save the file as UTF-8")) from None
     for line, content in enumerate(text.split("\n"), 1):
         if "\0" in content:
-            raise NotYamlError(_unfit_character(Place(line, content.index("\0") + 1)))
+            raise NotYamlError(_unfit_character(Position(line, content.index("\0") + 1)))
     return text
 
 
@@ -157,7 +157,7 @@ class _Builder:
         self.loader.get_event()
         return table
 
-    def _key(self, holder: Table) -> tuple[str, Place]:
+    def _key(self, holder: Table) -> tuple[str, Position]:
         event = self.loader.get_event()
         place = _place(event.start_mark)
         self._refuse_sharing(event, place, holder.path)
@@ -174,7 +174,7 @@ class _Builder:
             self._found(place, holder.path, what, remedy)
         return name, place
 
-    def _scalar(self, event: Any, place: Place, path: tuple[str, ...]) -> Scalar:
+    def _scalar(self, event: Any, place: Position, path: tuple[str, ...]) -> Scalar:
         text, quoted = event.value, event.style not in (None, "")
         if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
             what = "holds a NUL or half of a surrogate pair, which no program can be passed"
@@ -185,7 +185,7 @@ class _Builder:
             tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))
         return Scalar(place, path, text, tag.rpartition(":")[2], quoted)
 
-    def _refuse_sharing(self, event: Any, place: Place, path: tuple[str, ...]) -> None:
+    def _refuse_sharing(self, event: Any, place: Position, path: tuple[str, ...]) -> None:
         remedy = "write the value out where it is used, or use targets.<tier> for what differs"
         if isinstance(event, yaml.AliasEvent):
             what = f"the alias *{event.anchor} makes the value stand somewhere else"
@@ -196,24 +196,24 @@ class _Builder:
         if event.tag is not None:
             self._found(place, path, f"the tag {event.tag} is not supported", "remove the tag")
 
-    def _found(self, place: Place, path: tuple[str, ...], what: str, remedy: str) -> None:
+    def _found(self, place: Position, path: tuple[str, ...], what: str, remedy: str) -> None:
         self.findings.append(Finding(place, dotted(path), what, remedy))
 
 
-def _place(mark: Any) -> Place:
-    return Place(mark.line + 1, mark.column + 1) if mark else Place()
+def _place(mark: Any) -> Position:
+    return Position(mark.line + 1, mark.column + 1) if mark else Position()
 
 
 def _first(what: str, remedy: str) -> Finding:
-    return Finding(Place(), "", what, remedy)
+    return Finding(Position(), "", what, remedy)
 
 
-def _unfit_character(place: Place) -> Finding:
+def _unfit_character(place: Position) -> Finding:
     what = "a control character that YAML does not allow stands here"
     return Finding(place, "", what, 'remove it, or write it as an escape in "double quotes"')
 
 
-def _syntax(error: yaml.MarkedYAMLError, place: Place, text: str) -> Finding:
+def _syntax(error: yaml.MarkedYAMLError, place: Position, text: str) -> Finding:
     lines = text.split("\n")
     line = lines[place.line - 1] if place.line <= len(lines) else ""
     problem = error.problem or "the syntax is wrong"

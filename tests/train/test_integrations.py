@@ -16,7 +16,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.train.own_script import ROOT, Job, wait_for_line
-from train.integrations.order import Place, fault
+from train.integrations.order import DataPosition, fault
 from train.integrations.progress import BeginsAnewError, Progress, torn, whole
 from train.integrations.session import Session
 from train.integrations.stopping import StopAtStep
@@ -531,8 +531,8 @@ def test_who_goes_on_at_another_sample_is_told(job: Job, how: str, said: str, wo
     ],
 )
 def test_where_a_start_goes_on(batches: int, given: str, expected: str) -> None:
-    assert fault(Place(batches, "a", "c", "d"), list(given)) == expected
-    assert fault(Place(batches, "a", "c", ""), ["x"]) == ""
+    assert fault(DataPosition(batches, "a", "c", "d"), list(given)) == expected
+    assert fault(DataPosition(batches, "a", "c", ""), ["x"]) == ""
 
 
 STOPS = """\

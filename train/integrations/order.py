@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 
-class Place(NamedTuple):
+class DataPosition(NamedTuple):
     """Where a save lies in an iteration over the data: after `batches` of it were given; hashes of its `first` batch,
     of the `last` of those, and of the one that came `next`. 0 and "" where that is not known, or it was at its end."""
 
@@ -42,15 +42,15 @@ class Iteration:
             self.given.append(self._last)
         return self._last
 
-    def place(self) -> Place:
+    def place(self) -> DataPosition:
         """After the batch that was given last."""
         if self._count in (0, self._total):
-            return Place()
+            return DataPosition()
         coming = self._drawn[0] if self._drawn else ""
-        return Place(self._count, self.given[0], self._last, coming)
+        return DataPosition(self._count, self.given[0], self._last, coming)
 
 
-def fault(saved: Place, given: list[str]) -> str:
+def fault(saved: DataPosition, given: list[str]) -> str:
     """What is wrong with going on from `saved` with these batches, up to the end of the first step; "" if nothing
     is, or it is not known. A loop may skip batches by taking them, or have the sampler skip them; and it may have
     taken one batch ahead of the step."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from train.console import say
 from train.files import replace_file
-from train.integrations.order import Iteration, Place, fault
+from train.integrations.order import DataPosition, Iteration, fault
 
 _SHOWN = 3
 
@@ -29,7 +29,7 @@ class Save(NamedTuple):
     step: int
     by: str
     whole: bool
-    place: Place = Place()
+    place: DataPosition = DataPosition()
 
 
 class BeginsAnewError(Exception):
@@ -149,7 +149,7 @@ class Progress:
         self._saves.pop(_place(path), None)  # the newest is the last one
         # One that is written in the background (torch.distributed.checkpoint) is of some batches ago.
         known = self._iteration if threading.current_thread() is threading.main_thread() else None
-        place = known.place() if known else Place()
+        place = known.place() if known else DataPosition()
         self._saves[_place(path)] = Save(self.step, by, whole, place)
         self._at_save = self._iteration if place.batches and not place.next else None
         self._keep()
@@ -191,7 +191,7 @@ def _read(record: Path) -> dict[str, Save]:
         rows = [json.loads(line) for line in record.read_text("utf-8", "replace").splitlines()]
         return {
             row["path"]: Save(
-                int(row["step"]), row["by"], row["whole"], Place(*row.get("place", ()))
+                int(row["step"]), row["by"], row["whole"], DataPosition(*row.get("place", ()))
             )
             for row in rows
         }

@@ -37,10 +37,10 @@ from collections.abc import Callable, Sequence
 
 from train.preflight.common import Printer
 from train.preflight.finding import Finding
-from train.preflight.report import Link, Outcome, Report
+from train.preflight.report import Link, PreflightResult, Report
 from train.preflight.settings import Settings
 
-__all__ = ["Outcome", "meet"]
+__all__ = ["PreflightResult", "meet"]
 
 
 def meet(
@@ -48,7 +48,7 @@ def meet(
     examine: Callable[[], Report],
     judge: Callable[[Sequence[Report], Sequence[Link]], list[Finding]],
     say: Callable[[str], None],
-) -> Outcome:
+) -> PreflightResult:
     """Meet the other hosts; what came of it.
 
     `examine` looks at this host and may block. `judge` is called on the head only, with what all hosts

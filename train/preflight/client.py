@@ -19,13 +19,13 @@ from train.nic import is_loopback
 from train.preflight import links, messages
 from train.preflight.common import REPLY_S, SILENT_S, Waiting, examined, is_bad, slack_s
 from train.preflight.finding import Finding, ordered
-from train.preflight.phrases import Host
+from train.preflight.phrases import NamedHost
 from train.preflight.report import (
     VERSION,
     Hello,
     Link,
-    Outcome,
     Peer,
+    PreflightResult,
     Report,
     Verdict,
     parsed,
@@ -59,7 +59,7 @@ _PROGRAM = ("silent", "foreign", "broken")
 
 async def join_head(
     settings: Settings, examine: Callable[[], Report], say: Callable[[str], None]
-) -> Outcome:
+) -> PreflightResult:
     """Be a client of a launch, until the verdict is there or it is clear that none will come."""
     client = Client(settings, say)
     try:
@@ -88,7 +88,7 @@ class Client:
         self._verdict: Verdict | None = None
         self._links: Sequence[Link] = ()
 
-    async def run(self, examine: Callable[[], Report]) -> Outcome:
+    async def run(self, examine: Callable[[], Report]) -> PreflightResult:
         self._hello = replace(self._hello, port=await self._listener.open(bind(0, segment=0)))
         self._listening = asyncio.create_task(self._listen())
         self._report = await examined(self._settings, examine)
@@ -176,7 +176,7 @@ class Client:
             return None
         return met.fault
 
-    def _end_alone(self) -> Outcome | None:
+    def _end_alone(self) -> PreflightResult | None:
         """Whether, and how, this host ends without the head."""
         settings, search, now = self._settings, self._search, time.monotonic()
         bad = is_bad(settings, self._report.findings)
@@ -199,17 +199,19 @@ class Client:
         settings = self._settings
         return os.path.exists(node_directory(settings.checkpoint_dir, settings.me) / "launch")
 
-    def _outcome(self, fault: Finding | None = None, joined: bool = False) -> Outcome:
+    def _outcome(self, fault: Finding | None = None, joined: bool = False) -> PreflightResult:
         verdict = self._verdict or Verdict(False, ())
         findings = ordered([*verdict.findings, *self._report.findings, *filter(None, [fault])])
         reports = verdict.reports or [self._report]
         seen = verdict.links or self._links
         took = time.monotonic() - self._began
-        return Outcome(findings, reports, seen, took, "" if joined else self._launch, joined)
+        return PreflightResult(
+            findings, reports, seen, took, "" if joined else self._launch, joined
+        )
 
     # --- with the head ----------------------------------------------------------------------------
 
-    async def _attend(self, conn: Conn) -> Outcome | None:
+    async def _attend(self, conn: Conn) -> PreflightResult | None:
         """Do as the head says; None where it hangs up before it has let this host in: the hosts may have
         gathered without it."""
         search, self._attending = self._search, True
@@ -326,11 +328,11 @@ class Search:
 
     def _made_of(self, there: Hello, conn: Conn) -> str:
         """The trouble with somebody's preflight that is not that of this job's head."""
-        settings, met = self._settings, Host(there.host, self.address)
+        settings, met = self._settings, NamedHost(there.host, self.address)
         if there.job != settings.job:
             if there.role != "head":
                 return "foreign"
-            me = Host(settings.me)
+            me = NamedHost(settings.me)
             self._fault = messages.other_job(me, settings.job, met, there.job, settings.port)
             if not self._told:  # so that it is said there as well
                 conn.send("hello", **vars(self._hello))
@@ -342,8 +344,8 @@ class Search:
             self._fault = messages.another_bundle(settings, met)
         elif there.head != settings.head:
             theirs, ours = f"the head {there.head}", f"the head {settings.head}"
-            self._fault = messages.disagree(settings, met, theirs, Host(settings.me), ours)
+            self._fault = messages.disagree(settings, met, theirs, NamedHost(settings.me), ours)
         else:
-            head = Host(settings.head, self.address)
+            head = NamedHost(settings.head, self.address)
             self._fault = messages.wrong_host(settings.me, head, f"{met}, which is not the head")
         return "other"

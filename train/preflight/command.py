@@ -24,7 +24,7 @@ from train.preflight import checks, compare, phrases
 from train.preflight.checks import Look
 from train.preflight.directory import TOKEN
 from train.preflight.finding import ERROR, WARNING, Finding, ordered
-from train.preflight.report import Link, Outcome, Report
+from train.preflight.report import Link, PreflightResult, Report
 from train.preflight.settings import Settings
 
 FILE = "preflight.json"
@@ -73,7 +73,7 @@ def _ending(settings: Settings) -> Iterator[Path]:
                 yield place
 
 
-def _meet(settings: Settings, own: list[Finding]) -> Outcome:
+def _meet(settings: Settings, own: list[Finding]) -> PreflightResult:
     """`own`: gets what this host found by itself and has shown already, if it has to meet others."""
 
     def examine() -> Report:
@@ -98,7 +98,7 @@ def _meet(settings: Settings, own: list[Finding]) -> Outcome:
     began = time.monotonic()
     report = examine()
     took = time.monotonic() - began
-    return Outcome(ordered(report.findings), [report], [], took, secrets.token_hex(8))
+    return PreflightResult(ordered(report.findings), [report], [], took, secrets.token_hex(8))
 
 
 def _judged(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
@@ -126,7 +126,7 @@ def _say_failed(findings: Sequence[Finding]) -> None:
     say(f"preflight: {', '.join(errors[:3])}{more}; nothing was started")
 
 
-def _say_passed(settings: Settings, outcome: Outcome, only: bool, ignored: str) -> None:
+def _say_passed(settings: Settings, outcome: PreflightResult, only: bool, ignored: str) -> None:
     if settings.alone:
         if only:
             say(f"preflight: this machine can start the job ({outcome.seconds:.2f} s{ignored})")
@@ -140,7 +140,7 @@ def _say_passed(settings: Settings, outcome: Outcome, only: bool, ignored: str) 
 
 
 def _kept(
-    settings: Settings, outcome: Outcome, findings: Sequence[Finding], failed: bool
+    settings: Settings, outcome: PreflightResult, findings: Sequence[Finding], failed: bool
 ) -> Path | None:
     """Where preflight.json lies; None where it does not, or where a file server does not answer."""
     # A live job's own record stays; that this one was refused is no news of that one.
@@ -159,7 +159,7 @@ def _kept(
 
 
 def _keep(
-    settings: Settings, outcome: Outcome, findings: Sequence[Finding], failed: bool
+    settings: Settings, outcome: PreflightResult, findings: Sequence[Finding], failed: bool
 ) -> Path | None:
     """Write preflight.json; where it lies, or None where it cannot be written."""
     kept = settings.checkpoint_dir / FILE

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from train.preflight import messages
 from train.preflight.finding import Finding
-from train.preflight.phrases import Host
+from train.preflight.phrases import NamedHost
 from train.preflight.report import Report
 from train.preflight.settings import Settings
 from train.preflight.wire import background, within
@@ -73,7 +73,7 @@ async def examined(settings: Settings, examine: Callable[[], Report]) -> Report:
     try:
         return await within(background(examine), EXAMINED_S)
     except asyncio.TimeoutError:
-        hangs = messages.hangs(Host(settings.me), "its own checks", EXAMINED_S)
+        hangs = messages.hangs(NamedHost(settings.me), "its own checks", EXAMINED_S)
         return Report.of(settings, [hangs])
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from train.preflight import links, messages, ports
 from train.preflight.common import SILENT_S, examined, is_bad, slack_s
 from train.preflight.finding import Finding, ordered
-from train.preflight.report import Link, Outcome, Peer, Report, Verdict
+from train.preflight.report import Link, Peer, PreflightResult, Report, Verdict
 from train.preflight.server import OVER, PROBE, TELL, Server
 from train.preflight.settings import Settings
 from train.preflight.wire import Listener, background, bind, encode, within
@@ -35,7 +35,7 @@ Judge = Callable[[Sequence[Report], Sequence[Link]], "list[Finding]"]
 
 async def receive_clients(
     settings: Settings, examine: Callable[[], Report], judge: Judge, say: Callable[[str], None]
-) -> Outcome:
+) -> PreflightResult:
     """Be the head of a launch, until the verdict has been told to all who came."""
     began = time.monotonic()
     report = await examined(settings, examine)
@@ -76,7 +76,7 @@ class Head:
         self._listener = Listener(self._server.answer, 2 * settings.nodes + 64)
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def run(self) -> Outcome:
+    async def run(self) -> PreflightResult:
         server = self._server
         await self._open()
         self._tasks = [asyncio.create_task(part) for part in (server.beat(), server.call_missing())]
@@ -87,7 +87,7 @@ class Head:
         seconds = time.monotonic() - self._began
         verdict = await self._tell(verdict)
         known = (verdict.findings, verdict.reports, verdict.links)
-        return Outcome(*known, seconds, server.hello.instance)
+        return PreflightResult(*known, seconds, server.hello.instance)
 
     async def close(self) -> None:
         """Stop listening: torchrun takes the port next."""

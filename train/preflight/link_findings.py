@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from train.preflight.finding import Finding
-from train.preflight.phrases import Host, listed, rated
+from train.preflight.phrases import NamedHost, listed, rated
 from train.preflight.report import Link, Report
 
 # Rates in bytes a second. 100 Mbit/s: what is faster is no fault, however fast the others are.
@@ -204,8 +204,8 @@ def _between(probes: _Probes, host: str, links: Sequence[Link]) -> str:
     return f"between {me} and {them}" + (" each" if len(others) > 1 else "")
 
 
-def _located(probes: _Probes, host: str) -> Host:
-    return Host(host, probes.hosts[host].address)
+def _located(probes: _Probes, host: str) -> NamedHost:
+    return NamedHost(host, probes.hosts[host].address)
 
 
 def _filtered(probes: _Probes, links: Sequence[Link], between: str) -> tuple[str, str]:

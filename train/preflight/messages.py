@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from train.preflight.finding import ERROR, WARNING, Finding
-from train.preflight.phrases import Host, listed
+from train.preflight.phrases import NamedHost, listed
 from train.preflight.settings import Settings
 
 CLOCK_S = 5.0  # so far apart, clocks are told
@@ -28,20 +28,20 @@ MET = {
 }
 
 
-def named(settings: Settings, rank: int) -> Host:
+def named(settings: Settings, rank: int) -> NamedHost:
     """A host that is known by its node rank only, with its address where the spec lists it."""
     known = list(settings.addresses.items())
-    return Host(*known[rank]) if rank < len(known) else Host(f"node {rank}")
+    return NamedHost(*known[rank]) if rank < len(known) else NamedHost(f"node {rank}")
 
 
-def here(settings: Settings) -> Host:
+def here(settings: Settings) -> NamedHost:
     """This host, as the spec has it."""
-    return Host(settings.me, settings.own_address)
+    return NamedHost(settings.me, settings.own_address)
 
 
-def _head(settings: Settings, address: str = "") -> Host:
+def _head(settings: Settings, address: str = "") -> NamedHost:
     """The head, as the spec has it; else how it is reached."""
-    return Host(next(iter(settings.addresses), settings.head), address or settings.head)
+    return NamedHost(next(iter(settings.addresses), settings.head), address or settings.head)
 
 
 # --- who is not there -----------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def _called(settings: Settings, met: str | None) -> str:
     return "" if met is None else f"; from {settings.me}: {MET.get(met, met)}"
 
 
-def _starts(settings: Settings, host: Host) -> str:
+def _starts(settings: Settings, host: NamedHost) -> str:
     """What to do about a host that has not come."""
     if settings.scheduled:
         return (
@@ -141,11 +141,11 @@ def _opens(port: int, on: str, source: str) -> str:
 # --- firewalls, programs, names -------------------------------------------------------------------
 
 
-def filtered(settings: Settings, hosts: Sequence[Host], trouble: str) -> Finding:
+def filtered(settings: Settings, hosts: Sequence[NamedHost], trouble: str) -> Finding:
     """PORT003 or PORT004: they were reached from the head, but not the head from them."""
     who = listed(hosts)
     lost = trouble == "timeout"
-    head = Host(settings.me, settings.own_address or settings.head)
+    head = NamedHost(settings.me, settings.own_address or settings.head)
     return Finding(
         "PORT003" if lost else "PORT004",
         settings.me,
@@ -169,7 +169,7 @@ def another_program(settings: Settings, address: str, trouble: str) -> Finding:
     )
 
 
-def wrong_host(host: str, head: Host, where: str) -> Finding:
+def wrong_host(host: str, head: NamedHost, where: str) -> Finding:
     """NAME004: the head's name leads `host` elsewhere. `where`: to whom, or to which address, in words."""
     return Finding(
         "NAME004",
@@ -180,7 +180,7 @@ def wrong_host(host: str, head: Host, where: str) -> Finding:
     )
 
 
-def another_bundle(settings: Settings, met: Host) -> Finding:
+def another_bundle(settings: Settings, met: NamedHost) -> Finding:
     """VER005: its preflight speaks another version of the exchange."""
     return Finding(
         "VER005",
@@ -193,7 +193,7 @@ def another_bundle(settings: Settings, met: Host) -> Finding:
 # --- ranks ----------------------------------------------------------------------------------------
 
 
-def same_rank(settings: Settings, rank: int, first: Host, second: Host) -> Finding:
+def same_rank(settings: Settings, rank: int, first: NamedHost, second: NamedHost) -> Finding:
     """RANK001."""
     cause = f"{first} and {second} were both started as node {rank}"
     remedy = "start on each host its own script, with a node rank of its own"
@@ -203,7 +203,7 @@ def same_rank(settings: Settings, rank: int, first: Host, second: Host) -> Findi
     return Finding("RANK001", second.name, cause, _together(settings, remedy))
 
 
-def bad_rank(settings: Settings, host: Host, rank: int) -> Finding:
+def bad_rank(settings: Settings, host: NamedHost, rank: int) -> Finding:
     """RANK002."""
     nodes = settings.nodes
     own = "start it with its own script, rendered from the same spec as the head's"
@@ -215,7 +215,9 @@ def bad_rank(settings: Settings, host: Host, rank: int) -> Finding:
     )
 
 
-def disagree(settings: Settings, host: Host, theirs: str, head: Host, ours: str) -> Finding:
+def disagree(
+    settings: Settings, host: NamedHost, theirs: str, head: NamedHost, ours: str
+) -> Finding:
     """RANK003."""
     once = (
         "render once, copy that bundle to all hosts, and start it with the same options everywhere"
@@ -228,7 +230,7 @@ def disagree(settings: Settings, host: Host, theirs: str, head: Host, ours: str)
     )
 
 
-def other_job(host: Host, job: str, head: Host, its_job: str, port: int) -> Finding:
+def other_job(host: NamedHost, job: str, head: NamedHost, its_job: str, port: int) -> Finding:
     """RANK004."""
     return Finding(
         "RANK004",
@@ -241,7 +243,7 @@ def other_job(host: Host, job: str, head: Host, its_job: str, port: int) -> Find
 # --- hosts that leave or fall silent --------------------------------------------------------------
 
 
-def hangs(host: Host, doing: str, silent_s: float) -> Finding:
+def hangs(host: NamedHost, doing: str, silent_s: float) -> Finding:
     """HOST002."""
     return Finding(
         "HOST002",
@@ -253,7 +255,7 @@ def hangs(host: Host, doing: str, silent_s: float) -> Finding:
     )
 
 
-def left(settings: Settings, host: Host, doing: str) -> Finding:
+def left(settings: Settings, host: NamedHost, doing: str) -> Finding:
     """HOST003."""
     where = f"on the terminal of {host.name}"
     if settings.scheduled:
@@ -272,7 +274,7 @@ def head_gone(settings: Settings, address: str, trouble: str, silent_s: float) -
     return hangs(head, doing, silent_s) if trouble == "silent" else left(settings, head, doing)
 
 
-def clocks(head: str, ahead_s: Mapping[Host, float]) -> Iterator[Finding]:
+def clocks(head: str, ahead_s: Mapping[NamedHost, float]) -> Iterator[Finding]:
     """CLK001 for each host that is not the head's time. `ahead_s`: how far each is ahead of it."""
     spread = max(0.0, *ahead_s.values()) - min(0.0, *ahead_s.values()) if ahead_s else 0.0
     for host, apart_s in ahead_s.items():

@@ -15,7 +15,7 @@ _COLOURS = {ERROR: "\x1b[1;31m", WARNING: "\x1b[33m", NOTE: "\x1b[2m"}
 _NO_COLOUR = "\x1b[0m"
 
 
-class Host(NamedTuple):
+class NamedHost(NamedTuple):
     """A host with the address by which it is known, "" for none: `b (192.168.7.2)`."""
 
     name: str

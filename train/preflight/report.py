@@ -175,7 +175,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PreflightResult:
     """`findings`: of all hosts, ordered. `seconds`: from the start to the verdict. `launch`: the name
     of this launch, "" where none was had. `joined`: this host found a run under way at the head, and
     goes on to join it. On the head, and everywhere in a job of few hosts, `reports` and `links` are

@@ -17,7 +17,7 @@ from train.nic import is_loopback
 from train.preflight import links, messages
 from train.preflight.common import REPLY_S, SILENT_S, Waiting, is_bad, slack_s
 from train.preflight.finding import WARNING, Finding
-from train.preflight.phrases import Host
+from train.preflight.phrases import NamedHost
 from train.preflight.report import VERSION, Hello, Link, Report, Verdict, parsed
 from train.preflight.settings import Settings
 from train.preflight.wire import Conn, Message, WireError, dial, encode, is_own, resolve
@@ -42,7 +42,7 @@ class Member:
     what its own attempts at the head met, where the head had to call it; `heard`: monotonic seconds."""
 
     hello: Hello
-    host: Host
+    host: NamedHost
     conn: Conn
     report: Report
     ahead_s: float
@@ -99,7 +99,7 @@ class Server:
 
     def faults(self) -> list[Finding]:
         """What went wrong while the hosts met; of one firewall all its victims in one finding."""
-        cut: dict[str, list[Host]] = {}
+        cut: dict[str, list[NamedHost]] = {}
         for member in self.in_order():
             if member.cut:
                 cut.setdefault(member.cut, []).append(member.host)
@@ -140,7 +140,7 @@ class Server:
         """The client as one who takes part; None where it does not. Raises ValueError or TypeError for
         nonsense, WireError for one who comes too late."""
         hello = parsed(Hello, first)
-        host = Host(hello.host, self.settings.addresses.get(hello.host) or conn.address)
+        host = NamedHost(hello.host, self.settings.addresses.get(hello.host) or conn.address)
         if hello.job != self.settings.job:
             self._meet_stranger(conn, hello, host)
             return None
@@ -185,13 +185,13 @@ class Server:
 
     # --- those who do not take part ---------------------------------------------------------------
 
-    def _meet_stranger(self, conn: Conn, hello: Hello, host: Host) -> None:
+    def _meet_stranger(self, conn: Conn, hello: Hello, host: NamedHost) -> None:
         here, port = messages.here(self.settings), self.settings.port
         finding = messages.other_job(host, hello.job, here, self.settings.job, port)
         self._refuse(conn, finding)
         self.say(f"preflight: {plain(finding.cause, _LINE)}")
 
-    def _wrong(self, conn: Conn, hello: Hello, host: Host) -> Finding | None:
+    def _wrong(self, conn: Conn, hello: Hello, host: NamedHost) -> Finding | None:
         """What keeps a client of this job from taking part."""
         settings, here = self.settings, messages.here(self.settings)
         if hello.preflight != VERSION:
@@ -208,13 +208,15 @@ class Server:
             return self._same_rank(other.host, other.conn.address, host, conn, hello.rank)
         return self._misled(conn, hello, host) if hello.way else None
 
-    def _same_rank(self, one: Host, came_from: str, other: Host, conn: Conn, rank: int) -> Finding:
+    def _same_rank(
+        self, one: NamedHost, came_from: str, other: NamedHost, conn: Conn, rank: int
+    ) -> Finding:
         """Two names tell them apart; of one name only where each came from does."""
         if one.name == other.name:
-            one, other = Host(one.name, came_from), Host(other.name, conn.address)
+            one, other = NamedHost(one.name, came_from), NamedHost(other.name, conn.address)
         return messages.same_rank(self.settings, rank, one, other)
 
-    def _misled(self, conn: Conn, hello: Hello, host: Host) -> Finding | None:
+    def _misled(self, conn: Conn, hello: Hello, host: NamedHost) -> Finding | None:
         """What kept a client from finding the head, which had to call it."""
         settings = self.settings
         if hello.head != settings.head:
@@ -225,7 +227,7 @@ class Server:
             there = self._at_address(hello.to)
             whose = f"{there}'s and " if there else ""
             where = f"{hello.to}, which is {whose}no address of {settings.me}"
-            return messages.wrong_host(hello.host, Host(hello.head), where)
+            return messages.wrong_host(hello.host, NamedHost(hello.head), where)
         return None
 
     def _leads_to_itself(self, hello: Hello, conn: Conn) -> bool:
@@ -342,7 +344,7 @@ class Server:
             return
         if there.role == "head":
             if not is_own(conn.address):  # on this very machine, that the port is taken says more
-                found = Host(there.host, conn.address)
+                found = NamedHost(there.host, conn.address)
                 here = messages.here(self.settings)
                 self.fail(messages.same_rank(self.settings, there.rank, here, found))
             return

@@ -44,7 +44,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExitReport:
     """The exit code of the supervisor, and its last lines. `failure`: why it failed, for the status that the
     workers have left at `running`; "" where that is not known."""
 
@@ -67,31 +67,31 @@ def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request
     return Request("stop", f"{name}: asking for a clean stop{kill}")
 
 
-def at_end(end: End, results: str = "", again: str = "") -> Outcome:
+def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
     """What the end of the workers means. torchrun's exit code says 1 for nearly everything: what counts is the
     status. `results`: where they are, in words; `again`: what to type to start it again."""
     status = end.status
     starts_again = (f"{end.next}: {again}",) if again and end.next else ()
     if status is None:
         taken = "the status is not of this attempt: another job has taken over"
-        return Outcome(EXIT_FAILED, (taken,))
+        return ExitReport(EXIT_FAILED, (taken,))
     at = f" at step {status.step}" if status.step else ""  # a user's script counts its steps itself
     if status.word == "done":
         early = f" ({status.reason})" if status.reason else ""
         where = f"; {results}" if results else ""
-        return Outcome(0, (f"done{at}{early}{where}",))
+        return ExitReport(0, (f"done{at}{early}{where}",))
     if status.word == "stopped":
-        return Outcome(EXIT_STOPPED, ("; ".join((f"stopped{at}", *starts_again)),))
+        return ExitReport(EXIT_STOPPED, ("; ".join((f"stopped{at}", *starts_again)),))
     if status.word == "failed":
-        return Outcome(EXIT_FAILED, (f"failed{at}: {status.reason or 'no reason given'}",))
+        return ExitReport(EXIT_FAILED, (f"failed{at}: {status.reason or 'no reason given'}",))
     if end.stops and not end.killed and not end.met:
         return not_begun(again)
     # The driver takes "failed: " and "crashed: " for the reason of a host's end (ddpgen/driver/ends.py).
     if end.killed:
-        return Outcome(
+        return ExitReport(
             EXIT_FAILED, ("; ".join(("killed", *starts_again)),), "killed, as it was asked to"
         )
-    return Outcome(EXIT_FAILED, (f"crashed: {crash(end)}", *starts_again), status.reason)
+    return ExitReport(EXIT_FAILED, (f"crashed: {crash(end)}", *starts_again), status.reason)
 
 
 def crash(end: End) -> str:
@@ -116,7 +116,7 @@ def goes_on(program: Sequence[str], saved: bool) -> str:
     return GO_ON if saved or unseen else f"{ANEW}, as nothing was seen to be saved"
 
 
-def not_begun(again: str) -> Outcome:
+def not_begun(again: str) -> ExitReport:
     """A stop before the workers were started, or had met."""
     starts = f"; to start it: {again}" if again else ""
-    return Outcome(EXIT_STOPPED, (f"stopped before the training began{starts}",))
+    return ExitReport(EXIT_STOPPED, (f"stopped before the training began{starts}",))

@@ -19,7 +19,7 @@ from train.config import seconds
 from train.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal, start_command
 from train.layout import step_directory
 from train.supervisor import decision, directory
-from train.supervisor.decision import End, Outcome, Request
+from train.supervisor.decision import End, ExitReport, Request
 from train.supervisor.driver_link import DriverLink, take_standard_input
 from train.supervisor.events import Event, Events
 from train.supervisor.options import ONLY_CHECK
@@ -30,7 +30,7 @@ _LISTED = Path("hosts", "hosts.json")
 
 
 @dataclass(frozen=True)
-class Host:
+class HostEntry:
     """A line of hosts.json: how the others reach it, and how many processes it runs."""
 
     name: str
@@ -43,7 +43,7 @@ class Listed:
     """What of hosts.json concerns a host. `hosts`: in the order of their ranks; `least`: how many of them are
     enough to begin."""
 
-    hosts: Sequence[Host]
+    hosts: Sequence[HostEntry]
     least: int
 
 
@@ -51,7 +51,9 @@ def read(path: Path) -> Listed:
     """Raises Refusal when the file is not there, or not what ddpgen writes."""
     try:
         data = json.loads(path.read_text("utf-8"))
-        listed = [Host(str(h["name"]), str(h["address"]), int(h["procs"])) for h in data["hosts"]]
+        listed = [
+            HostEntry(str(h["name"]), str(h["address"]), int(h["procs"])) for h in data["hosts"]
+        ]
         return Listed(listed, data["elastic"][0] if data["elastic"] else len(listed))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         why = f"{type(error).__name__}: {error}"
@@ -157,11 +159,11 @@ class Hosts(Tier):
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
         return decision.on_signal(name, stops, met, self._options.driven)
 
-    def not_begun(self, name: str) -> Outcome:
+    def not_begun(self, name: str) -> ExitReport:
         # What a driver has ended may have a reason, which the driver tells.
         return decision.not_begun("" if self._options.driven else self._same)
 
-    def at_end(self, end: End) -> Outcome:
+    def at_end(self, end: End) -> ExitReport:
         return decision.at_end(end, self._results(end), self._same)
 
     def _results(self, end: End) -> str:

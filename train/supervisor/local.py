@@ -15,7 +15,7 @@ from pathlib import Path
 
 from train.console import say
 from train.supervisor import directory
-from train.supervisor.decision import End, Outcome, at_end
+from train.supervisor.decision import End, ExitReport, at_end
 from train.supervisor.tier import Membership, Tier
 from train.supervisor.words import Command
 
@@ -45,11 +45,11 @@ class Local(Tier):
         except OSError as error:
             say(f"{error.filename}: {error.strerror}; what is printed is kept in no file")
 
-    def report(self, outcome: Outcome) -> None:
+    def report(self, outcome: ExitReport) -> None:
         if self._kept is not None:
             self._kept.end()
 
-    def at_end(self, end: End) -> Outcome:
+    def at_end(self, end: End) -> ExitReport:
         results = f"results are in {self._results}"
         if self._kept is not None:
             results = f"what it printed is in {self._results / 'logs'}"

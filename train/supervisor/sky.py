@@ -23,7 +23,7 @@ from train.errors import EXIT_UNAVAILABLE, Refusal
 from train.files import locked, replace_file
 from train.notices import clouds
 from train.supervisor import decision, directory
-from train.supervisor.decision import End, Outcome, Request
+from train.supervisor.decision import End, ExitReport, Request
 from train.supervisor.options import names, ports
 from train.supervisor.tier import Membership, Tier
 from train.supervisor.words import Command
@@ -119,11 +119,11 @@ class Sky(Tier):
         asking = f"{self.me}: {name}: asking for a clean stop"
         return Request("stop", "" if stops else asking, f"signal: {name}")
 
-    def not_begun(self, name: str) -> Outcome:
+    def not_begun(self, name: str) -> ExitReport:
         """By a signal, so SkyPilot starts it again."""
-        return Outcome(EXIT_PREEMPTED, (f"{self.me}: stopped before the training began",))
+        return ExitReport(EXIT_PREEMPTED, (f"{self.me}: stopped before the training began",))
 
-    def at_end(self, end: End) -> Outcome:
+    def at_end(self, end: End) -> ExitReport:
         """SkyPilot acts on the exit code."""
         me, status = self.me, end.status
         if status is not None and status.word == "stopped":
@@ -131,10 +131,10 @@ class Sky(Tier):
             # The user's own stop is an object in the bucket, and never a signal.
             if status.reason.startswith(("preempted", "signal")):
                 back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
-                return Outcome(EXIT_PREEMPTED, (back,))
+                return ExitReport(EXIT_PREEMPTED, (back,))
             why = status.reason or "user"
             starts_again = f"; {end.next}: {self.again}" if end.next else ""
-            return Outcome(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}){starts_again}",))
+            return ExitReport(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}){starts_again}",))
         if status is not None and status.word == "running" and end.stops and not end.met:
             return self.not_begun("")
         outcome = decision.at_end(end)

@@ -28,7 +28,7 @@ from train.supervisor.options import ONLY_CHECK, check_arguments, ports
 from train.supervisor.slurm_decision import (
     Begun,
     Finish,
-    Job,
+    JobState,
     Requeue,
     StartEnd,
     decide,
@@ -255,12 +255,14 @@ class Slurm:
     def _keep_starts(self, starts: Sequence[Begun]) -> None:
         self.directory.keep_starts(starts, self._options.requeues, self._options.restarts)
 
-    def _job(self) -> Job:
+    def _job(self) -> JobState:
         budgets = self._options.requeues, self._options.restarts
         of_script = self._command.program[0] == "script"
         newest = self.directory.progress(of_script) if self._directory else 0
         next_ = goes_on(self._command.program, bool(newest))
-        return Job(self._requeue_count, *budgets, newest, self._begun, self._only_preflight, next_)
+        return JobState(
+            self._requeue_count, *budgets, newest, self._begun, self._only_preflight, next_
+        )
 
     # --- while it runs --------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobState:
     """The job, as far as it concerns its end. `newest`: its newest checkpoint, None where that is not known; `begun`:
     its starts, this one last; `next`: what another start is for (decision.goes_on)."""
 
@@ -102,7 +102,7 @@ class Requeue:
     counter: str = REQUEUE
 
 
-def decide(end: StartEnd, job: Job) -> Finish | Requeue:
+def decide(end: StartEnd, job: JobState) -> Finish | Requeue:
     """What the end of a start means, before Slurm is asked what it means to do."""
     end = _as_decided(end)
     said = _by_status(end, job.again)
@@ -171,7 +171,7 @@ def _told(failure: Failure | None) -> str:
     return f"{failure.node} ended this start (exit code {failure.code}): {failure.words}"
 
 
-def requeue(wanted: Requeue, state: State, cancelled: bool, job: Job) -> Finish | Requeue:
+def requeue(wanted: Requeue, state: State, cancelled: bool, job: JobState) -> Finish | Requeue:
     """What becomes of a requeue. `cancelled`: TERM came, which scancel sends too."""
     why = wanted.line
     if job.only_preflight:
@@ -189,7 +189,7 @@ def requeue(wanted: Requeue, state: State, cancelled: bool, job: Job) -> Finish 
     return _within_budget(wanted, job)
 
 
-def _within_budget(wanted: Requeue, job: Job) -> Finish | Requeue:
+def _within_budget(wanted: Requeue, job: JobState) -> Finish | Requeue:
     requeued = job.requeue_count - job.crashes
     if wanted.counter == CRASH:
         left, count = (

@@ -13,7 +13,7 @@ import signal
 from pathlib import Path
 
 from train.scheduler import VARIABLE, Scheduled
-from train.supervisor.decision import End, Outcome, Request, crash
+from train.supervisor.decision import End, ExitReport, Request, crash
 from train.supervisor.slurm import Slurm
 from train.supervisor.slurm_decision import AGAIN
 from train.supervisor.slurm_directory import Directory
@@ -75,26 +75,26 @@ class SlurmNode(Tier):
         message = f"{name}: asking for a clean stop"
         return Request("stop" if met else "end", message, f"{self.scheduler} {name}")
 
-    def not_begun(self, name: str) -> Outcome:
+    def not_begun(self, name: str) -> ExitReport:
         self._stops += 1
         with contextlib.suppress(OSError):
             self._directory.request_stop(name)
-        return Outcome(0, (f"{self._me}: stopped before the training began",))
+        return ExitReport(0, (f"{self._me}: stopped before the training began",))
 
-    def at_end(self, end: End) -> Outcome:
+    def at_end(self, end: End) -> ExitReport:
         """0 for what is no failure of this node: what it means for the job is for the batch supervisor."""
         word = end.status.word if end.status else ""
         if word in ("done", "stopped"):
-            return Outcome(0)
+            return ExitReport(0)
         if word == "failed":
-            return Outcome(1)
+            return ExitReport(1)
         if end.stops and not end.met:
-            return Outcome(0, (f"{self._me}: stopped before the training began",))
+            return ExitReport(0, (f"{self._me}: stopped before the training began",))
         # It may have ended as if all were well, and nobody says so.
         noted = end.status.reason if end.status else ""
-        return Outcome(end.code or 1, (f"{self._me}: crashed: {crash(end)}",), noted)
+        return ExitReport(end.code or 1, (f"{self._me}: crashed: {crash(end)}",), noted)
 
-    def report(self, outcome: Outcome) -> None:
+    def report(self, outcome: ExitReport) -> None:
         """What this node decides by itself: srun then ends the others, and may drop what it has said."""
         if outcome.code and not self._stops:
             words = outcome.lines[-1] if outcome.lines else ""

@@ -33,7 +33,7 @@ from train.scheduler import VARIABLE, Scheduled
 from train.status import read_status
 from train.stop import create_stop_file
 from train.supervisor import decision, directory, install, words
-from train.supervisor.decision import End, Outcome, Request
+from train.supervisor.decision import End, ExitReport, Request
 from train.supervisor.events import LATE_S, Event, Events, Exit, Signal
 from train.supervisor.options import check_arguments
 from train.supervisor.tier import Tier
@@ -67,7 +67,7 @@ class Supervisor:
         try:
             outcome = self._run()
         except Refusal as refusal:
-            outcome = Outcome(refusal.code, tuple(filter(None, [str(refusal)])))
+            outcome = ExitReport(refusal.code, tuple(filter(None, [str(refusal)])))
         except NotBegunError as stop:
             outcome = self._tier.not_begun(str(stop))
         if outcome.code == 0 and self._workers is not None and self._tier.decides:
@@ -80,13 +80,13 @@ class Supervisor:
         self._tier.report(outcome)
         return outcome.code
 
-    def _run(self) -> Outcome:
+    def _run(self) -> ExitReport:
         self._tier.listen(self._events)
         check_arguments(self._command, self._tier.leading)
         if self._options.lock:
             self._enter(Path(self._options.lock))
         if self._options.install:
-            return Outcome(0)
+            return ExitReport(0)
         if portable.is_asked((*self._command.program, *self._command.arguments)):
             portable.pin(os.environ)  # so that the preflight compares what the workers will take
         self.member = member = self._beside(self._tier.membership)
@@ -100,7 +100,7 @@ class Supervisor:
             driven = self._options.driven
             code = self._beside(lambda: preflight.run(self._settings(), only, driven))
             if code or only:
-                return Outcome(code)
+                return ExitReport(code)
         bundle = _hold(self._bundle)
         self._attempt = self._beside(self._acquire)
         interface, address, head = self._beside(self._network)
@@ -282,7 +282,7 @@ class Supervisor:
 
     # --- while they run ---------------------------------------------------------------------------
 
-    def _wait(self) -> Outcome:
+    def _wait(self) -> ExitReport:
         assert self._workers is not None
         while True:
             event = self._events.next()

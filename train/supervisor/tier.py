@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from train.supervisor import decision
-from train.supervisor.decision import End, Outcome, Request
+from train.supervisor.decision import End, ExitReport, Request
 from train.supervisor.events import Event, Events
 from train.supervisor.options import ONLY_CHECK
 from train.supervisor.words import Command
@@ -106,13 +106,13 @@ class Tier:
         """What a signal means once the workers have been started."""
         return decision.on_signal(name, stops, met)
 
-    def not_begun(self, name: str) -> Outcome:
+    def not_begun(self, name: str) -> ExitReport:
         """What a signal means before that."""
         return decision.not_begun(self.again)
 
-    def at_end(self, end: End) -> Outcome:
+    def at_end(self, end: End) -> ExitReport:
         """What the end of the workers means."""
         raise NotImplementedError
 
-    def report(self, outcome: Outcome) -> None:
+    def report(self, outcome: ExitReport) -> None:
         """The end is known and was said on the terminal: tell it elsewhere."""

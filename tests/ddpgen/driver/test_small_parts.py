@@ -14,9 +14,9 @@ import pytest
 
 from ddpgen.driver import remote, ssh
 from ddpgen.driver.argv import UsageError, Wanted, parse
-from ddpgen.driver.child import Outcome
+from ddpgen.driver.child import Completed
 from ddpgen.driver.ends import End, Evidence, culprit, exit_code, judged, may_start_again
-from ddpgen.driver.plan import Host, Plan, at_login, read
+from ddpgen.driver.plan import Plan, PlannedHost, at_login, read
 from ddpgen.driver.screen import LONGEST, Lines, Screen, shown
 from ddpgen.driver.session import why_not
 
@@ -94,7 +94,7 @@ def test_a_host_without_room_is_told_what_is_needed(tmp_path: Path) -> None:
     assert "KiB and needs 1000000000000000; make room" in remote.troubles(done.stdout)
 
 
-HOST = Host("a", "ssh://me@a:2222", "x", "y")
+HOST = PlannedHost("a", "ssh://me@a:2222", "x", "y")
 PLAIN = ssh.Ssh(("ssh",), (), {"a": 0}, Path("/private"))
 
 
@@ -172,19 +172,19 @@ def test_advice_names_the_command_that_the_driver_uses() -> None:
     ("outcome", "begins"),
     [
         (
-            Outcome(0, b"\r\nwelcome to a\r\n"),
+            Completed(0, b"\r\nwelcome to a\r\n"),
             "the login shell there said 'welcome to a' and ended before ours began, by an exit or",
         ),
-        (Outcome(0, b""), "the login shell there ended before"),
+        (Completed(0, b""), "the login shell there ended before"),
         (
-            Outcome(None, b"which project? \n"),
+            Completed(None, b"which project? \n"),
             "no answer within 5 s after 'which project?'; is it switched on",
         ),
-        (Outcome(69, b"hi\nddpgen: no rsync\n"), "no rsync"),
+        (Completed(69, b"hi\nddpgen: no rsync\n"), "no rsync"),
     ],
 )
 def test_a_login_shell_that_does_not_come_to_an_end_is_quoted(
-    outcome: Outcome, begins: str
+    outcome: Completed, begins: str
 ) -> None:
     assert why_not(outcome, PLAIN, HOST, 5).startswith(begins)
 

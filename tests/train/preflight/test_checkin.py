@@ -28,7 +28,7 @@ from train.preflight import messages, ports, server
 from train.preflight.checkin import Outcome, meet
 from train.preflight.client import Search
 from train.preflight.common import Printer
-from train.preflight.phrases import Host
+from train.preflight.phrases import NamedHost
 from train.preflight.report import Hello, Link, Peer, Report, parsed
 from train.preflight.server import Server
 from train.preflight.wire import SEGMENT, Conn, WireError, bind, dial, is_store
@@ -189,7 +189,7 @@ def test_clocks_that_are_apart_are_told_with_how_much(launch: Any) -> None:
 def test_clocks_so_far_apart_that_torchrun_takes_a_node_for_dead_are_an_error(
     ahead: tuple[float, ...], found: list[tuple[str, str]]
 ) -> None:
-    each = dict(zip(map(Host, "bc"), ahead, strict=False))
+    each = dict(zip(map(NamedHost, "bc"), ahead, strict=False))
     assert [(f.host, f.severity) for f in messages.clocks("a", each)] == found
 
 

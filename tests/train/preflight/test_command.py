@@ -17,7 +17,7 @@ from tests.project.tree import ROOT
 from tests.train.preflight.program import main
 from train.preflight import command
 from train.preflight.finding import Finding, codes
-from train.preflight.report import Outcome, Report
+from train.preflight.report import PreflightResult, Report
 
 
 @pytest.fixture
@@ -64,11 +64,11 @@ def test_what_was_shown_early_is_not_shown_again(call: Any, monkeypatch: Any) ->
     late = Finding("NIC008", "there", "of the others", "cure it")
     monkeypatch.setattr(command.checks, "examine", lambda job: Report.of(job, [own]))
 
-    def meet(job: Any, examine: Any, *_: Any) -> Outcome:
+    def meet(job: Any, examine: Any, *_: Any) -> PreflightResult:
         assert "its own" not in capture()
         examine()
         assert "its own" in capture()
-        return Outcome([own, late], [], [], 5.0, "")
+        return PreflightResult([own, late], [], [], 5.0, "")
 
     capture = call.capture
     monkeypatch.setattr("train.preflight.checkin.meet", meet)

@@ -15,7 +15,7 @@ from tests.ports import free_port
 from tests.project.tree import ROOT
 from tests.train.preflight.hosts import settings
 from train.preflight import messages
-from train.preflight.phrases import Host
+from train.preflight.phrases import NamedHost
 
 NODES = ("n1", "n2", "n3")
 
@@ -90,7 +90,7 @@ def test_a_head_that_does_not_come_and_two_with_one_rank_are_told_in_the_schedul
     absent = messages.no_head(job, "127.0.0.1", "refused")
     assert absent.cause.startswith(f"the head, {head}, has not checked in within 120 s")
     assert absent.remedy.startswith("see what Slurm job 4711 says of it in its log")
-    twice = messages.same_rank(job, 1, Host("n2"), Host("n3"))
+    twice = messages.same_rank(job, 1, NamedHost("n2"), NamedHost("n3"))
     assert twice.cause == "n2 and n3 were both started as node 1"
     assert twice.remedy == (
         "start the job by `sbatch slurm.sbatch` alone, which starts one task on each node"

@@ -11,12 +11,16 @@ import pytest
 from tests.train.supervisor.test_driver_link import Recorded
 from train import nic
 from train.errors import Refusal
-from train.supervisor.hosts import Host, Listed, membership, read
+from train.supervisor.hosts import HostEntry, Listed, membership, read
 from train.supervisor.supervisor import Supervisor
 from train.supervisor.tier import Membership, Tier
 from train.supervisor.words import Command, workers
 
-HOSTS = [Host("desk", "10.0.0.1", 2), Host("laptop", "10.0.0.2", 1), Host("tower", "tower.lan", 4)]
+HOSTS = [
+    HostEntry("desk", "10.0.0.1", 2),
+    HostEntry("laptop", "10.0.0.2", 1),
+    HostEntry("tower", "tower.lan", 4),
+]
 LISTED = Listed(HOSTS, least=3)
 
 
@@ -77,7 +81,7 @@ def test_what_would_give_two_hosts_one_rank_is_refused(head: str, only: str, sai
 
 
 def test_many_others_are_counted_and_not_all_named() -> None:
-    many = Listed([Host(f"n{i}", f"n{i}", 1) for i in range(100)], 100)
+    many = Listed([HostEntry(f"n{i}", f"n{i}", 1) for i in range(100)], 100)
     assert membership(many, "n0").others == "n1, n2, n3, n4, n5, n6, n7, n8 and 91 more"
 
 

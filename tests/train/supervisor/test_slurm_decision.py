@@ -13,7 +13,7 @@ from train.supervisor.slurm_decision import (
     Begun,
     Failure,
     Finish,
-    Job,
+    JobState,
     Requeue,
     StartEnd,
     decide,
@@ -23,7 +23,7 @@ from train.supervisor.slurm_decision import (
 from train.supervisor.slurm_job import State
 
 AGAIN = "to go on: sbatch slurm.sbatch"
-JOB = Job(requeue_count=0, requeues=6, restarts=3, newest=20, begun=(Begun(0, 0),))
+JOB = JobState(requeue_count=0, requeues=6, restarts=3, newest=20, begun=(Begun(0, 0),))
 STOPPED = Status("stopped", "slurm.7.0", 20)
 RUNNING = Status("running", "slurm.7.0", 15)
 DONE = Status("done", "slurm.7.0", 100)
@@ -118,10 +118,10 @@ def test_every_signal_with_everything_slurm_may_mean(cancelled: bool, job_state:
 KILLED = Requeue("killed on a node (srun ended with 137)", 1, CRASH)
 
 
-def job(*ended: str, requeues: int = 2, restarts: int = 2, newest: int = 100) -> Job:
+def job(*ended: str, requeues: int = 2, restarts: int = 2, newest: int = 100) -> JobState:
     """A job whose earlier starts ended so, each a bit further on."""
     begun = [Begun(n, 10 * n, why) for n, why in enumerate((*ended, ""))]
-    return Job(len(ended), requeues, restarts, newest, begun)
+    return JobState(len(ended), requeues, restarts, newest, begun)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,9 @@ def job(*ended: str, requeues: int = 2, restarts: int = 2, newest: int = 100) ->
         (KILLED, job(restarts=0), "it was killed 1 times, and restarts: is 0"),
     ],
 )
-def test_crashes_and_the_rest_have_a_budget_each(wanted: Requeue, before: Job, said: str) -> None:
+def test_crashes_and_the_rest_have_a_budget_each(
+    wanted: Requeue, before: JobState, said: str
+) -> None:
     decision = requeue(wanted, State.RUNNING, False, before)
     assert said in decision.line
     assert isinstance(decision, Requeue) == ("at most" in said)
@@ -146,9 +148,9 @@ def test_crashes_and_the_rest_have_a_budget_each(wanted: Requeue, before: Job, s
 
 @pytest.mark.parametrize("wanted", [SIGNALLED, KILLED])
 def test_two_starts_without_a_newer_checkpoint_are_the_last_ones(wanted: Requeue) -> None:
-    first = Job(0, 9, 9, newest=20, begun=[Begun(0, 20)])
+    first = JobState(0, 9, 9, newest=20, begun=[Begun(0, 20)])
     assert isinstance(requeue(wanted, State.RUNNING, False, first), Requeue)
-    second = Job(1, 9, 9, newest=20, begun=[Begun(0, 20, wanted.counter), Begun(1, 20)])
+    second = JobState(1, 9, 9, newest=20, begun=[Begun(0, 20, wanted.counter), Begun(1, 20)])
     last = requeue(wanted, State.RUNNING, False, second)
     assert isinstance(last, Finish)
     assert last.code == 1
