@@ -6,6 +6,7 @@ no restarts here; those are torchrun's, and are tested with it in tests/real.
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import multiprocessing
 import os
@@ -86,6 +87,7 @@ def _work(rank: int, processes: int, env: dict[str, str], argv: list[str], log: 
     os.dup2(out, 1)
     os.dup2(out, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+    faulthandler.dump_traceback_later(TIMEOUT_S - 10)  # where it hangs, before it is killed
     os.environ.update(
         env, MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", RANK=str(rank),
         LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(processes),
