@@ -40,8 +40,6 @@ from train.preflight.finding import Finding
 from train.preflight.report import Link, PreflightResult, Report
 from train.preflight.settings import Settings
 
-__all__ = ["PreflightResult", "meet"]
-
 
 def meet(
     settings: Settings,

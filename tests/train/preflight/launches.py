@@ -13,7 +13,8 @@ from typing import Any
 
 from tests.ports import free_port
 from tests.train.preflight.stub_host import parse
-from train.preflight.checkin import Outcome, meet
+from train.preflight.checkin import meet
+from train.preflight.report import PreflightResult
 
 STUB = Path(__file__).with_name("stub_host.py")
 WAIT_S = 40
@@ -65,7 +66,7 @@ class Launch:
         address = self.addresses.get(name, "127.0.0.99")
         return {**self._common, **own, "address": address, **changes}
 
-    def thread(self, name: str, **changes: Any) -> Future[Outcome]:
+    def thread(self, name: str, **changes: Any) -> Future[PreflightResult]:
         settings, stub = parse(self.given(name, **changes))
         say = self.said.setdefault(name, []).append
         return self._pool.submit(meet, settings, lambda: stub.examine(settings), stub.judge, say)
@@ -75,7 +76,7 @@ class Launch:
         self._processes.append(process)
         return process
 
-    def meet(self, names: Sequence[str], **changes: Any) -> list[Outcome]:
+    def meet(self, names: Sequence[str], **changes: Any) -> list[PreflightResult]:
         """Start them in this order; what each of them knows in the end."""
         started = [self.thread(name, **changes) for name in names]
         return [each.result(WAIT_S) for each in started]
@@ -94,9 +95,9 @@ class Launch:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def codes(outcome: Outcome) -> list[str]:
+def codes(outcome: PreflightResult) -> list[str]:
     return [finding.code for finding in outcome.findings]
 
 
-def causes(outcome: Outcome) -> list[str]:
+def causes(outcome: PreflightResult) -> list[str]:
     return [finding.cause for finding in outcome.findings]

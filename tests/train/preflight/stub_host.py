@@ -19,9 +19,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.train.preflight.program import settings as settings_of
-from train.preflight.checkin import Outcome, meet
+from train.preflight.checkin import meet
 from train.preflight.finding import Finding
-from train.preflight.report import Link, Report
+from train.preflight.report import Link, PreflightResult, Report
 from train.preflight.settings import Settings
 
 
@@ -64,7 +64,7 @@ def parse(given: dict[str, Any]) -> tuple[Settings, Stub]:
     return settings_of({"job": "toy", **rest}), stub
 
 
-def as_json(outcome: Outcome) -> dict[str, Any]:
+def as_json(outcome: PreflightResult) -> dict[str, Any]:
     return {
         "findings": [vars(finding) for finding in outcome.findings],
         "hosts": [report.host for report in outcome.reports],

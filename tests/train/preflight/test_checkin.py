@@ -25,11 +25,11 @@ import pytest
 from tests.train.preflight.launches import WAIT_S, Launch, causes, codes
 from tests.train.preflight.stub_host import parse
 from train.preflight import messages, ports, server
-from train.preflight.checkin import Outcome, meet
+from train.preflight.checkin import meet
 from train.preflight.client import Search
 from train.preflight.common import Printer
 from train.preflight.phrases import NamedHost
-from train.preflight.report import Hello, Link, Peer, Report, parsed
+from train.preflight.report import Hello, Link, Peer, PreflightResult, Report, parsed
 from train.preflight.server import Server
 from train.preflight.wire import SEGMENT, Conn, WireError, bind, dial, is_store
 
@@ -875,7 +875,7 @@ def test_an_elastic_job_with_too_few_hosts_fails_at_the_end_of_patience(launch: 
     assert [codes(each) for each in outcomes] == [["HOST001", "HOST001"]] * 2
 
 
-def _severities(outcome: Outcome) -> list[tuple[str, str]]:
+def _severities(outcome: PreflightResult) -> list[tuple[str, str]]:
     return [(finding.code, finding.severity) for finding in outcome.findings]
 
 
