@@ -40,7 +40,7 @@ LONG = {
     "accelerate": "--epochs=40",
     "fabric": "--epochs=40",
     "nanogpt": "--max_iters=12000",
-    "resnet": "--epochs=20",
+    "resnet": "--epochs=80",
 }
 
 
@@ -106,12 +106,17 @@ def workers(job: jobs.Job) -> list[int]:
     return [each for child in jobs.children(job.process.pid) for each in jobs.children(child)]
 
 
-def test_killed_in_the_middle_it_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    """On one process: to import what a Trainer needs takes each of them ten seconds of processor."""
-    whole = Script("huggingface", tmp_path / "whole", procs=1)
+# By night on one process: to import what a Trainer needs takes each of them ten seconds of processor.
+@pytest.mark.parametrize(
+    ("name", "procs"), [("nanogpt", 2), pytest.param("huggingface", 1, marks=nightly)]
+)
+def test_killed_in_the_middle_it_goes_on_to_the_same_weights(
+    name: str, procs: int, tmp_path: Path
+) -> None:
+    whole = Script(name, tmp_path / "whole", procs)
     assert whole.run().lines[-1].startswith("ddpgen: done at step ")
 
-    script = Script("huggingface", tmp_path / "killed", procs=1)
+    script = Script(name, tmp_path / "killed", procs)
     job = script.start()
     script.wait_for_rows(job, 2)
     os.kill(job.process.pid, signal.SIGKILL)  # and with it all others
