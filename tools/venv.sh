@@ -91,7 +91,7 @@ elif [[ $part == frameworks ]]; then
 elif [[ $part == torch* ]]; then
   say "2/3 installing $part and what the tests need"
   "$venv/bin/python" -m pip install --upgrade "$part" 'numpy<2.3' scikit-learn scipy hypothesis \
-    pytest pytest-timeout pytest-xdist jinja2 pyyaml click s3fs matplotlib 9>&-
+    pytest pytest-timeout pytest-xdist jinja2 pyyaml click s3fs matplotlib tensorboard 9>&-
 else
   say "2/3 installing the pinned packages; torch is the large one, minutes on a slow line"
   .venv/bin/python -m pip install --requirement requirements-dev.lock 9>&-

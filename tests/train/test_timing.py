@@ -87,14 +87,14 @@ def test_a_slow_rank_is_in_the_log_and_the_metrics(tmp_path: Path) -> None:
         tmp_path,
         f"{PARTS}:slow_on_rank_1",
         2,
-        "--steps=4",
+        "--steps=5",
         "--log-every=1",
         "--micro-batch-size=2",
     )
     assert run.codes == [0, 0], run.output
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     reports = [row for row in rows if row["kind"] == "ranks"]
-    assert [row["step"] for row in reports] == [1, 2, 3, 4]
+    assert [row["step"] for row in reports] == [2, 3, 4, 5]
     for row in reports[1:]:
         assert len(row["waiting"]) == len(row["batches"]) == 2
         assert row["waiting"][0] - row["waiting"][1] > 0.1 * row["seconds"]
