@@ -58,7 +58,8 @@ def test_each_cause_shows_in_its_own_operations(
     if not IS_X86:
         pytest.skip("the causes were measured on x86 processors with AVX2")
     changed = bits.changed(elsewhere(), elsewhere(threads, **env))
-    assert seen <= set(changed) <= {*seen, "adamw"}  # which the oldest torch computes by MKL as well
+    # The oldest torch computes adamw by MKL as well.
+    assert seen <= set(changed) <= {*seen, "adamw"}
     assert cause in bits.described(changed)
     assert "MKL" not in bits.described(["sum"])
 
