@@ -106,17 +106,12 @@ def workers(job: jobs.Job) -> list[int]:
     return [each for child in jobs.children(job.process.pid) for each in jobs.children(child)]
 
 
-# By night on one process: to import what a Trainer needs takes each of them ten seconds of processor.
-@pytest.mark.parametrize(
-    ("name", "procs"), [("nanogpt", 2), pytest.param("huggingface", 1, marks=nightly)]
-)
-def test_killed_in_the_middle_it_goes_on_to_the_same_weights(
-    name: str, procs: int, tmp_path: Path
-) -> None:
-    whole = Script(name, tmp_path / "whole", procs)
+def test_killed_in_the_middle_it_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    """On one process: to import what a Trainer needs takes each of them ten seconds of processor."""
+    whole = Script("huggingface", tmp_path / "whole", procs=1)
     assert whole.run().lines[-1].startswith("ddpgen: done at step ")
 
-    script = Script(name, tmp_path / "killed", procs)
+    script = Script("huggingface", tmp_path / "killed", procs=1)
     job = script.start()
     script.wait_for_rows(job, 2)
     os.kill(job.process.pid, signal.SIGKILL)  # and with it all others
