@@ -156,19 +156,19 @@ def run(worker: Worker) -> int:
             if trainer.records is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
                 trainer.records.checkpointer.settle()
-    _part(world, worker, trainer.records)
+    _part(world, worker, trainer)
     return EXIT_CHANGED if outcome is Outcome.LEFT else 0
 
 
-def _part(world: World, worker: Worker, records: Records | None = None) -> None:
+def _part(world: World, worker: Worker, trainer: Trainer | None = None) -> None:
     """A good end: nobody leaves before all are done."""
     if worker.failures is not None:
         world.barrier()
         worker.failures.close()
     worker.reporter.stop()
-    leave(world)
-    if records is not None:
-        trackers.finish(records.trackers)  # now, as no rank waits for this one any more
+    leave(world, trainer and trainer.gradients)
+    if trainer is not None and trainer.records is not None:
+        trackers.finish(trainer.records.trackers)  # now, as no rank waits for this one any more
 
 
 class Trainer:

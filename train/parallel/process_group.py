@@ -30,6 +30,8 @@ from train.fatal_error import FatalErrorBroadcast
 from train.health.phase import WAITING
 
 _LOOK_S = 5.0
+# What holds process groups, until the process ends: see leave().
+_LEFT: list[object] = []
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,12 @@ def _gather(value: Any, size: int, group: dist.ProcessGroup) -> list[Any]:
     return [pickle.loads(each) for each in received]
 
 
-def leave(world: World) -> None:
-    """Leave the process group together, so that no rank tears a connection a peer still reads."""
+def leave(world: World, *holders: object) -> None:
+    """Leave the process group together, so that no rank tears a connection a peer still reads.
+
+    `holders`: what else holds groups of this world. They are not freed: in torch 2.4 the destructor of a gloo group
+    joins its threads and keeps the GIL, for which one of them may wait (seen at the end of a run, once in a thousand).
+    """
     world.barrier()
     dist.destroy_process_group()
+    _LEFT.extend((world, *holders))
