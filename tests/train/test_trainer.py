@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.train.workers import run
 from train.health.phase import (
     BACKWARD,
     BUFFERS,
@@ -19,6 +21,8 @@ from train.health.phase import (
     SNAPSHOT,
     UPDATE,
 )  # fmt: skip
+from train.parallel.gradients import AllReduceGradients, TreeGradients
+from train.parallel.process_group import World
 from train.parallel.step_exchange import StepResult
 from train.timing import StepClock
 from train.trainer import Outcome, Trainer
@@ -130,3 +134,16 @@ def test_what_a_rank_is_asked_to_do(
     trainer.config.elastic = elastic
     trainer.stop = SimpleNamespace(by_file=by_file, by_signal=by_signal)
     assert trainer._asked_to_end() == (stop, leave)
+
+
+@pytest.mark.parametrize("kind", [TreeGradients, AllReduceGradients])
+def test_groups_are_not_freed_at_the_end(
+    kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To free those of gloo may take for ever (process_group.leave)."""
+    for holder in (kind, World):
+        monkeypatch.setattr(holder, "__del__", lambda _: print("GROUPS GONE"), raising=False)
+    reduction = "tree" if kind is TreeGradients else "allreduce"
+    done = run(tmp_path, "toy", 2, f"--reduction={reduction}")
+    assert done.codes == [0, 0], done.output
+    assert "GROUPS GONE" not in done.output

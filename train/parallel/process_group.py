@@ -267,7 +267,7 @@ def leave(world: World, *holders: object) -> None:
     """Leave the process group together, so that no rank tears a connection a peer still reads.
 
     `holders`: what else holds groups of this world. They are not freed: in torch 2.4 the destructor of a gloo group
-    joins its threads and keeps the GIL, for which one of them may wait (seen at the end of a run, once in a thousand).
+    keeps the GIL while it joins the group's threads, one of which may need the GIL to free a callback of Python's.
     """
     world.barrier()
     dist.destroy_process_group()
