@@ -25,6 +25,7 @@ from train.checkpoint import checkpointer, disk
 from train.checkpoint.checkpointer import Checkpointer
 from train.files import replace_file
 from train.layout import MARKER
+from train.stop import create_stop_file
 from train.store import owner as owner_module
 from train.store import retries, stop
 from train.store.owner import Owner, Ownership
@@ -330,7 +331,7 @@ def test_a_machine_that_is_taken_back_stops_even_if_the_store_takes_nothing(
 
     def hook(_: int, kind: str, name: str) -> None:
         if kind == "put" and "step-000000002/" not in name:
-            stop.write_text(f"{reason}\n")
+            create_stop_file(stop, reason)  # whole at once: an empty one is a user's
             raise OSError(errno.ENOSPC, "No space left on device")
 
     through(monkeypatch, hook)
@@ -354,7 +355,7 @@ def test_a_machine_that_is_taken_back_stops_even_if_its_own_disk_is_full(
 
     def write(directory: Path, step: int, *rest: object) -> None:
         if step > 2:
-            stop.write_text("preempted: x\n")
+            create_stop_file(stop, "preempted: x")
             raise OSError(errno.ENOSPC, "No space left on device")
         real(directory, step, *rest)  # type: ignore[arg-type]
 
