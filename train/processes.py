@@ -91,11 +91,11 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def children() -> list[int]:
-    """The processes whose parent is this one, zombies among them; none where there is no /proc."""
-    own, found = str(os.getpid()).encode(), []
+def children(parent: int | None = None) -> list[int]:
+    """The processes whose parent is `parent`, by default this one, zombies among them; none where there is no /proc."""
+    wanted, found = str(parent or os.getpid()).encode(), []
     for path in glob.glob("/proc/[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError), open(path, "rb") as file:
-            if file.read().rpartition(b")")[2].split()[1] == own:
+            if file.read().rpartition(b")")[2].split()[1] == wanted:
                 found.append(int(path.split("/")[2]))
     return found

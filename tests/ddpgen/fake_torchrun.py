@@ -3,7 +3,7 @@
 Copied into a bundle as torch/distributed/run.py, where it is found before the real one; `train`
 beside it is the real one, so lock and status are too. FAKE names the part:
 done, stopped, failed, train (until the stop file appears), deaf (never ends; has a worker that is to die
-with it).
+with it), barrier (has failed, has no worker any more, and waits for other hosts without hearing a signal).
 """
 
 import json
@@ -59,7 +59,9 @@ def as_torchrun_reads(word: str) -> str:
 
 
 def act(part: str) -> int:
-    if part == "deaf":
+    if part == "barrier":
+        end("failed", "a fault")
+    if part in ("deaf", "barrier"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
     if part == "train":

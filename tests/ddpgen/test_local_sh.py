@@ -466,6 +466,15 @@ def test_a_second_ctrl_c_kills_everything(stage: Callable[..., Stage]) -> None:
 
 
 @linux
+def test_a_launcher_that_waits_for_other_hosts_after_a_final_failure_is_ended(
+    stage: Callable[..., Stage],
+) -> None:
+    code, output = stage().play("barrier")
+    assert code == 1, output
+    assert output.endswith("ddpgen: failed at step 7: a fault\n"), output
+
+
+@linux
 def test_kill_9_of_the_script_takes_torchrun_down(stage: Callable[..., Stage]) -> None:
     ours = stage()
     process = ours.start("train")

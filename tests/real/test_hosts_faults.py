@@ -7,6 +7,7 @@ is elastic, in the weights of an undisturbed run.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -204,3 +205,29 @@ def test_a_crash_of_the_users_code_is_told_by_every_status(rig: Rig, tmp_path: P
     assert fleet.status(rig, "laptop", "crash") == f"failed 0 {cause}"
     assert fleet.status(rig, "desk", "crash").startswith("failed 0 rank 0 in step 1: lost a peer: ")
     assert f"laptop: crashed: {cause}" in driver.output
+
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+if dist.get_rank() == 0:
+    lsos
+dist.barrier()
+"""
+
+
+def test_all_hosts_end_when_a_script_has_crashed_for_good(rig: Rig, tmp_path: Path) -> None:
+    spec = fleet.spec(PAIR, name="twice")
+    spec["train"] = {"script": "loop.py"}
+    driver = fleet.Driver(rig, jobs.render(tmp_path, spec, {"loop.py": SCRIPT}, target="hosts"))
+    driver.until("crashed twice in the same way before its first step")
+    began = time.monotonic()
+    assert driver.end() == 1, driver.output
+    assert time.monotonic() - began < 100  # torchrun's exit barrier takes 300 s
+    cause = "NameError: name 'lsos' is not defined (loop.py:9 in <module>)"
+    assert re.search(f"ddpgen: desk +failed +1 +.*{re.escape(cause)}", driver.output), driver.output
+    assert rig.strays(within=10) == []

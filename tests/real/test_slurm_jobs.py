@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,33 @@ def test_a_job_that_fails_stays_failed(cluster: Slurm) -> None:
     assert cluster.show(failing.id)["Restarts"] == "0"
     wrong = failing.submit(arguments=["--step=5"])
     assert cluster.ended(wrong) == ("FAILED", "2:0")
+
+
+# Each of its first steps fails on rank 0 alone.
+CRASHING = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+if dist.get_rank() == 0:
+    lsos
+dist.barrier()
+"""
+
+
+@pytest.mark.nightly
+def test_all_nodes_end_when_a_script_has_crashed_for_good(cluster: Slurm) -> None:
+    wanted = batch.spec("twice", nodes=2)
+    wanted["train"] = {"script": "loop.py"}
+    job = Batch(cluster, wanted, code={"loop.py": CRASHING})
+    job.until(lambda: "crashed twice in the same way" in job.log)
+    began = time.monotonic()
+    assert job.ended() == ("FAILED", "1:0"), job.log
+    assert time.monotonic() - began < 100  # torchrun's exit barrier takes 300 s
+    last = job.log.rstrip().splitlines()[-1]
+    assert "failed: crashed twice in the same way before its first step: NameError" in last
 
 
 @pytest.mark.nightly

@@ -34,7 +34,7 @@ from train.status import read_status
 from train.stop import create_stop_file
 from train.supervisor import decision, directory, install, words
 from train.supervisor.decision import End, ExitReport, Request
-from train.supervisor.events import LATE_S, Event, Events, Exit, Signal
+from train.supervisor.events import LATE_S, Event, Events, Exit, Result, Signal
 from train.supervisor.options import check_arguments
 from train.supervisor.tier import Tier
 from train.supervisor.words import Command
@@ -42,6 +42,10 @@ from train.supervisor.workers import Pin, Workers, for_workers, pins
 
 # What is called otherwise here than in a spec.
 _TIER_OF = {"host": "hosts", "slurm-node": "slurm"}
+# After a final failure the launchers of all hosts end within a second, if their processes have heard of it. One that
+# stands without a process for so long waits for the others.
+_ALONE_S = 5.0
+_LOOK_S = 1.0
 
 
 class NotBegunError(Exception):
@@ -219,6 +223,7 @@ class Supervisor:
         self._events.watch_child(self._workers.pid)
         keep_alive(self.held, self._attempt)
         self._tier.watch(self._stop_file)
+        self._events.run_in_thread(self._until_useless)
         if options.store and self.member.is_head:
             self._watch_store(options.store)
 
@@ -291,7 +296,24 @@ class Supervisor:
                 if count := self._workers.end_leftovers():
                     say(f"ended {count} process(es) that the workers had started and left behind")
                 return self._tier.at_end(self._end(event.code))
-            self._on_event(event)
+            if isinstance(event, Result):
+                self._workers.kill()
+            else:
+                self._on_event(event)
+
+    def _until_useless(self) -> None:
+        """Return when this host has failed for good and its launcher only waits for other hosts.
+
+        torchrun waits 300 s in its exit barrier, or for the next rendezvous, and hears no signal meanwhile.
+        """
+        assert self._workers is not None
+        alone_s = 0.0
+        while alone_s < _ALONE_S:
+            time.sleep(_LOOK_S)  # neither the file nor the end of another's children has an event
+            status = read_status(self.held)
+            failed = status is not None and status.word == "failed"
+            is_alone = failed and self._workers.has_no_process()
+            alone_s = alone_s + _LOOK_S if is_alone else 0.0
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Signal):

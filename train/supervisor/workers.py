@@ -106,6 +106,10 @@ class Workers:
             with contextlib.suppress(ProcessLookupError):
                 send(self.pid, signal.SIGKILL)
 
+    def has_no_process(self) -> bool:
+        """True if no process of the launcher runs; False where there is no /proc, because nothing is known there."""
+        return os.path.isdir("/proc/self") and not children(self.pid)
+
     def ended(self, code: int) -> None:
         """Its exit code is known: the pid may be another process's from now on."""
         self._process.returncode = code
