@@ -98,6 +98,28 @@ def test_an_interface_without_an_address(stage: Stage) -> None:
     launch.names_only("NIC004")
 
 
+def test_an_interface_whose_first_address_the_others_do_not_reach(stage: Stage) -> None:
+    """gloo binds the first address of an interface. One that comes behind the usual one does no harm."""
+    laptop = stage.rig["laptop"]
+    usual, local = f"{laptop.address}/24", "169.254.7.7/16"
+    job = stage.job()
+    try:
+        for order, code in (((local, usual), preflight.REFUSED), ((usual, local), 0)):
+            as_root(laptop, "ip", "addr", "flush", "dev", "eth0")
+            for address in order:
+                as_root(laptop, "ip", "addr", "add", address, "dev", "eth0")
+            launch = job.start()
+            stage.ends(launch, code)
+            if code:
+                launch.names("NIC012", "laptop", "169.254.7.7", "eth0", laptop.address)
+                launch.names_only("NIC012")
+            else:
+                launch.names_only()
+    finally:
+        as_root(laptop, "ip", "addr", "flush", "dev", "eth0")
+        as_root(laptop, "ip", "addr", "add", usual, "dev", "eth0")
+
+
 def test_a_host_that_is_cut_off_knows_it_and_the_others_miss_it(stage: Stage) -> None:
     stage.rig["laptop"].unplug("lan")
     launch = stage.launch(patience=preflight.MISSING_S)

@@ -57,6 +57,7 @@ def examine(settings: Settings) -> Report:
         nic=net.taken,
         address=net.address,
         prefix=net.prefix,
+        first_address=net.first_address,
         resolved=net.head,
         facts=found,
     )

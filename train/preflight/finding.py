@@ -34,7 +34,7 @@ CODES: Mapping[str, Code] = {
     "NIC009": Code("two hosts take part with one address", ERROR),
     "NIC010": Code("the host's address in the spec is none of its own", WARNING),
     "NIC011": Code("another interface than the chosen one leads to the head", WARNING),
-    "NIC012": Code("the processes meet by another address of the interface", WARNING),
+    "NIC012": Code("the processes bind an address that the other hosts do not reach", ERROR),
     "NAME001": Code("the head's name does not resolve", ERROR),
     "NAME002": Code("the head resolves its own name to loopback", WARNING),
     "NAME003": Code("the head's name leads a host to itself", ERROR),

@@ -169,8 +169,8 @@ class Head:
         server, settings, report = self._server, self._settings, self._report
         server.phase = PROBE
         members = server.in_order()
-        own = Peer(settings.me, report.address or settings.head, server.hello.port)
-        peers = [own, *(Peer(m.hello.host, m.reached, m.hello.port) for m in members)]
+        own = Peer(settings.me, report.first_address or settings.head, server.hello.port)
+        peers = [own, *(m.peer for m in members)]
         plan = [[peers[i] for i in row] for row in links.neighbours(len(peers))]
         for member, row in zip(members, plan[1:]):
             member.doing = "it probed the other hosts"

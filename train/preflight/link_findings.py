@@ -60,6 +60,8 @@ def _code(probes: _Probes, link: Link) -> str:
     host, peer = link.host, link.peer
     if link.trouble == "large":
         return "LINK001"
+    if _binds_another(probes.hosts[peer]):
+        return "NIC012"
     if link.trouble not in ("timeout", "refused", "unreachable"):
         return "LINK004"
     # That one direction works proves that packets go both ways: only a filter makes such a difference.
@@ -73,6 +75,11 @@ def _code(probes: _Probes, link: Link) -> str:
     # Nothing comes back. Where both are reached by others, no filter of theirs can be to blame.
     reached = [any(probes.good(other, one) for other in probes.hosts) for one in (host, peer)]
     return "LINK004" if all(reached) else "PORT005"
+
+
+def _binds_another(host: Report) -> bool:
+    """True if the processes bind another address than the one by which the host checked in."""
+    return host.first_address not in ("", host.address)
 
 
 def _has_met_head(probes: _Probes, *pair: str) -> bool:
@@ -136,9 +143,27 @@ def _noteworthy(probes: _Probes, link: Link) -> float:
 
 
 def _told(probes: _Probes, code: str, bad: Sequence[Link]) -> Iterator[Finding]:
+    if code == "NIC012":
+        yield from _unreached(probes, bad)
+        return
     for host, links in _blamed(probes, bad):
         cause, remedy = _WORDS[code](probes, links, _between(probes, host, links))
         yield Finding(code, host, cause, remedy)
+
+
+def _unreached(probes: _Probes, bad: Sequence[Link]) -> Iterator[Finding]:
+    """NIC012, one for each host whose first address is at fault, however many there are."""
+    for name in dict.fromkeys(link.peer for link in bad):
+        host, others = probes.hosts[name], [link.host for link in bad if link.peer == name]
+        do = "does" if len(others) == 1 else "do"
+        yield Finding(
+            "NIC012",
+            name,
+            f"the processes of {name} bind {host.first_address}, the first address of {host.nic}, and "
+            f"{listed(others)} {do} not reach it; {name} checked in by {host.address}",
+            f"remove {host.first_address} from {host.nic} of {name}, or add it again behind "
+            f"{host.address} (ip addr del, ip addr add), or set nic: to another interface of {name}",
+        )
 
 
 def _told_slow(probes: _Probes) -> Iterator[Finding]:

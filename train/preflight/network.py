@@ -74,6 +74,11 @@ class Network:
         found = carrying(self.address, list(self.known)) if self.address else None
         return found.prefix(self.address) if found else 32
 
+    @property
+    def first_address(self) -> str:
+        """The address that gloo and NCCL bind: they get an interface, and take its first address."""
+        return next((each.addresses[0] for each in self.known if each.name == self.taken), "")
+
 
 def names(settings: Settings) -> set[str]:
     """The names that look() wants resolved."""
@@ -123,7 +128,7 @@ def _choose(settings: Settings, known: list[Interface], head: str, peer: str) ->
 
 
 def judge(settings: Settings, net: Network) -> Iterator[Finding]:
-    """NAME001 to NAME003, HOST004, NIC001 to NIC007 and NIC010 to NIC012."""
+    """NAME001 to NAME003, HOST004, NIC001 to NIC007, NIC010 and NIC011."""
     me, trouble = settings.me, net.trouble
     if net.unresolved is not None:
         yield Finding(net.unresolved.code, me, net.unresolved.cause, net.unresolved.remedy)
@@ -197,19 +202,8 @@ def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
 
 
 def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
-    """NIC010; NIC012, as gloo and NCCL are given an interface, and take the first address it has."""
+    """NIC010."""
     me, known = settings.me, list(net.known)
-    found = next((each for each in known if each.name == net.taken), None)
-    if found is not None and found.addresses[0] != net.address:
-        first = found.addresses[0]
-        yield Finding(
-            "NIC012",
-            me,
-            f"{me} is reached by {net.address} of {net.taken}, and its processes take the first "
-            f"address of {net.taken}, {first}",
-            f"if the hosts do not find each other, make {net.address} the first there, or set "
-            f"address: of {me} in the spec to {first} if that is reached too",
-        )
     if net.own and carrying(net.own, known) is None:
         own = net.own if net.own == settings.own_address else f"{net.own} ({settings.own_address})"
         yield Finding(

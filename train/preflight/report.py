@@ -77,7 +77,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Peer:
-    """A host to probe, and where its preflight listens for that."""
+    """A host to probe, the address that its processes will bind, and the port of its preflight."""
 
     host: str
     address: str
@@ -88,6 +88,7 @@ class Peer:
 class Report:
     """One host, after it has looked at itself.
 
+    `address`: by which the host takes part; `first_address`: the first one of `nic`, which gloo and NCCL bind.
     `facts` holds what compare.py looks at, by name; a fact that could not be had is absent: machine
     (boot id and network namespace), torch ("2.13.0+cpu"), python ("3.11.7"), cuda, nccl, code (digest
     of train/ and code/), spec (digest of the job), isa ("avx512", "avx2", "default", or the
@@ -103,6 +104,7 @@ class Report:
     nic: str = ""
     address: str = ""
     prefix: int = 32
+    first_address: str = ""
     resolved: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
     findings: Sequence[Finding] = ()

@@ -18,7 +18,7 @@ from train.preflight import links, messages
 from train.preflight.common import REPLY_S, SILENT_S, Waiting, is_bad, slack_s
 from train.preflight.finding import WARNING, Finding
 from train.preflight.phrases import NamedHost
-from train.preflight.report import VERSION, Hello, Link, Report, Verdict, parsed
+from train.preflight.report import VERSION, Hello, Link, Peer, Report, Verdict, parsed
 from train.preflight.settings import Settings
 from train.preflight.wire import Conn, Message, WireError, dial, encode, is_own, resolve
 
@@ -55,6 +55,11 @@ class Member:
     def reached(self) -> str:
         """By which address the others reach it."""
         return self.report.address or self.conn.address
+
+    @property
+    def peer(self) -> Peer:
+        """The host as the others probe it."""
+        return Peer(self.hello.host, self.report.first_address or self.reached, self.hello.port)
 
 
 class Server:

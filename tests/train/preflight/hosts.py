@@ -46,10 +46,12 @@ def host(name: str, *, findings: Sequence[Finding] = (), **changes: Any) -> Repo
         "nic": "eth0",
         "address": f"192.168.7.{rank + 1}",
         "prefix": 24,
+        "first_address": "",
         "resolved": "192.168.7.1",
     }
     for key, value in changes.items():
         (fields if key in fields else facts)[key] = value
+    fields["first_address"] = fields["first_address"] or fields["address"]
     return Report(**fields, facts={k: v for k, v in facts.items() if v}, findings=findings)
 
 

@@ -27,11 +27,12 @@ from train.preflight.settings import Settings
 
 @dataclass(frozen=True)
 class Stub:
-    """`address`: by which the host takes part; `finds`: codes its own checks find; `takes_s`: how
+    """`address`: by which the host takes part; `first_address`: that its processes bind; `finds`: codes its own checks find; `takes_s`: how
     long they take; `judged`: codes the judge finds; `clock_s`: how far its clock is ahead;
     `hangs`: its checks never end."""
 
     address: str = ""
+    first_address: str = ""
     finds: Sequence[str] = ()
     takes_s: float = 0.0
     judged: Sequence[str] = ()
@@ -46,7 +47,7 @@ class Stub:
             Finding(code, settings.me, f"{settings.me} has {code}", "cure it")
             for code in self.finds
         ]
-        return Report.of(settings, found, address=self.address)
+        return Report.of(settings, found, address=self.address, first_address=self.first_address)
 
     def judge(self, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
         found = [Finding(code, "a", f"judged {code}", "cure it") for code in self.judged]

@@ -120,6 +120,14 @@ def test_everybody_says_who_is_missing(launch: Any) -> None:
     assert here.said["c"] == []
 
 
+def test_the_hosts_try_the_address_that_the_processes_will_bind(launch: Any) -> None:
+    job = launch(2)
+    here, there = job.thread("a"), job.thread("b", first_address="192.0.2.1")
+    troubled = [(link.host, link.peer) for link in here.result(WAIT_S).links if link.trouble]
+    assert troubled == [("a", "b")]
+    assert codes(there.result(WAIT_S)) == ["PORT005"]
+
+
 def test_warnings_go_to_all_and_stop_nobody(launch: Any) -> None:
     here = launch(2)
     head, client = here.thread("a", judged=["VER002"]), here.thread("b", finds=["LIM003"])

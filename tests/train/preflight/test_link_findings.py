@@ -58,6 +58,45 @@ def test_one_fault_is_one_finding_about_the_host_that_has_it(
     assert part in found[2]
 
 
+BOUND = {"first_address": "169.254.1.9"}
+
+
+@pytest.mark.parametrize(
+    ("bound", "probes", "codes"),
+    [
+        # Where all hosts reach the first address, it does no harm.
+        ("b", {}, []),
+        ("b", {"ab": "timeout"}, [("NIC012", "b")]),
+        ("b", {"ab": "noroute", "cb": "refused"}, [("NIC012", "b")]),
+        # Hosts of one image have the same fault, and each is named.
+        ("bc", {"ab": "timeout", "cb": "timeout", "ac": "timeout", "bc": "timeout"}, [("NIC012", "b"), ("NIC012", "c")]),
+        # Other faults keep their names.
+        ("b", {"ab": "large"}, [("LINK001", "b")]),
+        ("b", {"ac": "timeout"}, [("PORT005", "c")]),
+    ],
+)  # fmt: skip
+def test_an_address_that_gloo_will_bind_has_to_be_reached(
+    bound: str, probes: dict[str, str], codes: list[tuple[str, str]]
+) -> None:
+    hosts = [host(name, **(BOUND if name in bound else {})) for name in "abc"]
+    found = said("abc", hosts, **probes)
+    assert [(each.code, each.host) for each in found] == codes
+
+
+def test_an_address_that_gloo_will_bind_is_named_with_the_hosts_that_do_not_reach_it() -> None:
+    hosts = [host("a"), host("b", **BOUND), host("c")]
+    (found,) = said("abc", hosts, ab="timeout", cb="timeout")
+    assert found.is_error
+    assert found.cause == (
+        "the processes of b bind 169.254.1.9, the first address of eth0, and a and c do not reach it; "
+        "b checked in by 192.168.7.2"
+    )
+    assert found.remedy == (
+        "remove 169.254.1.9 from eth0 of b, or add it again behind 192.168.7.2 (ip addr del, ip addr "
+        "add), or set nic: to another interface of b"
+    )
+
+
 def test_two_faults_are_two_findings() -> None:
     findings = said("abcdef", bc="timeout", ef="large")
     assert [(f.code, f.host) for f in findings] == [("PORT005", "c"), ("LINK001", "f")]
