@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import glob
 import os
+import re
 import secrets
 import threading
 import time
@@ -29,6 +30,8 @@ from train.supervisor.words import MASTER_PORT
 EXIT_USAGE = 2  # argparse's, click's and many others'
 # How often a process looks whether it is to stop.
 _LOOK_S = 0.5
+# Directories of the launcher in the checkpoint directory.
+_LAUNCHERS = re.compile(r"bundles|bundle-.*|heartbeats|logs|nodes|script|torn")
 
 
 class Runner(ABC):
@@ -89,7 +92,8 @@ class Runner(ABC):
             os.makedirs(self._store, exist_ok=True)
             os.environ["DDPGEN_CHECKPOINT_DIR"] = self._store
         for place in self._torn() if self._is_local_0 else ():
-            _set_aside(place)
+            if not self._holds_a_job(place):
+                _set_aside(place)
         if self._speaks:
             say_restart(f": {self._crash_before}" if self._crash_before else "")
         return self._run()
@@ -124,10 +128,31 @@ class Runner(ABC):
     def _torn(self) -> Iterator[str]:
         """Checkpoint directories whose saving was cut off."""
         for guard in self._options.guard:
-            pattern, last = os.path.split(os.path.expanduser(guard))
-            for place in filter(os.path.isdir, glob.glob(pattern)):
-                if not glob.glob(os.path.join(glob.escape(place), last)):
-                    yield os.path.abspath(place)
+            pattern, last = os.path.split(guard)
+            for place in map(os.path.abspath, filter(os.path.isdir, glob.glob(pattern))):
+                if glob.glob(os.path.join(glob.escape(place), last)):
+                    continue
+                if self._is_of_the_script(place):
+                    yield place
+                else:
+                    say(
+                        f"{place} has no {last} and stays where it is, because it is no checkpoint in the "
+                        "working directory; name only those in train.guard"
+                    )
+
+    def _is_of_the_script(self, place: str) -> bool:
+        """Whether `place` lies in the working directory, or in the checkpoint directory and is not the launcher's."""
+        roots = (Path.cwd(), self._whole, Path(self._store or self._whole))
+        real = Path(os.path.realpath(place))
+        inside = any(Path(os.path.realpath(root)) in real.parents for root in roots)
+        is_launchers = _LAUNCHERS.fullmatch(real.name) and real.parent.samefile(self._whole)
+        return inside and not is_launchers and not self._holds_a_job(place)
+
+    def _holds_a_job(self, place: str) -> bool:
+        """Whether a job runs in `place`: this one, or another that has its lock there."""
+        real = Path(os.path.realpath(place))
+        own = [Path(os.path.realpath(root)) for root in (Path.cwd(), self._whole)]
+        return any(real in (root, *root.parents) for root in own) or read_lock(real) is not None
 
     def _all_arguments(self) -> list[str]:
         """With what the spec adds where there is something to go on from."""

@@ -95,12 +95,18 @@ class Environment:
     packages: str = setting(Choice("installed", "locked"), "installed")
 
 
+# A path with `..` in it.
+_UPWARDS = r"([^\0]*/)?\.\.(/|$)"
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Resume:
     """How a user's script goes on from its own checkpoints."""
 
     begin: str = setting(Choice("auto", "scratch", "by-itself"), "auto")
-    exists: tuple[str, ...] = setting(Texts(Text(wants="a path or a pattern like ckpt-*.pt")), ())
+    exists: tuple[str, ...] = setting(
+        Texts(Text(rf"(?!{_UPWARDS})[^\0]+", "a path or a pattern like ckpt-*.pt, without ..")), ()
+    )
     args: tuple[str, ...] = setting(Texts(Text(wants="an argument")), ())
 
 
@@ -192,7 +198,13 @@ class Train:
     workdir: str | None = setting(Text(wants="a path"), None)
     resume: Resume = setting(Group(Resume, shorthand="begin"), Resume)
     guard: tuple[str, ...] = setting(
-        Texts(Text(r"[^\0]*[^\0/]/[^\0/]+", "DIRECTORY/FILE, like ckpt-*/DONE")), ()
+        Texts(
+            Text(
+                rf"(?![/~]|{_UPWARDS})[^\0]*[^\0/]/[^\0/]+",
+                "DIRECTORY/FILE in the working directory or {checkpoint_dir}, like ckpt-*/DONE",
+            )
+        ),
+        (),
     )
     stop: Stop = setting(Group(Stop, shorthand="signal"), Stop)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.own_script import Job, wait_for_line
+from train.lock import claim
 
 GONE_S = 20.0
 LOOP = "echo $$; while :; do sleep 0.05; done"
@@ -85,6 +86,29 @@ def test_what_its_guard_does_not_show_to_be_whole_is_moved_away(job: Job) -> Non
     torn = job.directory / "torn"
     assert sorted(os.listdir(torn)) == ["ckpt-2", "ckpt-[3]"]
     assert f"the saving of {work}/ckpt-2 was cut off; it is now {torn}/ckpt-2" in said
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stays"),
+    [
+        ("../../*/DONE", "checkpoints"),  # this job's own
+        ("../*/DONE", "checkpoints/logs"),
+        ("{home}/*/DONE", "precious"),
+        ("*/DONE", "checkpoints/work/other"),
+        ("{home}/checkpoints/*/DONE", "checkpoints/work"),
+    ],
+)
+def test_a_guard_moves_only_what_is_the_scripts(job: Job, pattern: str, stays: str) -> None:
+    for name in ("precious", "checkpoints/logs", "checkpoints/step-1", "checkpoints/work/other"):
+        (job.home / name).mkdir(parents=True)
+    claim(job.work / "other", "other", os.getpid())  # a job lives there
+    process = job.program("exit 0", f"--guard={pattern.format(home=job.home)}")
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, job.status) == (0, job.says("done"))
+    assert f"{job.home / stays} has no DONE and stays where it is" in said
+    assert (job.home / stays).is_dir()
+    torn = [path.name for path in job.home.rglob("torn/*")]
+    assert torn == (["step-1"] if "step-1" not in os.listdir(job.directory) else [])
 
 
 @pytest.mark.parametrize("signum", ["", "USR1"])
