@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from tests.train import odd_models
 from tests.train.workers import Run, run
 from train import rng
 from train.data import BatchPlan, SampleOrder
+from train.parallel.buffers import Buffers
 
 MODELS = Path(__file__).with_name("odd_models.py")
 
@@ -92,6 +96,31 @@ def test_buffers_of_all_kinds_have_the_same_bits_on_any_number_of_processes(tmp_
         together = trained(tmp_path, "mixed_buffers", processes, *size)
         assert set(together.codes) == {0}, together.output
         assert_same_bits(together.tensors(), alone.tensors())
+
+
+def test_many_buffers_cost_no_more_than_a_look_at_each() -> None:
+    """3000 buffers took 0.14 s a micro-batch when each was looked for in a list of them all."""
+    model = torch.nn.Sequential(*(torch.nn.BatchNorm1d(1) for _ in range(1000)))
+    buffers = Buffers(model, Alone(), range(4), 4)
+    times = []
+    for _ in range(2):
+        buffers.begin()
+        for v in range(4):
+            buffers.restore()
+            model(torch.ones(2, 1))
+            began = time.perf_counter()
+            buffers._newly_changed()
+            times.append(time.perf_counter() - began)
+            buffers.take(v == 3)
+        buffers.combine(buffers.changed())
+    assert min(times[4:]) < 0.05
+
+
+class Alone:
+    """Reduces for one process."""
+
+    def reduce(self, rows: list[torch.Tensor], last: torch.Tensor) -> Any:
+        return SimpleNamespace(wait=lambda: torch.stack(rows).sum(0))
 
 
 @pytest.mark.parametrize("reduction", ["tree", "allreduce"])

@@ -8,7 +8,7 @@ but for one fact: its kernels write to buffers without torch counting the write.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -34,7 +34,9 @@ class Buffers:
         self._live = [_get(module, name) for module, name in self._places]
         self._start = [buffer.clone() for buffer in self._live]
         self._versions = [buffer._version for buffer in self._live]
-        self._known: list[int] = []
+        self._known: dict[
+            int, None
+        ] = {}  # in order, and asked for each buffer in every micro-batch
         self._new: set[int] = set()
         self._known_sums, self._new_sums = LocalSums(mine, leaves), LocalSums(mine, leaves)
         self._last_new: list[torch.Tensor | None] = []
@@ -90,7 +92,7 @@ class Buffers:
             self._check_new(new)
             total = self._sum(self._new_sums, new, [self._last(i) for i in new])
             self._apply(new, total.wait())
-            self._known = sorted((*self._known, *new))
+            self._known = dict.fromkeys(sorted((*self._known, *new)))
         for i in self._known:
             self._put_back(i)
         self._steps += 1
@@ -145,7 +147,7 @@ class Buffers:
         module, name = self._places[i]
         return f"{name!r} of {type(module).__name__}"
 
-    def _change(self, which: list[int]) -> torch.Tensor:
+    def _change(self, which: Collection[int]) -> torch.Tensor:
         """What these buffers have changed by, flat, in double precision: integers stay exact."""
         if not which:
             return torch.zeros(0, dtype=torch.float64)
@@ -157,7 +159,7 @@ class Buffers:
         rows = [flatten(row, last) for row in sums.finish(pick, last)]
         return self._reducer.reduce(rows, rows[-1])
 
-    def _apply(self, which: list[int], total: torch.Tensor) -> None:
+    def _apply(self, which: Collection[int], total: torch.Tensor) -> None:
         """Move the start values on by the summed changes."""
         sizes = [self._start[i].numel() for i in which]
         for i, change in zip(which, total.split(sizes), strict=True):
