@@ -19,7 +19,9 @@ def say(message: str, rank: int | None = None) -> None:
     """One line on standard error, with the rank in front where it matters which one prints it."""
     _end_live_line()
     rank_of = "" if rank is None else f" rank {rank}"
-    _print(sys.stderr, f"ddpgen{_where()}{rank_of}: {message}\n")
+    # An exception's text may have colours in it, or move the cursor.
+    text = "\n".join(plain(line, len(line)) for line in message.split("\n"))
+    _print(sys.stderr, f"ddpgen{_where()}{rank_of}: {text}\n")
 
 
 def plain(text: str, most: int = 2000) -> str:

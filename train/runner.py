@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from train.console import say, say_restart
 from train.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
@@ -32,6 +33,13 @@ EXIT_USAGE = 2  # argparse's, click's and many others'
 _LOOK_S = 0.5
 # Directories of the launcher in the checkpoint directory.
 _LAUNCHERS = re.compile(r"bundles|bundle-.*|heartbeats|logs|nodes|script|torn")
+
+
+class Crash(NamedTuple):
+    """A crash that is noted in the status. `file` tells it from an earlier crash with the same words."""
+
+    why: str = ""
+    file: tuple[int, int] = (0, 0)
 
 
 class Runner(ABC):
@@ -63,7 +71,7 @@ class Runner(ABC):
         self._code = Path("code").absolute()
         self._ended = threading.Event()
         self._signalled = False
-        self._crash_before = ""
+        self._crash_before = Crash()
         self._correct = self.FIELD  # where the words are that it may refuse
 
     def run(self) -> int:
@@ -95,7 +103,7 @@ class Runner(ABC):
             if not self._holds_a_job(place):
                 _set_aside(place)
         if self._speaks:
-            say_restart(f": {self._crash_before}" if self._crash_before else "")
+            say_restart(f": {self._crash_before.why}" if self._crash_before.why else "")
         return self._run()
 
     @abstractmethod
@@ -213,10 +221,16 @@ class Runner(ABC):
         # Not 75: torchrun would start the workers again.
         return 0 if code == EXIT_STOPPED else code
 
-    def _crash_noted(self) -> str:
+    def _crash_noted(self) -> Crash:
         """The newest crash of any rank, as far as this host sees it."""
         noted = read_status(self._whole)
-        return noted.reason if noted is not None and noted.word == "running" else ""
+        if noted is None or noted.word != "running" or not noted.reason:
+            return Crash()
+        try:
+            file = os.stat(self._whole / "status")
+        except OSError:
+            return Crash()
+        return Crash(noted.reason, (file.st_mtime_ns, file.st_ino))
 
     def _note_crash(self, why: str, lost: bool = False) -> None:
         """A restart may cure it; should there be none, the status knows why. `lost`: it only follows from the end of

@@ -36,9 +36,10 @@ from train.metrics import MetricsLog
 from train.node import MOST_REASON
 from train.program import Program
 from train.runner import Runner
-from train.status import read_status
+from train.status import one_line, read_status
 
-_GPU = ("CUDA", "NVIDIA driver", "GPU", "NCCL")
+# Words in torch's errors where it finds no GPU. The last one: a build without CUDA lacks such functions.
+_GPU = ("CUDA", "NVIDIA driver", "GPU", "NCCL", "_cuda_")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -203,7 +204,9 @@ class Script(Runner):
         trace = _from_script_on(error.__traceback__)
         _print(error, trace)
         where = innermost_user_line(trace)
-        what = f"{type(error).__name__}: {error}"[:MOST_REASON] + (f" ({where})" if where else "")
+        # As it will be read again: the next start compares.
+        what = one_line(f"{type(error).__name__}: {error}", MOST_REASON)
+        what += f" ({where})" if where else ""
         became = peer_failure(error)
         self._reporter.fail(error, waited=bool(became))
         if remedy := _remedy(error, session.progress.taken):

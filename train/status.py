@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from train.console import plain
 from train.errors import TrainError
 from train.files import read_file, replace_file
 
@@ -30,8 +31,13 @@ class Status:
     @property
     def line(self) -> str:
         """`WORD ATTEMPT STEP [reason]`, as it is on file."""
-        reason = " ".join(self.reason.split())[:_MOST_REASON]
+        reason = one_line(self.reason)
         return f"{self.word} {self.attempt} {self.step} {reason}".rstrip() + "\n"
+
+
+def one_line(text: str, most: int = _MOST_REASON) -> str:
+    """`text` as a status holds it: one line, in which a terminal finds nothing to act on, such as a colour."""
+    return plain(" ".join(text.split()), most)
 
 
 def write_status(directory: Path, status: Status) -> None:

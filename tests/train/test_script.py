@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.own_script import Job, wait_for_line
+from tests.train.own_script import ROOT, Job, wait_for_line
 from train.errors import EXIT_FAILED
 from train.lock import claim
-from train.status import Status, read_status
+from train.status import Status, read_status, write_status
 
 ARGPARSE = """\
 import argparse, train_of_mine
@@ -114,6 +114,10 @@ def test_an_exception_is_noted_with_its_line_and_may_be_tried_again(job: Job) ->
             "this host offers the job no GPU: set gpus_per_node",
         ),
         (
+            "import torch\nraise AttributeError(\"module 'torch._C' has no attribute '_cuda_setDevice'\")\n",
+            "this host offers the job no GPU: set gpus_per_node",
+        ),
+        (
             'import torch\nraise RuntimeError("Distributed package doesn\'t have NCCL built in")\n',
             "this host offers the job no GPU: set gpus_per_node",
         ),
@@ -134,6 +138,18 @@ def test_the_same_crash_before_the_first_step_is_not_tried_a_third_time(job: Job
     assert job.run("raise KeyError('data')")[0] == 1
     twice = "crashed twice in the same way before its first step: KeyError: 'data'"
     assert job.status == job.says("failed", f"{twice} (loop.py:1 in <module>)")
+
+
+def test_the_same_long_or_coloured_crash_is_known_again(job: Job) -> None:
+    text = "raise RuntimeError('x' * 485 + ' \\n\\x1b[31mred, and a page more')"
+    assert job.run(text)[0] == 1
+    assert job.status.word == "running"
+    said = job.run(text)[1]
+    assert job.status.reason.startswith("crashed twice in the same way before its first step: ")
+    assert "\x1b" not in job.status.reason
+    ours = [line for line in said.split("\n") if line.startswith("ddpgen: ")]
+    assert ours
+    assert not any("\x1b" in line for line in ours)
 
 
 def test_a_script_is_done_when_no_rank_has_crashed(job: Job) -> None:
@@ -160,6 +176,26 @@ def test_who_only_loses_a_peer_does_not_hide_the_cause(job: Job) -> None:
     code, said = job.run(loses, TORCHELASTIC_RESTART_COUNT="1", TORCHELASTIC_MAX_RESTARTS="3")
     assert (code, job.status.reason[:20]) == (1, "rank 0: RuntimeError")
     assert "restart 1 of 3: a worker had failed: rank 1: ValueError: the cause\n" in said
+
+
+def test_a_cause_that_is_met_again_is_kept_in_each_restart(job: Job) -> None:
+    """It reads the same as the one before, and what follows from it does not take its place."""
+    cause = job.says("running", "rank 1: ValueError: the cause")
+    write_status(job.directory, cause)
+    again = f"""\
+import sys
+sys.path.append({str(ROOT)!r})
+from pathlib import Path
+from train.status import Status, write_status
+write_status(Path({str(job.directory)!r}), {cause!r})
+"""
+    loses = "raise RuntimeError('Connection closed by peer [127.0.0.1]')"
+    restart = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    assert job.run(again + loses, **restart)[0] == 1
+    assert job.status == cause
+    # Nor is the job done when another rank ends well.
+    assert job.run(again, **restart)[0] == 1
+    assert job.status == cause
 
 
 @pytest.mark.parametrize(
