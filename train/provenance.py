@@ -23,6 +23,9 @@ _START: dict[str, Any] = {
     "data": dict,
 }  # fmt: skip
 
+# A start knows them only some time after it has begun.
+_LATE = ("bundle", "data")
+
 Start = dict[str, Any]
 
 
@@ -96,12 +99,16 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def merged(starts: Iterable[Start]) -> list[Start]:
-    """Starts that are known from several places, each once, in the order in which they began."""
+    """Starts that are known from several places, each once, in the order in which they began.
+
+    A checkpoint may have an older entry than the manifest, so what one entry lacks comes from the other.
+    """
     found: dict[tuple[str, int], Start] = {}
     for start in starts:
         key = start["attempt"], start["generation"]
-        if key not in found or "end" in start:
-            found[key] = dict(start)
+        known = found.get(key, start)
+        late = {name: start[name] or known[name] for name in _LATE}
+        found[key] = {**(start if "end" in start else known), **late}
     return sorted(found.values(), key=lambda start: float(start["started"]))
 
 

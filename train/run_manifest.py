@@ -1,7 +1,8 @@
 """This start's entry in manifest.json, from its beginning to its end.
 
-Owns the file while a run has it, on rank 0, and what is hashed of a data file. The slow parts (packing the
-bundle, hashing data files) happen in a thread beside the training, and are there before the first checkpoint.
+Owns the file while a run has it, on rank 0, and what is hashed of a data file. A thread packs the bundle and hashes
+the data files during the training. No checkpoint and no stop waits for it longer than a few seconds: they take what is
+known, and the manifest gets the rest when it is there.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ _WHOLE_BYTES = 256 << 20
 _ALL_BYTES = 4 << 30
 _END_BYTES = 1 << 20
 _READ_BYTES = 1 << 22
+
+# A small bundle and small data files are in the first checkpoint, too, because it waits for so long after the start.
+_FIRST_S = 5.0
+# A stop may have no more than 30 s before it is killed (Slurm's KillWait, a cloud's notice).
+_END_S = 5.0
 
 
 class RunManifest:
@@ -56,22 +62,23 @@ class RunManifest:
             "environments": {**every, **environments},
             "starts": [*starts, start],
         }
-        self._known_data = starts[-1]["data"].get("files") if starts else None
+        hashed = (each["data"]["files"] for each in reversed(starts) if each["data"].get("files"))
+        self._known_data = next(hashed, None)
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()  # of `_start` and `_ended`
+        self._began, self._ended = time.monotonic(), False
         self._write()
 
     def complete_with(self, data_files: Sequence[str], data_fingerprint: str) -> None:
-        """Have the bundle kept and the data files hashed, beside the training."""
+        """Keep the bundle and hash the data files during the training. Each is on record as soon as it is known."""
 
         def work() -> None:
             try:
                 self._check()
-                name = bundle.keep(self._directory, bundle.HERE)
+                self._complete(bundle=bundle.keep(self._directory, bundle.HERE))
                 files = fingerprint(data_files, self._known_data)
                 data = {"files": files, "fingerprint": data_fingerprint}
-                self._start.update(bundle=name, data={k: v for k, v in data.items() if v})
-                self._check()
-                self._write()
+                self._complete(data={k: v for k, v in data.items() if v})
             except FencedOffError:
                 pass  # whoever writes next meets it as well
             except OSError as error:
@@ -81,28 +88,40 @@ class RunManifest:
         self._thread.start()
 
     def marker(self) -> dict[str, Any]:
-        """What goes into each checkpoint.json: about this start only. Waits for what is under way."""
+        """The part about this start only, for checkpoint.json."""
         manifest = self.whole()
-        del manifest["starts"]
-        return {**manifest, "start": self._start, "environments": self._environments}
+        (*_, start) = manifest.pop("starts")
+        return {**manifest, "start": start, "environments": self._environments}
 
     def whole(self) -> dict[str, Any]:
-        """All of it, when what is under way is done."""
-        self._wait()
-        return dict(self._manifest)
+        """A copy of all that is known. In the first seconds of a start it waits for the thread."""
+        self._wait(self._began + _FIRST_S - time.monotonic())
+        with self._lock:
+            return {**self._manifest, "starts": [dict(each) for each in self._manifest["starts"]]}
 
     def end(self, word: str, step: int, reason: str = "", **values: Any) -> None:
-        """How this start ended. Raises OSError."""
-        self._wait()
+        """Record how this start ended. Raises OSError."""
+        self._wait(_END_S)
         ending = {"ended": round(time.time(), 3), "end": word, "reason": reason, "step": step}
-        self._start = {**self._start, **ending, **values}
-        self._manifest["starts"][-1] = self._start
-        self._check()
-        self._write()
+        with self._lock:
+            self._ended = True
+            self._start.update(ending, **values)
+            self._check()
+            self._write()
 
-    def _wait(self) -> None:
+    def _complete(self, **values: Any) -> None:
+        """Add to the entry what was not known at the beginning. Raises OSError, FencedOffError."""
+        known = {name: value for name, value in values.items() if value}
+        with self._lock:
+            if not known or self._ended:
+                return  # after its end the directory may be another start's
+            self._start.update(known)
+            self._check()
+            self._write()
+
+    def _wait(self, seconds: float) -> None:
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(max(0.0, seconds))
 
     def _write(self) -> None:
         text = json.dumps(self._manifest, indent=1, sort_keys=True) + "\n"

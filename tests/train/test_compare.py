@@ -95,6 +95,10 @@ def test_data_elsewhere_is_the_same_data_and_one_byte_is_not() -> None:
     assert first == "the runs part at step 37: train.bin has another sha256"
 
 
+def test_data_that_a_start_had_no_time_to_hash_explains_nothing() -> None:
+    assert environment_differences(origin(), origin(start__data={})) == []
+
+
 def test_data_in_two_places_far_apart_is_the_same_data() -> None:
     facts = [{"size": 9, "sha256": each * 64} for each in "0f1"]
     was = origin(start__data={"files": {"/a/x/1.bin": facts[0], "/data/2.bin": facts[1]}})

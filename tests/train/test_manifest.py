@@ -11,6 +11,8 @@ import os
 import re
 import struct
 import sys
+import threading
+import time
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.workers import run
+from tests.train.workers import TIMEOUT_S, run
 from tests.train.world import in_world
 from train import bundle, run_manifest, weights
 from train.checkpoint import disk
@@ -28,7 +30,7 @@ from train.node import Node
 from train.parallel.agreement import assemble
 from train.parallel.process_group import World
 from train.provenance import merged, read_manifest
-from train.run_manifest import fingerprint
+from train.run_manifest import RunManifest, fingerprint
 
 PARTS = Path(__file__).with_name("own_parts.py")
 
@@ -149,12 +151,65 @@ def test_a_manifest_that_makes_no_sense_is_one_clear_error_and_stops_no_training
 
 
 def test_starts_known_from_several_places_are_one_each_in_their_order() -> None:
-    def start(attempt: str, started: float, **more: str) -> dict[str, Any]:
-        return {"attempt": attempt, "generation": 1, "started": started, **more}
+    def start(attempt: str, started: float, **more: Any) -> dict[str, Any]:
+        about = {"attempt": attempt, "generation": 1, "started": started}
+        return {**about, "bundle": "", "data": {}, **more}
 
     a, b, c = start("a", 1.0), start("b", 2.0), start("c", 3.0)
     ended = {**a, "end": "done"}
     assert merged([c, a, b, ended, a]) == [ended, b, c]
+    # A checkpoint was written before the data files were hashed, or a stop came before that.
+    hashed = {**a, "bundle": "0123456789ab", "data": {"fingerprint": "1"}}
+    whole = {**hashed, "end": "done"}
+    assert merged([hashed, ended]) == merged([ended, hashed]) == [whole]
+    assert merged([a, hashed]) == merged([hashed, a]) == [hashed]
+
+
+def test_nothing_waits_for_data_files_that_take_long_to_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "HERE", made_bundle(tmp_path / "bundle", a="1"))
+    monkeypatch.setattr(run_manifest, "_FIRST_S", 0.0)
+    monkeypatch.setattr(run_manifest, "_END_S", 0.0)
+    hashing = [threading.Event(), threading.Event()]
+    monkeypatch.setattr(run_manifest, "fingerprint", lambda paths, known: paths[0].wait(60) and {})
+    begun = [begun_manifest(tmp_path / name) for name in ("hashed", "too late")]
+    for manifest, event in zip(begun, hashing, strict=True):
+        manifest.complete_with([event], "points 1")  # type: ignore[list-item]
+        assert manifest.marker()["start"]["data"] == {}
+    hashing[0].set()
+    begun[0]._wait(60)
+    begun[0].end("stopped", 3)
+    begun[1].end("stopped", 3)
+    hashing[1].set()
+    begun[1]._wait(60)
+    for name, data in (("hashed", {"fingerprint": "points 1"}), ("too late", {})):
+        (start,) = read_manifest(tmp_path / name)["starts"]
+        assert (start["data"], start["end"]) == (data, "stopped")
+    assert begun[0].marker()["start"]["data"] == {"fingerprint": "points 1"}
+
+
+def begun_manifest(directory: Path) -> RunManifest:
+    directory.mkdir()
+    start = {
+        "attempt": "a", "generation": 1, "tier": "local", "started": 1.0, "from_step": 0, "last_step": 30, "bundle": "",
+        "argv": [], "settings": {}, "code": "", "world_size": 1, "shares": [1], "hosts": {}, "data": {},
+    }  # fmt: skip
+    return RunManifest(directory, lambda: None, {}, start, {}, [])
+
+
+def test_a_run_ends_while_its_data_files_are_still_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "HERE", made_bundle(tmp_path / "bundle", a="1"))
+    monkeypatch.setattr(run_manifest, "_FIRST_S", 0.5)
+    monkeypatch.setattr(run_manifest, "_END_S", 0.5)
+    monkeypatch.setattr(run_manifest, "fingerprint", lambda *_: time.sleep(2 * TIMEOUT_S))
+    done = run(tmp_path / "run", f"{PARTS}:described", 1)
+    assert done.codes == [0], done.output
+    (start,) = read_manifest(done.directory)["starts"]
+    assert (start["end"], start["step"], start["data"]) == ("done", 6, {})
+    assert bundle.archive_path(done.directory, start["bundle"]).exists()
 
 
 def test_the_kept_bundle_is_the_one_that_ran_even_if_it_was_edited(tmp_path: Path) -> None:

@@ -285,6 +285,7 @@ class Checkpointer:
         assert self._remote is not None
         remote = self._remote
         self._to_store(step, lambda: remote.push(step, self._fence.check))
+        remote.describe(self._manifest.whole())
 
     def _to_store(self, step: int, action: Callable[[], None]) -> None:
         assert self._remote is not None

@@ -93,6 +93,7 @@ class RemoteCheckpoints:
         self._bad = set[int]()  # steps in the store that are not whole
         self._segments: Segments | None = None
         self._rows: list[str] = []
+        self._described: Mapping[str, Any] | None = None
         self._said: set[str] = set()
         self.committed: int | None = None
         # The manifest of the starts before this one, if there is one.
@@ -154,20 +155,27 @@ class RemoteCheckpoints:
         self, manifest: Mapping[str, Any], step: int, may_publish: Callable[[], None]
     ) -> None:
         """Say in the store what runs, and commit what is newer here. Raises as push does."""
+        self.describe(manifest)
         try:
-            self.owner.check()
-            self._write_manifest(manifest)
             self._write_status("running", step)
         except OSError as error:
-            self._complain("manifest.json cannot be written to", error)
-        try:
-            self._keep_bundles()
-        except OSError as error:
-            self._complain("the bundle of this run cannot be kept in", error)
+            self._complain("the status of this run cannot be written to", error)
         if self.committed is not None:
             self._tidy(step)  # the start before may have died in between
         elif step and step_directory(self._directory, step).is_dir():
             self.push(step, may_publish)
+
+    def describe(self, manifest: Mapping[str, Any]) -> None:
+        """Have the store say what runs, and keep the bundle that runs, if it does not yet. Raises FencedOffError."""
+        if manifest == self._described:
+            return
+        try:
+            self.owner.check()
+            self._write_manifest(manifest)
+            self._keep_bundles()
+            self._described = manifest
+        except OSError as error:
+            self._complain("manifest.json and the bundle of this run cannot be kept in", error)
 
     def push(self, step: int, may_publish: Callable[[], None]) -> None:
         """Commit the checkpoint of `step`, which is whole here, to the store; then delete old ones.

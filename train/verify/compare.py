@@ -158,6 +158,8 @@ def _settings(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Differ
 
 def _data(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
     left, right = _mapping(was.get("data")), _mapping(now.get("data"))
+    if not left or not right:
+        return  # a start that ended before its data files were hashed
     before, after = _data_files(left), _data_files(right)
     moved = {_content(each) for each in before.values()} & {
         _content(each) for each in after.values()

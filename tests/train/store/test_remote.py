@@ -648,3 +648,20 @@ def test_a_start_that_was_replaced_by_one_that_has_ended_since_stops_writing(
         earlier.save(4)
     assert not (bucket / "owner.json").exists()
     earlier.end()
+
+
+def test_the_store_gets_the_manifest_and_the_bundle_when_more_is_known(
+    tmp_path: Path, bucket: Path
+) -> None:
+    machine = Machine(tmp_path / "a", bucket)
+    machine.begin()
+    (machine.directory / "bundles").mkdir()
+    (machine.directory / "bundles/0123456789ab.tar.gz").write_text("packed by now")
+    more = {"attempt": machine.fence.attempt, "bundle": "0123456789ab"}
+    machine.remote.describe(more)
+    assert json.loads((bucket / "manifest.json").read_text()) == {**more, "job": "gpt"}
+    assert (bucket / "bundles/0123456789ab.tar.gz").exists()
+    (bucket / "manifest.json").unlink()
+    machine.remote.describe(dict(more))
+    assert not (bucket / "manifest.json").exists(), "nothing is sent twice"
+    machine.end()
