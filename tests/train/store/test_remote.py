@@ -659,7 +659,7 @@ def test_the_store_gets_the_manifest_and_the_bundle_when_more_is_known(
     (machine.directory / "bundles/0123456789ab.tar.gz").write_text("packed by now")
     more = {"attempt": machine.fence.attempt, "bundle": "0123456789ab"}
     machine.remote.describe(more)
-    assert json.loads((bucket / "manifest.json").read_text()) == {**more, "job": "gpt"}
+    assert json.loads((bucket / "manifest.json").read_text()) == {**more, "job": "task-1"}
     assert (bucket / "bundles/0123456789ab.tar.gz").exists()
     (bucket / "manifest.json").unlink()
     machine.remote.describe(dict(more))
