@@ -5,10 +5,12 @@ Owns the archive's form and its name, `bundles/<12 hex of bundle.json's sha256>.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
 import zlib
 from pathlib import Path
@@ -16,6 +18,10 @@ from typing import Any
 
 from train.errors import TrainError
 from train.files import open_file, replace_file
+
+# A small archive may unpack to any size, and its files are held in memory.
+_MOST_BYTES = 1 << 30
+_LARGEST = _MOST_BYTES - (64 << 20)  # the archive has headers, too
 
 LISTING = "bundle.json"
 ARCHIVES = "bundles"
@@ -29,7 +35,8 @@ def archive_path(directory: Path, name: str) -> Path:
 
 
 def keep(directory: Path, bundle: Path) -> str:
-    """Have `directory` hold the bundle. Returns its name; "" where there is none. Raises OSError.
+    """Have `directory` hold the bundle. Returns its name; "" where there is none. Raises OSError, also for a bundle that
+    is too large to be read back.
 
     Files that were edited since the render are kept as they are now, under a name of their own.
     """
@@ -39,6 +46,8 @@ def keep(directory: Path, bundle: Path) -> str:
         paths = sorted(listing["files"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return ""
+    if sum(os.path.getsize(bundle / path) for path in paths if (bundle / path).exists()) > _LARGEST:
+        raise OSError(errno.EFBIG, f"the bundle has more than {_LARGEST >> 20} MiB", str(bundle))
     files = {path: found for path in paths if (found := _read(bundle / path)) is not None}
     sums = {path: hashlib.sha256(file).hexdigest() for path, (file, _) in files.items()}
     if sums != listing["files"]:
@@ -132,12 +141,15 @@ def contents(directory: Path, name: str) -> dict[str, tuple[bytes, bool]]:
 
 def _unpacked(place: Path) -> dict[str, tuple[bytes, bool]]:
     """Exactly what its own bundle.json lists, each file verified. Raises ValueError and others."""
-    with open_file(place) as packed, tarfile.open(fileobj=packed, mode="r:gz") as tar:
-        files = {
-            info.name: (file.read(), bool(info.mode & 0o100))
-            for info in tar
-            if (file := tar.extractfile(info)) is not None
-        }
+    files = {}
+    with open_file(place) as packed, gzip.GzipFile(fileobj=packed) as unzipped:
+        bounded: Any = _Bounded(unzipped)
+        with tarfile.open(fileobj=bounded, mode="r|") as tar:
+            for info in tar:
+                _check_size(info.size)
+                if (file := tar.extractfile(info) if info.isreg() else None) is None:
+                    raise ValueError(f"{info.name} is no ordinary file")
+                files[info.name] = file.read(), bool(info.mode & 0o100)
     sums = json.loads(files[LISTING][0])["files"]
     if sums.keys() | {LISTING} != files.keys():
         raise ValueError("it does not hold the files that it lists")
@@ -147,3 +159,22 @@ def _unpacked(place: Path) -> dict[str, tuple[bytes, bool]]:
         if hashlib.sha256(files[path][0]).hexdigest() != expected:
             raise ValueError(f"{path} does not match its sha256")
     return files
+
+
+class _Bounded:
+    """What an archive unpacks to, up to `_MOST_BYTES`."""
+
+    def __init__(self, unzipped: gzip.GzipFile) -> None:
+        self._unzipped, self._size = unzipped, 0
+
+    def read(self, size: int) -> bytes:
+        """Raises ValueError beyond that."""
+        content = self._unzipped.read(size)
+        self._size += len(content)
+        _check_size(self._size)
+        return content
+
+
+def _check_size(size: int) -> None:
+    if size > _MOST_BYTES:
+        raise ValueError(f"it unpacks to more than {_MOST_BYTES >> 20} MiB")

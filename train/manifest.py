@@ -16,6 +16,7 @@ import torch
 
 from train import bits
 from train.config import RunConfig
+from train.provenance import LIBRARY_FLAGS
 
 # Settings that may change between two runs of one job without changing what is computed.
 _FREE = {
@@ -23,10 +24,6 @@ _FREE = {
     "eval_every", "best_metric", "best_mode", "patience", "min_delta", "log_every", "trackers", "profile", "checkpoint_dir", "checkpoint_store", "checkpoint_every", "checkpoint_keep",
     "code_dir", "until", "accept_changes", "probe", "steps", "epochs",
 }  # fmt: skip
-_LIBRARY_FLAGS = (
-    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
-    "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
-)  # fmt: skip
 
 
 def pin(threads: int) -> None:
@@ -53,7 +50,7 @@ def facts(config: RunConfig, device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "cuda": torch.version.cuda if on_gpu else None,
         "threads": config.threads,
-        "library_flags": {name: os.environ[name] for name in _LIBRARY_FLAGS if name in os.environ},
+        "library_flags": {name: os.environ[name] for name in LIBRARY_FLAGS if name in os.environ},
         "bits": dict(bits.probe(device, config.determinism)),
     }
 

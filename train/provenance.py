@@ -6,6 +6,7 @@ Owns its schema, reading it, and how the starts of one job come together from se
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ from train.status import Status, read_status
 MANIFEST = "manifest.json"
 SCHEMA = 2
 MOST_BYTES = 1 << 28
+LIBRARY_FLAGS = (
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_CBWR", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
+"""The environment variables that are on record: they choose how libraries compute, and hold no secrets."""
+_BUNDLE = re.compile(r"([0-9a-f]{12})?")
 _START: dict[str, Any] = {
     "attempt": str, "generation": int, "tier": str, "started": (int, float), "from_step": int, "last_step": int,
     "bundle": str, "argv": list, "settings": dict, "code": str, "world_size": int, "shares": list, "hosts": dict,
@@ -85,7 +92,23 @@ def is_start(value: Any) -> bool:
         isinstance(value, dict)
         and all(isinstance(value.get(name), kind) for name, kind in _START.items())
         and all(isinstance(host, dict) for host in value["hosts"].values())
+        and all(isinstance(word, str) for word in value["argv"])
+        and _BUNDLE.fullmatch(value["bundle"]) is not None
     )
+
+
+def library_flags(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of LIBRARY_FLAGS in these facts of a host.
+
+    Any other name is left out, because the manifest may be a stranger's: PYTHONPATH, for example, would run code that
+    is not in the bundle.
+    """
+    flags = facts.get("library_flags")
+    return {
+        name: flags[name]
+        for name in LIBRARY_FLAGS
+        if isinstance(flags, dict) and isinstance(flags.get(name), str)
+    }
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -127,6 +127,28 @@ def test_a_flipped_bit_is_named_with_its_step_and_its_tensor(
     assert replayed == [f"ddpgen: replaying steps {begin} to 24 on 2 processes" for begin in begins]
 
 
+def test_a_manifest_that_was_edited_runs_no_code_from_outside_of_the_bundle(
+    killed_twice: Path, tmp_path: Path
+) -> None:
+    directory = Path(shutil.copytree(killed_twice, tmp_path / "ckpt"))
+    ran, code = tmp_path / "ran", tmp_path / "ckpt/code"
+    code.mkdir()
+    for name in ("sitecustomize.py", "mine.py"):
+        (code / name).write_text(f"open({str(ran)!r}, 'a').write({name!r})\n")
+    manifest = json.loads((directory / "manifest.json").read_text())
+    for facts in manifest["environments"].values():
+        facts["library_flags"] = {"PYTHONPATH": str(code)}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    found = ddpgen("verify", directory, "--procs", "2")
+    assert found.returncode == 0, found.stderr
+    manifest["starts"][-1]["argv"].append("--workload=../../../ckpt/code/mine.py:build")
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    found = ddpgen("verify", directory, "--procs", "2")
+    assert found.returncode == 69, found.stderr
+    assert "which lies outside of the bundle" in found.stderr
+    assert not ran.exists(), ran.read_text()
+
+
 @pytest.mark.nightly
 def test_it_does_not_cross_the_step_at_which_the_settings_were_changed(tmp_path: Path) -> None:
     train = {"workload": "toy", "steps": 20, "global_batch_size": 8, "micro_batch_size": 2}

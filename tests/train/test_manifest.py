@@ -6,13 +6,16 @@ import dataclasses
 import gzip
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import re
 import struct
 import sys
+import tarfile
 import threading
 import time
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -266,6 +269,35 @@ def test_an_archive_that_is_not_whole_or_reaches_out_is_refused(tmp_path: Path) 
     (tmp_path / "outside").write_text("1")
     listing = made_bundle(source, **{"a": "1", "../outside": "1"})
     assert "../outside leads out of it" in refusal(None, bundle.keep(tmp_path, listing))
+
+
+@pytest.mark.parametrize("where", ["file", "header", "many"])
+def test_a_small_archive_that_unpacks_to_a_large_one_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(bundle, "_MOST_BYTES", 1 << 20)
+    (tmp_path / "bundles").mkdir()
+    zeros = "\0" * (64 << 20)
+    with tarfile.open(tmp_path / "bundles/0123456789ab.tar.gz", "w:gz") as tar:
+        for n in range(2000 if where == "many" else 1):
+            info = tarfile.TarInfo(f"code/{n}")
+            info.size = len(zeros) if where == "file" else 1000
+            info.pax_headers = {"comment": zeros} if where == "header" else {}
+            tar.addfile(info, io.BytesIO(bytes(info.size)))
+    tracemalloc.start()
+    with pytest.raises(TrainError, match=r"is damaged \(it unpacks to more than 1 MiB\)"):
+        bundle.contents(tmp_path, "0123456789ab")
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+
+
+def test_a_bundle_that_could_not_be_read_back_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "_LARGEST", 9)
+    with pytest.raises(OSError, match="the bundle has more than 0 MiB"):
+        bundle.keep(tmp_path, made_bundle(tmp_path / "bundle", a="12345", b="67890"))
+    assert bundle.keep(tmp_path, made_bundle(tmp_path / "bundle", a="12345"))
 
 
 class Watched:

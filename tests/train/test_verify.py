@@ -15,11 +15,12 @@ import pytest
 from train import bundle
 from train.config import Period, parse
 from train.errors import Refusal, TrainError
+from train.provenance import library_flags
 from train.verify import command, record
 from train.verify.compare import Difference, Rank
 from train.verify.record import Part
 from train.verify.replay import replayed
-from train.verify.workplace import processes_that_fit
+from train.verify.workplace import check_workload, copy_checkpoint, processes_that_fit
 
 SETTINGS = {"lr": 0.1, "global_batch_size": 8, "micro_batch_size": 2, "threads": 1, "reduction": "tree"}  # fmt: skip
 
@@ -150,6 +151,64 @@ def test_a_replay_computes_what_the_run_did_and_tells_nobody() -> None:
     best = parse([*argv, "--best-metric=loss"])
     # A checkpoint remembers the best one.
     assert replayed(best, "/again", (10, 15, 20), "gloo").eval_every == 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "is_inside"),
+    [
+        (["--workload=gpt"], True),
+        (["--workload=m.py:build"], True),
+        (["--workload", "models/../m.py:build"], True),
+        (["--workload=..m.py:build"], True),
+        (["--workload=../../x.py:build"], False),
+        (["--workload=m.py:build", "--workload", "models/../../x.py:build"], False),
+        (["--workload=/tmp/x.py:build"], False),
+    ],
+)
+def test_a_replay_runs_no_code_from_outside_of_the_bundle(argv: list[str], is_inside: bool) -> None:
+    if is_inside:
+        check_workload(argv)
+        return
+    with pytest.raises(TrainError, match="which lies outside of the bundle"):
+        check_workload(argv)
+
+
+def test_only_the_variables_that_a_run_records_reach_a_replay() -> None:
+    flags = {
+        "MKL_CBWR": "AVX2",
+        "PYTHONPATH": "../x",
+        "LD_PRELOAD": "x.so",
+        "NVIDIA_TF32_OVERRIDE": 0,
+    }
+    assert library_flags({"library_flags": flags}) == {"MKL_CBWR": "AVX2"}
+    assert library_flags({"library_flags": ["MKL_CBWR"]}) == library_flags({}) == {}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"bundle": "../../elsewhere"}, {"bundle": "0123456789abc"}, {"argv": [["--steps=1"]]}],
+)
+def test_a_start_that_no_run_writes_is_a_damaged_manifest(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    with pytest.raises(TrainError, match="is damaged: starts"):
+        record.read(run(tmp_path, start("a", 0, **changed)))
+
+
+def test_a_copied_checkpoint_has_the_files_that_it_lists_and_follows_no_link(
+    tmp_path: Path,
+) -> None:
+    kept, elsewhere = tmp_path / "step-000000010", tmp_path / "elsewhere"
+    kept.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "large").write_text("not ours")
+    (kept / "model.pt").write_text("model")
+    (kept / "checkpoint.json").write_text(json.dumps({"step": 10, "files": {"model.pt": {}}}))
+    (kept / "linked").symlink_to(elsewhere)
+    copy_checkpoint(kept, tmp_path / "copy")
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == [
+        "checkpoint.json", "model.pt",
+    ]  # fmt: skip
 
 
 def test_the_processes_are_what_fits_or_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from train.console import say
 from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal, TrainError
 from train.layout import MARKER, step_directory
-from train.provenance import Start, read_manifest
+from train.provenance import Start, library_flags, read_manifest
 from train.verify import compare, record
 from train.verify.compare import Difference, Origin, Rank
 from train.verify.record import Part, Record
@@ -207,7 +207,7 @@ def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Resu
     if on_gpu and procs is None:
         procs = torch.cuda.device_count() or None
     procs = processes_that_fit(start["settings"], start["world_size"], procs)
-    flags = facts[0].get("library_flags", {}) if facts else {}
+    flags = library_flags(facts[0]) if facts else {}
     replay = Replay(found.directory, place, start, on_gpu, procs)
     if part.begin:
         replay.begin_at(step_directory(found.directory, part.begin))

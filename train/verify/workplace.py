@@ -6,6 +6,7 @@ The run's directory is only read.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -21,9 +22,10 @@ from typing import Any
 
 from train import bundle
 from train.errors import EXIT_STOPPED, EXIT_USAGE, Refusal, TrainError
+from train.files import read_file
 from train.layout import MARKER, step_directory
 from train.processes import die_with_parent
-from train.provenance import Start
+from train.provenance import MANIFEST, MOST_BYTES, Start
 from train.status import read_status
 
 LOCK = "environment.lock"
@@ -84,6 +86,7 @@ class Replay:
         self, directory: Path, place: Path, start: Start, on_gpu: bool, procs: int
     ) -> None:
         """Unpack its bundle. Raises TrainError, OSError."""
+        check_workload(start["argv"])
         self._start, self._procs = start, procs
         self._bundle = unpack(directory, start, place)
         self.directory = place / CHECKPOINTS / directory.name
@@ -93,7 +96,7 @@ class Replay:
 
     def begin_at(self, checkpoint: Path) -> None:
         """Begin with a copy of this checkpoint, so that the run's own is only read. Raises OSError."""
-        shutil.copytree(checkpoint, self.directory / checkpoint.name)
+        copy_checkpoint(checkpoint, self.directory / checkpoint.name)
 
     def run(
         self, points: Sequence[int], flags: Mapping[str, str], on_line: Callable[[str], None]
@@ -163,6 +166,30 @@ class Replay:
         listing: Any = json.loads((self._bundle / bundle.LISTING).read_text("utf-8"))
         spec = listing.get("spec", {}).get(self._start["tier"], {})
         return {str(name): str(value) for name, value in spec.get("env", {}).items()}
+
+
+def check_workload(argv: Sequence[str]) -> None:
+    """Raise TrainError when these arguments of a run name a file that is not in its bundle.
+
+    The manifest may be a stranger's, and whoever has read the bundle has read all code that runs.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--workload", nargs="?")
+    workload = parser.parse_known_args(argv)[0].workload or ""
+    path = os.path.normpath(workload.rpartition(":")[0])
+    if os.path.isabs(path) or path.split(os.sep)[0] == os.pardir:
+        raise TrainError(
+            f"{MANIFEST} names the workload {workload}, which lies outside of the bundle, and a replay runs the code of the "
+            f"bundle only; get {MANIFEST} once more from where the run was made"
+        )
+
+
+def copy_checkpoint(checkpoint: Path, target: Path) -> None:
+    """Copy the files that the checkpoint lists, and nothing else that lies or is linked there. Raises OSError."""
+    listed = json.loads(read_file(checkpoint / MARKER, MOST_BYTES))["files"]
+    target.mkdir()
+    for name in (*listed, MARKER):
+        shutil.copyfile(checkpoint / name, target / name)
 
 
 def processes_that_fit(settings: Mapping[str, Any], world_size: int, wanted: int | None) -> int:
