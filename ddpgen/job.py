@@ -142,31 +142,64 @@ def write_bundle(
 
     rendered = artefacts(readings, tiers, how.templates)
     directory = output_directory(readings, how)
-    job = readings[tiers[0]].job
-    kept = directory.parent / (job.checkpoint.path or "checkpoints")
-    _refuse_checkpoints_inside(directory, readings[tiers[0]])
+    jobs = [readings[tier].job for tier in tiers]
+    for tier in tiers:
+        _refuse_checkpoints_inside(directory, readings[tier])
     write.refuse_inside_another(directory)
-    ours = [directory, kept, directory.parent / ".submitted"]
+    checkpoints = {job.checkpoint.path or "checkpoints" for job in jobs}
+    ours = [directory, directory.parent / ".submitted"]
+    ours += [directory.parent / path for path in sorted(checkpoints)]
     if how.output is None:
         # Of what was launched; elsewhere a directory of this name may be the user's.
         ours.append(directory.parent / "logs")
-    sources = code.gather(job, home, tuple(ours), how.limit_mib)
+    sources = _gathered([readings[tier] for tier in tiers], home, ours)
+    code.refuse_too_much(sources, how.limit_mib)
     items = [
         *(write.Item(a.path, a.text.encode(), executable=a.executable) for a in rendered),
         *write.copied_tree(resource("train"), "train"),
         *(write.Item(name, file=file) for name, file in sources.items()),
     ]
-    if any(readings[tier].job.locked for tier in tiers):
+    if any(job.locked for job in jobs):
         items.append(write.Item(supervise.LOCK, file=lock.place(readings[tiers[0]].filename)))
     facts = {
         "ddpgen": __version__,
-        "name": job.name,
+        "name": jobs[0].name,
         "schema": write.SCHEMA,
-        "source": source.describe(home, job.code, sources),
+        "source": source.describe(home, [path for job in jobs for path in job.code], sources),
         "spec": {tier: plain(readings[tier].job) for tier in tiers},
         "targets": list(tiers),
     }
     return rendered, write.write(directory, items, facts, how.force)
+
+
+def _gathered(readings: Sequence[Reading], home: Path, avoid: Sequence[Path]) -> dict[str, Path]:
+    """The code of all these tiers, which one bundle holds in one directory.
+
+    Raises SpecInvalidError if two tiers have other files of the same name.
+    """
+    gathered: dict[str, Path] = {}
+    owners: dict[str, Reading] = {}
+    for reading in readings:
+        if reading.job.code in (owner.job.code for owner in owners.values()):
+            continue
+        for name, file in code.gather(reading.job.code, home, avoid).items():
+            owner = owners.setdefault(name, reading)
+            if gathered.setdefault(name, file).resolve() != file.resolve():
+                what = (
+                    f"{name} of the bundle would be {_below(file, home)} for {reading.tier}, and "
+                    f"{_below(gathered[name], home)} for {owner.tier}"
+                )
+                remedy = (
+                    "rename one, or render each of these tiers into a bundle of its own: "
+                    f"--target {reading.tier} -o DIR"
+                )
+                conflict = Conflict(("code",), what, remedy)
+                raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
+    return gathered
+
+
+def _below(file: Path, home: Path) -> str:
+    return os.path.relpath(file, home.resolve())
 
 
 def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ddpgen.bundle.write import listing
@@ -16,6 +16,7 @@ from ddpgen.errors import FileTroubleError
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 
+DIRECTORY = "code"  # in the bundle
 IGNORE_FILE = ".ddpgenignore"
 EXCLUDED = [
     ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", "node_modules", "__pycache__", "*.pyc", "*.pyo",
@@ -68,15 +69,15 @@ def _check_path(path: str, home: Path) -> Iterator[Conflict]:
         yield Conflict(("code",), what, remedy)
 
 
-def gather(job: JobSpec, home: Path, avoid: tuple[Path, ...], limit_mib: int) -> dict[str, Path]:
-    """The files of `code` by their path in the bundle.
+def gather(code: Sequence[str], home: Path, avoid: Sequence[Path]) -> dict[str, Path]:
+    """The files of a spec's `code` by their path in the bundle.
 
     `avoid` are places never to be copied: the bundle itself, the checkpoints. Raises
-    FileTroubleError for what cannot be copied, or is more than the limit.
+    FileTroubleError for what cannot be copied.
     """
     found: dict[str, Path] = {}
     walk = _Walk(home.resolve(), tuple(path.resolve() for path in avoid))
-    for path in job.code:
+    for path in code:
         for name, file in walk.files(home / path):
             if not name.isascii() and os.fsencode(name) != name.encode("utf-8", "replace"):
                 raise FileTroubleError(
@@ -86,16 +87,18 @@ def gather(job: JobSpec, home: Path, avoid: tuple[Path, ...], limit_mib: int) ->
                 message = f"{found[name]} and {file} would both become code/{name}; rename one"
                 raise FileTroubleError(message)
             found[name] = file
-    _refuse_too_much(found, limit_mib)
-    return {f"code/{name}": file for name, file in found.items()}
+    return {f"{DIRECTORY}/{name}": file for name, file in found.items()}
 
 
-def _refuse_too_much(found: dict[str, Path], limit_mib: int) -> None:
-    sizes = {name: _size(file) for name, file in found.items()}
+def refuse_too_much(files: Mapping[str, Path], limit_mib: int) -> None:
+    """Raise FileTroubleError if these files have more than `limit_mib`, or one cannot be read."""
+    sizes = {name: _size(file) for name, file in files.items()}
     total = sum(sizes.values())
     if total > limit_mib << 20:
         largest = sorted(sizes.items(), key=lambda item: -item[1])[:3]
-        names = ", ".join(f"{name} ({size >> 20} MiB)" for name, size in largest)
+        names = ", ".join(
+            f"{name.removeprefix(f'{DIRECTORY}/')} ({size >> 20} MiB)" for name, size in largest
+        )
         raise FileTroubleError(
             f"code has {total >> 20} MiB, more than {limit_mib}; the largest are {names}. List "
             f"what the job does not need in {IGNORE_FILE}, or raise --max-code-mib"

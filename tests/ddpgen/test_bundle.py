@@ -189,6 +189,13 @@ def test_checkpoints_inside_the_bundle_are_refused(
     assert "is inside the bundle, which is replaced when it is rendered; name a" in refused.err
 
 
+def test_checkpoints_of_any_tier_inside_the_bundle_are_refused(run: Run, spec: Spec) -> None:
+    text = GPT + "targets: {local: {}, slurm: {checkpoint: {dir: gpt/checkpoints}}}\n"
+    refused = run("render", spec(text), "--target", "all")
+    assert refused.code == 65
+    assert "job.yaml:8:48: targets.slurm.checkpoint.dir: " in refused.err
+
+
 @pytest.mark.parametrize(
     ("call", "code", "said"),
     [
@@ -458,6 +465,50 @@ def test_two_files_of_one_name_are_refused(render: Render, src: Path, tmp_path: 
     refused = render(MODEL.replace("code: src", "code: [src, other]"))
     assert refused.code == 74
     assert "would both become code/my_model.py; rename one" in refused.err
+
+
+def write_files(where: Path, *names: str) -> None:
+    for name in names:
+        (where / name).parent.mkdir(parents=True, exist_ok=True)
+        (where / name).write_text(name)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "files"),
+    [
+        ("[]", "[a]", ["t.py"]),
+        ("[a]", "[]", ["t.py"]),
+        ("[a]", "[b]", ["t.py", "u.py"]),
+        ("[a]", "[./a, b]", ["t.py", "u.py"]),
+    ],
+)
+def test_a_bundle_for_several_tiers_has_the_code_of_each(
+    run: Run, spec: Spec, tmp_path: Path, first: str, second: str, files: list[str]
+) -> None:
+    write_files(tmp_path, "a/t.py", "b/u.py")
+    job = spec(GPT + f"code: {first}\ntargets: {{local: , slurm: {{code: {second}}}}}\n")
+    assert run("render", job, "--target", "all").code == 0
+    assert code_of(tmp_path / "build" / "gpt") == files
+
+
+def test_tiers_that_disagree_on_a_file_of_the_bundle_are_refused(
+    run: Run, spec: Spec, tmp_path: Path
+) -> None:
+    write_files(tmp_path, "a/t.py", "b/t.py")
+    spec(GPT + "code: a\ntargets: {local: , slurm: {code: b}}\n")
+    refused = run("render", "job.yaml", "--target", "all")
+    assert refused == (
+        65,
+        "",
+        (
+            "job.yaml:9:34: targets.slurm.code: code/t.py of the bundle would be b/t.py for slurm, and "
+            "a/t.py for local; rename one, or render each of these tiers into a bundle of its own: "
+            "--target slurm -o DIR\n"
+        ),
+    )
+    assert not (tmp_path / "build").exists()
+    assert run("render", "job.yaml", "--target", "slurm").code == 0
+    assert (tmp_path / "build" / "gpt" / "code" / "t.py").read_text() == "b/t.py"
 
 
 @pytest.mark.parametrize(
