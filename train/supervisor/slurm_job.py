@@ -20,6 +20,23 @@ from train.console import say
 # The answer may come as late as Slurm's own MessageTimeout, some times over.
 _ANSWER_S = 60.0
 _FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z]*)=(\S*)")
+# srun's inputs, without SLURM_ (srun(1), "Input environment variables", of 22.05 to 24.11). sbatch hands on those
+# that it inherits: of the allocation in which it was called, or a user's tastes.
+_SRUN_INPUTS = (
+    "ACCOUNT ACCTG_FREQ ARBITRARY_NODELIST BCAST BCAST_EXCLUDE BURST_BUFFER CLUSTERS CLUSTER_CONSTRAINT COMPRESS "
+    "CONSTRAINT CONTAINER CONTAINER_ID CORE_SPEC CPUS_PER_GPU CPUS_PER_TASK CPU_BIND CPU_BIND_LIST CPU_BIND_TYPE "
+    "CPU_BIND_VERBOSE CPU_FREQ_REQ DEBUG DELAY_BOOT DEPENDENCY DISABLE_STATUS DISTRIBUTION DIST_PLANESIZE EPILOG "
+    "EXACT EXCLUSIVE EXIT_ERROR EXIT_IMMEDIATE EXPORT_ENV GPUS GPUS_PER_NODE GPUS_PER_SOCKET GPUS_PER_TASK GPU_BIND "
+    "GPU_FREQ GRES GRES_FLAGS HINT HOSTFILE IMMEDIATE KILL_BAD_EXIT LABELIO MEM_BIND MEM_BIND_LIST MEM_BIND_PREFER "
+    "MEM_BIND_SORT MEM_BIND_TYPE MEM_BIND_VERBOSE MEM_PER_CPU MEM_PER_GPU MEM_PER_NODE MPI_TYPE NCORES_PER_SOCKET "
+    "NETWORK NO_KILL NPROCS NSOCKETS_PER_NODE NTASKS NTASKS_PER_CORE NTASKS_PER_GPU NTASKS_PER_NODE "
+    "NTASKS_PER_SOCKET NTASKS_PER_TRES OPEN_MODE OVERCOMMIT OVERLAP PARTITION POWER PROFILE PROLOG QOS REMOTE_CWD "
+    "REQ_SWITCH RESERVATION RESV_PORTS SEND_LIBS SIGNAL SPREAD_JOB SRUN_REDUCE_TASK_EXIT_MSG STDERRMODE STDINMODE "
+    "STDOUTMODE STEP_GRES STEP_KILLED_MSG_NODE_ID TASK_EPILOG TASK_PROLOG TEST_EXEC THREADS THREADS_PER_CORE "
+    "THREAD_SPEC TIMELIMIT TIME_FORMAT TREE_WIDTH TRES_BIND TRES_PER_TASK UMASK UNBUFFEREDIO USE_MIN_NODES WAIT "
+    "WAIT4SWITCH WCKEY WORKING_DIR"
+)
+_NOT_FOR_SRUN = frozenset(f"SLURM_{name}" for name in _SRUN_INPUTS.split())
 # squeue's states of a job that does not come back.
 _OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
 
@@ -172,10 +189,13 @@ def ask(*words: str) -> tuple[int, str, str]:
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Without the user's own output formats, and with srun passing all variables on."""
-    dropped = ("SLURM_TIME_FORMAT", "SLURM_EXPORT_ENV")
+    """The environment for Slurm's commands, in which no variable changes what they do or print.
+
+    srun needs no input: where it asks for nothing, the controller gives the step all memory and GPUs of the job. The
+    job's number, nodes and array index stay, and so do a site's own variables (SLURM_TMPDIR).
+    """
     return {
         name: value
         for name, value in inherited.items()
-        if not name.startswith("SQUEUE_") and name not in dropped
+        if not name.startswith(("SQUEUE_", "SRUN_", "SLURMD_DEBUG")) and name not in _NOT_FOR_SRUN
     }

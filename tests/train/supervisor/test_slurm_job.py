@@ -132,9 +132,22 @@ def test_the_state_of_another_job(command: Path, capsys: pytest.CaptureFixture[s
     assert controller.state_of("5") is None
 
 
-def test_the_users_own_tastes_are_left_out() -> None:
-    dropped = dict.fromkeys(("SQUEUE_FORMAT", "SLURM_TIME_FORMAT", "SLURM_EXPORT_ENV"), "x")
-    assert environment({**dropped, "A": "b"}) == {"A": "b"}
+def test_srun_takes_nothing_from_an_allocation_around_sbatch_or_from_the_users_tastes() -> None:
+    outer = (
+        "SLURM_MEM_PER_CPU SLURM_MEM_PER_NODE SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_GPUS_PER_SOCKET SLURM_TRES_PER_TASK "
+        "SLURM_NTASKS SLURM_DISTRIBUTION SLURM_EXCLUSIVE SLURM_CPU_BIND SLURM_CPU_BIND_LIST"
+    )
+    tastes = (
+        "SQUEUE_FORMAT SLURM_TIME_FORMAT SLURM_EXPORT_ENV SRUN_EXPORT_ENV SRUN_CPUS_PER_TASK SLURM_TIMELIMIT "
+        "SLURM_STDOUTMODE SLURM_LABELIO SLURMD_DEBUG SLURM_CLUSTERS"
+    )
+    # What says which job this is, and what a site or the user's code has set.
+    kept_names = (
+        "A SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_JOB_NODELIST SLURM_ARRAY_TASK_ID SLURM_CONF SLURMD_NODENAME "
+        "SLURM_RESTART_COUNT SLURM_TMPDIR CUDA_VISIBLE_DEVICES"
+    )
+    kept = dict.fromkeys(kept_names.split(), "x")
+    assert environment({**kept, **dict.fromkeys(f"{outer} {tastes}".split(), "y")}) == kept
 
 
 @pytest.mark.parametrize(
