@@ -52,8 +52,10 @@ class StopRequest:
         self.by_file = False
         self.by_signal = False
         self._ended = threading.Event()
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup and the tier slurm ask
+            signal.signal(signal.SIGHUP, self._on_signal)
         if watches:
             if stop_file.exists():
                 self._found()

@@ -51,6 +51,16 @@ def test_a_file_that_cannot_be_read_is_the_users(tmp_path: Path) -> None:
     assert reason_in(tmp_path / "pipe") == "user", "nobody writes into it, and nobody waits"
 
 
+@pytest.mark.usefixtures("handlers")
+def test_a_hangup_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    request = StopRequest(tmp_path / "stop", watches=False)
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert request.reason == ""
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert request.reason == stop.BY_SIGNAL
+
+
 @pytest.mark.parametrize(
     ("reason", "scheduler", "obeyed"),
     [

@@ -18,8 +18,9 @@ from train.supervisor.events import Events, Signal
 # A signal that the artefact's shell has noticed before it became this process: its name.
 _NOTICED = "DDPGEN_SIGNAL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Slurm sends USR1 before a time limit; its batch script has them ignored while it becomes this process.
-_SLURMS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Slurm sends USR1, or the USR2 of a user's SBATCH_SIGNAL, before a time limit. Its batch script has them ignored
+# while it becomes this process.
+_SLURMS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Of each tier: the module here, and its adapter.
 _TIERS = {
     "local": ("local", "Local"),
@@ -35,9 +36,14 @@ def main(argv: Sequence[str]) -> int:
     # First: from here on a signal is heard, and ends nothing by itself.
     scheduled = "".join(argv[:1]).startswith("slurm")
     events = Events(_SLURMS if scheduled else _SIGNALS, even_ignored=scheduled)
+    if scheduled:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is no terminal that could close
     if noticed := os.environ.pop(_NOTICED, ""):
         events.inject(Signal(noticed))
-    return _supervise(argv, events)
+    try:
+        return _supervise(argv, events)
+    finally:
+        events.close()
 
 
 def _supervise(argv: Sequence[str], events: Events) -> int:

@@ -88,12 +88,23 @@ class Events:
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._alarms: dict[str, float] = {}
         self._pending: list[Event] = []
+        self._heard: list[signal.Signals] = []
         self._signals: dict[int, float] = {}  # when each came last
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for signum in (*signals, signal.SIGCHLD):
             heard = even_ignored or signum is signal.SIGCHLD
             if heard or signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, _noticed)
+                self._heard.append(signum)
+
+    def close(self) -> None:
+        """The process is about to end: from now on its signals change nothing.
+
+        Without this, one that comes after the wakeup descriptor was closed prints a traceback.
+        """
+        for signum in self._heard:
+            signal.signal(signum, signal.SIG_DFL if signum is signal.SIGCHLD else signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
 
     def run_in_thread(self, work: Callable[[], Any]) -> None:
         """Have `work` done beside the loop; a Result comes. It is abandoned when the process ends."""

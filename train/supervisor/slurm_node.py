@@ -27,7 +27,7 @@ class SlurmNode(Tier):
     again = AGAIN
     decides = False
     # Slurm sends its signals to every process of the step: a step and its checkpoint are finished first.
-    ignored = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    ignored = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,6 @@ class SlurmNode(Tier):
         )
         self._me = os.environ["SLURMD_NODENAME"]
         self._stops = 0
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
     def membership(self) -> Membership:
         names = os.environ["DDPGEN_ROSTER"].splitlines()

@@ -42,6 +42,18 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     assert done.stdout == "Signal(name='TERM')\n", done.stderr
 
 
+def test_a_signal_that_comes_after_the_end_changes_nothing() -> None:
+    code = (
+        "import signal, os; from train.supervisor.events import Events\n"
+        "events = Events([signal.SIGTERM, signal.SIGUSR1])\n"
+        "events.close(); del events\n"
+        "os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "raise SystemExit(3)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 @pytest.mark.parametrize(("program", "code"), [("exit 3", 3), ("kill -KILL $$", 137)])
 def test_the_end_of_a_child(events: Events, program: str, code: int) -> None:
     child = subprocess.Popen(["sh", "-c", program])
