@@ -156,7 +156,8 @@ def _meeting(job: JobSpec) -> Iterator[Word]:
     yield from _processes(job, restarts)
     if not isinstance(job, HostsJob):
         # A scheduler signals every process; torchrun would end the processes in mid-step.
-        yield "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"
+        hangup = "" if isinstance(job, SlurmJob) else "SIGHUP,"
+        yield f"--signals-to-handle=SIGINT,{hangup}SIGQUIT"
 
 
 def _elastic(job: JobSpec) -> bool:

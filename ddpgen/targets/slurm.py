@@ -6,9 +6,11 @@ and srun is ddpgen/plan/slurm.py's; Slurm itself is only met by the script.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
+from ddpgen import __version__
 from ddpgen.plan import slurm
 from ddpgen.plan.launch import checkpoint_dir, command, interpreter, values
 from ddpgen.render import Artefact, Renderer
@@ -103,13 +105,21 @@ def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
 def _values(job: SlurmJob) -> dict[str, Any]:
     least, most = job.nodes.least, int(job.nodes)
     nodes = f"{least} to {most}" if least < most else f"{most}"
-    # The copy of the bundle that every start but the first one runs.
-    array = ("-", Var("SLURM_ARRAY_TASK_ID")) if job.array is not None else ()
-    saved = Joined((*pieces(checkpoint_dir(job)), *array, "/bundle-", Var("SLURM_JOB_ID")))
+    directory = pieces(checkpoint_dir(job))
+    task = ("-", Var("SLURM_ARRAY_TASK_ID")) if job.array is not None else ()
+    # Every start but the first one runs this copy of the bundle (train/supervisor/slurm_directory.py).
+    saved = Joined((*directory, *task, "/slurm-bundle-", Var("SLURM_JOB_ID")))
+    first = re.match("[0-9]+", job.array or "")
     return {
         "directives": slurm.directives(job),
         "counted": f"{nodes} node(s), {job.procs_per_node} process(es) on each",
+        "version": __version__,
+        "check_only": f"--array={first[0]} --time=5" if first else "--time=5",
         "requeues": job.requeues,
+        "restarts": job.restarts,
+        "elastic": job.nodes.elastic,
+        "array": job.array,
+        "relative": Var("beside") in directory,
         "saved": saved,
         "batch_python": "python3" if job.environment.container else interpreter(job),
         "setup": job.setup,

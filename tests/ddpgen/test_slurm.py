@@ -205,7 +205,7 @@ def test_what_equals_the_runtimes_default_is_left_out() -> None:
         "torchrun", "--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint={head}:{port}",
         "--rdzv-id={launch}", "--rdzv-conf=is_host={is_head},join_timeout=120",
         "--local-addr={address}", "--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.1",
-        "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT", "--",
+        "--signals-to-handle=SIGINT,SIGQUIT", "--",
         "run", "--workload=gpt", "--steps=300", "--global-batch-size=16", "--micro-batch-size=1",
         "--backend=gloo", "--world-size={world_size}", "--checkpoint-dir={checkpoint_dir}",
     ]  # fmt: skip

@@ -21,7 +21,7 @@ PYTHON = """\
 #!/usr/bin/env -S python3 -S
 import json, os, signal, sys
 told = {name: value for name, value in os.environ.items() if name.startswith(("DDPGEN_", "A_")) and name != "DDPGEN_TEST_ID"}
-ignored = [s.name for s in (signal.SIGUSR1, signal.SIGTERM) if signal.getsignal(s) is signal.SIG_IGN]
+ignored = [s.name for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_IGN]
 print(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "env": told, "ignored": ignored, "pid": os.getpid()}))
 """
 SCONTROL = """\
@@ -99,7 +99,7 @@ def test_it_becomes_the_supervisor(batch: Batch) -> None:
     assert begun["argv"][-len(ODD) - 1 :] == ["--", *ODD]
     assert begun["cwd"] == str(batch.bundle)
     assert begun["env"] == {}
-    assert begun["ignored"] == ["SIGUSR1", "SIGTERM"]
+    assert begun["ignored"] == ["SIGUSR1", "SIGUSR2", "SIGTERM", "SIGHUP"]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_an_environment_sets_changes_nothing(batch: Batch, lines: list[str]
         (["exit 5"], "5 slurm.activate.sh "),
         (["exit 0"], "0 slurm.activate.sh "),
         (['echo "open'], " slurm.activate.sh "),
-        (["false | true"], "1 slurm.activate.sh line 2: "),
+        (["false | true"], "1 slurm.activate.sh line 2: ... | true"),
     ],
 )
 def test_an_environment_that_fails_is_the_supervisors_to_judge(
@@ -144,10 +144,20 @@ def test_an_environment_that_fails_is_the_supervisors_to_judge(
     assert begun["cwd"] == str(batch.bundle)
 
 
-@pytest.mark.parametrize("name", ["USR1", "TERM"])
-def test_a_signal_that_comes_early_is_handed_on(batch: Batch, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "handed_on"),
+    [
+        ("USR1", {"DDPGEN_SIGNAL": "USR1"}),
+        ("USR2", {"DDPGEN_SIGNAL": "USR1"}),  # what other launchers ask Slurm for
+        ("TERM", {"DDPGEN_SIGNAL": "TERM"}),
+        ("HUP", {}),
+    ],
+)
+def test_a_signal_that_comes_early_is_handed_on(
+    batch: Batch, name: str, handed_on: dict[str, str]
+) -> None:
     batch.render(f"kill -{name} $$")
-    assert batch.begun()["env"] == {"DDPGEN_SIGNAL": name}
+    assert batch.begun()["env"] == handed_on
     batch.render("kill -TERM $$", "kill -USR1 $$")
     assert batch.begun()["env"] == {"DDPGEN_SIGNAL": "TERM"}
 
@@ -200,19 +210,93 @@ def test_the_bundle_is_found(batch: Batch, way: Way) -> None:
 
 def test_a_later_start_runs_what_was_submitted(batch: Batch) -> None:
     batch.render()
-    snapshot = batch.place / "build/checkpoints/gpt/bundle-7"
+    snapshot = batch.place / "build/checkpoints/gpt/slurm-bundle-7"
     shutil.copytree(batch.bundle, snapshot)
     assert batch.begun()["cwd"] == str(batch.bundle)  # of another job, that had this number
     assert batch.begun(SLURM_RESTART_COUNT="1")["cwd"] == str(snapshot)
+    piped = batch.begun(
+        command="(null)", SLURM_SUBMIT_DIR=str(batch.bundle), SLURM_RESTART_COUNT="1"
+    )
+    assert piped["cwd"] == str(snapshot)
     shutil.rmtree(batch.bundle)
     assert batch.begun(SLURM_RESTART_COUNT="1")["cwd"] == str(snapshot)
+
+
+def copied_into(batch: Batch, other: Path) -> dict[str, str]:
+    """The script itself lies in the other bundle."""
+    return {"command": f"{other}/copy.sbatch"}
+
+
+def copied_elsewhere(batch: Batch, other: Path) -> dict[str, str]:
+    return {"command": f"{batch.place}/copy.sbatch", "SLURM_SUBMIT_DIR": str(other)}
+
+
+def piped(batch: Batch, other: Path) -> dict[str, str]:
+    return {"command": "(null)", "SLURM_SUBMIT_DIR": str(other)}
+
+
+def unknown(batch: Batch, other: Path) -> dict[str, str]:
+    """There is no scontrol."""
+    return {"PATH": without_scontrol(batch.place), **piped(batch, other)}
+
+
+def without_scontrol(place: Path) -> str:
+    (place / "few").mkdir()
+    for name in ("bash", "cmp", "grep", "readlink", "sleep", "python3", "env"):
+        (place / "few" / name).symlink_to(shutil.which(name) or name)
+    (place / "few" / "a-python").symlink_to(place / "bin" / "a-python")
+    return str(place / "few")
+
+
+@pytest.mark.parametrize("way", [copied_into, copied_elsewhere, piped, unknown])
+def test_another_jobs_bundle_is_refused(
+    batch: Batch, way: Callable[[Batch, Path], dict[str, str]]
+) -> None:
+    batch.render("true")
+    other = batch.place / "other"
+    shutil.copytree(batch.bundle, other)
+    listing = (other / "bundle.json").read_text()
+    (other / "bundle.json").write_text(listing.replace('  "name": "gpt",', '  "name": "other",', 1))
+    (other / "slurm.activate.sh").write_text(f"touch {batch.place}/ran\n")
+    refused = batch.start(**way(batch, other))
+    assert refused.returncode == 69
+    assert " is not the bundle of this script; submit slurm.sbatch inside its " in refused.stderr
+    assert "null" not in refused.stderr
+    assert not (batch.place / "ran").exists()
+
+
+def test_another_bundle_of_the_same_job_is_refused_where_slurm_knows_no_path(batch: Batch) -> None:
+    batch.render()
+    other = batch.place / "other"
+    shutil.copytree(batch.bundle, other)
+    assert batch.begun(**piped(batch, other))["cwd"] == str(other)  # a copy is the same bundle
+    with (other / "slurm.sbatch").open("a") as script:
+        script.write("# of an earlier render\n")
+    assert batch.start(**piped(batch, other)).returncode == 69
+    # What was edited by hand in its bundle is the user's to run.
+    assert batch.begun(command=f"{other}/slurm.sbatch")["cwd"] == str(other)
+
+
+def test_a_controller_that_never_answers_leaves_the_directory_of_the_submission(
+    batch: Batch,
+) -> None:
+    batch.render()
+    here = {"SILENT": "99", "SLURM_SUBMIT_DIR": str(batch.bundle)}
+    assert batch.begun(**here)["cwd"] == str(batch.bundle)
+    assert (batch.place / "asked").read_text().count("show job 7") == 7
+    done = batch.start(**{**here, "PATH": without_scontrol(batch.place)})
+    assert json.loads(done.stdout)["cwd"] == str(batch.bundle)
+    assert done.stderr.count("scontrol: command not found") == 1
+    elsewhere = batch.start(SILENT="99")
+    assert elsewhere.returncode == 69
+    assert f"{batch.place} is not the bundle of this script" in elsewhere.stderr
 
 
 def test_what_is_missing_is_named(batch: Batch) -> None:
     batch.render()
     away = batch.start(command="/elsewhere/slurm.sbatch")
     assert away.returncode == 69
-    assert "train/ is not beside /elsewhere/slurm.sbatch; sbatch the bundle's own" in away.stderr
+    assert "/elsewhere is not the bundle of this script" in away.stderr
     day = time.strftime("%Y-%m-%d ")
     assert away.stderr.startswith(f"ddpgen {day}")
     (batch.place / "bin/a-python").unlink()
@@ -222,3 +306,13 @@ def test_what_is_missing_is_named(batch: Batch) -> None:
     by_hand = batch.start(SLURM_JOB_ID="")
     assert by_hand.returncode == 69
     assert "this is a batch script: sbatch " in by_hand.stderr
+
+
+def test_a_script_of_an_array_wants_an_index(batch: Batch) -> None:
+    batch.render(array="5-7%2")
+    refused = batch.start()
+    assert refused.returncode == 69
+    assert "there is no index: sbatch --array=5-7%2" in refused.stderr
+    assert batch.begun(SLURM_ARRAY_TASK_ID="5")["cwd"] == str(batch.bundle)
+    script = (batch.bundle / "slurm.sbatch").read_text()
+    assert "#   sbatch --array=5 --time=5 slurm.sbatch --preflight " in script

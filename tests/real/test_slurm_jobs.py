@@ -254,6 +254,53 @@ def test_one_job_of_an_array_is_struck_and_the_others_are_not(cluster: Slurm) ->
 
 
 @pytest.mark.nightly
+def test_the_warning_of_other_launchers_is_one_here(cluster: Slurm, alone: Path) -> None:
+    """USR2, which a user's SBATCH_SIGNAL may ask for, is taken as USR1; HUP is not heard."""
+    job = Batch(cluster, batch.spec("job", PAUSE), "--signal=B:USR2@60", place="usr2")
+    job.until_step(10)
+    for where in ("--batch", "--full"):
+        cluster.run(["scancel", "--signal=HUP", where, job.id], check=True)
+    reached = job.step()
+    job.until_step(reached + 5)
+    assert cluster.show(job.id)["JobState"] == "RUNNING"
+    cluster.run(["scancel", "--signal=USR2", "--batch", job.id], check=True)
+    cluster.until(job.id, "PENDING")
+    assert "USR2 from Slurm: asking for a clean stop" in job.log
+    job.until_start(1)
+    cluster.run(["scancel", "--signal=USR2", "--full", job.id], check=True)
+    assert_done_with_the_bits_of_one_machine(job, alone, starts=3)
+
+
+def test_a_script_runs_in_its_own_bundle_alone(cluster: Slurm) -> None:
+    """Copied away, piped to sbatch in another bundle, and where scontrol is not there."""
+    job = Batch(cluster, batch.spec("own"), "--hold", arguments=["--preflight"])
+    other = Batch(cluster, batch.spec("other"), "--hold", arguments=["--preflight"])
+    cluster.run(["scancel", job.id, other.id], check=True)
+    copy, away = f"{cluster.shared}/own.sbatch", f"{other.inside}/bundle"
+    cluster.run(["cp", f"{job.inside}/bundle/slurm.sbatch", copy], check=True)
+    few = f"{cluster.shared}/few"
+    tools = "bash readlink cmp grep sleep"
+    words = f'mkdir {few}; for t in {tools}; do ln -s "$(type -P $t)" {few}/; done'
+    cluster.run(["bash", "-c", words], check=True)
+    piped = cluster.run(["bash", "-c", f"sbatch --parsable <{copy}"], cwd=away).stdout.strip()
+    submitted = {
+        cluster.sbatch(copy, cwd=away): f"{cluster.shared} is not the bundle of this script",
+        piped: f"{away} is not the bundle of this script",
+        cluster.sbatch(
+            f"--export=PATH={few}", f"{job.inside}/bundle/slurm.sbatch", cwd=away
+        ): "scontrol: command not found",
+    }
+    for number, words in submitted.items():
+        assert cluster.ended(number) == ("FAILED", "69:0"), cluster.log(number)
+        assert words in cluster.log(number)
+        assert "submit slurm.sbatch inside its bundle" in cluster.log(number)
+    there = ["bash", "-c", f"sbatch --parsable --export=PATH={few} slurm.sbatch --preflight"]
+    number = cluster.run(there, cwd=f"{job.inside}/bundle").stdout.strip()
+    assert cluster.ended(number) == ("FAILED", "69:0"), cluster.log(number)
+    assert "scontrol does not name the nodes of this job" in cluster.log(number)
+
+
+@pytest.mark.nightly
 def test_a_stop_made_in_the_queue_ends_the_job_there(cluster: Slurm) -> None:
     job = Batch(cluster, batch.spec("inqueue", PAUSE))
     job.until_step(3)
@@ -262,7 +309,7 @@ def test_a_stop_made_in_the_queue_ends_the_job_there(cluster: Slurm) -> None:
     (job.directory / "stop").touch()
     assert cluster.ended(job.id) == ("FAILED", "75:0"), job.log
     assert "made while the job was in the queue" in job.log
-    assert sorted(path.name for path in job.directory.glob("bundle-*")) == []
+    assert sorted(path.name for path in job.directory.glob("slurm-bundle-*")) == []
 
 
 @pytest.mark.nightly

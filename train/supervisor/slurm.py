@@ -45,7 +45,7 @@ from train.supervisor.slurm_job import (
     every_node_answers,
     state,
 )
-from train.supervisor.slurm_step import is_step, on_each_node, parent_title, store_of
+from train.supervisor.slurm_step import in_short, is_step, on_each_node, parent_title, store_of
 from train.supervisor.supervisor import NotBegunError, tell_of_report
 from train.supervisor.words import Command
 from train.supervisor.workers import Workers
@@ -53,6 +53,8 @@ from train.supervisor.workers import Workers
 # A controller that is being restarted answers a minute or two later.
 _PATIENT = (2, 5, 10, 20, 30, 30, 30)
 _RETRY_S = 2.0
+# Signals that come before a time limit.
+_WARNINGS = ("USR1", "USR2")
 _REQUEUES, _REQUEUES_APART_S = 5, 2.0
 
 
@@ -129,6 +131,7 @@ class Slurm:
         say(f"start {self._requeue_count + 1}: {len(nodes)} node(s), {' '.join(nodes)}")
         words = self._words(nodes, bundle)
         self._note_start()
+        say(f"starting the nodes\n{in_short(words)}")
         self._workers = Workers(words, environment(self._told(nodes)))
         self._events.watch_child(self._workers.pid)
         ended = self._wait()
@@ -140,7 +143,7 @@ class Slurm:
 
     def _on_early_event(self, event: Event) -> None:
         """Before the training: a signal is the end of this start."""
-        if isinstance(event, Signal) and not (self._only_preflight and event.name == "USR1"):
+        if isinstance(event, Signal) and not (self._only_preflight and event.name in _WARNINGS):
             self._asked = event.name
             raise NotBegunError(event.name)
 
@@ -285,7 +288,7 @@ class Slurm:
                 return Requeue("no clean stop within Slurm's KillWait", 1), event.value
 
     def _on_signal(self, name: str) -> None:
-        if self._only_preflight and name == "USR1":
+        if self._only_preflight and name in _WARNINGS:
             return  # it is over in a moment, and does not come back
         if not self._asked:
             say(f"{name} from Slurm: asking for a clean stop")
@@ -327,7 +330,7 @@ class Slurm:
         if isinstance(meant, Requeue):
             return self._requeue(meant)
         if end.stop:
-            directory.stop_file.unlink(missing_ok=True)
+            directory.remove_stop()
         where = f"; results are in {directory.path}" if meant.line.startswith("done") else ""
         return self._finish(replace(meant, line=meant.line + where))
 
@@ -344,7 +347,7 @@ class Slurm:
         say(meant.line)
         if self._directory is not None:
             if self._whose_stop() == "job":
-                self.directory.stop_file.unlink(missing_ok=True)
+                self.directory.remove_stop()
             if self._begun:
                 *before, last = self._begun
                 mine = last.requeue_count == self._requeue_count

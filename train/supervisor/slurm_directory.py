@@ -2,7 +2,7 @@
 
 Owns the files that the batch supervisor keeps there: `slurm-job` (whose directory it is, also while the job
 waits in the queue), `slurm-starts` (what its starts came to), `slurm-failed` (which node ended a start),
-`bundle-JOBID` (what was submitted), and the stop file where Slurm's signals are the reason for it.
+`slurm-bundle-JOBID` (what was submitted), and the stop file where Slurm's signals are the reason for it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train import lock
+from train.bundle import LISTING
 from train.console import say
 from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.files import locked, read_file, replace_file
@@ -27,7 +28,9 @@ from train.supervisor.directory import steps_saved
 from train.supervisor.slurm_decision import AGAIN, Begun, Failure
 from train.supervisor.slurm_job import Controller, is_over
 
-_SNAPSHOT = re.compile(r"bundle-[0-9]+")
+_SNAPSHOT = "slurm-bundle-"
+# Nothing is removed, or taken for a copy of the bundle, without this file in it.
+_MARK = ".ddpgen-snapshot"
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Directory:
         """The job does not come back: its directory is free for another."""
         if self.is_ours:
             os.chdir("/")
-            shutil.rmtree(self.snapshot, ignore_errors=True)
+            _remove(self.snapshot)
             (self.path / "slurm-job").unlink(missing_ok=True)
 
     # --- what its starts came to --------------------------------------------------------------------
@@ -205,27 +208,44 @@ class Directory:
     def obey_stop(self, submitted: float | None) -> None:
         """What stands there as a start begins. Raises Refusal where it was made for this one to see."""
         whose = self.whose_stop()
-        with contextlib.suppress(FileNotFoundError):
+        try:
             made = self.stop_file.stat().st_mtime
             self.stop_file.unlink()
-            fresh = submitted is not None and made > submitted + 1
-            if whose == "user" and (self.requeue_count > 0 or fresh):
-                said = "there is a stop file, made while the job was in the queue"
-                raise Refusal(EXIT_STOPPED, f"{said}; to start it: {AGAIN}")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            why = f"{self.stop_file} would stop this job, and cannot be removed: {error.strerror}"
+            raise Refusal(EXIT_UNAVAILABLE, f"{why}; move it away") from None
+        fresh = submitted is not None and made > submitted + 1
+        if whose == "user" and (self.requeue_count > 0 or fresh):
+            said = "there is a stop file, made while the job was in the queue"
+            raise Refusal(EXIT_STOPPED, f"{said}; to start it: {AGAIN}")
+
+    def remove_stop(self) -> None:
+        """It was obeyed. A stop that cannot be removed is named, because the next start would find it."""
+        try:
+            self.stop_file.unlink(missing_ok=True)
+        except OSError as error:
+            say(f"{self.stop_file} cannot be removed: {error.strerror}; move it away")
 
     # --- what was submitted is what runs ------------------------------------------------------------
 
     @property
     def snapshot(self) -> Path:
-        return self.path / f"bundle-{self.number}"
+        return self.path / f"{_SNAPSHOT}{self.number}"
 
     def keep_snapshot(self, bundle: Path, submitted: float | None) -> Path:
-        """The copy of the bundle that all starts run; where it is. Raises Refusal."""
+        """The copy of the bundle that all starts run; where it is. Raises Refusal.
+
+        Copies of other jobs are removed: they are over, because this one has taken the directory.
+        """
+        if self.requeue_count == 0:
+            for path in self.path.glob(f"{_SNAPSHOT}*"):
+                if path.resolve() != bundle.resolve():
+                    _remove(path)
         if bundle.parent.name == ".submitted" or bundle == self.snapshot:
             return bundle  # nobody writes there again
-        if self.requeue_count == 0:  # of a job that had this number before
-            shutil.rmtree(self.snapshot, ignore_errors=True)
-        if not self.snapshot.is_dir():
+        if not _is_ours(self.snapshot):
             changed = _changed_since(bundle, submitted)
             if changed:
                 say(
@@ -237,37 +257,58 @@ class Directory:
             except OSError as error:
                 raise Refusal(
                     EXIT_UNAVAILABLE,
-                    f"the bundle cannot be copied to {self.snapshot} ({error}); is it gone, or the "
-                    "file system full?",
+                    f"the bundle cannot be copied to {self.snapshot}: {_in_words(error)}; is the "
+                    "bundle gone, the file system full, or the name taken?",
                 ) from None
         return self.snapshot
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether it is a copy of a bundle, or a part of one, that a start of a job has made."""
+    return (path / _MARK).is_file()
+
+
+def _remove(snapshot: Path) -> None:
+    if _is_ours(snapshot):
+        shutil.rmtree(snapshot, ignore_errors=True)
+
+
 def _copy(bundle: Path, snapshot: Path) -> None:
     part = snapshot.with_name(f"{snapshot.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(bundle, part, symlinks=True)
-    part.rename(snapshot)
+    _remove(part)
+    part.mkdir()
+    try:
+        (part / _MARK).touch()
+        shutil.copytree(bundle, part, symlinks=True, dirs_exist_ok=True)
+        part.rename(snapshot)
+    except OSError:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
+def _in_words(error: OSError) -> str:
+    """Why a copy failed. shutil.Error has a list of them: (source, target, reason)."""
+    if not isinstance(error, shutil.Error):
+        return error.strerror or str(error)
+    source, _, reason = error.args[0][0]
+    return f"{source}: " + re.sub(r"^\[Errno [0-9]+\] |: '.*", "", reason)
 
 
 def _changed_since(bundle: Path, submitted: float | None) -> str:
-    """A file of the bundle that is younger; "" without one."""
+    """A file of the bundle, as bundle.json lists them, that is younger; "" without one."""
     if submitted is None:
         return ""
-    for place, _, names in os.walk(bundle):
-        for name in names:
-            if name.endswith(".pyc") or re.search(r"-[0-9][^/]*\.log$", name):
-                continue
-            path = Path(place, name)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        for name in sorted(json.loads((bundle / LISTING).read_bytes())["files"]):
             with contextlib.suppress(OSError):
-                if path.lstat().st_mtime > submitted + 1:
-                    return str(path.relative_to(bundle))
+                if (bundle / name).lstat().st_mtime > submitted + 1:
+                    return str(name)
     return ""
 
 
 def checkpoint_directory(bundle: Path, option: str, index: str) -> Path:
     """Where checkpoints go. A relative place lies beside the bundle; an array's tasks have one each."""
-    if (bundle.parent / "slurm-job").exists() and _SNAPSHOT.fullmatch(bundle.name):
+    if (bundle.parent / "slurm-job").exists() and _is_ours(bundle):
         return bundle.parent  # started from the snapshot, as the bundle is gone
     # What `ddpgen launch` submits is a copy in build/.submitted: checkpoints stay beside build/NAME.
     base = bundle.parent if bundle.parent.name == ".submitted" else bundle

@@ -11,10 +11,11 @@ import os
 import re
 import shutil
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from train.errors import EXIT_UNAVAILABLE, Refusal
-from train.supervisor.words import Command
+from train.supervisor.words import Command, shown
 
 # What a node runs first of all: by a shell, which needs no shared directory, and says so where it has none.
 _ON_NODE = """\
@@ -53,6 +54,11 @@ def on_each_node(
         options.python, "-m", "train", "supervise", "slurm-node",
         *command.options, "--", *command.launcher, "--", *command.program, "--", *command.arguments,
     ]  # fmt: skip
+
+
+def in_short(step: Sequence[str]) -> str:
+    """The words of srun for the log: without the shell's text, and the command that the nodes print themselves."""
+    return f"{shown(step[: step.index(_ON_NODE)])} ... -m train supervise slurm-node ..."
 
 
 def _filled(word: str, known: dict[str, str]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,10 +35,12 @@ def mine(place: Path, requeue_count: int = 0, job: str = "7") -> Directory:
 
 
 def bundle_of(place: Path, job: str) -> Path:
-    copy = place / f"bundle-{job}"
-    copy.mkdir()
-    (copy / "bundle.json").touch()
-    return copy
+    """The copy that a start of `job` has made."""
+    bundle = place.parent / f"{place.name}-of-{job}"
+    (bundle / "train").mkdir(parents=True)
+    (bundle / "bundle.json").write_text('{"files": {}}')
+    place.mkdir(exist_ok=True)
+    return mine(place, requeue_count=1, job=job).keep_snapshot(bundle, None)
 
 
 def files(place: Path) -> dict[str, bytes]:
@@ -148,32 +152,95 @@ def test_a_stop_file_says_for_whom_it_is_and_replaces_none(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == ["stop"]
 
 
+def bundle_in(place: Path, *names: str) -> Path:
+    """A bundle whose bundle.json lists these files."""
+    for name in names:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("as submitted")
+    (place / "bundle.json").write_text(json.dumps({"files": dict.fromkeys(names, "")}))
+    return place
+
+
 def test_what_was_submitted_is_what_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle, place = tmp_path / "build" / "gpt", tmp_path / "build" / "checkpoints" / "gpt"
-    (bundle / "train").mkdir(parents=True)
-    (bundle / "train/__main__.py").write_text("as submitted")
-    (bundle / "gpt-17.log").touch()
+    bundle_in(bundle, "train/__main__.py", "code/a.py")
     place.mkdir(parents=True)
     submitted = time.time() - 100
     for path in bundle.rglob("*"):
-        if path.suffix != ".log":  # Slurm writes it meanwhile
-            os.utime(path, (submitted, submitted))
+        os.utime(path, (submitted, submitted))
+    for name in ("gpt-17.log", "slurm-17.out", "train/a.pyc"):  # written since, and not listed
+        (bundle / name).touch()
     assert checkpoint_directory(bundle, "../checkpoints/gpt", "") == place
     snapshot = mine(place).keep_snapshot(bundle, submitted)
+    assert snapshot == place / "slurm-bundle-7"
     assert capsys.readouterr().err == ""
     (bundle / "train/__main__.py").write_text("another")
     assert mine(place, requeue_count=1).keep_snapshot(bundle, submitted) == snapshot
     assert (snapshot / "train/__main__.py").read_text() == "as submitted"
-    assert mine(place, job="8").keep_snapshot(bundle, submitted) == place / "bundle-8"
+    assert mine(place, job="8").keep_snapshot(bundle, submitted) == place / "slurm-bundle-8"
     assert "train/__main__.py has changed since the job was submitted" in capsys.readouterr().err
+    assert not snapshot.exists()
+    assert mine(place).keep_snapshot(bundle, None) == snapshot
     assert mine(place).keep_snapshot(bundle, None) == snapshot  # a job that has this number again
     assert (snapshot / "train/__main__.py").read_text() == "another"
     # The bundle is gone: the batch script starts the snapshot.
     (place / "slurm-job").write_text("7 0\n")
     assert checkpoint_directory(snapshot, "../checkpoints/gpt", "") == place
     assert mine(place, requeue_count=1).keep_snapshot(snapshot, submitted) == snapshot
+    # Submitted again from there, under another number.
+    again = mine(place, job="9").keep_snapshot(snapshot, submitted)
+    assert sorted(path.name for path in place.glob("slurm-b*")) == [snapshot.name, again.name]
+
+
+def test_nothing_of_the_users_is_taken_for_a_copy_of_the_bundle(tmp_path: Path) -> None:
+    place, bundle = tmp_path / "runs", bundle_in(tmp_path / "build", "train/__main__.py")
+    for name in ("bundle-7", "slurm-bundle-6", "slurm-bundle-7.part"):
+        bundle_in(place / name, "train/__main__.py", "thesis.tex")
+    before = files(place)
+    with pytest.raises(Refusal, match=r"slurm-bundle-7: File exists; .* or the name taken\?"):
+        mine(place).keep_snapshot(bundle, None)
+    assert files(place) == before
+    assert checkpoint_directory(place / "slurm-bundle-6", "../c", "") == place / "c"
+    mine(place, job="8").keep_snapshot(bundle, None)
+    mine(place, job="8").take(Queue({}))
+    mine(place, job="8").release()
+    assert files(place) == before
+    bundle_in(place / "slurm-bundle-8", "thesis.tex")
+    with pytest.raises(Refusal, match="slurm-bundle-8: Directory not empty"):
+        mine(place, job="8").keep_snapshot(bundle, None)
+    assert (place / "slurm-bundle-8" / "thesis.tex").exists()
+
+
+def test_a_copy_that_fails_leaves_no_part_and_says_one_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundle_in(tmp_path / "build", "train/__main__.py", "code/a.py")
+    place = tmp_path / "runs"
+    place.mkdir()
+
+    def full(source: Path, target: Path, **how: object) -> None:
+        why = "[Errno 28] No space left on device: 'a' -> 'b'"
+        raise shutil.Error([(f"{source}/{name}", f"{target}/{name}", why) for name in ("a", "b")])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(Refusal) as refused:
+        mine(place).keep_snapshot(bundle, None)
+    said = f"slurm-bundle-7: {bundle}/a: No space left on device; is the bundle gone, "
+    assert said in str(refused.value)
+    assert os.listdir(place) == []
+
+
+def test_a_stop_that_cannot_be_removed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stop").mkdir()
+    with pytest.raises(Refusal, match="stop would stop this job, and cannot be removed: ") as no:
+        mine(tmp_path).obey_stop(None)
+    assert no.value.code == 69
+    mine(tmp_path).remove_stop()
+    assert "stop cannot be removed: " in capsys.readouterr().err
 
 
 def test_where_the_checkpoints_are(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from train.supervisor.slurm_job import (
     kill_wait_s,
     state,
 )
-from train.supervisor.slurm_step import is_step, store_of
+from train.supervisor.slurm_step import in_short, is_step, on_each_node, store_of
+from train.supervisor.words import Command
 
 SHOWN = """\
 JobId={id} {array}JobName=gpt
@@ -170,3 +172,15 @@ def test_a_step_is_told_from_a_batch_script(env: dict[str, str], parent: str, st
 def test_each_task_of_an_array_has_a_store_of_its_own() -> None:
     assert store_of("s3://kept/gpt", "") == "s3://kept/gpt"
     assert store_of("s3://kept/gpt/", "3") == "s3://kept/gpt/3"
+
+
+def test_the_log_shows_the_command_of_srun() -> None:
+    options = argparse.Namespace(inside=[], srun=["--mpi=none"], source="", python="python3")
+    command = Command((), ("torchrun",), ("run",), ())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SLURM_CPUS_PER_TASK", "8")
+        step = on_each_node(options, command, 2, Path("/b"), Path("/c"))
+    assert in_short(step) == (
+        "  srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 --wait=0 --mpi=none \\\n"
+        "    bash -c ... -m train supervise slurm-node ..."
+    )
