@@ -73,7 +73,18 @@ def _status(asked: Asked) -> JobStatus:
     said += reports
     if asked.launched is not None and asked.launched.log:
         said.append(f"log: {asked.place.shown(asked.launched.log)}")
-    over = all(each.over for each in seen) if seen else any(each.over for each in reports)
+    said += [
+        f"Slurm calls job {each.id} {each.state!r}, which this version of ddpgen does not know; ask Slurm: squeue "
+        f"--job={each.id}"
+        for each in seen
+        if not each.known
+    ]
+    # Nobody can say when a job of an unknown state will have ended: it is not waited for.
+    over = (
+        all(each.over or not each.known for each in seen)
+        if seen
+        else any(each.over for each in reports)
+    )
     jobs = [f"{e.id} {e.state}" + (f" ({e.why})" if e.why else "") for e in seen]
     return JobStatus(said, over, ", ".join(jobs))
 

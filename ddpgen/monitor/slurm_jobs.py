@@ -13,12 +13,19 @@ from ddpgen.monitor.report import telling
 
 _SACCT = "JobID,State,ExitCode,NodeList,Elapsed,Timelimit"
 _NOTHING = ("", "None", "(null)", "N/A", "Unknown", "None assigned", "0:0")
-# Of what is in the queue. Everything else has no process any more, or none yet.
-_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
-_OVER = (
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-    "REVOKED", "TIMEOUT",
-)  # fmt: skip
+# Every state of squeue(1), JOB STATE CODES, up to Slurm 25.11: in the queue, with processes, ended for good.
+WAITING = frozenset(
+    ["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
+)
+RUNNING = frozenset([
+    "COMPLETING", "CONFIGURING", "EXPEDITING", "POWER_UP_NODE", "RESIZING", "RUNNING", "SIGNALING", "STAGE_OUT",
+    "STOPPED", "SUSPENDED", "UPDATE_DB",
+])  # fmt: skip
+# train/supervisor/slurm_job.py has the same.
+OVER = frozenset([
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
+])  # fmt: skip
 _MEANINGS = {"69:0": "it could not start", "75:0": "it was stopped"}  # exit codes of our script
 
 
@@ -37,12 +44,17 @@ class QueuedJob(NamedTuple):
     @property
     def waits(self) -> bool:
         """It has not begun, or is to begin again."""
-        return self.state in _WAITING
+        return self.state in WAITING
 
     @property
     def over(self) -> bool:
         """It has ended, and does not come back."""
-        return self.state in _OVER
+        return self.state in OVER
+
+    @property
+    def known(self) -> bool:
+        """Whether it can be said if the job comes to an end, or back."""
+        return self.state in WAITING | RUNNING | OVER
 
     @property
     def task(self) -> str:
@@ -58,7 +70,7 @@ def by_name(name: str) -> list[str]:
 
 def in_memory(number: str, cluster: str) -> list[str]:
     """Ask the controller, which forgets a job some minutes after its end."""
-    return ["scontrol", *_on(cluster), "--oneliner", "show", "job", number]
+    return ["scontrol", *_on(cluster), "show", "job", number]
 
 
 def in_the_books(number: str, cluster: str) -> list[str]:
@@ -95,14 +107,20 @@ def from_sacct(said: str) -> list[QueuedJob]:
 
 
 def from_scontrol(said: str) -> list[QueuedJob]:
-    """The jobs of an answer of scontrol, one on each line."""
-    return [_job(line) for line in said.splitlines() if re.match(r"JobId=\d", line)]
+    """The jobs of an answer of scontrol."""
+    records = re.split(r"^(?=JobId=\d)", said, flags=re.MULTILINE)
+    return [_job(record) for record in records if record.startswith("JobId=")]
 
 
-def _job(line: str) -> QueuedJob:
-    value = {name: _plain(text) for name, text in re.findall(r"(?:^| )([A-Z]\w*)=(\S*)", line)}
+def _job(record: str) -> QueuedJob:
+    # The job's name, to the end of the first line, and what follows its command are the user's: they may look like
+    # any field.
+    first, _, rest = record.partition("\n")
+    slurms = first.partition(" JobName=")[0], rest.partition("   Command=")[0]
+    fields = re.findall(r"(?:^|\s)([A-Z]\w*)=(\S*)", "\n".join(slurms))
+    value = {name: _plain(text) for name, text in reversed(fields)}
     task = value.get("ArrayTaskId", "")
-    log = re.search(r" StdOut=(.*?)(?: [A-Z]\w*=|\s*$)", line)
+    log = re.search(r"^   StdOut=(.*)$", record, re.MULTILINE)
     job = QueuedJob(
         id=f"{value.get('ArrayJobId')}_{task}" if task else value["JobId"],
         state=value.get("JobState", ""),

@@ -18,6 +18,7 @@ import pytest
 from ddpgen.monitor import slurm_jobs, watch
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from tests.ddpgen.programs import Programs, remembered
+from train.supervisor import slurm_job
 
 HERE = Path(__file__).parent
 SLURM = GPT + "targets:\n  slurm: {}\n"
@@ -50,7 +51,7 @@ class Cluster(Programs):
             array = f"ArrayJobId={first} ArrayTaskId={task} " if task else ""
             nodes = "NodeList=(null)" if state == "PENDING" else "NodeList=node[1-2]"
             said[first] = said.get(first, "") + (
-                f"JobId={first} {array}JobName=gpt JobState={state} Reason={(*why, 'None')[0]} "
+                f"JobId={first} {array}JobName=gpt JobState=X\n   JobState={state} Reason={(*why, 'None')[0]}\n   "
                 f"ExitCode=0:0 RunTime=00:01:23 TimeLimit=02:00:00 StartTime=2026-01-01T10:00:00 {nodes}\n"
             )
         self.answers("squeue", "0\n" + "".join(f"{number}\n" for number in said))
@@ -173,7 +174,7 @@ def test_the_id_is_found_among_what_else_sbatch_says(
     assert "\nsbatch: lua: 12 credits left\nnext: " in outcome.err
     cluster.has("17 RUNNING")
     run("status", "job.yaml")
-    assert cluster.calls("scontrol")[0] == ["--clusters=blue", "--oneliner", "show", "job", "17"]
+    assert cluster.calls("scontrol")[0] == ["--clusters=blue", "show", "job", "17"]
 
 
 METRICS = (
@@ -254,7 +255,7 @@ def test_status_of_a_running_job(run: Run, cluster: Cluster, launched: Path) -> 
         "  weights:           build/checkpoints/gpt/step-000000100/model.pt",
         "log: build/logs/gpt-4711.log",
     ]
-    assert cluster.calls("scontrol") == [["--oneliner", "show", "job", "4711"]]
+    assert cluster.calls("scontrol") == [["show", "job", "4711"]]
     assert cluster.calls("squeue") + cluster.calls("sacct") == []
 
 
@@ -275,9 +276,12 @@ def test_status_of_a_job_that_waits_again_after_a_kill(
 
 
 BOOKED = (
-    "0\nJobId=4711 JobName=gpt JobState=FAILED Reason=NonZeroExitCode Restarts=0 ExitCode=69:0 "
-    "RunTime=00:00:02 TimeLimit=01:00:00 ReqNodeList=(null) NodeList=node1 Comment=JobState=x "
-    "StdOut=/my logs/a.log Power=\n"
+    "0\nJobId=4711 JobName=gpt JobState=RUNNING\n"
+    "   JobState=FAILED Reason=NonZeroExitCode Dependency=(null)\n"
+    "   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=69:0\n"
+    "   RunTime=00:00:02 TimeLimit=01:00:00\n   ReqNodeList=(null) ExcNodeList=(null)\n   NodeList=node1\n"
+    "   Command=/b/slurm.sbatch JobState=RUNNING NodeList=node7\n   Comment=JobState=x RunTime=9\n"
+    "   StdOut=/my logs/a.log\n   Power=\n"
 )
 
 
@@ -361,8 +365,8 @@ def test_what_was_submitted_by_hand_is_found_by_the_name_or_the_directory(
     cluster.has("99 RUNNING")
     assert run("status", "job.yaml", "--target", "slurm").out.splitlines()[1].startswith("99 ")
     assert cluster.calls("squeue")[-1][1:3] == ["--me", "--name=gpt"]
-    known = (cluster.state / "scontrol.99").read_text().replace("NodeList=", "StdOut={} NodeList=")
-    cluster.answers("scontrol.99", known.format(tmp_path / "my log"))
+    known = (cluster.state / "scontrol.99").read_text()
+    cluster.answers("scontrol.99", f"{known}   StdOut={tmp_path / 'my log'}\n")
     (tmp_path / "my log").write_text("by hand\n")
     assert ddpgen("logs", "job.yaml", "--target", "slurm", cwd=tmp_path).stdout == "by hand\n"
     began(tmp_path / "build/checkpoints/gpt", "running slurm.98.0 0", slurm_job="98 0")
@@ -583,10 +587,30 @@ def test_a_login_shell_may_know_where_sbatch_is(
 
 
 def test_a_task_and_a_log_are_found_in_what_scontrol_says() -> None:
-    line = "JobId=12 ArrayJobId=11 ArrayTaskId=3 JobState=RUNNING StdOut=/a b/c=d.log Power="
-    (job,) = slurm_jobs.from_scontrol(f"a note\n{line}\n")
+    record = "JobId=12 ArrayJobId=11 ArrayTaskId=3 JobName=x ArrayTaskId=4\n   JobState=RUNNING\n"
+    (job,) = slurm_jobs.from_scontrol(f"a note\n{record}   StdOut=/a b/c=d.log\n   Power=\n")
     assert (job.id, job.task, job.log) == ("11_3", "3", "/a b/c=d.log")
     (waiting,) = slurm_jobs.from_scontrol(
-        "JobId=8 ArrayJobId=8 ArrayTaskId=1-3%2 JobState=PENDING\n"
+        "JobId=8 ArrayJobId=8 ArrayTaskId=1-3%2 JobName=gpt\n   JobState=PENDING\n"
     )
     assert (waiting.id, waiting.task, waiting.waits) == ("8_1-3%2", "", True)
+
+
+def test_every_state_is_known_once_and_the_runtime_agrees() -> None:
+    groups = (slurm_jobs.WAITING, slurm_jobs.RUNNING, slurm_jobs.OVER)
+    assert sum(map(len, groups)) == len(frozenset().union(*groups)) == 29
+    assert slurm_jobs.OVER == slurm_job.OVER
+
+
+@pytest.mark.parametrize("state", ["LAUNCH_FAILED", "RECONFIG_FAIL", "SOMETHING_NEW"])
+def test_a_watch_ends_where_nobody_knows_how_it_goes_on(
+    run: Run, spec: Spec, cluster: Cluster, state: str
+) -> None:
+    spec(SLURM)
+    cluster.has(f"99 {state}")
+    outcome = run("status", "job.yaml", "--target", "slurm", "--watch")
+    assert outcome.code == 0, outcome.err
+    assert state in outcome.out
+    plain = run("status", "job.yaml", "--target", "slurm").out
+    said = "Slurm calls job 99 'SOMETHING_NEW', which this version of ddpgen does not know"
+    assert (said in plain) == (state == "SOMETHING_NEW")

@@ -94,7 +94,7 @@ class Slurm:
     def __init__(self, options: argparse.Namespace, command: Command, events: Events) -> None:
         self._options, self._events, self._command = options, events, command
         self._only_preflight = options.preflight
-        self._number = os.environ["SLURM_JOB_ID"]
+        self._number = os.environ.get("SLURM_JOB_ID", "")
         self._requeue_count = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         self._controller = Controller(self._number)
         self._asked, self._term_at_hand = "", False
@@ -105,8 +105,8 @@ class Slurm:
 
     def run(self) -> int:
         """The exit code of the job."""
-        _speak_for_slurm()
         try:
+            _speak_for_slurm()
             return self._run()
         except Refusal as refusal:
             return self._finish(Finish(refusal.code, str(refusal), str(refusal)))
@@ -388,6 +388,13 @@ class Slurm:
 
 
 def _speak_for_slurm() -> None:
-    """Lines of this process say when and where they were said, as those of the nodes do."""
-    number, requeue_count = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_RESTART_COUNT") or "0"
+    """Lines of this process say when and where they were said, as those of the nodes do. Raises Refusal."""
+    number, requeue_count = (
+        os.environ.get("SLURM_JOB_ID"),
+        os.environ.get("SLURM_RESTART_COUNT") or "0",
+    )
+    if not number:
+        cause = "SLURM_JOB_ID was set as this script began, and is not any more"
+        remedy = "take out the line of python.activate or environment: that unsets SLURM_..."
+        raise Refusal(EXIT_UNAVAILABLE, f"{cause}; {remedy}")
     os.environ[VARIABLE] = f"slurm {number} {requeue_count}"

@@ -37,8 +37,12 @@ _SRUN_INPUTS = (
     "WAIT4SWITCH WCKEY WORKING_DIR"
 )
 _NOT_FOR_SRUN = frozenset(f"SLURM_{name}" for name in _SRUN_INPUTS.split())
-# squeue's states of a job that does not come back.
-_OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
+# The states of a job that has ended and does not come back (squeue(1), JOB STATE CODES; up to Slurm 25.11). One that
+# goes back into the queue is COMPLETING until it is PENDING. ddpgen/monitor/slurm_jobs.py has the same.
+OVER = frozenset([
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
+])  # fmt: skip
 
 
 class State(enum.Enum):
@@ -62,8 +66,11 @@ class Shown:
     def parse(cls, text: str, job: str) -> Shown | None:
         """The record of `job`, a number or an array's `NUMBER_INDEX`; None where there is none."""
         for record in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
-            # From the command on it is what the user typed, which may look like anything.
-            fields = dict(reversed(_FIELD.findall(record.partition(" Command=")[0])))
+            # The job's name, to the end of the first line, and what follows its command are the user's: they may
+            # look like any field.
+            first, _, rest = record.partition("\n")
+            slurms = first.partition(" JobName=")[0], rest.partition("   Command=")[0]
+            fields = dict(reversed(_FIELD.findall("\n".join(slurms))))
             array = f"{fields.get('ArrayJobId')}_{fields.get('ArrayTaskId')}"
             if job in (fields.get("JobId"), array):
                 return cls(fields)
@@ -111,7 +118,7 @@ def state(shown: Shown | None, requeue_count: int) -> State:
 
 def is_over(squeue_state: str | None) -> bool | None:
     """Whether a job with this state (None: there is no such job) is over; None where it cannot be said."""
-    if squeue_state is None or squeue_state in _OVER:
+    if squeue_state is None or squeue_state in OVER:
         return True
     return None if squeue_state == "" else False
 

@@ -81,8 +81,10 @@ PACKAGES = {
     "mariadbd": "mariadb-server-core",
     "mariadb": "mariadb-client-core",
 }
-# Where one of `scontrol show -o`'s words ends and the next begins.
+# Where one word of a line of `scontrol show job` ends and the next begins.
 WORD = re.compile(r" (?=[A-Z][\w/:]*=)")
+# To the end of the line these are the user's own words, which may look like any field.
+TEXTS = ("JobName=", "Command=", "WorkDir=", "Comment=", "StdErr=", "StdIn=", "StdOut=")
 OVER = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "TIMEOUT",
@@ -194,14 +196,12 @@ class Slurm(Upkeep):
 
         def asked() -> CompletedProcess[str] | None:
             # A busy controller may leave a question without an answer.
-            done = self.run(["scontrol", "show", "job", "-o", job])
+            done = self.run(["scontrol", "show", "job", job])
             return done if not done.returncode or "Invalid job id" in done.stderr else None
 
         failure = SlurmError(f"of job {job} Slurm says nothing")
         done = wait(asked, ANSWER_S, lambda: failure, AGAIN_S)
-        # Of an array the first; a value may hold spaces.
-        pairs = (word.partition("=") for word in WORD.split(done.stdout.partition("\n")[0].strip()))
-        return {name: value for name, _, value in pairs if name}
+        return fields(done.stdout.partition("\n\n")[0])  # of an array the first
 
     def until(self, job: str, *states: str, timeout: float = 60) -> dict[str, str]:
         return self.when(job, lambda shown: shown.get("JobState") in states, timeout=timeout)
@@ -263,6 +263,19 @@ class Slurm(Upkeep):
             for file in sorted(machine.path("/var/log/slurm").glob("*.log")):
                 said += f"--- {machine.name} {file.name}\n{file.read_text()[-2000:]}\n"
         return said
+
+
+def fields(record: str) -> dict[str, str]:
+    """The fields of a record of `scontrol show job`; a value may hold spaces."""
+    words: list[str] = []
+    for line in map(str.strip, record.splitlines()):
+        own, name, text = line.partition("JobName=")
+        if name:
+            words += [*own.split(), name + text]
+        else:
+            words += [line] if line.startswith(TEXTS) else WORD.split(line)
+    pairs = (word.partition("=") for word in words)
+    return {name: value for name, _, value in pairs if name}
 
 
 def unavailable() -> str:

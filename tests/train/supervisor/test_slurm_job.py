@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,9 @@ from train.supervisor.slurm_job import (
 from train.supervisor.slurm_step import in_short, is_step, on_each_node, store_of
 from train.supervisor.words import Command
 
+ROOT = Path(__file__).parents[3]
 SHOWN = """\
-JobId={id} {array}JobName=gpt
+JobId={id} {array}JobName={name}
    UserId=trainer(2000) GroupId=trainer(2000) MCS_label=N/A
    Priority=4294901758 Nice=0 Account=(null) QOS=(null)
    JobState={state} Reason={reason} Dependency=(null)
@@ -38,7 +41,14 @@ BEFORE, AT, AFTER = (f"2026-11-22T13:05:0{second}" for second in (6, 7, 8))
 
 
 def shown(state: str = "RUNNING", **more: str) -> str:
-    usual = {"id": "7", "array": "", "reason": "None", "restarts": "0", "preempted": "None"}
+    usual = {
+        "id": "7",
+        "array": "",
+        "reason": "None",
+        "restarts": "0",
+        "preempted": "None",
+        "name": "gpt",
+    }
     return SHOWN.format(**{**usual, **more, "state": state})
 
 
@@ -78,6 +88,21 @@ def test_a_job_of_an_array_is_found_by_its_own_number() -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "x JobState=X Restarts=1",
+        "JobState=COMPLETED",
+        "x ArrayJobId=1 ArrayTaskId=3",
+        "x   Command=/y",
+    ],
+)
+def test_the_name_of_a_job_cannot_lie(name: str) -> None:
+    parsed = Shown.parse(shown(name=name), "7")
+    assert parsed is not None
+    assert (state(parsed, 0), parsed.name, parsed.index) == (State.RUNNING, "7", "")
+
+
+@pytest.mark.parametrize(
     ("config", "seconds"),
     [("KillWait                = 30 sec\n", 22), ("KillWait = 12 sec", 6), ("", 22)],
 )
@@ -87,8 +112,8 @@ def test_there_is_time_for_the_last_act_before_slurm_kills(config: str, seconds:
 
 @pytest.mark.parametrize(
     ("answer", "over"),
-    [("RUNNING", False), ("PENDING", False), ("COMPLETING", False), ("NODE_FAIL", False), ("PREEMPTED", False),
-     ("COMPLETED", True), ("CANCELLED", True), (None, True), ("", None)],
+    [("RUNNING", False), ("PENDING", False), ("COMPLETING", False), ("RESV_DEL_HOLD", False), ("SOMETHING_NEW", False),
+     ("NODE_FAIL", True), ("PREEMPTED", True), ("LAUNCH_FAILED", True), ("COMPLETED", True), ("CANCELLED", True), (None, True), ("", None)],
 )  # fmt: skip
 def test_no_answer_is_not_the_end_of_a_job(answer: str | None, over: bool | None) -> None:
     assert is_over(answer) is over
@@ -184,3 +209,15 @@ def test_the_log_shows_the_command_of_srun() -> None:
         "  srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 --wait=0 --mpi=none \\\n"
         "    bash -c ... -m train supervise slurm-node ..."
     )
+
+
+def test_an_environment_that_unsets_slurms_variables_is_named(tmp_path: Path) -> None:
+    words = "-m train supervise slurm --job=a --checkpoint-dir=c -- torchrun -- run --"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    done = subprocess.run(
+        [sys.executable, *words.split()], env={**env, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 69
+    assert "SLURM_JOB_ID was set as this script began" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
