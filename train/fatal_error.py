@@ -2,7 +2,8 @@
 
 Owns the broadcast of the reason, through the TCPStore in which the processes met: that is there before any
 process group is, and outlives a collective that will never end. Every process waits there for a reason, on
-a connection of its own. Knows nothing of what can fail.
+a connection of its own. A crash, which a restart may cure, is told in the same way and ends nobody: who then loses
+that process names its crash as the cause. Knows nothing of what can fail.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ LAST_WAIT_S = 5.0
 WORD_S = 1.5
 # How long that may take to be written to the status: a busy disk, a file server.
 _WRITE_S = 60.0
-_REASON, _READ = "failure/reason", "failure/read"
+_FINAL, _CRASH = "final", "crash"
+# Two words at most: the first one of any process, and after a crash the first final one.
+_WORDS = ("failure/first", "failure/final")
 
 
 class FatalErrorBroadcast:
@@ -33,14 +36,16 @@ class FatalErrorBroadcast:
 
     `on_heard(reason)` is called once, by a thread of its own, when another process has failed: it
     is to write the reason to the status and end this process, whatever the main thread waits for.
+    `cause`: the first crash of a process, with its host; "" while none is known.
     """
 
     def __init__(self, host: str, rank: int, on_heard: Callable[[str], None]) -> None:
         self._host, self._rank, self._on_heard = host, rank, on_heard
         self._store: Store | None = None
         self._world_size = 1
+        self.cause = ""
         self._closed = threading.Event()
-        self._heard = threading.Event()
+        self._heard_final, self._heard = threading.Event(), threading.Event()
         # What is to be finished before this process ends for another's reason.
         self.before_end: Callable[[], None] = lambda: None
 
@@ -55,20 +60,34 @@ class FatalErrorBroadcast:
 
     def tell(self, why: str) -> tuple[str, bool]:
         """Send the reason to all processes. Returns the first one, and whether it is this process' own."""
-        word = f"{self._rank} {self._host}: {why}"
+        word = self._word(_FINAL, why)
         self._closed.set()
         if self._store is None:
             return _reason(word), True
-        try:
-            stands = self._store.compare_set(_REASON, "", word).decode()
-        except RuntimeError:
-            # The store is gone, and with it everybody who could have read it there.
-            return _reason(word), True
-        return _reason(stands), stands == word
+        # Where the store is gone, so is everybody who could have read it there.
+        with contextlib.suppress(RuntimeError):
+            for key in _WORDS:
+                stands = self._store.compare_set(key, "", word).decode()
+                if _kind(stands) == _FINAL:
+                    return _reason(stands), stands == word
+        return _reason(word), True
+
+    def tell_crash(self, why: str) -> None:
+        """Send the cause of a crash to the processes that are about to lose this one.
+
+        Does not return if another process has failed for good before, as this process then ends.
+        """
+        if self._store is None:
+            return
+        with contextlib.suppress(RuntimeError):
+            self._store.compare_set(_WORDS[0], "", self._word(_CRASH, why))
+            self.wait_for_word()
+            self.wait_until_read()
 
     def wait_for_word(self, within_s: float = WORD_S) -> None:
-        """After the loss of a peer: does not return if that one has given a reason, as this process then ends."""
-        if self._store is not None and self._heard.wait(within_s):
+        """After the loss of a peer: wait until its crash is known. Does not return if it has failed for good, as this
+        process then ends."""
+        if self._store is not None and self._heard.wait(within_s) and self._heard_final.is_set():
             # The thread that has received it writes it to the status, and ends this process.
             time.sleep(_WRITE_S)
 
@@ -78,7 +97,8 @@ class FatalErrorBroadcast:
             return
         deadline = time.monotonic() + LAST_WAIT_S
         with contextlib.suppress(RuntimeError):
-            while self._store.add(_READ, 0) < self._world_size and time.monotonic() < deadline:
+            last = _WORDS[1] if self._store.check([_WORDS[1]]) else _WORDS[0]
+            while not self._is_read_by_all(last) and time.monotonic() < deadline:
                 time.sleep(0.05)  # the store has no event for a count
 
     def close(self) -> None:
@@ -88,24 +108,46 @@ class FatalErrorBroadcast:
     def _listen(self, store: Store) -> None:
         # The store is gone: who is in a collective with its host finds out by itself.
         with contextlib.suppress(RuntimeError):
-            _wait(store)
-            reason = _reason(store.get(_REASON).decode())
-            store.add(_READ, 1)
-            if not self._closed.is_set():
+            for key in _WORDS:
+                word = _wait(store, key)
+                if _kind(word) == _FINAL:
+                    break
+                self.cause = _reason(word)
                 self._heard.set()
-                self._on_heard(reason)
+                store.add(_read(key), 1)
+            store.add(_read(key), 1)
+            if not self._closed.is_set():
+                self._heard_final.set()
+                self._heard.set()
+                self._on_heard(_reason(word))
+
+    def _is_read_by_all(self, key: str) -> bool:
+        assert self._store is not None
+        return self._store.add(_read(key), 0) >= self._world_size
+
+    def _word(self, kind: str, why: str) -> str:
+        return f"{kind} {self._rank} {self._host}: {why}"
 
 
-def _wait(store: Store) -> None:
-    """Until there is a reason. Raises RuntimeError when the store is gone."""
+def _wait(store: Store, key: str) -> str:
+    """The word at `key`, as soon as there is one. Raises RuntimeError when the store is gone."""
     from torch.distributed import DistStoreError
 
     while True:
         with contextlib.suppress(DistStoreError):  # none for a while
-            store.wait([_REASON], timedelta(seconds=WAIT_S))
-            return
+            store.wait([key], timedelta(seconds=WAIT_S))
+            return store.get(key).decode()
+
+
+def _read(key: str) -> str:
+    """Where the processes that have read a word are counted."""
+    return f"{key}/read"
+
+
+def _kind(word: str) -> str:
+    return word.partition(" ")[0]
 
 
 def _reason(word: str) -> str:
-    """Without the rank in front."""
-    return word.partition(" ")[2]
+    """Without the kind and the rank in front."""
+    return word.split(" ", 2)[2]

@@ -93,19 +93,27 @@ def record_end(
 
 
 def record_crash(
-    directory: Path, attempt: str, node: Node | None, what: str, lost: bool, words: str = "running"
+    directory: Path,
+    attempt: str,
+    node: Node | None,
+    what: str,
+    lost: bool,
+    words: str = "running",
+    step: int = 0,
 ) -> None:
     """Note a crash, which a restart may cure: the status says `running` still. `lost`: it only follows from the
     end of another process, and does not take the place of what was noted before. `words`: the statuses that it
-    takes the place of."""
+    takes the place of. `step`: the newest complete step, as far as the process knows it."""
     with contextlib.suppress(OSError):
-        for place, was in _statuses(directory, attempt, node):
+        for place, was in _statuses(directory, attempt, node, step):
             if was.word in words.split() and not (lost and was.reason):
                 write_status(place, Status("running", was.attempt, was.step, what))
 
 
-def _statuses(directory: Path, attempt: str, node: Node | None) -> Iterator[tuple[Path, Status]]:
-    """The directories that are this attempt's, and their statuses."""
+def _statuses(
+    directory: Path, attempt: str, node: Node | None, step: int = 0
+) -> Iterator[tuple[Path, Status]]:
+    """The directories that are this attempt's, and their statuses, at `step` or a later step that they know of."""
     places = [(directory, node.launch() if node else attempt)]
     if node is not None:
         places.insert(0, (node.directory, node.attempt))
@@ -114,6 +122,7 @@ def _statuses(directory: Path, attempt: str, node: Node | None) -> Iterator[tupl
         if not mine or holder is None or holder.attempt != mine:
             return
         was = read_status(place) or Status("running", mine, 0)
-        step = max([was.step, *steps_on_disk(place)])  # of one that runs it is that of its start
+        # The status of a running attempt has the step of its start; checkpoints are in the whole directory only.
+        newest = max([was.step, step, *steps_on_disk(directory)])
         now = was if was.attempt == mine else Status("running", mine, 0)
-        yield place, replace(now, step=step)
+        yield place, replace(now, step=newest)

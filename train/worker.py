@@ -100,8 +100,6 @@ class Worker:
             self.reporter.fail(error, waited=isinstance(error, ToldError))
             return self._fail(error)
         except Exception as error:  # noqa: BLE001 - the worker's last resort
-            if self.failures is not None:
-                self.failures.wait_for_word()
             self._crash(error)
             return EXIT_FAILED
 
@@ -172,28 +170,39 @@ class Worker:
         return 0
 
     def _crash(self, error: Exception) -> None:
-        """Say what has happened; of what happened to others, who and where it was."""
-        text, peer = str(error), peer_failure(error)
-        lines: list[str] = []
-        self.reporter.fail(error, waited=bool(peer))
-        if peer:
-            # A traceback through DDP would only hide the cause.
-            what = "lost a peer" if peer == GONE else "timed out waiting for a peer"
-            self._say(f"{what}: {text.splitlines()[0][:200]}")
-            lines = self.reporter.explain(wait=peer == LATE)
-            for line in lines:
-                self._say(line)
-            reason = f"{what}: {lines[0] if lines else text.splitlines()[0]}"
-        else:
-            traceback.print_exc()
-            self._say(f"{type(error).__name__}: {text}")
-            where = innermost_user_line(error.__traceback__)
-            reason = f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
+        """Say and note what has happened: the exception, or the crash of another process that it follows from."""
         step = self.reporter.step
         when = f" in step {step + 1}" if step >= 0 else ""
-        noted = f"rank {self._rank}{when}: {reason[:MOST_REASON]}"
-        only_follows = bool(peer) and not lines
-        record_crash(self.directory, self.attempt, self.node, noted, only_follows)
+        if peer := peer_failure(error):
+            self._lose_peer(error, peer, when)
+            return
+        self.reporter.fail(error, waited=False)
+        traceback.print_exc()
+        self._say(f"{type(error).__name__}: {error}")
+        where = innermost_user_line(error.__traceback__)
+        reason = f"{type(error).__name__}: {error}"[:MOST_REASON] + (f" ({where})" if where else "")
+        noted = f"rank {self._rank}{when}: {reason}"
+        record_crash(self.directory, self.attempt, self.node, noted, False, step=step)
+        if self.failures is not None:
+            self.failures.tell_crash(" ".join(noted.split()))
+
+    def _lose_peer(self, error: Exception, peer: str, when: str) -> None:
+        """The same, after an exception that says GONE or LATE of another process. Its traceback would hide the cause."""
+        if self.failures is not None:
+            self.failures.wait_for_word()
+        cause = self.failures.cause if self.failures is not None else ""
+        self.reporter.fail(error, waited=True)
+        what = "lost a peer" if peer == GONE else "timed out waiting for a peer"
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        self._say(f"{what}: {text[:200]}")
+        lines = [cause] if cause else self.reporter.explain(wait=peer == LATE)
+        for line in lines:
+            self._say(line)
+        reason = "; ".join(lines) or text
+        noted = cause or f"rank {self._rank}{when}: {what}: {reason}"[:MOST_REASON]
+        only_follows = bool(cause) or not lines
+        step = self.reporter.step
+        record_crash(self.directory, self.attempt, self.node, noted, only_follows, step=step)
 
     def _say(self, message: str) -> None:
         say(message, self._rank)

@@ -186,25 +186,39 @@ CRASHING = """
 import dataclasses, os
 from train.workloads import toy
 
-def build(context):
+def build(context, host):
     made = toy.build(context)
     def loss(model, batch):
-        if os.environ["DDPGEN_NODE"] == "laptop":
+        if os.environ["DDPGEN_NODE"] == host:
             raise ValueError("odd\\nbatch")
         return made.loss(model, batch)
     return dataclasses.replace(made, loss=loss)
 """
 
 
-def test_a_crash_of_the_users_code_is_told_by_every_status(rig: Rig, tmp_path: Path) -> None:
-    spec = fleet.spec(PAIR, name="crash", restarts=0)
-    spec["train"] |= {"workload": "mine.py:build", "args": {}}
+@pytest.mark.parametrize(
+    ("host", "rank", "restarts"),
+    [("laptop", 1, 0), pytest.param("desk", 0, 3, marks=pytest.mark.nightly)],
+)
+def test_a_crash_of_the_users_code_is_told_by_every_status(
+    rig: Rig, tmp_path: Path, host: str, rank: int, restarts: int
+) -> None:
+    name = f"crash-{host}"
+    spec = fleet.spec(PAIR, name=name, restarts=restarts)
+    spec["train"] |= {"workload": "mine.py:build", "args": {"host": host}}
     driver = fleet.Driver(rig, jobs.render(tmp_path, spec, {"mine.py": CRASHING}, target="hosts"))
     assert driver.end() == 1, driver.output
-    cause = "rank 1 in step 1: ValueError: odd batch (mine.py:9 in loss)"
-    assert fleet.status(rig, "laptop", "crash") == f"failed 0 {cause}"
-    assert fleet.status(rig, "desk", "crash").startswith("failed 0 rank 0 in step 1: lost a peer: ")
-    assert f"laptop: crashed: {cause}" in driver.output
+    cause = f"rank {rank} in step 1: ValueError: odd batch (mine.py:9 in loss)"
+    for each in PAIR:
+        told = fleet.status(rig, each, name)
+        assert told.startswith("failed 0 "), told
+        assert cause in told
+    assert f"{host}: crashed: {cause}" in driver.output or restarts, driver.output
+    rows = [
+        line for line in driver.lines if re.match(r"ddpgen: (desk|laptop) +(crashed|failed)", line)
+    ]
+    assert len([row for row in rows if cause in row]) == 2, driver.output
+    assert f"ddpgen: the last lines of {host}:" in driver.lines
 
 
 SCRIPT = """

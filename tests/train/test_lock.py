@@ -188,6 +188,16 @@ def test_who_has_been_replaced_says_nothing_of_its_end(tmp_path: Path) -> None:
     assert read_status(node.directory) == Status("done", mine, 0)
 
 
+def test_a_host_without_checkpoints_knows_its_last_step(tmp_path: Path) -> None:
+    """A worker's host has none where the hosts share no directory."""
+    node = Node("lap", tmp_path / "nodes" / "lap", "", "launch")
+    node.directory.mkdir(parents=True)
+    node = replace(node, attempt=claim(node.directory, "job", os.getpid()))
+    record_crash(tmp_path, node.attempt, node, "rank 1 in step 26: lost a peer", lost=True, step=25)
+    record_end(tmp_path, node.attempt, node, "failed", "killed")
+    assert read_status(node.directory) == Status("failed", node.attempt, 25, "killed")
+
+
 def test_it_goes_on_as_long_as_steps_are_committed(tmp_path: Path) -> None:
     attempt = claim(tmp_path, "job", os.getpid())
     for step in range(1, 6):

@@ -11,8 +11,12 @@ import torch
 import torch.distributed as dist
 
 from tests.train.world import in_world
+from train.config import parse
 from train.errors import GONE, LATE, PeerGoneError, PeerLateError, peer_failure
+from train.lock import claim
 from train.parallel.process_group import World
+from train.status import Status, read_status
+from train.worker import Worker
 
 
 def raised_by(action: object) -> str:
@@ -78,3 +82,16 @@ def test_a_process_that_does_not_come_is_late() -> None:
 )
 def test_an_error_of_the_users_own_code_is_none_of_a_peer(error: Exception, meaning: str) -> None:
     assert peer_failure(error) == meaning
+
+
+class DistError(RuntimeError):
+    """By this name torch's own errors are known; some of them have no text."""
+
+
+def test_the_loss_of_a_peer_that_torch_has_no_words_for_is_noted(tmp_path: Path) -> None:
+    attempt = claim(tmp_path, "job", os.getpid())
+    argv = ["--workload=toy", "--steps=9", "--global-batch-size=8", "--micro-batch-size=8"]
+    config = parse([*argv, "--optimizer=sgd", "--lr=1", f"--checkpoint-dir={tmp_path}"])
+    Worker(config, {"DDPGEN_ATTEMPT": attempt, "RANK": "1"}, argv)._crash(DistError(""))
+    noted = Status("running", attempt, 0, "rank 1: lost a peer: DistError")
+    assert read_status(tmp_path) == noted
