@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from . import logs, remote
-from .ends import DONE, FAILED, USAGE
+from .ends import DONE, END_MARK, FAILED, USAGE
 from .plan import Plan, PlannedHost
 from .screen import Screen, folded, shown, table
 from .session import Home, Trouble, ask, why_not
@@ -134,9 +134,14 @@ def show_logs(home: Home, host: str | None) -> int:
         return _whole(launch / f"{host}.log", home.screen)
     for name in names:
         path = launch / f"{name}.log"
-        lines = [shown(line) for line in logs.tail(path, _LINES_EACH)]
+        lines = [shown(line) for line in logs.tail(path, _LINES_EACH) if not _is_report(line)]
         print_out("\n".join([f"==> {path} <==", *(lines or ["(nothing)"]), ""]) + "\n")
     return DONE
+
+
+def _is_report(line: bytes) -> bool:
+    """True of the line in which a host reports its end to the driver."""
+    return line.startswith(END_MARK.encode())
 
 
 def _nothing_kept(directory: Path) -> str:
@@ -163,7 +168,8 @@ def _whole(path: Path, screen: Screen) -> int:
     try:
         with open(path, "rb") as file:
             for line in file:
-                print_out(shown(line.rstrip(b"\n")) + "\n")
+                if not _is_report(line):
+                    print_out(shown(line.rstrip(b"\n")) + "\n")
     except OSError as error:
         screen.say(f"{path}: {error.strerror}: the host has said nothing that could be kept")
         return FAILED

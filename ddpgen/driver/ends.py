@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DONE, FAILED, USAGE, NO_START, STOPPED = 0, 1, 2, 69, 75
 SSH_FAILED = 255  # ssh's own; the host scripts never end with it
 
-_FAILED = re.compile(r"ddpgen: failed(?: at step \d+)?: (.*)")
-_CRASHED = re.compile(r"ddpgen: crashed: (.*)")
+# The last line of a host's supervisor begins so: then come the launch's token and JSON (train/supervisor/hosts.py).
+END_MARK = "ddpgen-end "
 _CONSEQUENCE = re.compile(r"\b(?:lost|timed out waiting for) (?:a|the|its) peer")
 _OF_SSH = re.compile(
     r"ssh: |Connection |Shared connection |Timeout, server |client_loop|Read from remote|kex_|mux_"
@@ -36,25 +37,42 @@ class End:
         return self.state in ("done", "stopped")
 
 
+@dataclass(frozen=True)
+class Report:
+    """The end of a host as its supervisor reports it. `crashed`: a restart may cure it; `reason`: why it ended."""
+
+    crashed: bool
+    reason: str
+
+
 class Evidence:
-    """Listens to a host's lines for what its script says of itself: `failed`, `crashed` its reason, `last` its last
-    line, `ssh` that of ssh; "" where there is none."""
+    """Listens to a host's lines. `report`: its supervisor's, in the line with `token`, which no other program knows;
+    None while there is none. For display only: `last` is the last line of ddpgen's own, `ssh` that of ssh; "" where
+    there is none."""
 
-    def __init__(self) -> None:
-        self.failed = self.crashed = self.last = self.ssh = ""
+    def __init__(self, token: str = "") -> None:
+        self._mark = f"{END_MARK}{token} "
+        self.report: Report | None = None
+        self.last = self.ssh = ""
 
-    def add(self, line: str) -> None:
-        """One line of the host's output, as shown."""
-        if failed := _FAILED.match(line):
-            self.failed = failed[1]
-        if crashed := _CRASHED.match(line):
-            self.crashed = crashed[1]
-        if line.startswith("ddpgen: ") and not line.startswith(
-            ("ddpgen: to go on", "ddpgen: to begin anew")
-        ):
+    def add(self, line: str) -> bool:
+        """One line of the host's output, as shown. False where it is the report, which is for the driver alone."""
+        if line.startswith(self._mark):
+            self.report = _report(line.removeprefix(self._mark))
+            return False
+        if line.startswith("ddpgen: "):
             self.last = line.removeprefix("ddpgen: ")
         elif _OF_SSH.match(line):
             self.ssh = line
+        return True
+
+
+def _report(text: str) -> Report | None:
+    try:
+        data = json.loads(text)
+        return Report(bool(data["crashed"]), str(data["reason"]))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def judged(host: str, code: int, evidence: Evidence, forced: bool) -> End:
@@ -63,27 +81,30 @@ def judged(host: str, code: int, evidence: Evidence, forced: bool) -> End:
         what = f"ssh was killed by signal {-code}" if code < 0 else evidence.ssh
         reason = f"the connection was lost: {what}" if what else _SILENT
         return End(host, "lost", code, reason, forced)
+    # A script that ended before its supervisor began, or was killed, leaves no report.
+    report = evidence.report or Report(crashed=True, reason="")
+    reason = report.reason or evidence.last
     if code in _STATES:
-        return End(host, _STATES[code], code, evidence.last, forced)
-    state, reason = "crashed", evidence.crashed or evidence.last
-    if evidence.failed:
-        state, reason = "failed", evidence.failed
-    elif forced:
-        state = "killed"
+        return End(host, _STATES[code], code, reason, forced)
+    state = "failed" if not report.crashed else "killed" if forced else "crashed"
     return End(host, state, code, reason, forced, bool(_CONSEQUENCE.search(reason)))
 
 
-def culprit(ends: Sequence[End], names: Iterable[str]) -> End | None:
+def culprit(ends: Sequence[End]) -> End | None:
     """The end that the others follow from; `ends` are in order of time."""
     bad = [end for end in ends if not end.good]
-    by_host = {end.host: end for end in bad}
+    first = _first(bad)
+    if first is None:
+        return None
+    # A reason that came from another host begins with its name.
+    source = first.reason.partition(": ")[0]
+    return next((end for end in bad if end.host == source), first)
+
+
+def _first(bad: Sequence[End]) -> End | None:
     for end in bad:
-        if end.state == "lost" and not end.forced:
+        if (end.state == "lost" and not end.forced) or (end.state == "failed" and not end.follows):
             return end
-        if end.state == "failed" and not end.follows:
-            # A verdict begins with the host that it came from.
-            source = end.reason.partition(": ")[0]
-            return by_host.get(source, end) if source in set(names) else end
     for wanted in ("refused", "lost"):
         for end in bad:
             if end.state == wanted:

@@ -329,7 +329,7 @@ class DriverRun:
 
     def _conclude(self) -> int:
         last = {end.host: end for end in self._ends}
-        blamed = culprit(self._ends, self._sessions)
+        blamed = culprit(self._ends)
         code = exit_code(list(last.values()), blamed, self._plan.elastic is not None)
         if blamed is not None and code not in (DONE, STOPPED) and self._asked < 2:
             self._show_last_lines(blamed)

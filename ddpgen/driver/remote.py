@@ -56,7 +56,7 @@ def start(
 ) -> bytes:
     """Become the host's script, which inherits the rest of the input: the driver's line."""
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment.items())
-    words = " ".join(quote(word) for word in (host.script, "--driven", *arguments))
+    words = " ".join(quote(word) for word in (host.script, *arguments))
     values = {**_values(plan, host), "script": host.script}
     return text(values, TOOLS, f"{exports}{_BEGIN}{_ENTER}exec bash -- {words}\n")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -132,14 +133,16 @@ class Session:
 
     async def start(self, environment: Mapping[str, str], arguments: Iterable[str]) -> None:
         """Start the host's script; from now on its lines are shown. Raises Trouble."""
-        self._lines, self._evidence = Lines(), Evidence()
+        token = secrets.token_hex(8)
+        self._lines, self._evidence = Lines(), Evidence(token)
         self._forced, self._left = False, ""
         command = self._home.ssh.command(self.host)
         try:
             self._child = await Child.start(command, self._hear)
         except OSError as error:
             raise Trouble(f"cannot start {command[0]}: {error.strerror}") from None
-        self._child.say(remote.start(self._home.plan, self.host, environment, arguments))
+        words = (f"--driven={token}", *arguments)
+        self._child.say(remote.start(self._home.plan, self.host, environment, words))
         self.state = "running"
         self._following = asyncio.create_task(self._follow(self._child))
 
@@ -176,9 +179,7 @@ class Session:
         self._take(self._lines.feed(data))
 
     def _take(self, lines: list[bytes]) -> None:
-        texts = [shown(line) for line in lines]
-        for text in texts:
-            self._evidence.add(text)
+        texts = [text for text in map(shown, lines) if self._evidence.add(text)]
         self.last.extend(texts)
         if texts:
             self._home.screen.lines(self.host.name, texts)

@@ -221,7 +221,7 @@ def test_activation_lines_do_not_take_the_drivers_words(run: Run) -> None:
     eats = "python:\n  activate: ['read -r word || true; echo ate:$word; exit 3']\n"
     bundle = rendered(run, GPT + eats + PAIR.removeprefix(GPT))
     done = subprocess.run(
-        ["bash", str(bundle / "hosts/laptop.sh"), "--driven"],
+        ["bash", str(bundle / "hosts/laptop.sh"), "--driven=t"],
         input="stop\n", capture_output=True, text=True, timeout=30,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (69, "ate:\n"), done.stderr

@@ -140,7 +140,7 @@ class Driven(jobs.Job):
     """A host's script, and the driver's end of its line."""
 
     def __init__(self, bundle: Path) -> None:
-        words = ["bash", str(bundle / "hosts/desk.sh"), "--driven"]
+        words = ["bash", str(bundle / "hosts/desk.sh"), "--driven=t"]
         self.process = subprocess.Popen(words, **{**jobs.PIPED, "stdin": subprocess.PIPE})
         self._listen()
         threading.Thread(target=self._beat, daemon=True).start()

@@ -46,11 +46,14 @@ class End:
 @dataclass(frozen=True)
 class ExitReport:
     """The exit code of the supervisor, and its last lines. `failure`: why it failed, for the status that the
-    workers have left at `running`; "" where that is not known."""
+    workers have left at `running`; "" where that is not known. `reason`: why it ended, for the driver of several hosts,
+    by default the first line; `crashed`: another start may cure it."""
 
     code: int
     lines: tuple[str, ...] = ()
     failure: str = ""
+    reason: str = ""
+    crashed: bool = False
 
 
 def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request:
@@ -83,15 +86,18 @@ def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
     if status.word == "stopped":
         return ExitReport(EXIT_STOPPED, ("; ".join((f"stopped{at}", *starts_again)),))
     if status.word == "failed":
-        return ExitReport(EXIT_FAILED, (f"failed{at}: {status.reason or 'no reason given'}",))
+        why = status.reason or "no reason given"
+        return ExitReport(EXIT_FAILED, (f"failed{at}: {why}",), reason=why)
     if end.stops and not end.killed and not end.met:
         return not_begun(again)
-    # The driver takes "failed: " and "crashed: " for the reason of a host's end (ddpgen/driver/ends.py).
     if end.killed:
-        return ExitReport(
-            EXIT_FAILED, ("; ".join(("killed", *starts_again)),), "killed, as it was asked to"
-        )
-    return ExitReport(EXIT_FAILED, (f"crashed: {crash(end)}", *starts_again), status.reason)
+        # A crash before the kill is the cause: whoever asked for the kill has seen it, or the loss of its host.
+        why = status.reason or "killed, as it was asked to"
+        line = "; ".join(("killed", *starts_again))
+        return ExitReport(EXIT_FAILED, (line,), why, status.reason or line, crashed=True)
+    why = crash(end)
+    lines = (f"crashed: {why}", *starts_again)
+    return ExitReport(EXIT_FAILED, lines, status.reason, why, crashed=True)
 
 
 def crash(end: End) -> str:

@@ -7,9 +7,11 @@ Owns the reading of that file, who of them takes part, and which ranks are this 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from train.supervisor.tier import Membership, Tier
 from train.supervisor.words import Command
 
 _LISTED = Path("hosts", "hosts.json")
+_MOST_REASON = 4000
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Hosts(Tier):
         **ONLY_CHECK,
         "--head=": "NAME: meet at this host instead of the first, on all the same",
         "--hosts=": "A,B: only these take part, on all the same",
-        "--driven": "",
+        "--driven=": "",
         "--install": "",
     }
     again = start_command(among_hosts=True)
@@ -157,7 +160,7 @@ class Hosts(Tier):
         return membership(listed, options.me, options.head, options.hosts, options.port, launch)
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
-        return decision.on_signal(name, stops, met, self._options.driven)
+        return decision.on_signal(name, stops, met, bool(self._options.driven))
 
     def not_begun(self, name: str) -> ExitReport:
         # What a driver has ended may have a reason, which the driver tells.
@@ -165,6 +168,14 @@ class Hosts(Tier):
 
     def at_end(self, end: End) -> ExitReport:
         return decision.at_end(end, self._results(end), self._same)
+
+    def report(self, outcome: ExitReport) -> None:
+        """For the driver, as a line that no other program can print: only this process has the token."""
+        if token := self._options.driven:
+            reason = outcome.reason or "".join(outcome.lines[:1])
+            data = {"crashed": outcome.crashed, "reason": " ".join(reason.split())[:_MOST_REASON]}
+            with contextlib.suppress(OSError, ValueError):  # the driver is gone
+                print(f"ddpgen-end {token} {json.dumps(data)}", file=sys.stderr, flush=True)
 
     def _results(self, end: End) -> str:
         results = directory.of(self._options.checkpoint_dir)

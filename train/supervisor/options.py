@@ -41,7 +41,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--setup", default="", help="a file of bash, run once in the environment before all else")
     add("--timeout", type=seconds, default=120.0, help="how long the others are waited for")
     add("--preflight", action="store_true", help="only check whether the job can start")
-    add("--driven", action="store_true", help="all hosts speak on one terminal, by hosts/run.sh")
+    add(
+        "--driven", default="", metavar="TOKEN",
+        help="all hosts speak on one terminal, by hosts/run.sh, which knows the end of a host by this word",
+    )  # fmt: skip
 
 
 def names(text: str) -> tuple[str, ...]:

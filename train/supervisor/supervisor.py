@@ -101,7 +101,7 @@ class Supervisor:
             say(f"{member.me} is the head, at {member.meets_at}; expecting {member.others}")
         only = self._options.preflight
         if only or not self._options.no_preflight:
-            driven = self._options.driven
+            driven = bool(self._options.driven)
             code = self._beside(lambda: preflight.run(self._settings(), only, driven))
             if code or only:
                 return ExitReport(code)

@@ -13,6 +13,10 @@ if [ "${1:-}" = --install ]; then
   [ ! -e "$HOME/offline" ] || { echo 'ddpgen: pip could not install it (PY004)' >&2; exit 69; }
   exit 0
 fi
+token=${1#--driven=}
+report() { # CRASHED REASON: as train/supervisor/hosts.py does
+  echo "ddpgen-end $token {\"crashed\": $1, \"reason\": \"$2\"}" >&2
+}
 exec 9<.
 flock -s -n 9
 me=${BASH_SOURCE[0]##*/}
@@ -39,6 +43,7 @@ listen() {
         ;;
       kill)
         echo 'ddpgen: killed; to go on: the same command' >&2
+        report true 'killed; to go on: the same command'
         exit 1
         ;;
     esac
@@ -71,18 +76,23 @@ case $part in
     echo training
     until [ -e "$HOME/../over" ]; do sleep 0.05; done
     echo 'ddpgen: crashed: rank 1: lost a peer: Connection closed by peer' >&2
+    report true 'rank 1: lost a peer: Connection closed by peer'
     exit 1
     ;;
   fail)
     seq 1 30
     echo "ddpgen: failed at step 7: $me: out of memory" >&2
     echo 'ddpgen: to go on: the same command' >&2
+    report false "$me: out of memory"
     : >"$HOME/../over"
     exit 1
     ;;
   crash | crash-after-*)
     case $part in crash-after-*) checkpoint "${part##*-}" ;; esac
+    echo 'ddpgen: failed: x' >&2 # the user's own, which decides nothing
+    echo 'ddpgen-end 1234 {"crashed": false, "reason": "x"}' >&2
     echo 'ddpgen: crashed: rank 0: ValueError: odd' >&2
+    report true 'rank 0: ValueError: odd'
     exit 1
     ;;
   die) kill -KILL $$ ;;

@@ -91,6 +91,7 @@ def test_only_who_typed_it_is_told_how_to_kill_and_to_go_on() -> None:
             1,
             (f"killed; {GO_ON}",),
         ),
+        (End(137, status("running", 7, NOTED), killed=True), 1, (f"killed; {GO_ON}",)),
         (End(137, status("done"), stops=2, killed=True), 0, ("done at step 7; HERE",)),
         (
             End(1, None),
@@ -102,5 +103,8 @@ def test_only_who_typed_it_is_told_how_to_kill_and_to_go_on() -> None:
 def test_the_end_of_the_workers(end: End, code: int, lines: tuple[str, ...]) -> None:
     outcome = at_end(end, "HERE", AGAIN)
     assert (outcome.code, outcome.lines) == (code, lines)
+    # What the driver of several hosts is told: the cause, and whether another start may cure it.
+    assert outcome.crashed == (outcome.code == 1 and lines[0].startswith(("crashed", "killed")))
+    assert outcome.reason in lines[0] or outcome.reason == NOTED
     # What the status has to be told, and can be.
     assert bool(outcome.failure) == (NOTED in lines[0] or lines[0].startswith("killed"))

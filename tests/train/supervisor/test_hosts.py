@@ -11,7 +11,8 @@ import pytest
 from tests.train.supervisor.test_driver_link import Recorded
 from train import nic
 from train.errors import Refusal
-from train.supervisor.hosts import HostEntry, Listed, membership, read
+from train.supervisor.decision import ExitReport
+from train.supervisor.hosts import HostEntry, Hosts, Listed, membership, read
 from train.supervisor.supervisor import Supervisor
 from train.supervisor.tier import Membership, Tier
 from train.supervisor.words import Command, workers
@@ -123,3 +124,26 @@ def test_a_list_that_is_none_is_named_with_the_remedy(tmp_path: Path, text: str)
     ) as refused:
         read(path)
     assert refused.value.code == 69
+
+
+def test_the_driver_gets_the_end_in_a_line_with_its_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A user's program prints what it likes; only the supervisor has the driver's word."""
+    tier = Hosts(argparse.Namespace(me="desk", driven=""), Command((), (), (), ()))
+    tier.report(ExitReport(1, ("crashed: odd",), reason="odd", crashed=True))
+    assert capsys.readouterr().err == ""
+    tier._options.driven = "t"  # without the standard input that a driver speaks on
+    for outcome, data in (
+        (
+            ExitReport(1, ("crashed: a", "to go on: x"), "", "a\nb", True),
+            '"crashed": true, "reason": "a b"',
+        ),
+        (
+            ExitReport(75, ("stopped at step 7; to go on: x",)),
+            '"crashed": false, "reason": "stopped at step 7; to go on: x"',
+        ),
+        (ExitReport(69), '"crashed": false, "reason": ""'),
+    ):
+        tier.report(outcome)
+        assert capsys.readouterr().err == f"ddpgen-end t {{{data}}}\n"
