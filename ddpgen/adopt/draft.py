@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 from ddpgen.errors import Finding, SpecInvalidError
 from ddpgen.spec import reader
+from ddpgen.spec.job import INTERFACE
+from ddpgen.spec.rules import INTERFACE_NAMES
 from ddpgen.targets import TARGETS
 from ddpgen.yamltext import scalar
 
 _ORDER = (
-    "name", "nodes", "procs_per_node", "gpus_per_node", "restarts", "code", "env", "python", "train",
+    "name", "nodes", "procs_per_node", "gpus_per_node", "nic", "restarts", "code", "env", "python", "train",
     "targets",
 )  # fmt: skip
 _SECRET_NAME = re.compile(
@@ -87,6 +89,9 @@ class Draft:
 
     def variable(self, name: str, value: str, line: int) -> None:
         """A variable of the job. Of a secret only the name is kept, where the tier has a place for it."""
+        if name in INTERFACE_NAMES:
+            self._interface(name, value, line)
+            return
         if not self.is_secret(name, value):
             self.fields["env", name] = Field(value, line)
             return
@@ -97,6 +102,18 @@ class Draft:
             self.trap(line, f"{name} is a secret, and its value stands in the script", remedy)
         else:
             self.lost(line, name, remedy)
+
+    def _interface(self, name: str, value: str, line: int) -> None:
+        """One exact name becomes `nic`. NCCL reads `eth` as the beginning of a name, and `=eth0` as a name."""
+        interface = value.removeprefix("=")
+        is_exact = re.fullmatch(INTERFACE.pattern, interface) and (
+            name != "NCCL_SOCKET_IFNAME" or value != interface or re.search(r"[0-9]$", value)
+        )
+        if is_exact and self.get("nic") in (None, interface):
+            self.put("nic", interface, line)
+        else:
+            remedy = "ddpgen finds the interface; to choose it, write nic: with one exact name"
+            self.lost(line, f"{name}={value}", remedy)
 
     def _say(self, line: int, kind: str, what: str, remedy: str) -> None:
         self._said.add((line, kind, f"{what}; {remedy}" if remedy else what))

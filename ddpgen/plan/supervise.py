@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 # Variables that a supervisor pins, unless the spec's env has them.
 PINNED = (
-    "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",
     "OMP_NUM_THREADS",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",

@@ -31,7 +31,11 @@ from ddpgen.spec.fields import (
 from ddpgen.spec.times import Duration, Every, Period, Span, Steps, StepSpan
 
 TIERS = ("local", "hosts", "slurm", "sky")
-INTERFACE = Text(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", "one exact interface name, like eth0")
+# gloo and NCCL take no address here.
+INTERFACE = Text(
+    r"(?![0-9]+(\.[0-9]+){3}$)[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}",
+    "one exact interface name, like eth0",
+)
 DESTINATION = Text(
     r"[^\s\0-][^\s\0]*", "a destination of ssh: an alias, user@host or ssh://user@host:port"
 )

@@ -41,6 +41,8 @@ _TORCHRUN_OWNS = frozenset([
     "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
     "MASTER_PORT", "RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE",
 ])  # fmt: skip
+# The supervisor sets them from `nic`, whose interface the preflight checks.
+INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _PORTABLE_SETS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 OWNED_NAMES = _BASH_OWNS | _TORCHRUN_OWNS
 
@@ -327,6 +329,10 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
         if name in OWNED_NAMES or name.startswith(("DDPGEN_", "PET_")):
             what = "is set by bash, torchrun or the launch script; the job would not see this value"
             yield Conflict((f"{field}.{name}",), what, "take another name")
+        if name in INTERFACE_NAMES:
+            what = "would go past the preflight, which checks the interface of nic alone"
+            remedy = "write nic: with one exact name, like eth0, or leave it out to have it found"
+            yield Conflict((f"{field}.{name}",), what, remedy)
         if name in _PORTABLE_SETS and train.determinism == "portable":
             what = "is set by determinism: portable; the job would not see this value"
             remedy = "leave it out, or write determinism: default"

@@ -185,6 +185,10 @@ run: |
         ("export MASTER_PORT=29500", ":6: trap: port 29500 is fixed: two jobs"),
         ("export NCCL_IB_DISABLE=1", ":6: trap: NCCL_IB_DISABLE=1 keeps NCCL"),
         ("export NCCL_SOCKET_IFNAME=lo", ":6: trap: NCCL_SOCKET_IFNAME=lo keeps NCCL"),
+        ("export NCCL_SOCKET_IFNAME=^lo,docker0", ":6: not carried over: NCCL_SOCKET_IFNAME=^lo,docker0; ddpgen"),
+        ("export NCCL_SOCKET_IFNAME=ib", ":6: not carried over: NCCL_SOCKET_IFNAME=ib; ddpgen finds"),
+        ("export GLOO_SOCKET_IFNAME=10.0.0.1", ":6: not carried over: GLOO_SOCKET_IFNAME=10.0.0.1; ddpgen"),
+        ("export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=ib0", ":6: not carried over: NCCL_SOCKET_IFNAME=ib0"),
         ("export WANDB_API_KEY=abcdef123456", ":6: trap: WANDB_API_KEY is a secret"),
         ("#SBATCH --ntasks-per-node=4", ":7: trap: 4 tasks on a node, and each starts 4 processes"),
         ("#SBATCH --output=a.log", ":6: trap: --output=a.log has no %j"),
@@ -200,6 +204,22 @@ def test_what_is_told_of_a_line(lines: str, expected: str, run: Run, tmp_path: P
     out, err = spec_of(run, tmp_path, text)
     assert f"old.sbatch{expected}" in err
     assert "abcdef123456" not in out + err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export GLOO_SOCKET_IFNAME=enp5s0 NCCL_SOCKET_IFNAME==enp5s0",
+        "export NCCL_SOCKET_IFNAME=enp5s0",
+        "export GLOO_SOCKET_IFNAME=nordlynx",
+    ],
+)
+def test_the_interface_of_a_script_becomes_nic(line: str, run: Run, tmp_path: Path) -> None:
+    text = f"#!/bin/bash\n{HEADER}{line}\nsrun torchrun --nproc-per-node=4 train.py\n"
+    out, err = spec_of(run, tmp_path, text)
+    job = read(out.encode(), "a")["slurm"].job
+    assert (job.nic, dict(job.env)) == (line.rpartition("=")[2], {})
+    assert "IFNAME" not in err
 
 
 @pytest.mark.parametrize(

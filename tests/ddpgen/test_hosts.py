@@ -66,6 +66,14 @@ def listed(text: str) -> Any:
         ("hosts: [{name: a, address: 127.0.0.1}, b]", "10:32: targets.hosts.hosts[0].address:"),
         ("hosts: [{name: a, ssh: 'b:2222'}, c]", "10:28: targets.hosts.hosts[0].ssh: b:2222 is"),
         ("hosts: [{name: a, address: 0.0.0.0}, b]", "10:32: targets.hosts.hosts[0].address:"),
+        (
+            "hosts: [{name: a, nic: 10.0.0.1}, b]",
+            '10:28: targets.hosts.hosts[0].nic: "10.0.0.1" does not',
+        ),
+        (
+            "hosts: [{name: a, env: {GLOO_SOCKET_IFNAME: b}}, b]",
+            "10:49: targets.hosts.hosts[0].env.GLOO_SOCKET_IFNAME: would",
+        ),
         ("nic: lo\nhosts: [a, b]", "10:10: targets.hosts.nic: loopback leads every host to"),
         ("hosts: [localhost, b]", "10:13: targets.hosts.hosts[0]: localhost leads every host to"),
         ("hosts: [{name: a, env: {RANK: 1}}]", "10:35: targets.hosts.hosts[0].env.RANK: is set"),

@@ -291,11 +291,11 @@ def test_it_runs_from_any_directory_and_in_a_hostile_one(
 
 
 def test_the_specs_env_wins_over_what_the_script_pins(stage: Callable[..., Stage]) -> None:
-    ours = stage(GPT + "env: {OMP_NUM_THREADS: 3, GLOO_SOCKET_IFNAME: eth7}\nnic: eth0\n")
+    ours = stage(GPT + "env: {OMP_NUM_THREADS: 3, CUBLAS_WORKSPACE_CONFIG: ':16:8'}\nnic: eth0\n")
     assert ours.play("done")[0] == 0
     env = ours.seen()["env"]
-    assert (env["OMP_NUM_THREADS"], env["GLOO_SOCKET_IFNAME"]) == ("3", "eth7")
-    assert env["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert (env["OMP_NUM_THREADS"], env["CUBLAS_WORKSPACE_CONFIG"]) == ("3", ":16:8")
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
 
 
 def test_activation_lines_run_first_and_a_failing_one_ends_the_launch(

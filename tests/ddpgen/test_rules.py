@@ -78,6 +78,18 @@ def spec(**changes: object) -> str:
         ({"top": "env: {DDPGEN_X: 0}"}, "6:17: env.DDPGEN_X: is set by bash, torchrun or the"),
         ({"top": "env: {PET_NNODES: 2}"}, "6:19: env.PET_NNODES: is set by bash, torchrun or"),
         (
+            {"top": "env: {GLOO_SOCKET_IFNAME: '^lo,docker0'}"},
+            (
+                "6:27: env.GLOO_SOCKET_IFNAME: would go past the preflight, which checks the interface of nic "
+                "alone; write nic: with one exact name, like eth0, or leave it out"
+            ),
+        ),
+        (
+            {"top": "env: {NCCL_SOCKET_IFNAME: eth0}"},
+            "6:27: env.NCCL_SOCKET_IFNAME: would go past",
+        ),
+        ({"top": "nic: 192.168.7.1"}, '6:6: nic: "192.168.7.1" does not fit; write one exact'),
+        (
             {"top": "env: {MKL_CBWR: AVX2}", "train": "determinism: portable"},
             "6:17: env.MKL_CBWR: is set by determinism: portable",
         ),
