@@ -1,20 +1,30 @@
-"""Whether one micro-batch, computed twice before the first step, gives the same bits twice.
+"""Whether one micro-batch, computed twice before the first step, gives the same bits twice and asks no other process.
 
-Owns the comparison and the wording of what differs. Leaves parameters, gradients and buffers as they were;
+Owns the comparison, the watch on collectives, and the wording of both. Leaves parameters, gradients and buffers as they were;
 the random state is set before each micro-batch anyway.
 """
 
 from __future__ import annotations
 
+import functools
+import re
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from train.console import say
+from train.errors import TrainError
+from train.health.stacks import innermost_user_line
 from train.parallel.process_group import World
+
+# The methods of a process group through which every function of torch.distributed goes.
+_COLLECTIVE = re.compile(r"(?!__).*(all|reduce|gather|scatter|broadcast|barrier|send|recv)")
 
 
 @dataclass(frozen=True)
@@ -27,12 +37,24 @@ class Repetition:
 
 
 def repeat(
-    model: torch.nn.Module, compute: Callable[[Any], torch.Tensor], batches: Iterable[Any]
+    model: torch.nn.Module,
+    compute: Callable[[Any], torch.Tensor],
+    batches: Iterable[Any],
+    may_meet: bool = False,
 ) -> Repetition:
     """Compute loss and gradients of `batches`, one micro-batch that is read twice. `compute` sets the
-    random state."""
+    random state. Raises TrainError when that calls a collective, unless it `may_meet` the other ranks."""
     try:
-        return _repeat(model, compute, list(batches))
+        with nullcontext() if may_meet else _no_collectives():
+            return _repeat(model, compute, list(batches))
+    except _CollectiveError as error:
+        raise TrainError(
+            f"{innermost_user_line(error.__traceback__)} calls {error} while a micro-batch is computed; "
+            "processes with different numbers of micro-batches would wait there for ever, and with equal "
+            "numbers the weights would depend on the number of processes. Compute the loss from its own "
+            "micro-batch, and raise train.micro_batch_size if more samples have to meet in it "
+            "(docs/workloads.md, A loss over many samples)"
+        ) from None
     except Exception:  # noqa: BLE001 - the first step meets it, where it is told as any other
         return Repetition("", None)
 
@@ -86,6 +108,36 @@ def report(mine: Repetition, world: World) -> bool:
             f"(docs/workloads.md, What keeps the bits the same).{gpu}"
         )
     return False
+
+
+class _CollectiveError(Exception):
+    """The name of the function in torch.distributed that was called."""
+
+
+@contextmanager
+def _no_collectives() -> Iterator[None]:
+    """A collective of this thread raises _CollectiveError, by whatever name the user's code has imported it."""
+    thread = threading.get_ident()
+
+    def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                raise _CollectiveError(f"torch.distributed.{sys._getframe(1).f_code.co_name}")
+            return method(*args, **kwargs)
+
+        return call
+
+    group = dist.ProcessGroup
+    # As the class has them: what getattr() gives would not bind to a group once it is put back.
+    methods = {name: each for name, each in vars(group).items() if _COLLECTIVE.match(name)}
+    for name, method in methods.items():
+        setattr(group, name, watched(method))
+    try:
+        yield
+    finally:
+        for name, method in methods.items():
+            setattr(group, name, method)
 
 
 @contextmanager

@@ -283,8 +283,10 @@ class Trainer:
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         batches = fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
+        # DDP's own way promises no bits on other numbers of processes, and with equal parts none waits for ever.
+        may_meet = config.reduction == "allreduce" and len({*map(len, self.parts)}) == 1
         mine = repeats.repeat(
-            model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches
+            model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches, may_meet
         )
         self.repeats = repeats.report(mine, self.world)
 

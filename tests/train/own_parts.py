@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed import all_gather as gather
+from torch.distributed import get_world_size
 
 from tests.train.odd_models import Points, cross_entropy, workload
 from train.workload import Workload
@@ -230,3 +232,22 @@ def slow_on_rank_1(context: Any) -> Workload:
         return made.loss(model, batch)
 
     return dataclasses.replace(made, loss=loss)
+
+
+def meeting(context: Any, of: str = "loss") -> Workload:
+    """Its loss compares the samples of all processes, as InfoNCE is often written."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        scores = model(batch[0])
+        others = [torch.empty_like(scores) for _ in range(get_world_size())]
+        gather(others, scores.detach())
+        return cross_entropy(model, batch) + torch.cat(others).mean() * 0
+
+    class Asking(Points):
+        def __getitem__(self, i: int) -> Any:
+            torch.distributed.barrier()
+            return super().__getitem__(i)
+
+    if of == "dataset":
+        return workload(model(), dataset=Asking())
+    return workload(model(), loss=loss, eval_dataset=None)

@@ -311,6 +311,29 @@ def test_code_that_does_not_repeat_itself_is_named_at_the_start(
     assert manifest["exact_on_any_world_size"] is False
 
 
+@pytest.mark.parametrize(
+    ("of", "processes", "flags", "called"),
+    [
+        ("loss", 3, [], "in loss calls torch.distributed.all_gather while"),
+        ("loss", 1, [], "in loss calls torch.distributed.all_gather while"),
+        ("dataset", 2, [], "calls torch.distributed.barrier while"),
+        ("loss", 2, ["--reduction=allreduce", "--shares=5,7"], "torch.distributed.all_gather"),
+    ],
+)
+def test_a_collective_of_the_users_is_named_at_the_start(
+    of: str, processes: int, flags: list[str], called: str, tmp_path: Path
+) -> None:
+    """With three processes it waited for ever; with two the weights were other ones."""
+    done = trained(tmp_path, "meeting", processes, *flags, f'--arg=of="{of}"')
+    assert done.status.startswith("failed ")
+    assert called in done.status
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_with_equal_shares_ddps_own_way_may_have_collectives(tmp_path: Path) -> None:
+    completed(tmp_path, "meeting", 2, "--reduction=allreduce")
+
+
 def test_computing_a_micro_batch_twice_leaves_nothing_behind() -> None:
     class Layer(torch.nn.Module):
         def __init__(self) -> None:
