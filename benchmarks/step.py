@@ -242,7 +242,7 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
     def run(steps: int) -> None:
         nonlocal position
         for step in range(steps):
-            state.optimizer.zero_grad(set_to_none=True)
+            state.optimizers[0].zero_grad(set_to_none=True)
             for i in range(mine):
                 start = (position * world.size + world.rank) * each % (len(order) - each)
                 batch = read(order[start : start + each])
@@ -252,7 +252,7 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
                     loss.backward()
             if config.grad_clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
-            state.optimizer.step()
+            state.optimizers[0].step()
             if step % config.log_every == 0:
                 loss.item()
 

@@ -1,4 +1,4 @@
-"""The optimizer a config names, and the learning rate as a function of the step.
+"""The optimizer a config names, or those a workload brings, and the learning rate as a function of the step.
 
 Owns both. The schedule keeps no state of its own, so there is none to resume.
 """
@@ -6,7 +6,9 @@ Owns both. The schedule keeps no state of its own, so there is none to resume.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 import torch
 
@@ -16,16 +18,32 @@ from train.lean import keep_steps_uncompiled, without_compiler
 from train.portable import PORTABLE
 from train.workload import Workload
 
+# The part of torch.optim.Optimizer that a run uses.
+_PROTOCOL = ("step", "param_groups", "state_dict", "load_state_dict")
 
-def build_optimizer(workload: Workload, config: RunConfig) -> torch.optim.Optimizer:
-    """The workload's own optimizer if it brings one, else the one the config names."""
+
+def build_optimizers(workload: Workload, config: RunConfig) -> tuple[torch.optim.Optimizer, ...]:
+    """The workload's own if it brings any, else the one the config names. Raises TrainError for anything else."""
     if workload.optimizer is not None:
-        optimizer = workload.optimizer(workload.model, config.lr)
+        optimizers = _own(workload.optimizer(workload.model, config.lr))
     else:
         with without_compiler():
-            optimizer = _built_in(workload, config)
-    keep_steps_uncompiled(optimizer)
-    return optimizer
+            optimizers = (_built_in(workload, config),)
+    for optimizer in optimizers:
+        keep_steps_uncompiled(optimizer)
+    return optimizers
+
+
+def _own(returned: Any) -> tuple[torch.optim.Optimizer, ...]:
+    several = tuple(returned) if isinstance(returned, (list, tuple)) else (returned,)
+    odd = [type(each).__name__ for each in several if not all(hasattr(each, n) for n in _PROTOCOL)]
+    if odd or not several:
+        what = odd[0] if odd else f"{type(returned).__name__} with nothing in it"
+        raise TrainError(
+            f"the workload's optimizer(model, lr) returned a {what}; return a torch.optim.Optimizer, or a "
+            "list of them that step together (docs/workloads.md, Several optimizers)"
+        )
+    return several
 
 
 def _built_in(workload: Workload, config: RunConfig) -> torch.optim.Optimizer:
@@ -57,25 +75,29 @@ class LearningRate:
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         config: RunConfig,
         last_step: int,
         own: Callable[[int, int], float] | None = None,
     ) -> None:
         """`own`: the workload's schedule. Raises TrainError when it cannot be followed."""
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._config, self._last_step, self._own = config, last_step, own
-        self._base = [group["lr"] for group in optimizer.param_groups]
+        self._base = [group["lr"] for group in self._groups()]
         if own is not None:
             self._check_own()
 
     def set_for(self, step: int) -> float:
         """Returns the first group's learning rate, the one worth showing."""
         factor = self._factor(step)
-        for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
+        for group, base in zip(self._groups(), self._base, strict=True):
             group["lr"] = base * factor
-        lr: float = self._optimizer.param_groups[0]["lr"]
+        lr: float = next(self._groups())["lr"]
         return lr
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        # Read each time, because load_state_dict replaces them.
+        return chain.from_iterable(each.param_groups for each in self._optimizers)
 
     def _factor(self, step: int) -> float:
         if self._own is None:

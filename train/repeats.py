@@ -1,4 +1,4 @@
-"""Whether one micro-batch, computed twice before the first step, gives the same bits twice and asks no other process.
+"""One micro-batch, computed twice before the first step: it has to give the same bits, and to ask no other process.
 
 Owns the comparison, the watch on collectives, and the wording of both. Leaves parameters, gradients and buffers as they were;
 the random state is set before each micro-batch anyway.

@@ -11,10 +11,11 @@ from train.selection import Selection
 
 @dataclass
 class State:
-    """`step`: optimizer steps that are complete."""
+    """`optimizers`: one, or those of a workload that brings several, which step together. `step`: optimizer steps
+    that are complete."""
 
     model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizers: tuple[torch.optim.Optimizer, ...]
     scaler: torch.amp.GradScaler
     step: int
     selection: Selection

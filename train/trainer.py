@@ -47,7 +47,7 @@ from train.health.phase import (
 )
 from train.lock import Fence
 from train.node import Node
-from train.optim import LearningRate, build_optimizer
+from train.optim import LearningRate, build_optimizers
 from train.parallel import agreement
 from train.parallel.buffers import Buffers
 from train.parallel.gradients import AllReduceGradients, Gradients, TreeGradients
@@ -229,12 +229,12 @@ class Trainer:
         else:
             self.last_step = config.steps
         scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
-        optimizer = build_optimizer(self.workload, config)
+        optimizers = build_optimizers(self.workload, config)
         selection = Selection(config)
-        self.state = State(self.workload.model, optimizer, scaler, step=0, selection=selection)
+        self.state = State(self.workload.model, optimizers, scaler, step=0, selection=selection)
         # Here, because it reads the base rates: in a checkpoint's optimizer they are scheduled already.
         own = self.workload.schedule
-        self.learning_rate = LearningRate(optimizer, config, self.last_step, own)
+        self.learning_rate = LearningRate(optimizers, config, self.last_step, own)
         self.settings = manifest.settings(config, self.last_step, own is not None)
         self.clock = StepClock()
         if config.profile is not None:
@@ -514,9 +514,11 @@ class Trainer:
         """Clipping and scaling see the reduced gradients, so every rank computes identical values."""
         state = self.state
         if self.config.grad_clip is not None:
-            state.scaler.unscale_(state.optimizer)
+            for optimizer in state.optimizers:
+                state.scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(state.model.parameters(), self.config.grad_clip)
-        state.scaler.step(state.optimizer)
+        for optimizer in state.optimizers:
+            state.scaler.step(optimizer)
         state.scaler.update()
 
     def _settle_buckets(self) -> None:

@@ -28,7 +28,7 @@ BUILT_IN = ("gpt", "mnist", "toy")
 class Dataset(Protocol):
     """Map-style data: `len(dataset)` samples, `dataset[i]` for 0 <= i < len.
 
-    If it also has `batch(indices: list[int]) -> batch`, that is used instead of `[i]` + collate.
+    One with `batch(indices: list[int]) -> batch` is read by that alone, and needs neither `[i]` nor collate.
     """
 
     def __len__(self) -> int: ...
@@ -70,7 +70,8 @@ class Workload:
     micro-batch, weighed by samples at evaluation; the loss itself is always evaluated. For what is no
     mean of batches there is `finish(rows)`: with it, `metrics` may also return tensors [samples, ...],
     and `finish` makes numbers (or lists of them) of those of the whole split, in the split's order.
-    `optimizer(model, lr)` replaces the one named in the spec. `schedule(step, steps)` replaces the
+    `optimizer(model, lr)` replaces the one named in the spec, by one or by a list of them that step together.
+    `schedule(step, steps)` replaces the
     spec's schedule and warm-up: what the learning rate is multiplied by in step `step` of `steps`, from
     0, by nothing but these two. `log(row)` is called on rank 0 with each row of metrics.jsonl. `unit`
     and `units_per_sample` are what throughput is counted in. `data_files` are the paths of what was read,
@@ -83,7 +84,9 @@ class Workload:
     eval_dataset: Dataset | None = None
     metrics: Callable[[nn.Module, Any], Mapping[str, torch.Tensor]] | None = None
     finish: Callable[[dict[str, torch.Tensor]], Mapping[str, Any]] | None = None
-    optimizer: Callable[[nn.Module, float], torch.optim.Optimizer] | None = None
+    optimizer: (
+        Callable[[nn.Module, float], torch.optim.Optimizer | Sequence[torch.optim.Optimizer]] | None
+    ) = None
     schedule: Callable[[int, int], float] | None = None
     log: Callable[[dict[str, Any]], None] | None = None
     collate: Callable[[list[Any]], Any] | None = None
@@ -231,10 +234,11 @@ def _check_data(name: str, workload: Workload) -> None:
         value = getattr(workload, part)
         if value is None:
             continue
-        if not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
+        reads = hasattr(value, "__getitem__") or callable(getattr(value, "batch", None))
+        if not hasattr(value, "__len__") or not reads:
             raise TrainError(
-                f"workload {name!r}: {part} needs len() and [index]; an iterable has no position "
-                "to resume at"
+                f"workload {name!r}: {part} needs len(), and [index] or batch(indices); an iterable has no "
+                "position to resume at"
             )
         if len(value) == 0:
             raise TrainError(f"workload {name!r}: {part} is empty")

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed import all_gather as gather
 from torch.distributed import get_world_size
+from torch.nn.functional import softplus
 
 from tests.train.odd_models import Points, cross_entropy, workload
 from train.workload import Workload
@@ -251,3 +252,51 @@ def meeting(context: Any, of: str = "loss") -> Workload:
     if of == "dataset":
         return workload(model(), dataset=Asking())
     return workload(model(), loss=loss, eval_dataset=None)
+
+
+class Gan(nn.Module):
+    """Two networks against each other; one forward pass gives both losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
+        self.critic = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, real: torch.Tensor) -> torch.Tensor:
+        made = self.generator(torch.randn(len(real), 4))
+        critics = softplus(-self.critic(real)) + softplus(self.critic(made.detach()))
+        fixed = {name: p.detach() for name, p in self.critic.named_parameters()}
+        generators = softplus(-torch.func.functional_call(self.critic, fixed, made))
+        return (critics + generators).mean()
+
+
+def two_optimizers(context: Any, killed: str = "", returns: str = "") -> Workload:
+    def optimizer(model: Any, lr: float) -> Any:
+        critic = torch.optim.AdamW(model.critic.parameters(), lr=4 * lr, betas=(0.0, 0.9))
+        generator = torch.optim.SGD(model.generator.parameters(), lr=lr, momentum=0.5)
+        bad = {"dict": {"critic": critic}, "empty": [], "words": [critic, "sgd"], "one": critic}
+        return bad.get(returns, [critic, generator])
+
+    made = Workload(Gan(), Points(), lambda model, batch: model(batch[0]), optimizer=optimizer)
+    return killed_once(made, killed)
+
+
+class Batches:
+    """Whole batches only, without `[i]`."""
+
+    def __init__(self) -> None:
+        self.points = Points()
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def batch(self, indices: list[int]) -> Any:
+        return self.points.x[indices], self.points.y[indices]
+
+
+def of_batches(context: Any) -> Workload:
+    return workload(model(), dataset=Batches(), eval_dataset=Batches())
+
+
+def plain_samples(context: Any) -> Workload:
+    return workload(model(), eval_dataset=Points())

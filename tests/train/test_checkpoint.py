@@ -260,9 +260,11 @@ def checkpointer(tmp_path: Path) -> Checkpointer:
 
 
 def state(step: int) -> Any:
-    parts = {name: SimpleNamespace(state_dict=dict) for name in ("optimizer", "scaler")}
-    model = torch.nn.Linear(2, 2)
-    return SimpleNamespace(model=model, step=step, selection=SimpleNamespace(metric=""), **parts)
+    part, model = SimpleNamespace(state_dict=dict), torch.nn.Linear(2, 2)
+    selection = SimpleNamespace(metric="")
+    return SimpleNamespace(
+        model=model, step=step, selection=selection, optimizers=(part,), scaler=part
+    )
 
 
 def test_the_state_may_change_as_soon_as_it_is_copied(

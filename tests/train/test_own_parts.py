@@ -47,6 +47,49 @@ def test_a_schedule_of_ones_own_sets_the_rate_through_a_restart(tmp_path: Path) 
     assert_same_bits(halves.tensors(), whole.tensors())
 
 
+def test_several_optimizers_step_together_to_the_same_bits(tmp_path: Path) -> None:
+    flags = ("--steps=8", "--schedule=cosine", "--warmup-steps=2", "--grad-clip=0.5")
+    alone = completed(tmp_path / "alone", "two_optimizers", 1, *flags)
+    start = own_parts.Gan().state_dict()
+    assert {*alone.tensors()} == {*start}
+    for processes in (2, 3):
+        done = completed(tmp_path / str(processes), "two_optimizers", processes, *flags)
+        assert_same_bits(done.tensors(), alone.tensors())
+    halves = killed_and_resumed(tmp_path, "two_optimizers", *flags)
+    assert_same_bits(halves.tensors(), alone.tensors())
+    kept = torch.load(checkpoints(halves.directory)[-1] / "optimizer.pt", weights_only=True)
+    assert [len(each["state"]) for each in kept["optimizer"]] == [4, 4]
+    rates = [row["lr"] for row in rows(alone.directory, "step")]
+    assert rates[:3] == [0.1, 0.2, 0.2]  # of the first optimizer
+
+
+@pytest.mark.parametrize(
+    ("returns", "what"),
+    [
+        ("dict", "returned a dict; return a torch.optim.Optimizer, or a list of them"),
+        ("empty", "returned a list with nothing in it; return"),
+        ("words", "returned a str; return"),
+    ],
+)
+def test_what_is_no_optimizer_is_named_before_the_first_step(
+    returns: str, what: str, tmp_path: Path
+) -> None:
+    done = trained(tmp_path, "two_optimizers", 1, f'--arg=returns="{returns}"')
+    assert done.status.startswith("failed ")
+    assert what in done.status
+
+
+def test_a_checkpoint_of_other_optimizers_is_refused(tmp_path: Path) -> None:
+    completed(tmp_path, "two_optimizers", 1, "--steps=2")
+    done = trained(tmp_path, "two_optimizers", 1, "--steps=4", '--arg=returns="one"')
+    assert done.codes == [1]
+    done = trained(tmp_path, "two_optimizers", 1, '--arg=returns="one"', "--accept-changes")
+    assert (
+        "does not fit this model or optimizer: it is of 2 optimizers, and there are 1"
+        in done.status
+    )
+
+
 def test_another_length_is_another_run_where_a_schedule_is_told_of_it(tmp_path: Path) -> None:
     completed(tmp_path, "own_schedule", 1, "--steps=3")
     longer = trained(tmp_path, "own_schedule", 1, "--steps=6")
@@ -257,6 +300,13 @@ def test_a_metric_that_is_none_is_named_before_the_first_step(
     done = trained(tmp_path, name, 2, "--eval-every=2", *flags, *more)
     assert why in done.status
     assert name == "own_metrics" or not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_dataset_of_batches_needs_no_single_samples(tmp_path: Path) -> None:
+    flags = ["--eval-every=3", "--micro-batch-size=2"]
+    batches = completed(tmp_path / "batches", "of_batches", 2, *flags)
+    samples = completed(tmp_path / "samples", "plain_samples", 1, *flags)
+    assert_same_bits(batches.tensors(), samples.tensors())
 
 
 def test_augmentation_in_the_dataset_gives_the_same_bits(tmp_path: Path) -> None:

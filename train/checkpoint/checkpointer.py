@@ -143,10 +143,11 @@ class Checkpointer:
         for name, buffer in state.model.named_buffers(remove_duplicate=False):
             if name in model:
                 model[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+        optimizers = [optimizer.state_dict() for optimizer in state.optimizers]
         parts = {
             "model.pt": model,
             "optimizer.pt": {
-                "optimizer": state.optimizer.state_dict(),
+                "optimizer": optimizers[0] if len(optimizers) == 1 else optimizers,
                 "scaler": state.scaler.state_dict(),
             },
         }

@@ -53,11 +53,17 @@ def restore(state: State, found: Checkpoint | SentCheckpoint) -> None:
     try:
         state.model.load_state_dict(found.load("model.pt"))
         parts = found.load("optimizer.pt")
-        groups = state.optimizer.param_groups
-        for saved, own in zip(parts["optimizer"]["param_groups"], groups, strict=False):
-            if "fused" in own:  # not state: --accept-changes may have changed it
-                saved["fused"] = own["fused"]
-        state.optimizer.load_state_dict(parts["optimizer"])
+        states = parts["optimizer"]
+        states = states if isinstance(states, list) else [states]
+        if len(states) != len(state.optimizers):
+            raise ValueError(
+                f"it is of {len(states)} optimizers, and there are {len(state.optimizers)}"
+            )
+        for optimizer, saved in zip(state.optimizers, states, strict=True):
+            for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=False):
+                if "fused" in own:  # not state: --accept-changes may have changed it
+                    group["fused"] = own["fused"]
+            optimizer.load_state_dict(saved)
         state.scaler.load_state_dict(parts["scaler"])
         if "selection" in parts:
             state.selection.load_state_dict(parts["selection"])
