@@ -111,6 +111,14 @@ def library_flags(facts: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def weights_of(start: Any) -> tuple[int, str] | None:
+    """The step at which this start ended, and the hash of its weights there; None if it did not end well."""
+    if not isinstance(start, dict):
+        return None
+    step, weights = start.get("step"), start.get("weights")
+    return (step, weights) if type(step) is int and isinstance(weights, str) else None
+
+
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """`name: old -> new` for everything that is not the same, but the results of the bit probe."""
     names = sorted({*was, *now} - {"bits"})

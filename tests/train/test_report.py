@@ -28,8 +28,10 @@ def row(kind: str, step: int, at: float, **values: Any) -> dict[str, Any]:
 def killed_and_preempted() -> list[dict[str, Any]]:
     """Ten steps: killed after the sixth, with a checkpoint of the fourth; stopped after the eighth."""
     rows = [row("start", 0, 100.0, world_size=2, last_step=10)]
-    rows += [row("step", n, 102.0 + n, loss=1 / n) for n in range(1, 7)]
-    rows += [row("checkpoint", 4, 106.5, seconds=0.5, stall=0.1)]
+    for n in range(1, 7):
+        # Of step 4, written just before the row of the next step.
+        rows += [row("checkpoint", 4, 102.0 + n, seconds=0.5, stall=0.1)] if n == 5 else []
+        rows += [row("step", n, 102.0 + n, loss=1 / n)]
     second = {"generation": 2}
     rows += [row("start", 4, 120.0, world_size=2, last_step=10, after="rank 1: gone", **second)]
     rows += [row("step", n, 120.0 + n, loss=1 / n, **second) for n in range(5, 9)]
@@ -55,11 +57,27 @@ def test_a_step_counts_once_and_every_start_has_its_end() -> None:
     assert found.total_steps == 10
     assert found.wall_s == 111.0
     # Of the first start steps 2 to 4 count (the first has no step before it), then 6 to 8, and 10.
-    assert found.useful_s == pytest.approx(7.0)
-    assert found.goodput == pytest.approx(7 / 111)
+    # The checkpoint held the training up for 0.1 s of them.
+    assert found.useful_s == pytest.approx(6.9)
+    assert found.goodput == pytest.approx(6.9 / 111)
     assert found.step_s == pytest.approx(1.0)
     assert [(c.step, c.seconds, c.stall) for c in found.checkpoints] == [(4, 0.5, 0.1)]
     assert found.ranks[0].waiting == [0.3, 0.1]
+
+
+def test_a_step_takes_what_lies_between_it_and_the_step_before() -> None:
+    rows = [row("start", 0, 100.0)]
+    for n in range(1, 101):
+        at = 101.0 + n + (5.0 if n > 50 else 0.0)
+        rows += [row("checkpoint", n - 1, at, seconds=0.5, stall=0.0)] if n > 1 else []
+        rows += [row("step", n, at, loss=1.0), row("ranks", n, at, waiting=[], batches=[])]
+        rows += [row("eval", n, at + 5.0, loss=1.0)] if n == 50 else []
+    found = history(rows)
+    assert {step.seconds for step in found.steps} == {None, 1.0}
+    assert found.step_s == 1.0
+    assert found.goodput == pytest.approx(99 / 106)
+    rows[-1] = row("step", 100, 0.0, loss=1.0)  # the clock was set back
+    assert history(rows).steps[-1].seconds == 0.0
 
 
 @pytest.mark.parametrize(
@@ -115,10 +133,11 @@ def whole() -> History:
         "facts": {"torch": "2.13.0"},
         "unit": "tokens",
         "units_per_step": 64,
+        "code": "",
+        "exact_on_any_world_size": False,
+        "starts": [{"step": 8, "weights": "cd" * 32}, {"step": 10, "weights": "ab" * 32}],
     }
-    return history(
-        killed_and_preempted(), Path("job"), status, manifest, "step-10/model.pt", "ab" * 32
-    )
+    return history(killed_and_preempted(), Path("job"), status, manifest, "step-10/model.pt")
 
 
 def test_the_page_holds_everything_and_fetches_nothing() -> None:
@@ -129,9 +148,11 @@ def test_the_page_holds_everything_and_fetches_nothing() -> None:
     assert parsed.tags.count("svg") == 5
     for said in (
         "a &lt;job&gt;", "10 of 10", "0.1000", "64", "tokens per second", "crashed or killed: rank 1: gone",
-        "stopped: preempted", "2 steps", "ab" * 32, "2.13.0", "prefers-color-scheme: dark", "@media print",
+        "stopped: preempted", "2 steps", f"weights of step 10: sha256 <code>{'ab' * 32}", "2.13.0", "exact_on_any", "prefers-color-scheme: dark", "@media print",
     ):  # fmt: skip
         assert said in text, said
+    assert text.count("<div><b>") % 4 == 0, "the tiles fill whole lines of four or two"
+    assert "<th>code</th>" not in text, "a built-in workload has none"
     assert text.count("currentColor") > 20
     assert "#010203" not in text
     assert page(whole(), "a <job>") == text, "the same run gives the same page"
@@ -162,13 +183,13 @@ def test_the_command_writes_the_page_and_names_it(
     write_status(tmp_path, Status("done", "b", 10))
     place = tmp_path / "step-000000010"
     place.mkdir()
-    (place / "checkpoint.json").write_text(
-        json.dumps({"files": {"model.pt": {"sha256": "cd" * 32}}})
-    )
+    (place / "checkpoint.json").write_text("{}")
+    start = {"step": 10, "weights": "cd" * 32}
+    (tmp_path / "manifest.json").write_text(json.dumps({"starts": [start]}))
     assert main([str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/report.html\n"
     assert "cd" * 32 in (tmp_path / "report.html").read_text()
-    assert load(tmp_path).weights == "step-000000010/model.pt"
+    assert load(tmp_path).checkpoint == "step-000000010/model.pt"
 
 
 def test_the_end_of_a_long_run_writes_it_and_never_fails(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from train.files import open_text, read_file
-from train.layout import MARKER, step_directory, steps_on_disk
+from train.layout import step_directory, steps_on_disk
 from train.provenance import MANIFEST, MOST_BYTES
 from train.status import Status, read_status
 
@@ -74,7 +74,8 @@ class Written:
 
 @dataclass(frozen=True)
 class History:
-    """All that is known of a run. `total_steps`: asked for, 0 where that is not on record."""
+    """All that is known of a run. `total_steps`: asked for, 0 where that is not on record; `checkpoint`: the weights of
+    the newest one."""
 
     directory: Path
     steps: Sequence[Step]
@@ -85,8 +86,7 @@ class History:
     status: Status | None
     total_steps: int = 0
     manifest: Mapping[str, Any] = field(default_factory=dict)
-    weights: str = ""
-    sha256: str = ""
+    checkpoint: str = ""
 
     @property
     def wall_s(self) -> float:
@@ -95,12 +95,13 @@ class History:
 
     @property
     def useful_s(self) -> float:
-        """In steps that count."""
-        return sum(step.seconds for step in self.steps if step.seconds is not None)
+        """In steps that count, but the first of each start, and without the waits for checkpoints in them."""
+        steps = sum(step.seconds for step in self.steps if step.seconds is not None)
+        return max(0.0, steps - sum(each.stall for each in self.checkpoints))
 
     @property
     def goodput(self) -> float:
-        """The part of the time from the first start to the end that went into steps that count."""
+        """`useful_s` as a part of the time from the first start to the last row."""
         return self.useful_s / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
@@ -119,16 +120,9 @@ def load(directory: Path) -> History:
     """Raises OSError where there are no metrics to read."""
     with open_text(directory / "metrics.jsonl") as lines:
         rows = list(read(lines))
-    manifest = _json(directory / MANIFEST)
     newest = max(steps_on_disk(directory), default=None)
-    weights, sha256 = "", ""
-    if newest is not None:
-        place = step_directory(directory, newest)
-        files = _json(place / MARKER).get("files")
-        weights = f"{place.name}/model.pt"
-        if isinstance(files, dict) and isinstance(files.get("model.pt"), dict):
-            sha256 = str(files["model.pt"].get("sha256", ""))
-    return history(rows, directory, read_status(directory), manifest, weights, sha256)
+    checkpoint = "" if newest is None else f"{step_directory(directory, newest).name}/model.pt"
+    return history(rows, directory, read_status(directory), _json(directory / MANIFEST), checkpoint)
 
 
 def read(lines: Iterable[str]) -> Iterator[Row]:
@@ -159,8 +153,7 @@ def history(
     directory: Path = Path(),
     status: Status | None = None,
     manifest: Mapping[str, Any] | None = None,
-    weights: str = "",
-    sha256: str = "",
+    checkpoint: str = "",
 ) -> History:
     """What these rows tell."""
     by_kind: dict[str, list[Row]] = {}
@@ -177,27 +170,28 @@ def history(
         status,
         max((_whole(row, "last_step") for row in by_kind.get("start", ())), default=0),
         manifest or {},
-        weights,
-        sha256,
+        checkpoint,
     )  # fmt: skip
 
 
 def _steps(rows: Sequence[Row]) -> list[Step]:
-    """Of each step the last row; its time is since the row before it, of the same start."""
+    """Of each step the last row. A step begins at the row of the step, or of the evaluation, before it in its start.
+
+    The other rows begin none: those of checkpoints are written together with the row of the step that follows.
+    """
     found: dict[int, Step] = {}
     before: Row | None = None
     for row in rows:
         if row["kind"] == "step":
-            alike = before is not None and _start_of(before) == _start_of(row)
-            fresh = before is None or before["kind"] == "start"
-            took = (
-                row["time"] - before["time"] if before is not None and alike and not fresh else None
-            )
+            took = None
+            if before is not None and _start_of(before) == _start_of(row):
+                took = max(0.0, row["time"] - before["time"])
             found.pop(row["step"], None)
             loss = loss_of(row)
             value = float("nan") if loss is None else loss
             found[row["step"]] = Step(row["step"], value, row["time"], took)
-        before = row
+        if row["kind"] in ("step", "eval"):
+            before = row
     return [found[number] for number in sorted(found)]
 
 

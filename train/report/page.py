@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+from train.provenance import weights_of
 from train.report import plots
 from train.report.history import History, Start
 
@@ -20,10 +21,11 @@ body { margin: 0 auto; max-width: 72rem; padding: 1.5rem; color: var(--ink); bac
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
 p { margin: .3rem 0; color: var(--soft); } code { font-size: .9em; overflow-wrap: anywhere; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; margin: 1.2rem 0; }
+.cards { display: grid; grid-template-columns: repeat(4, 1fr); gap: .75rem; margin: 1.2rem 0 .75rem; }
+@media (max-width: 45rem) { .cards { grid-template-columns: repeat(2, 1fr); } }
 .cards div { background: var(--card); border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
-.cards b { display: block; font-size: 1.3rem; font-variant-numeric: tabular-nums; } .cards span { color: var(--soft); }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1.2rem; }
+.cards b { display: block; font-size: 1.3rem; font-variant-numeric: tabular-nums; white-space: nowrap; } .cards span { color: var(--soft); }
+.plots { display: grid; margin-top: 1.2rem; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1.2rem; }
 figure { margin: 0; break-inside: avoid; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
@@ -56,9 +58,12 @@ def _head(history: History, name: str) -> Iterator[str]:
     word = status.word if status is not None else "unknown"
     reason = f": {escape(status.reason)}" if status is not None and status.reason else ""
     yield f'<p><span class="{escape(word)}">{escape(word)}</span>{reason}</p>'
-    if history.weights:
-        sha = f"<br>sha256 <code>{escape(history.sha256)}</code>" if history.sha256 else ""
-        yield f"<p>weights: <code>{escape(history.weights)}</code>{sha}</p>"
+    if history.checkpoint:
+        yield f"<p>newest checkpoint: <code>{escape(history.checkpoint)}</code></p>"
+    starts = history.manifest.get("starts")
+    known = weights_of(starts[-1]) if isinstance(starts, list) and starts else None
+    if known is not None:
+        yield f"<p>weights of step {known[0]}: sha256 <code>{escape(known[1])}</code></p>"
 
 
 def _cards(history: History) -> Iterator[str]:
@@ -71,7 +76,7 @@ def _cards(history: History) -> Iterator[str]:
         (_count(units / history.step_s) if history.step_s else "none", f"{unit} per second"),
         (f"{history.step_s * 1e3:.4g} ms" if history.step_s else "none", "median step"),
         (duration(history.wall_s), "from the first start"),
-        (f"{history.goodput:.0%}", "goodput: time in steps that count"),
+        (f"{history.goodput:.0%}", "goodput"),
         (str(len(history.starts)), "starts"),
         (str(history.lost_steps), "steps done twice"),
     ]
@@ -80,6 +85,10 @@ def _cards(history: History) -> Iterator[str]:
         f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in cards
     )
     yield "</div>"
+    yield (
+        "<p>Goodput is the time in steps, as a part of all time from the first start. It leaves out each start up to the end of "
+        "its first step, evaluations, waits for checkpoints, steps that were done again, and the time between two starts.</p>"
+    )
 
 
 def _curves(history: History) -> Iterator[str]:
@@ -135,7 +144,7 @@ def _facts(history: History) -> Iterator[str]:
     facts = history.manifest.get("facts")
     known = dict(facts) if isinstance(facts, Mapping) else {}
     for name in ("parameters", "code", "exact_on_any_world_size"):
-        if name in history.manifest:
+        if history.manifest.get(name, "") != "":  # a built-in workload has no code of the user's
             known[name] = history.manifest[name]
     yield from _settings("What the bits depend on", known)
 
