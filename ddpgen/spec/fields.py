@@ -65,7 +65,7 @@ class Text(Leaf):
 
     def __init__(self, pattern: str = "", wants: str = "a text"):
         self.pattern, self.wants = pattern, wants
-        self.schema = {"type": "string", "minLength": 1}
+        self.schema = {"type": ["string", "number"], "minLength": 1}
         if pattern:
             self.schema["pattern"] = f"^({pattern})$".replace("\\0", "\\u0000")
 
@@ -95,7 +95,11 @@ class Whole(Leaf):
         self.wants = f"a whole number from {low}"
         if high != LARGEST:
             self.wants += f" to {high}"
-        self.schema: Mapping[str, Any] = {"type": "integer", "minimum": low, "maximum": high}
+        self.schema: Mapping[str, Any] = {
+            **_number_schema("integer"),
+            "minimum": low,
+            "maximum": high,
+        }
 
     def read(self, raw: Scalar) -> int:
         refuse_non_number(raw, self.wants)
@@ -120,7 +124,10 @@ class Number(Leaf):
         if above is not None:
             self.wants += f" above {above:g}"
         bounds = {"minimum": low, "exclusiveMinimum": above}
-        self.schema = {"type": "number", **{k: v for k, v in bounds.items() if v is not None}}
+        self.schema = {
+            **_number_schema("number"),
+            **{k: v for k, v in bounds.items() if v is not None},
+        }
 
     def read(self, raw: Scalar) -> float:
         refuse_non_number(raw, self.wants)
@@ -194,7 +201,11 @@ class Flag(Leaf):
 
     sample = False
     wants = "true or false"
-    schema: Mapping[str, Any] = {"type": "boolean"}
+    # Editors read YAML 1.2, where `off` is a text.
+    schema: Mapping[str, Any] = {
+        "type": ["boolean", "string"],
+        "pattern": "^([Yy]es|YES|[Nn]o|NO|[Oo]n|ON|[Oo]ff|OFF)$",
+    }
 
     def read(self, raw: Scalar) -> bool:
         if raw.tag != "bool" or raw.quoted:
@@ -244,6 +255,11 @@ class Groups(Kind):
 
     def __init__(self, group: Group):
         self.group, self.sample = group, ()
+
+
+def _number_schema(kind: str) -> dict[str, Any]:
+    """Editors read YAML 1.2, where 1_000 is a text."""
+    return {"type": [kind, "string"], "pattern": "^[-+]?[0-9]+_[0-9_.]*$"}
 
 
 def refuse_non_number(raw: Scalar, wants: str) -> None:

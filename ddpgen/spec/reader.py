@@ -219,7 +219,13 @@ class _Walk:
             return kind.sample
         declared = fields(kind.model)  # type: ignore[arg-type]
         self.wrong.update(dotted((*path, field.name)) for field in declared)
-        return kind.model()
+        needed = (field for field in declared if field.default is REQUIRED)
+        return kind.model(
+            **{
+                field.name: self._stand_in(field.metadata["kind"], (*path, field.name))
+                for field in needed
+            }
+        )
 
     def _missing(self, table: Table, declared: Field[Any], path: tuple[str, ...]) -> None:
         wants = declared.metadata["kind"].wants

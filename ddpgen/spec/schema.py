@@ -43,14 +43,17 @@ def json_schema(reference: str) -> dict[str, Any]:
     """The schema of a whole spec, overlays included; `reference`: the text of docs/spec.md."""
     known = descriptions(reference)
     job = _object(JobSpec, "", known)
+    # A field that is left out may stand in the overlay of each tier.
+    job["anyOf"] = [{"required": job.pop("required")}, {"required": ["targets"]}]
     overlays = {
         tier: _object(MODELS.get(tier, JobSpec), f"targets.{tier}.", known) for tier in TIERS
     }
     for overlay in overlays.values():
         overlay["description"] = "What differs on this tier: any field of the job."
+        _take_null(overlay)
     job["properties"]["targets"] = {
         "description": "Per tier, the fields that differ there; merged before anything is checked.",
-        "type": "object",
+        "type": ["object", "null"],
         "additionalProperties": False,
         "properties": overlays,
     }
@@ -85,15 +88,19 @@ def _field(field: Field[Any], place: str, known: Mapping[str, str]) -> dict[str,
     default = default_of(field)
     if default is not None:
         schema["default"] = default
-    if not field.metadata["null"]:
-        return schema
+    if field.metadata["null"]:
+        _take_null(schema)
+    return schema
+
+
+def _take_null(schema: dict[str, Any]) -> None:
     if "type" in schema:
-        schema["type"] = [schema["type"], "null"]
+        types = schema["type"]
+        schema["type"] = [*([types] if isinstance(types, str) else types), "null"]
     elif "enum" in schema:
         schema["enum"] = [*schema["enum"], None]
     else:
         schema["anyOf"] = [*schema["anyOf"], {"type": "null"}]
-    return schema
 
 
 def default_of(field: Field[Any]) -> Any:
@@ -117,7 +124,10 @@ def _written(field: Field[Any]) -> Any:
 def _kind(kind: Kind, path: str, known: Mapping[str, str]) -> dict[str, Any]:
     if isinstance(kind, Group):
         group = _object(kind.model, f"{path}.", known)
-        return {"anyOf": [{"type": "string"}, group]} if kind.shorthand else group
+        if not kind.shorthand:
+            return group
+        bare = next(each for each in fields(kind.model) if each.name == kind.shorthand)  # type: ignore[arg-type]
+        return {"anyOf": [_kind(bare.metadata["kind"], path, known), group]}
     if isinstance(kind, Groups):
         return {"type": "array", "items": _kind(kind.group, f"{path}[]", known)}
     if isinstance(kind, Arguments):

@@ -18,6 +18,7 @@ from ddpgen.spec import yamltree
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import read
 from ddpgen.spec.times import Period
+from tests.ddpgen import drawn
 from tests.ddpgen.conftest import GPT, faults
 
 
@@ -281,6 +282,22 @@ def test_missing_fields_are_named_with_what_to_write() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (with_train("profile: []"), "train.profile: is a list; write a mapping, or "),
+        (with_train("early_stop: 3"), 'train.early_stop: is "3"; write a mapping'),
+        (with_train("profile: {steps: 5}"), 'train.profile.steps: "5" is no range of steps; '),
+        (GPT + "targets: {sky: {bucket: []}}\n", "targets.sky.bucket: is a list; write a "),
+        (GPT + "targets: {hosts: {hosts: [[]]}}\n", "targets.hosts.hosts[0]: is a list; "),
+    ],
+)
+def test_a_group_of_a_wrong_shape_is_refused_and_no_rule_looks_into_it(
+    text: str, fault: str
+) -> None:
+    assert any(fault in line for line in faults(text))
+
+
 @given(st.text(max_size=200) | st.binary(max_size=200))
 def test_any_text_at_all_ends_in_a_spec_or_in_findings(text: str | bytes) -> None:
     raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
@@ -293,18 +310,8 @@ def test_any_text_at_all_ends_in_a_spec_or_in_findings(text: str | bytes) -> Non
     assert all(re.match(r"job\.yaml:\d+:\d+: ", line) for line in refused.split("\n"))
 
 
-YAML_VALUES: Any = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(sorted(JobSpec.__dataclass_fields__)), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.sampled_from([*JobSpec.__dataclass_fields__, "targets"]), YAML_VALUES))
-def test_any_value_in_any_field_ends_in_a_spec_or_in_findings(data: dict[str, Any]) -> None:
+@given(drawn.job(yaml.safe_load(GPT)) | drawn.ANYTHING)
+def test_any_value_in_any_field_ends_in_a_spec_or_in_findings(data: Any) -> None:
     raw = yaml.safe_dump(data, allow_unicode=True).encode("utf-8", "surrogatepass")
     try:
         read(raw, "job.yaml")

@@ -11,16 +11,20 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from hypothesis import given
 
+from ddpgen.errors import SpecInvalidError
 from ddpgen.spec.fields import REQUIRED, Group, Groups
 from ddpgen.spec.job import JobSpec, Python
-from ddpgen.spec.reader import MODELS
+from ddpgen.spec.reader import MODELS, read
 from ddpgen.spec.schema import default_of, description, descriptions, json_schema
+from tests.ddpgen import drawn
 from tests.ddpgen.conftest import GPT, ROOT, TOLD_OF, Run
 
 REFERENCE = (ROOT / "docs" / "spec.md").read_text(encoding="utf-8")
 SAID = descriptions(REFERENCE)
 SCHEMA = json_schema(REFERENCE)
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
@@ -111,7 +115,7 @@ def test_examples_name_their_schema_fit_it_and_validate(
 ) -> None:
     text = example.read_text()
     assert text.startswith("# yaml-language-server: $schema=ddpgen.schema.json\n")
-    jsonschema.validate(as_editors_read(text), SCHEMA)
+    VALIDATOR.validate(as_editors_read(text))
     monkeypatch.chdir(ROOT)
     tiers = ", ".join(["local", *(t for t in ("hosts", "slurm", "sky") if f"\n  {t}:" in text)])
     done = run("validate", example)
@@ -135,5 +139,56 @@ def test_the_schema_refuses_what_the_reader_refuses(
     line: str, run: Run, spec: Callable[[str], Path]
 ) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(yaml.safe_load(GPT + line), SCHEMA)
+        VALIDATOR.validate(yaml.safe_load(GPT + line))
     assert run("validate", spec(GPT + line)).code == 65
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "preflight: false", "preflight: off", "preflight: {enabled: off}", "python: 3", "env: {A: 1}", "code: [7]",
+        "checkpoint: {keep: 1_000, shared: yes}", "targets: {local: }", "targets: ",
+        "targets: {slurm: {account: 1234, mem: 4000, nodelist: 17, environment: {container: 1}}}",
+        "targets: {sky: {cpus: 8, memory: 64, bucket: s3://bucket}}", "targets: {hosts: {hosts: [1, {name: 2}]}}",
+    ],
+)  # fmt: skip
+def test_the_schema_takes_what_the_reader_takes(
+    line: str,
+) -> None:
+    assert "local" in read((GPT + line).encode(), "job.yaml")
+    VALIDATOR.validate(in_an_editor(GPT + line))
+
+
+def in_an_editor(text: str) -> Any:
+    """As YAML 1.2 has it: `off`, `yes` and 1_000 are texts there."""
+
+    class Editor(yaml.SafeLoader):
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [
+                (tag, form) for tag, form in known if tag.rpartition(":")[2] not in ("bool", "int")
+            ]
+            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    Editor.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|false"), list("tf"))
+    number = re.compile("[-+]?[0-9]+")
+    Editor.add_implicit_resolver("tag:yaml.org,2002:int", number, list("-+0123456789"))
+    return yaml.load(text, Editor)
+
+
+def test_the_schema_takes_a_spec_whose_job_is_in_an_overlay() -> None:
+    spec = {"targets": {"local": yaml.safe_load(GPT)}}
+    assert read(yaml.safe_dump(spec).encode(), "job.yaml")
+    VALIDATOR.validate(spec)
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate({"name": "gpt"})
+
+
+@given(drawn.job(yaml.safe_load(GPT)))
+def test_the_schema_takes_any_spec_that_the_reader_takes(spec: dict[str, Any]) -> None:
+    raw = yaml.safe_dump(spec, allow_unicode=True).encode("utf-8", "surrogatepass")
+    try:
+        read(raw, "job.yaml")
+    except SpecInvalidError:
+        return
+    VALIDATOR.validate(spec)

@@ -1,0 +1,113 @@
+"""Specs drawn by Hypothesis from the declared fields: values that fit a field, and some that do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ddpgen.spec.fields import (
+    REQUIRED,
+    Arguments,
+    Choice,
+    Flag,
+    Group,
+    Groups,
+    Kind,
+    Number,
+    Pairs,
+    Text,
+    Texts,
+    Whole,
+)
+from ddpgen.spec.job import TIERS, JobSpec
+from ddpgen.spec.reader import MODELS
+
+Drawn = st.SearchStrategy[Any]
+
+SCALARS: Drawn = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+ANYTHING: Drawn = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(sorted(JobSpec.__dataclass_fields__)), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+# What the kinds of times.py and ranges take.
+_WITH_UNITS = ("90s", "1h30min", "2-00:00:00", "12:00:00", "200 steps", "1 step", "20..25", "2..4")
+
+
+def job(sound: Mapping[str, Any]) -> Drawn:
+    """A spec, for one tier or several: a few fields laid over those of `sound`."""
+    overlays = {tier: group(MODELS.get(tier, JobSpec)) for tier in TIERS}
+    targets = st.fixed_dictionaries({}, optional={t: g | st.none() for t, g in overlays.items()})
+    return st.builds(_laid_over, st.just(sound), group(JobSpec), targets)
+
+
+def _laid_over(sound: Mapping[str, Any], top: dict[str, Any], targets: Any) -> dict[str, Any]:
+    train = top["train"]
+    if isinstance(train, dict):
+        train = {**sound["train"], **train}
+    return {**sound, **top, "train": train, **({"targets": targets} if targets else {})}
+
+
+def group(model: Any) -> Drawn:
+    """A few fields of `model`, and those that it needs."""
+    kinds = {field.name: field.metadata["kind"] for field in fields(model)}
+    needed = {field.name for field in fields(model) if field.default is REQUIRED}
+    names = st.sets(st.sampled_from(sorted(kinds)), max_size=3)
+    return names.flatmap(
+        lambda chosen: st.fixed_dictionaries({n: value(kinds[n]) for n in sorted(chosen | needed)})
+    )
+
+
+def value(kind: Kind) -> Drawn:
+    """Mostly one that fits `kind`."""
+    return st.one_of(*[_fitting(kind)] * 4, ANYTHING)
+
+
+def _fitting(kind: Kind) -> Drawn:
+    if isinstance(kind, Group):
+        whole = st.deferred(lambda: group(kind.model))
+        if not kind.shorthand:
+            return whole
+        bare = next(f for f in fields(kind.model) if f.name == kind.shorthand)  # type: ignore[arg-type]
+        return whole | _fitting(bare.metadata["kind"])
+    if isinstance(kind, Groups):
+        return st.lists(_fitting(kind.group), max_size=2)
+    if isinstance(kind, Texts):
+        return _fitting(kind.leaf) | st.lists(_fitting(kind.leaf), max_size=2)
+    if isinstance(kind, Arguments):
+        return st.lists(_fitting(kind.word), max_size=2) | _pairs(kind)
+    if isinstance(kind, Pairs):
+        return _pairs(kind)
+    return _scalar(kind)
+
+
+def _scalar(kind: Kind) -> Drawn:
+    if isinstance(kind, Text):
+        return _matching(kind.pattern) | st.integers(0, 5000) | st.floats(0, 9, width=16)
+    if isinstance(kind, Whole):
+        whole_number = st.integers(kind.low, min(kind.high, 50))
+        return whole_number | st.sampled_from(_WITH_UNITS)
+    if isinstance(kind, Number):
+        return st.integers(1, 50) | st.floats(0, 9, width=16)
+    if isinstance(kind, Flag):
+        return st.booleans()
+    if isinstance(kind, Choice):
+        return st.sampled_from(kind.words)
+    return st.sampled_from(_WITH_UNITS)
+
+
+def _pairs(kind: Pairs) -> Drawn:
+    return st.dictionaries(
+        _matching(kind.names), _fitting(kind.leaf) if kind.leaf else ANYTHING, max_size=2
+    )
+
+
+def _matching(pattern: str) -> Drawn:
+    return st.from_regex(re.compile(pattern or ".{1,8}", re.ASCII), fullmatch=True)
