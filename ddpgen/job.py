@@ -43,6 +43,14 @@ class Render(NamedTuple):
     limit_mib: int = 100
 
 
+class Rendered(NamedTuple):
+    """What write_bundle() made, and what is doubtful about the files that it gathered."""
+
+    artefacts: list[Artefact]
+    written: Written
+    warnings: list[Finding]
+
+
 def load(path: str) -> dict[str, Reading]:
     """Read a spec for every tier. Raises SpecUnreadableError or SpecInvalidError."""
     try:
@@ -135,7 +143,7 @@ def output_directory(readings: Mapping[str, Reading], how: Render) -> Path:
 
 def write_bundle(
     readings: Mapping[str, Reading], tiers: Sequence[str], home: Path, how: Render
-) -> tuple[list[Artefact], Written]:
+) -> Rendered:
     """Render `tiers` and write the bundle. Raises the errors of every step."""
     from ddpgen.bundle import write
     from ddpgen.resources import resource
@@ -152,7 +160,7 @@ def write_bundle(
     if how.output is None:
         # Of what was launched; elsewhere a directory of this name may be the user's.
         ours.append(directory.parent / "logs")
-    sources = _gathered([readings[tier] for tier in tiers], home, ours)
+    sources, warnings = _gathered([readings[tier] for tier in tiers], home, ours)
     code.refuse_too_much(sources, how.limit_mib)
     items = [
         *(write.Item(a.path, a.text.encode(), executable=a.executable) for a in rendered),
@@ -169,20 +177,33 @@ def write_bundle(
         "spec": {tier: plain(readings[tier].job) for tier in tiers},
         "targets": list(tiers),
     }
-    return rendered, write.write(directory, items, facts, how.force)
+    return Rendered(rendered, write.write(directory, items, facts, how.force), warnings)
 
 
-def _gathered(readings: Sequence[Reading], home: Path, avoid: Sequence[Path]) -> dict[str, Path]:
-    """The code of all these tiers, which one bundle holds in one directory.
+def _gathered(
+    readings: Sequence[Reading], home: Path, avoid: Sequence[Path]
+) -> tuple[dict[str, Path], list[Finding]]:
+    """The code of all these tiers, which one bundle holds in one directory; and warnings.
 
     Raises SpecInvalidError if two tiers have other files of the same name.
     """
     gathered: dict[str, Path] = {}
     owners: dict[str, Reading] = {}
+    warnings, visited = [], set()
     for reading in readings:
-        if reading.job.code in (owner.job.code for owner in owners.values()):
+        if reading.job.code in visited:
             continue
-        for name, file in code.gather(reading.job.code, home, avoid).items():
+        visited.add(reading.job.code)
+        found = code.gather(reading.job.code, home, avoid)
+        if found.withheld:
+            names = ", ".join(_below(file, home) for file in found.withheld[:5])
+            more = f" and {len(found.withheld) - 5} more" if len(found.withheld) > 5 else ""
+            what = f"{names}{more} may hold secrets, and stay out of the bundle"
+            remedy = (
+                f"name in code what the job needs of it, and list the rest in {code.IGNORE_FILE}"
+            )
+            warnings.append(reading.locate(Conflict(("code",), what, remedy, fatal=False)))
+        for name, file in found.files.items():
             owner = owners.setdefault(name, reading)
             if gathered.setdefault(name, file).resolve() != file.resolve():
                 what = (
@@ -195,11 +216,12 @@ def _gathered(readings: Sequence[Reading], home: Path, avoid: Sequence[Path]) ->
                 )
                 conflict = Conflict(("code",), what, remedy)
                 raise SpecInvalidError(reading.filename, [reading.locate(conflict)])
-    return gathered
+    return gathered, warnings
 
 
 def _below(file: Path, home: Path) -> str:
-    return os.path.relpath(file, home.resolve())
+    base = home if file.is_relative_to(home) else home.resolve()
+    return str(file.relative_to(base) if file.is_relative_to(base) else file)
 
 
 def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ddpgen.bundle.write import listing
 from ddpgen.errors import FileTroubleError
@@ -26,7 +27,19 @@ EXCLUDED = [
     "*.launched.json",
     ".*.ddpgen-new", ".*.ddpgen-old",  # what a render under way, or killed, has beside its bundle
 ]  # fmt: skip
+# Files of the user's that hold secrets by custom, and are no code: one travels only if `code` names it.
+SECRETS = [
+    ".env", ".env.*", ".envrc", ".netrc", ".git-credentials", ".pypirc", ".ssh", ".aws", "id_rsa", "id_ecdsa",
+    "id_ed25519",
+]  # fmt: skip
 _STEP = re.compile(r"step-[0-9]{9,}")
+
+
+class Gathered(NamedTuple):
+    """Files by their path in the bundle, and the places of those that may hold secrets and stay behind."""
+
+    files: dict[str, Path]
+    withheld: list[Path]
 
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
@@ -69,8 +82,8 @@ def _check_path(path: str, home: Path) -> Iterator[Conflict]:
         yield Conflict(("code",), what, remedy)
 
 
-def gather(code: Sequence[str], home: Path, avoid: Sequence[Path]) -> dict[str, Path]:
-    """The files of a spec's `code` by their path in the bundle.
+def gather(code: Sequence[str], home: Path, avoid: Sequence[Path]) -> Gathered:
+    """The files of a spec's `code`.
 
     `avoid` are places never to be copied: the bundle itself, the checkpoints. Raises
     FileTroubleError for what cannot be copied.
@@ -87,7 +100,8 @@ def gather(code: Sequence[str], home: Path, avoid: Sequence[Path]) -> dict[str, 
                 message = f"{found[name]} and {file} would both become code/{name}; rename one"
                 raise FileTroubleError(message)
             found[name] = file
-    return {f"{DIRECTORY}/{name}": file for name, file in found.items()}
+    named = {f"{DIRECTORY}/{name}": file for name, file in found.items()}
+    return Gathered(named, walk.withheld)
 
 
 def refuse_too_much(files: Mapping[str, Path], limit_mib: int) -> None:
@@ -118,19 +132,25 @@ class _Walk:
 
     def __init__(self, home: Path, avoid: tuple[Path, ...]):
         self.home, self.avoid = home, avoid
+        self.withheld: list[Path] = []
 
     def files(self, root: Path) -> Iterator[tuple[str, Path]]:
-        """Every file, with its path below the root."""
+        """Every file, with its path below the root; fills `withheld`."""
         if not root.is_dir():
             yield root.name, self._within(root)
             return
         patterns = _patterns(root)
+        secrets = [_pattern(line) for line in SECRETS]
         for place, names, files in os.walk(root, onerror=_unreadable, followlinks=True):
             directory = Path(place)
             for name in sorted((*names, *files)):
                 path = directory / name
                 below = path.relative_to(root).as_posix()
-                if self._left_out(below, path, patterns):
+                left_out = self._left_out(below, path, patterns)
+                if not left_out and any(pattern.fullmatch(below) for pattern in secrets):
+                    left_out = True
+                    self.withheld.append(path)
+                if left_out:
                     if name in names:
                         names.remove(name)
                     continue

@@ -140,7 +140,9 @@ def write_bundle(
     from ddpgen.shell import as_argument
 
     readings, tiers = checked(spec, target)
-    rendered, written = job.write_bundle(readings, tiers, Path(spec).parent, how)
+    rendered, written, warnings = job.write_bundle(readings, tiers, Path(spec).parent, how)
+    for line in lines_of(spec, warnings):
+        click.echo(line, err=True)
     directory = job.output_directory(readings, how)
     verb = "wrote" if written.changed else "unchanged:"
     click.echo(f"{verb} {directory} ({written.files} files)", err=True)

@@ -399,6 +399,24 @@ def test_the_whole_directory_travels_without_bundles_checkpoints_and_leftovers(
     assert roots == {"job.yaml", "src"}
 
 
+def test_secrets_stay_behind_with_a_warning_unless_code_names_them(
+    run: Run, spec: Spec, tmp_path: Path
+) -> None:
+    write_files(
+        tmp_path, "src/t.py", "src/.env", "src/sub/.env.prod", "src/.ssh/id_rsa", "src/a.env"
+    )
+    done = run("render", spec(GPT + "code: src\n"), "--target", "local")
+    assert code_of(tmp_path / "build" / "gpt") == ["a.env", "t.py"]
+    warning = (
+        "8:7: warning: code: src/.env, src/.ssh, src/sub/.env.prod may hold secrets, and stay "
+    )
+    assert warning in done.err
+    (tmp_path / "src" / ".ddpgenignore").write_text(".env\n.env.*\n.ssh\n")
+    done = run("render", spec(GPT + "code: [src, src/.env]\n"), "--target", "local")
+    assert "warning" not in done.err
+    assert code_of(tmp_path / "build" / "gpt") == [".ddpgenignore", ".env", "a.env", "t.py"]
+
+
 @pytest.mark.parametrize("hidden", ["my_model.py", "venv/my_model.py"])
 def test_a_model_that_would_stay_behind_is_a_fault_of_the_spec(
     render: Render, src: Path, hidden: str
