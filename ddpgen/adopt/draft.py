@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ddpgen.errors import Finding, SpecInvalidError
-from ddpgen.spec import reader
+from ddpgen.spec import reader, secrets
 from ddpgen.spec.job import INTERFACE
 from ddpgen.spec.rules import INTERFACE_NAMES
 from ddpgen.targets import TARGETS
@@ -20,15 +20,9 @@ _ORDER = (
     "name", "nodes", "procs_per_node", "gpus_per_node", "nic", "restarts", "code", "env", "python", "train",
     "targets",
 )  # fmt: skip
-_SECRET_NAME = re.compile(
-    r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(_|$)", re.IGNORECASE
-)
 _SECRET_OPTION = re.compile(
     r"(api|access|secret|auth|hf|hub)[_-]?(key|token)|password|passwd|secret", re.IGNORECASE
 )
-_SHORTEST_SECRET = 6  # a shorter one stands in other words as well
-# Tokens of Hugging Face, OpenAI, GitHub and AWS.
-_SECRET = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{16,}|\bgh[pousr]_\w{8,}|\bAKIA\w{12,}")
 
 
 class Field(NamedTuple):
@@ -75,8 +69,8 @@ class Draft:
 
     def is_secret(self, name: str, value: str) -> bool:
         """Whether the variable of this name is one, or its value looks like one: it is then shown nowhere."""
-        found = bool(_SECRET_NAME.search(name) or _SECRET.search(value))
-        if found and len(value) >= _SHORTEST_SECRET:
+        found = secrets.is_secret(name, value)
+        if found and len(value) >= secrets.SHORTEST:
             self._secrets.add(value)
         return found
 
@@ -128,7 +122,7 @@ class Draft:
         """`text` without what is, or looks like, a secret."""
         for value in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(value, "***")
-        return _SECRET.sub("***", text)
+        return secrets.FORMS.sub("***", text)
 
     def text(self) -> str:
         """The spec. What its rules refuse is taken out and reported, as is what it lacks."""

@@ -8,6 +8,7 @@ from dataclasses import fields
 from itertools import chain
 from typing import NamedTuple
 
+from ddpgen.spec import secrets
 from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.hosts import HostsJob
 from ddpgen.spec.job import JobSpec, Python, Train
@@ -325,7 +326,14 @@ def s3_name(field: str, name: str) -> Iterator[Conflict]:
 
 def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Conflict]:
     """What is wrong with these variables of the job, which stand below `field`."""
-    for name in env:
+    for name, value in env.items():
+        if secrets.stands_in(name, value):
+            what = "looks like a secret, and everybody who reads the bundle reads it"
+            remedy = (
+                "leave it out and export it before the launch, or source a file of the hosts in "
+                "python.activate; on sky, name it in secrets"
+            )
+            yield Conflict((f"{field}.{name}",), what, remedy, fatal=False)
         if name in OWNED_NAMES or name.startswith(("DDPGEN_", "PET_")):
             what = "is set by bash, torchrun or the launch script; the job would not see this value"
             yield Conflict((f"{field}.{name}",), what, "take another name")

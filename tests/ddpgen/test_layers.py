@@ -61,7 +61,7 @@ LAYERS = [
     {"spec.job"},
     {"spec.times"},
     {"spec.fields"},
-    {"adopt.bash", "spec.yamltree", "shell", "yamltext"},
+    {"adopt.bash", "spec.secrets", "spec.yamltree", "shell", "yamltext"},
     {"errors"},
     {"__init__", "adopt", "spec", "plan", "bundle"},
     # Copied into the bundle, where there is no ddpgen: nothing of it is below this line.

@@ -155,3 +155,23 @@ def test_the_gpus_of_each_host_decide_what_needs_one(train: str, what: str) -> N
 def test_a_name_that_a_built_in_workload_does_not_know() -> None:
     (fault,) = faults(spec(train="args: {dept: 4, width: 128}"))
     assert fault == ("12:16: train.args.dept: is unknown to workload gpt; did you mean depth?")
+
+
+@pytest.mark.parametrize(
+    ("variable", "warned"),
+    [
+        ("HF_TOKEN: hf_abcdefgh12", True),
+        ("X: hf_abcdefgh12", True),
+        ("WANDB_API_KEY: 0123456789abcdef", True),
+        ("HF_TOKEN_PATH: /run/secrets/hf", False),
+        ("TOKEN_LIMIT: 100000", False),
+        ("KEY: x", False),
+        ("TOKENIZERS_PARALLELISM: 'false'", False),
+    ],
+)
+def test_a_secret_in_env_is_warned_of_without_its_value(variable: str, warned: bool) -> None:
+    (reading,) = read(spec(top=f"env: {{{variable}}}").encode(), "job.yaml").values()
+    told = [finding.line("job.yaml") for finding in reading.warnings]
+    assert len(told) == warned
+    assert all("looks like a secret" in line and "hf_a" not in line for line in told)
+    assert all(line.startswith("job.yaml:6:") for line in told)
