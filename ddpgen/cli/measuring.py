@@ -147,7 +147,8 @@ def probe(spec: str, target: str, to: Path | None) -> None:
         code = interrupts.run([*start, "--probe"])
         if target == "hosts" and code in (0, 75):
             interrupts.run([*start, "--fetch"])
-    if to is not None:
+    # A launch that was refused has no figures, and its exit code says why.
+    if to is not None and (code == 0 or figures.exists()):
         probe.copy(figures, to)
     sys.exit(code)
 

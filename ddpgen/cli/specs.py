@@ -129,8 +129,14 @@ def plan(spec: str, target: str, as_json: bool) -> None:
     from ddpgen.plan import tables
 
     readings, tiers = checked(spec, target)
-    show = tables.as_json if as_json else tables.as_text
-    click.echo("\n".join(show(readings[tier].job, tier) for tier in tiers))
+    if not as_json:
+        click.echo("\n".join(tables.as_text(readings[tier].job, tier) for tier in tiers))
+        return
+    import json
+
+    plans = [tables.facts(readings[tier].job, tier) for tier in tiers]
+    told = plans if target == "all" else plans[0]
+    click.echo(json.dumps(told, indent=2, ensure_ascii=False))
 
 
 @cli.command()

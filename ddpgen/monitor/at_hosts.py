@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +16,7 @@ from ddpgen.driver.plan import Plan
 from ddpgen.driver.screen import folded, table
 from ddpgen.driver.ssh import Ssh
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.launch import START, become, output
+from ddpgen.launch import START, become
 from ddpgen.monitor import places
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report
@@ -26,11 +25,9 @@ from ddpgen.shell import as_argument
 _RUNS = {"yes": "runs", "no": "does not run", "unknown": "may run"}  # its script, as the host says
 
 
-def status(following: Following, captured: bool) -> JobStatus:
-    """What run.sh says of the hosts; without being `captured`, this process becomes it."""
-    if not captured:
-        become(_run_sh(following, "--status"))
-    return JobStatus([_table(following)], over=False)
+def status(following: Following) -> NoReturn:
+    """Become run.sh, which shows a table of the hosts."""
+    become(_run_sh(following, "--status"))
 
 
 @contextlib.contextmanager
@@ -80,20 +77,13 @@ def logs(following: Following, lines: int, follow: bool) -> NoReturn:
 
 def lives(following: Following) -> bool:
     """Whether a host's script runs. Raises TargetUnavailableError."""
-    return bool(re.search(r"^\S+ +yes ", _table(following), re.MULTILINE))
+    with asking(following) as ask:
+        return any(report.runs for report in ask().reports)
 
 
 def newest_launch(following: Following) -> Path | None:
     """The logs of the newest launch in which a host said something."""
     return newest_logs(following.beside / "logs" / following.job.name)
-
-
-def _table(following: Following) -> str:
-    """What run.sh --status says. Raises TargetUnavailableError when a host cannot be asked."""
-    code, said = output(_run_sh(following, "--status"))
-    if code != 0:
-        raise TargetUnavailableError(f"{said}not every host could be asked")
-    return said.rstrip("\n")
 
 
 def _run_sh(following: Following, option: str) -> list[str]:

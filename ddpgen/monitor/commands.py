@@ -118,10 +118,10 @@ def checkpoint_directory(path: Path) -> Path:
 def status(following: Following | Path, captured: bool = False) -> JobStatus:
     """How the job of a spec, or in a checkpoint directory, stands. Raises TargetUnavailableError.
 
-    On hosts this process becomes run.sh, unless what it says is to be `captured`.
+    On hosts this process becomes run.sh, unless the status is `captured` for programs.
     """
-    if isinstance(following, Following) and following.tier == "hosts":
-        return at_hosts.status(following, captured)
+    if isinstance(following, Following) and following.tier == "hosts" and not captured:
+        at_hosts.status(following)
     with asking(following) as ask:
         return ask()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -50,8 +49,8 @@ def as_text(job: JobSpec, tier: str) -> str:
     return "\n".join([*lines, "", shell.sections(launch.command(job)[1:])])
 
 
-def as_json(job: JobSpec, tier: str) -> str:
-    """The plan as JSON; words known only at run time appear as bash would write them."""
+def facts(job: JobSpec, tier: str) -> dict[str, Any]:
+    """The plan for programs; words known only at run time appear as bash would write them."""
     kept = launch.store(job)
     nodes: list[dict[str, Any]] = []
     for rank in launch.ranks(job):
@@ -61,7 +60,7 @@ def as_json(job: JobSpec, tier: str) -> str:
         work = [rank.first, rank.end]
         part = {"rank": rank.rank, "local_rank": rank.local_rank, "micro_batches": work}
         nodes[-1]["ranks"].append(part)
-    facts = {
+    return {
         "name": job.name,
         "tier": tier,
         "world_size": job.world_size,
@@ -73,7 +72,6 @@ def as_json(job: JobSpec, tier: str) -> str:
         "nodes": nodes,
         "command": [shell.quote(word) for word in launch.command(job).shown],
     }
-    return json.dumps(facts, indent=2, ensure_ascii=False)
 
 
 def _times(job: SlurmJob) -> Iterator[str]:
@@ -101,7 +99,7 @@ def _machines(job: SkyJob) -> Iterator[str]:
 
 def _pairs(pairs: Iterable[tuple[str, sky.Scalar]]) -> str:
     return ", ".join(
-        f"{key} {str(value).lower() if value is True else value}" for key, value in pairs
+        f"{key} {str(value).lower() if isinstance(value, bool) else value}" for key, value in pairs
     )
 
 

@@ -61,6 +61,15 @@ def test_the_example_in_the_help_runs(name: str, tmp_path: Path) -> None:
     )
 
 
+def test_a_probe_without_figures_ends_as_its_launch_did(run: Run, spec: Spec) -> None:
+    probed = run(
+        "probe", spec(GPT + "python: /no/python\n"), "--target=local", "--json=figures.json"
+    )
+    assert probed.code == 69
+    assert "figures.json" not in probed.err
+    assert not Path("figures.json").exists()
+
+
 def ended(directory: Path, word: str) -> None:
     """A checkpoint directory whose job has ended so."""
     directory.mkdir(parents=True)

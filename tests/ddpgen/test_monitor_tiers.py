@@ -306,21 +306,23 @@ def test_what_runs_is_found_by_spec_bundle_and_directory(
 
 
 def test_two_tiers_that_run_are_named_with_the_flag(
-    run: Run, spec: Spec, process: subprocess.Popen[bytes]
+    run: Run, spec: Spec, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec(HOSTS)
+    assert run("render", "job.yaml", "--target=hosts").code == 0
     said("running a 0")
     holds(process.pid)
-    Path("build/gpt/hosts").mkdir(parents=True)
-    script = Path("build/gpt/hosts/run.sh")
-    script.write_text("echo 'desk    yes  running'\n")
+    ssh = Path("ssh.sh")
+    monkeypatch.setenv("DDPGEN_SSH", f"bash {ssh.absolute()}")
+    answer = "while read -r _; do :; done\nif [[ $* == *desk* ]]; then echo ddpgen-fact runs {}; else exit 255; fi\n"
+    ssh.write_text(answer.format("yes"))
     record.remember(Path("build/gpt"), record.Launched("hosts"))
     both = run("status", "job.yaml")
     assert (both.code, both.err) == (
         2,
         "gpt runs on local and on hosts: name one with --target local or --target hosts\n",
     )
-    script.write_text("echo 'desk    no   done'\n")
+    ssh.write_text(answer.format("no"))
     assert run("status", "job.yaml").out.startswith("build/checkpoints/gpt:\n  running\n")
 
 

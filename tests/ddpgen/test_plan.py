@@ -74,6 +74,15 @@ def test_a_plan_for_programs(run: Run, spec: Callable[[str], object]) -> None:
     assert (facts["world_size"], facts["micro_batches"], facts["backend"]) == (3, 4, "gloo")
 
 
+def test_the_plans_of_all_tiers_are_one_document_for_programs(
+    run: Run, spec: Callable[[str], object]
+) -> None:
+    spec(GPT + "targets: {local: , sky: {bucket: s3://bucket, spot: false}}")
+    plans = json.loads(run("plan", "job.yaml", "--target=all", "--json").out)
+    assert [plan["tier"] for plan in plans] == ["local", "sky"]
+    assert "use_spot false" in run("plan", "job.yaml", "--target=all").out
+
+
 @pytest.mark.parametrize(
     ("top", "backend"),
     [

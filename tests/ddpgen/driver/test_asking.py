@@ -16,6 +16,7 @@ import pytest
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import at_hosts
 from ddpgen.monitor.record import Following
+from tests.ddpgen.conftest import GPT, Run
 from tests.ddpgen.driver.conftest import Stage, rest, until
 
 Make = Callable[..., Stage]
@@ -151,6 +152,26 @@ def test_the_watching_asks_the_hosts_itself(stage: Make, monkeypatch: pytest.Mon
         pytest.raises(TargetUnavailableError, match="lap: ssh: connect to host lap"),
     ):
         ask()
+
+
+def test_programs_get_the_facts_also_while_a_host_is_down(
+    stage: Make, run: Run, spec: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = stage("desk", "lap")
+    for name, value in ours.environment().items():
+        monkeypatch.setenv(name, value)
+    ours.door("desk", "refused")
+    (there(ours, "lap") / "status").write_text("done 1f3a 40\n")
+    job = spec(GPT + "targets: {hosts: {hosts: [desk, lap]}}\n")
+    asked = run("status", job, "--target=hosts", "-o", ours.bundle, "--json")
+    assert asked.code == 0
+    status = json.loads(asked.out)
+    assert (status["tier"], len(status["runs"])) == ("hosts", 1)
+    assert status["runs"][0]["directory"] == "lap:ddpgen/checkpoints/pair"
+    assert status["runs"][0]["state"] == "done at step 40"
+    assert any(
+        line.startswith("desk: ssh: connect to host desk port 22: ") for line in status["said"]
+    )
 
 
 def test_stop_leaves_the_stop_file_on_every_host(stage: Make) -> None:
