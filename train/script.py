@@ -26,7 +26,7 @@ from train.console import say
 from train.errors import EXIT_FAILED, EXIT_STOPPED, LATE, peer_failure
 from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
-from train.integrations import progress
+from train.integrations import progress, renames
 from train.integrations.frameworks import hooks
 from train.integrations.imports import after_import
 from train.integrations.progress import BeginsAnewError, Progress
@@ -132,6 +132,7 @@ class Script(Runner):
         """The script's exit code. An exception in it passes through: torchrun restarts the workers."""
         after_import(hooks(session))
         # The script sees its own directory first, as under `python FILE`, and not this package: its
+        renames.follow(session.progress)
         # own module may well be called `train`.
         for name in [n for n in sys.modules if n == "train" or n.startswith("train.")]:
             del sys.modules[name]

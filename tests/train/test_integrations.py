@@ -81,6 +81,43 @@ def test_a_restart_goes_on_from_what_was_saved_or_is_refused(
     assert (job.work / "ckpt.pt").read_bytes() == kept
 
 
+# Ways in which a script gives a file that it has saved under another name its own.
+RENAMES = {
+    "timm": "os.path.exists(to) and os.unlink(to); os.rename(tmp, to)",
+    "replace": "os.replace(tmp, to)",
+    "pathlib": "pathlib.Path(tmp).replace(to)",
+    "move": "shutil.move(tmp, to)",
+    "link": "os.path.exists(to) and os.unlink(to); os.link(tmp, to); os.unlink(tmp)",
+    "bytes": "os.rename(os.fsencode(tmp), os.fsencode(to))",
+    "directory": "shutil.rmtree('out', True); os.mkdir('new'); os.rename(tmp, 'new/' + tmp); os.rename('new', 'out')",
+}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=() if way in ("timm", "move") else pytest.mark.nightly)
+        for way in RENAMES
+    ],
+)
+def test_a_save_that_is_renamed_is_not_trained_over(job: Job, way: str) -> None:
+    save = f"tmp, to = 'tmp.pt', 'ckpt.pt'; torch.save([step], tmp); {RENAMES[way]}"
+    text = LOOP.replace("import torch", "import pathlib, shutil, torch")
+    text = re.sub(r"torch\.save\(.*\)", lambda _: save, text)
+    assert job.run(text, (), "--steps=10")[0] == 0
+    kept = job.work / ("out/tmp.pt" if way == "directory" else "ckpt.pt")
+    before = kept.read_bytes()
+    record = job.directory / "script" / "saves-0.jsonl"
+    assert json.loads(record.read_text().splitlines()[-1])["path"] == str(kept)
+    progress = Progress(record)
+    progress.loaded(str(kept))
+    assert progress.step == 10
+    code, said = job.run(text, (), "--steps=12")
+    assert (code, job.status.word) == (1, "failed")
+    assert f"the script begins anew, and an earlier start has saved {kept}; say in" in said
+    assert kept.read_bytes() == before
+
+
 def test_a_refusal_names_the_crash_before_it(job: Job) -> None:
     assert job.run(LOOP + "raise ValueError('mine')\n", (), "--steps=10")[0] == 1
     kept = (job.work / "ckpt.pt").read_bytes()
@@ -245,6 +282,18 @@ def test_who_loads_from_its_checkpoint_goes_on_and_knows_the_step(tmp_path: Path
     early.stepped()
     early.loaded(str(place / "model.pt"))  # to compare with, say
     assert early.step == 1
+
+
+def test_a_fresh_start_renames_nothing_over_what_was_saved(tmp_path: Path) -> None:
+    record, kept = tmp_path / "saves-0.jsonl", tmp_path / "ckpt.pt"
+    kept.touch()
+    Progress(record).saved(str(kept))
+    anew = Progress(record)
+    anew.renamed(str(kept), str(tmp_path / "ckpt.pt.1"))  # of its own accord
+    anew.renamed(str(tmp_path / "unknown"), str(kept))
+    anew.saved(str(tmp_path / "tmp.pt"))
+    with pytest.raises(BeginsAnewError):
+        anew.renamed(str(tmp_path / "tmp.pt"), str(kept))
 
 
 def test_a_rank_knows_the_step_of_a_checkpoint_that_rank_0_has_saved(tmp_path: Path) -> None:

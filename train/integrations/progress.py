@@ -129,8 +129,25 @@ class Progress:
         batch = iteration.gave(before_first_step=not self.taken)
         if self._at_save is iteration:
             self._at_save = None
-            path, save = next(reversed(self._saves.items()))
-            self._saves[path] = save._replace(place=save.place._replace(next=batch))
+    def renamed(self, source: str, target: str) -> None:
+        """The script is about to give `source` the name `target`, or a second name. Both count from here on: the kill may
+        come before the rename or after it. Raises BeginsAnewError."""
+        before, after = _name(source), _name(target)
+        inside = [p for p in self._saves if p == before or p.startswith(before + os.sep)]
+        for place in inside:
+            save, renamed = self._saves[place], after + place[len(before) :]
+            if place not in self._earlier:
+                self.check(renamed)
+            self._saves.pop(renamed, None)
+            self._saves[renamed] = save
+        if inside:
+            self._keep()
+
+            newest = next(reversed(self._saves.values()))
+            known = newest._replace(place=newest.place._replace(next=batch))
+            # It may have been renamed, or have several names.
+            for path in [path for path, save in self._saves.items() if save == newest]:
+                self._saves[path] = known
             self._keep()
         self._iteration = iteration
 
@@ -197,3 +214,9 @@ def _read(record: Path) -> dict[str, Save]:
         }
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+def _name(path: str) -> str:
+    """What a rename changes: the link itself, where `path` is one."""
+    folder, name = os.path.split(path.rstrip(os.sep))
+    return os.path.join(os.path.realpath(folder), name)
+
+

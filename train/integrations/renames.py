@@ -1,0 +1,31 @@
+"""The renames of a script: many save under a temporary name, and rename that.
+
+Owns an audit hook of Python, which sees os.rename, os.replace, os.link, pathlib and shutil.move alike. An audit
+hook stays to the end of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+from train.integrations.progress import Progress
+
+_EVENTS = ("os.rename", "os.link")  # os.replace raises the first one
+
+
+def follow(progress: Progress) -> None:
+    """Tell `progress` of each rename and each hard link just before it happens."""
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _EVENTS:
+            return
+        source, target, *directories = arguments
+        if any(directory != -1 for directory in directories):
+            return  # the names are relative to an open directory
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            progress.renamed(os.fsdecode(source), os.fsdecode(target))
+
+    sys.addaudithook(hook)
