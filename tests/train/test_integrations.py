@@ -584,6 +584,56 @@ def test_where_a_start_goes_on(batches: int, given: str, expected: str) -> None:
     assert fault(DataPosition(batches, "a", "c", ""), ["x"]) == ""
 
 
+SAMPLED = """\
+import sys, torch
+from torch.utils.data import DataLoader, DistributedSampler
+data = torch.arange(32.0)
+sampler = DistributedSampler(data, num_replicas=2, rank=0, shuffle="fixed" not in sys.argv)
+loader = DataLoader(data, batch_size=4, sampler=sampler)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+next(iter(loader))
+for epoch in range(3):
+    if "set" in sys.argv:
+        sampler.set_epoch(epoch)
+    for batch in loader:
+        model(batch).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("forgets", 1),
+        ("set", 0),
+        pytest.param("fixed", 0, marks=pytest.mark.nightly),
+    ],
+)
+def test_an_epoch_in_the_order_of_the_one_before_is_told_once(
+    job: Job, how: str, told: int
+) -> None:
+    code, said = job.run(SAMPLED, (), how)
+    assert (code, said.count("an epoch begins with the same batch as the one before")) == (0, told)
+
+
+FULL = """\
+import errno, tempfile, torch
+class Cut:
+    def __reduce__(self): raise RuntimeError("unexpected pos 704 vs 598")
+def full(**_): raise OSError(errno.ENOSPC, "No space left on device")
+tempfile.TemporaryFile = full
+torch.save([Cut()], "ckpt.pt")
+"""
+
+
+def test_a_save_on_a_full_disk_says_so(job: Job) -> None:
+    assert job.run(FULL)[0] == 1
+    full = f"no space is left on the disk of {job.work}; free some, or save elsewhere"
+    noted = f"rank 0: RuntimeError: {full} (unexpected pos 704 vs 598) (loop.py:3 in __reduce__)"
+    assert job.status == job.says("running", noted)
+
+
 STOPS = """\
 import os, sys, time
 from datetime import timedelta

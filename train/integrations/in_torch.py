@@ -7,6 +7,7 @@ the save of a file that is overwritten again and again leaves the one before.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import stat
@@ -18,6 +19,9 @@ from typing import Any
 from train.health.phase import BACKWARD, doing
 from train.integrations.order import Iteration
 from train.integrations.session import Session
+
+# What a trial writes where a save has failed.
+_TRIAL = 1 << 20
 
 
 def hook_torch(session: Session, torch: Any) -> None:
@@ -57,7 +61,7 @@ def hook_dataloader(session: Session, module: Any) -> None:
         # Of an iterable dataset nobody knows which samples come.
         if loader._dataset_kind == module._DatasetKind.Map:
             with contextlib.suppress(TypeError):
-                self._ddpgen_iteration = Iteration(len(loader))
+                self._ddpgen_iteration = Iteration(len(loader), loader.sampler)
         begin(self, loader)
 
     @functools.wraps(draw)
@@ -158,10 +162,39 @@ def _draft(path: str, session: Session) -> Iterator[str]:
     prefix, folder = session.progress.draft_prefix, os.path.dirname(path)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
         draft = os.path.join(place, os.path.basename(path))
-        yield draft
-        with open(draft, "rb") as file:
-            os.fsync(file.fileno())
+        with _full_disk_named(folder):
+            yield draft
+            with open(draft, "rb") as file:
+                os.fsync(file.fileno())
         os.replace(draft, path)
+
+
+@contextlib.contextmanager
+def _full_disk_named(folder: str) -> Iterator[None]:
+    """An error in here says so if the disk of `folder` is full: torch says "unexpected pos 704 vs 598" then."""
+    try:
+        yield
+    except Exception as error:
+        if _is_full(folder):
+            words = (
+                f"no space is left on the disk of {folder}; free some, or save elsewhere ({error})"
+            )
+            if isinstance(error, OSError):
+                error.strerror = words
+            else:
+                error.args = (words,)
+        raise
+
+
+def _is_full(folder: str) -> bool:
+    """A quota shows only in a write."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(os.urandom(_TRIAL))  # zeros may be stored as nothing
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return False
 
 
 def _may_be_replaced(path: str) -> bool:

@@ -20,9 +20,10 @@ class DataPosition(NamedTuple):
 class Iteration:
     """One iteration over a DataLoader."""
 
-    def __init__(self, total: int) -> None:
-        """`total`: its batches; 0 where that is not known."""
+    def __init__(self, total: int, sampler: Any = None) -> None:
+        """`total`: its batches; 0 where that is not known. `sampler`: that of the DataLoader."""
         self._total, self._count = total, 0
+        self.sampler = sampler
         self._drawn: deque[str] = deque()
         self._last = ""
         # Those before the first step of this start, the first one among them.
@@ -42,12 +43,49 @@ class Iteration:
             self.given.append(self._last)
         return self._last
 
+    @property
+    def at_first(self) -> str:
+        """The batch that was given last, if it is the first one; else ""."""
+        return self._last if self._count == 1 else ""
+
+    @property
+    def is_over(self) -> bool:
+        return self._count == self._total
+
     def place(self) -> DataPosition:
         """After the batch that was given last."""
         if self._count in (0, self._total):
             return DataPosition()
         coming = self._drawn[0] if self._drawn else ""
         return DataPosition(self._count, self.given[0], self._last, coming)
+
+
+class _Epoch(NamedTuple):
+    first: str
+    steps: int
+    is_over: bool
+
+
+class Epochs:
+    """The last epoch of each sampler that shuffles by the epoch's number, as torch's DistributedSampler does."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, _Epoch] = {}
+
+    def repeats(self, iteration: Iteration, steps: int) -> bool:
+        """Whether an epoch begins like the whole one before it, on which the script has trained. `steps`: those that it
+        has taken so far. Asked after each batch."""
+        sampler = iteration.sampler
+        if not (hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", False)):
+            return False
+        before = self._last.get(id(sampler))
+        if iteration.at_first:
+            self._last[id(sampler)] = _Epoch(iteration.at_first, steps, iteration.is_over)
+            again = before is not None and before.is_over and before.first == iteration.at_first
+            return again and before is not None and steps > before.steps
+        if iteration.is_over and before is not None:
+            self._last[id(sampler)] = before._replace(is_over=True)
+        return False
 
 
 def fault(saved: DataPosition, given: list[str]) -> str:

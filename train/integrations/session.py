@@ -13,7 +13,7 @@ from typing import Any
 
 from train.console import say
 from train.health.phase import NOW, SCRIPT
-from train.integrations.order import Iteration
+from train.integrations.order import Epochs, Iteration
 from train.integrations.progress import Progress
 from train.integrations.stopping import StopAtStep
 
@@ -56,6 +56,7 @@ class Session:
 
     def stepped(self) -> None:
         """An optimizer step is complete. Raises BeginsAnewError, StopTraining."""
+        self._epochs = Epochs()
         self.progress.stepped()
         if self.progress.taken == 1:
             # What comes before the first step is no measure of the speed.
@@ -115,7 +116,22 @@ class Session:
 
     def gave(self, iteration: Iteration) -> None:
         """A DataLoader has given the script a batch."""
-        self._harmless(_ORDER, lambda: self.progress.gave(iteration))
+
+        def note() -> None:
+            self.progress.gave(iteration)
+            if self._epochs.repeats(iteration, self.progress.taken):
+                self._say_once(
+                    "an epoch begins with the same batch as the one before: call the sampler's set_epoch(epoch) "
+                    "before each epoch, so that it shuffles anew"
+                )
+
+        self._harmless(_ORDER, note)
+
+    def _say_once(self, words: str) -> None:
+        """By rank 0."""
+        if self._log is not None and words not in self._told:
+            self._told.add(words)
+            say(words)
 
     def _look_at_order(self) -> None:
         if fault := self.progress.order_fault():
