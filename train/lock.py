@@ -23,6 +23,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,9 @@ class Fence:
                 worlds=(*holder.worlds, start.world)[-_REMEMBERED:],
             )
             _write_lock(directory, self._holder)
-        self._ended = keep_alive(directory, attempt)
+        self._seen: Holder | None = self._holder
+        self._is_lost = threading.Event()
+        self._ended = keep_alive(directory, attempt, self._look)
 
     @property
     def attempt(self) -> str:
@@ -206,25 +209,41 @@ class Fence:
     def check(self) -> None:
         """Raise FencedOffError when a newer attempt or generation has begun."""
         try:
-            holder = read_lock(self._directory)
+            self._look(read_lock(self._directory))
         except OSError:
             return  # a file server that is away for a moment
-        if holder is None or (holder.attempt, holder.generation) != (self.attempt, self.generation):
-            raise FencedOffError(_fenced_message(self._directory, self.attempt, holder))
+        self.check_seen()
+
+    def check_seen(self) -> None:
+        """The same, by what the heartbeat has read in its last seconds: nothing here waits for a file server."""
+        if self._is_lost.is_set():
+            raise FencedOffError(_fenced_message(self._directory, self.attempt, self._seen))
+
+    def _look(self, holder: Holder | None) -> None:
+        mine = self.attempt, self.generation
+        if holder is None or (holder.attempt, holder.generation) != mine:
+            self._seen = holder
+            self._is_lost.set()
 
     def close(self) -> None:
         """Stop the heartbeat. The lock itself ends with the processes it names."""
         self._ended.set()
 
 
-def keep_alive(directory: Path, attempt: str) -> threading.Event:
-    """From now on show that `attempt` lives, until the event is set or the directory is another's."""
+def keep_alive(
+    directory: Path, attempt: str, look: Callable[[Holder | None], None] = lambda _: None
+) -> threading.Event:
+    """From now on show that `attempt` lives, until the event is set or the directory is another's.
+
+    `look` gets the holder every time, from the thread that does this.
+    """
     ended = threading.Event()
 
     def renew() -> None:
         while not ended.wait(HEARTBEAT_S):
             with contextlib.suppress(OSError):  # a file server that is away for a moment
                 holder = read_lock(directory)
+                look(holder)
                 if holder is None or holder.attempt != attempt:
                     return
                 os.utime(directory / "lock")

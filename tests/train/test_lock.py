@@ -147,6 +147,19 @@ def test_an_old_attempt_and_an_old_generation_are_fenced_off(tmp_path: Path) -> 
     second.close()
 
 
+def test_the_heartbeat_tells_the_steps_that_the_directory_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "HEARTBEAT_S", 0.01)
+    fence = Fence(tmp_path, claim(tmp_path, "job", os.getpid()))
+    fence.check_seen()
+    edit(tmp_path, attempt="newer", host="elsewhere")
+    assert fence._is_lost.wait(30)
+    with pytest.raises(FencedOffError, match=r"no longer holds .* \(attempt newer on elsewhere"):
+        fence.check_seen()
+    fence.close()
+
+
 def commit(directory: Path, step: int) -> None:
     step_directory(directory, step).mkdir()
     (step_directory(directory, step) / MARKER).touch()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.real.jobs import checkpoints
 from tests.train.workers import Run, run
+from train import lock
 
 DROPOUT = f"{Path(__file__).with_name('odd_models.py')}:dropout"
 
@@ -29,6 +31,24 @@ def test_a_finished_job_that_is_started_again_says_so_and_changes_nothing(tmp_pa
     assert again.codes == [0, 0], again.output
     assert "resuming at step 6 of 6" in again.output
     assert (newest / "model.pt").stat().st_ino == inode
+
+
+def test_a_step_does_not_read_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, read_lock = tmp_path / "looks", lock.read_lock
+
+    def read_and_note(directory: Path) -> lock.Holder | None:
+        with looks.open("a") as file:
+            file.write(f"{threading.current_thread().name}\n")
+        return read_lock(directory)
+
+    monkeypatch.setattr(lock, "read_lock", read_and_note)
+    counts = []
+    for steps in (6, 30):
+        looks.write_text("")
+        done = run(tmp_path / str(steps), DROPOUT, 1, f"--steps={steps}")
+        assert done.codes == [0], done.output
+        counts.append(looks.read_text().count("MainThread\n"))
+    assert counts[0] == counts[1] > 0
 
 
 def test_other_settings_are_not_mixed_into_a_run_unless_asked(tmp_path: Path) -> None:
