@@ -128,6 +128,9 @@ def _module(
 ) -> tuple[list[str], Path]:
     """Its words, and where it runs."""
     os.environ.setdefault("DDPGEN_CALLED_AS", f"ddpgen {command}")
+    os.environ.pop(
+        "PYTHONSAFEPATH", None
+    )  # it hides the training module, which lies in the directory
     paths = (str(path.absolute()) for path in (directory, *more))
     words = ["-m", "train", command, *options, "--", *paths]
     return [sys.executable, "-B", *words], resource("train").parent

@@ -61,6 +61,17 @@ def test_the_example_in_the_help_runs(name: str, tmp_path: Path) -> None:
     )
 
 
+def test_the_training_module_is_found_where_python_takes_safe_paths_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "${PYTHONSAFEPATH-none} $PWD"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert launch.output_of_module("verify", tmp_path, []) == (0, f"none {ROOT}\n")
+
+
 def test_a_probe_without_figures_ends_as_its_launch_did(run: Run, spec: Spec) -> None:
     probed = run(
         "probe", spec(GPT + "python: /no/python\n"), "--target=local", "--json=figures.json"
