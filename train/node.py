@@ -92,6 +92,20 @@ def record_end(
         write_status(place, Status(word, was.attempt, was.step, reason))
 
 
+def settle_end(
+    directory: Path, attempt: str, node: Node | None, word: str, reason: str = ""
+) -> None:
+    """The attempt is over: put how it ended into a status that its processes have not ended. Raises OSError.
+
+    A crash that a process has noted there is the reason.
+    """
+    for place, was in _statuses(directory, attempt, node):
+        if was.word == "running":
+            write_status(place, Status(word, was.attempt, was.step, was.reason or reason))
+        elif was.word == "done":  # rank 0 has said so for itself
+            write_status(place, Status(word, was.attempt, was.step, reason))
+
+
 def record_crash(
     directory: Path,
     attempt: str,

@@ -22,9 +22,9 @@ from train.errors import TrainError
 from train.files import locked
 from train.layout import MARKER, step_directory
 from train.lock import Fence, FencedOffError, HeldByLiveJobError, Start, claim, read_lock, take
-from train.node import Node, record_crash, record_end
+from train.node import Node, record_crash, record_end, settle_end
 from train.program import Program
-from train.status import Status, read_status
+from train.status import Status, read_status, write_status
 
 
 @pytest.fixture
@@ -199,6 +199,25 @@ def test_who_has_been_replaced_says_nothing_of_its_end(tmp_path: Path) -> None:
     # What has ended for good stays so.
     record_crash(tmp_path, mine, replace(node, attempt=mine), "rank 1: late", lost=False)
     assert read_status(node.directory) == Status("done", mine, 0)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        (Status("running", "a", 7), Status("failed", "a", 7, "nobody said why")),
+        (Status("running", "a", 7, "rank 1: odd"), Status("failed", "a", 7, "rank 1: odd")),
+        (Status("done", "a", 7), Status("failed", "a", 7, "nobody said why")),
+        (Status("failed", "a", 7, "wrong setting"), Status("failed", "a", 7, "wrong setting")),
+        (Status("stopped", "a", 7, "user"), Status("stopped", "a", 7, "user")),
+    ],
+)
+def test_the_status_of_a_launch_that_is_over_says_how_it_ended(
+    tmp_path: Path, was: Status, becomes: Status
+) -> None:
+    attempt = claim(tmp_path, "job", os.getpid())
+    write_status(tmp_path, replace(was, attempt=attempt))
+    settle_end(tmp_path, attempt, None, "failed", "nobody said why")
+    assert read_status(tmp_path) == replace(becomes, attempt=attempt)
 
 
 def test_a_host_without_checkpoints_knows_its_last_step(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ class Progress:
         batch = iteration.gave(before_first_step=not self.taken)
         if self._at_save is iteration:
             self._at_save = None
+
     def renamed(self, source: str, target: str) -> None:
         """The script is about to give `source` the name `target`, or a second name. Both count from here on: the kill may
         come before the rename or after it. Raises BeginsAnewError."""
@@ -214,9 +215,9 @@ def _read(record: Path) -> dict[str, Save]:
         }
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+
+
 def _name(path: str) -> str:
     """What a rename changes: the link itself, where `path` is one."""
     folder, name = os.path.split(path.rstrip(os.sep))
     return os.path.join(os.path.realpath(folder), name)
-
-

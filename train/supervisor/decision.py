@@ -45,15 +45,20 @@ class End:
 
 @dataclass(frozen=True)
 class ExitReport:
-    """The exit code of the supervisor, and its last lines. `failure`: why it failed, for the status that the
-    workers have left at `running`; "" where that is not known. `reason`: why it ended, for the driver of several hosts,
-    by default the first line; `crashed`: another start may cure it."""
+    """The exit code of the supervisor, and its last lines. `reason`: why it ended, for the status and for the driver of
+    several hosts; "" where the first line says it. `crashed`: another start may cure it. `comes_back`: the scheduler starts
+    the job again."""
 
     code: int
     lines: tuple[str, ...] = ()
-    failure: str = ""
     reason: str = ""
     crashed: bool = False
+    comes_back: bool = False
+
+    @property
+    def why(self) -> str:
+        """Why it ended, in one line; "" where that was said elsewhere, as by the preflight."""
+        return self.reason or "".join(self.lines[:1])
 
 
 def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request:
@@ -94,10 +99,10 @@ def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
         # A crash before the kill is the cause: whoever asked for the kill has seen it, or the loss of its host.
         why = status.reason or "killed, as it was asked to"
         line = "; ".join(("killed", *starts_again))
-        return ExitReport(EXIT_FAILED, (line,), why, status.reason or line, crashed=True)
+        return ExitReport(EXIT_FAILED, (line,), why, crashed=True)
     why = crash(end)
     lines = (f"crashed: {why}", *starts_again)
-    return ExitReport(EXIT_FAILED, lines, status.reason, why, crashed=True)
+    return ExitReport(EXIT_FAILED, lines, why, crashed=True)
 
 
 def crash(end: End) -> str:
@@ -124,5 +129,5 @@ def goes_on(program: Sequence[str], saved: bool) -> str:
 
 def not_begun(again: str) -> ExitReport:
     """A stop before the workers were started, or had met."""
-    starts = f"; to start it: {again}" if again else ""
-    return ExitReport(EXIT_STOPPED, (f"stopped before the training began{starts}",))
+    why, starts = "stopped before the training began", f"; to start it: {again}" if again else ""
+    return ExitReport(EXIT_STOPPED, (f"{why}{starts}",), why)

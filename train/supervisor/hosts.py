@@ -172,8 +172,8 @@ class Hosts(Tier):
     def report(self, outcome: ExitReport) -> None:
         """For the driver, as a line that no other program can print: only this process has the token."""
         if token := self._options.driven:
-            reason = outcome.reason or "".join(outcome.lines[:1])
-            data = {"crashed": outcome.crashed, "reason": " ".join(reason.split())[:_MOST_REASON]}
+            reason = " ".join(outcome.why.split())[:_MOST_REASON]
+            data = {"crashed": outcome.crashed, "reason": reason}
             with contextlib.suppress(OSError, ValueError):  # the driver is gone
                 print(f"ddpgen-end {token} {json.dumps(data)}", file=sys.stderr, flush=True)
 

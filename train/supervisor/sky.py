@@ -121,7 +121,8 @@ class Sky(Tier):
 
     def not_begun(self, name: str) -> ExitReport:
         """By a signal, so SkyPilot starts it again."""
-        return ExitReport(EXIT_PREEMPTED, (f"{self.me}: stopped before the training began",))
+        line = f"{self.me}: stopped before the training began"
+        return ExitReport(EXIT_PREEMPTED, (line,), comes_back=True)
 
     def at_end(self, end: End) -> ExitReport:
         """SkyPilot acts on the exit code."""
@@ -131,7 +132,7 @@ class Sky(Tier):
             # The user's own stop is an object in the bucket, and never a signal.
             if status.reason.startswith(("preempted", "signal")):
                 back = f"{me}: stopped{at}, {status.reason}; SkyPilot starts a managed job again"
-                return ExitReport(EXIT_PREEMPTED, (back,))
+                return ExitReport(EXIT_PREEMPTED, (back,), comes_back=True)
             why = status.reason or "user"
             starts_again = f"; {end.next}: {self.again}" if end.next else ""
             return ExitReport(SKY_EXIT_STOPPED, (f"{me}: stopped{at} ({why}){starts_again}",))

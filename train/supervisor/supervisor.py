@@ -23,10 +23,10 @@ from typing import Any
 
 from train import nic, portable
 from train.console import say
-from train.errors import EXIT_UNAVAILABLE, Refusal
+from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.layout import node_directory
 from train.lock import keep_alive
-from train.node import Node, record_end
+from train.node import Node, settle_end
 from train.preflight import command as preflight
 from train.preflight.settings import Settings
 from train.scheduler import VARIABLE, Scheduled
@@ -79,8 +79,8 @@ class Supervisor:
             tell_of_report(self.checkpoint_dir, time.monotonic() - self._began)
         for line in outcome.lines:
             say(line)
-        if outcome.failure:
-            self._record(outcome.failure)
+        if self._attempt and outcome.code and not outcome.comes_back:
+            self._settle(outcome)
         self._tier.report(outcome)
         return outcome.code
 
@@ -353,14 +353,15 @@ class Supervisor:
             return bool(words_on_file[:1] == [self._attempt])
         return False
 
-    def _record(self, failure: str) -> None:
-        """The workers have ended and the status says `running` still: have it say how."""
+    def _settle(self, outcome: ExitReport) -> None:
+        """The job is over. A status that says `running` still says how it ended."""
         member, attempt, mine = self.member, self._attempt, None
         if member.head:
             mine = Node(member.me, self.held, attempt, member.launch)
         directory = self.checkpoint_dir if self._tier.decides else self.held
         try:
-            record_end(directory, attempt, mine, "failed", failure)
+            word = "stopped" if outcome.code == EXIT_STOPPED else "failed"
+            settle_end(directory, attempt, mine, word, outcome.why)
         except OSError as error:
             say(f"the status file cannot be written: {error.strerror}")
 

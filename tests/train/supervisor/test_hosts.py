@@ -136,7 +136,7 @@ def test_the_driver_gets_the_end_in_a_line_with_its_word(
     tier._options.driven = "t"  # without the standard input that a driver speaks on
     for outcome, data in (
         (
-            ExitReport(1, ("crashed: a", "to go on: x"), "", "a\nb", True),
+            ExitReport(1, ("crashed: a", "to go on: x"), "a\nb", True),
             '"crashed": true, "reason": "a b"',
         ),
         (
