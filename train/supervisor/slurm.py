@@ -12,6 +12,8 @@ import argparse
 import contextlib
 import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +29,7 @@ from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Si
 from train.supervisor.options import ONLY_CHECK, check_arguments, ports
 from train.supervisor.slurm_decision import (
     Begun,
+    Failure,
     Finish,
     JobState,
     Requeue,
@@ -45,7 +48,14 @@ from train.supervisor.slurm_job import (
     every_node_answers,
     state,
 )
-from train.supervisor.slurm_step import in_short, is_step, on_each_node, parent_title, store_of
+from train.supervisor.slurm_step import (
+    StepErrors,
+    in_short,
+    is_step,
+    on_each_node,
+    parent_title,
+    store_of,
+)
 from train.supervisor.supervisor import NotBegunError, tell_of_report
 from train.supervisor.words import Command
 from train.supervisor.workers import Workers
@@ -56,6 +66,7 @@ _RETRY_S = 2.0
 # Signals that come before a time limit.
 _WARNINGS = ("USR1", "USR2")
 _REQUEUES, _REQUEUES_APART_S = 5, 2.0
+_NO_CLEAN_STOP = "no clean stop within Slurm's KillWait"
 
 
 class Slurm:
@@ -100,8 +111,9 @@ class Slurm:
         self._asked, self._term_at_hand = "", False
         self._since = time.monotonic()
         self._directory: Directory | None = None
-        self._taken = False
+        self._is_batch_script, self._taken = False, False
         self._begun: list[Begun] = []
+        self._errors = StepErrors()
 
     def run(self) -> int:
         """The exit code of the job."""
@@ -109,18 +121,19 @@ class Slurm:
             _speak_for_slurm()
             return self._run()
         except Refusal as refusal:
-            return self._finish(Finish(refusal.code, str(refusal), str(refusal)))
+            return self._finish(Finish(refusal.code, str(refusal)))
         except nic.NetworkError as error:
-            return self._finish(Finish(EXIT_UNAVAILABLE, str(error), str(error)))
+            return self._finish(Finish(EXIT_UNAVAILABLE, str(error)))
         except NotBegunError as asked:
             return self._requeue(Requeue(f"{asked} came before the training began", EXIT_STOPPED))
 
     def _run(self) -> int:
-        check_arguments(self._command, ONLY_CHECK)
-        self._check_activation()
         if is_step(os.environ, os.getpid(), parent_title()):
             what = f"this is a step of job {self._number}, started by srun"
             raise Refusal(EXIT_UNAVAILABLE, f"{what}; submit it: sbatch slurm.sbatch")
+        self._is_batch_script = True
+        check_arguments(self._command, ONLY_CHECK)
+        self._check_activation()
         nodes = self._nodes()
         self._check_is_head(nodes)
         shown = self._beside(lambda: self._controller.show(_PATIENT))
@@ -132,8 +145,7 @@ class Slurm:
         words = self._words(nodes, bundle)
         self._note_start()
         say(f"starting the nodes\n{in_short(words)}")
-        self._workers = Workers(words, environment(self._told(nodes)))
-        self._events.watch_child(self._workers.pid)
+        self._start(words, nodes)
         ended = self._wait()
         return self._end(ended, len(nodes)) if isinstance(ended, int) else self._requeue(*ended)
 
@@ -154,13 +166,12 @@ class Slurm:
         code, _, words = os.environ.pop("DDPGEN_FAILED", "").partition(" ")
         if not code:
             return
-        say(f"the environment of the spec failed: {words}")
         if int(code) > 128:  # a signal may have ended what it waited for, which is no fault of it
             self._beside(lambda: time.sleep(LATE_S))
-        raise Refusal(EXIT_UNAVAILABLE, "")
+        raise Refusal(EXIT_UNAVAILABLE, f"the environment of the spec failed: {words}")
 
     def _find_directory(self, shown: Shown | None) -> Path:
-        """Where the bundle is; from now on the checkpoint directory is known."""
+        """Where the bundle is; the checkpoint directory is there. Raises Refusal."""
         if shown is None:
             who = f"scontrol on {socket.gethostname()} says nothing of job {self._number}"
             raise Refusal(EXIT_UNAVAILABLE, f"{who}; is the controller of Slurm up?")
@@ -171,16 +182,22 @@ class Slurm:
                 "write array: below targets.slurm and render again",
             )
         bundle = Path.cwd()
-        path = checkpoint_directory(bundle, self._options.checkpoint_dir, shown.index)
+        self._note_job(shown)
+        self.directory.make()
+        if state(shown, self._requeue_count) is not State.RUNNING:
+            self._events.inject(Signal("TERM"))  # it came while this program was being started
+        return bundle
+
+    def _note_job(self, shown: Shown) -> None:
+        """From now on the checkpoint directory is known."""
+        if self._directory is not None:
+            return
+        path = checkpoint_directory(Path.cwd(), self._options.checkpoint_dir, shown.index)
         self._controller.job = shown.name
         cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
         self._directory = Directory(path, shown.name, self._number, self._requeue_count, cluster)
         self._index = shown.index
-        self._directory.make()
         self._begun = [s for s in self._directory.starts() if s.requeue_count < self._requeue_count]
-        if state(shown, self._requeue_count) is not State.RUNNING:
-            self._events.inject(Signal("TERM"))  # it came while this program was being started
-        return bundle
 
     @property
     def directory(self) -> Directory:
@@ -219,6 +236,29 @@ class Slurm:
             )
 
     # --- the start ------------------------------------------------------------------------------------
+
+    def _start(self, words: Sequence[str], nodes: Sequence[str]) -> None:
+        """Start srun. Its error output passes through this process, which has to know how the step ends."""
+        mine, theirs = os.pipe()
+        self._workers = Workers(words, environment(self._told(nodes)), stderr=theirs)
+        os.close(theirs)
+        self._events.watch_child(self._workers.pid)
+        self._passing_on = threading.Thread(target=self._pass_on, args=(mine,), daemon=True)
+        self._passing_on.start()
+
+    def _pass_on(self, srun: int) -> None:
+        """A thread, because srun and its tasks would stop at a full pipe while this process waits for Slurm."""
+        while data := os.read(srun, 65536):
+            self._errors.feed(data)
+            self._print(data)
+        if self._errors.is_inside_a_line:
+            self._print(b"\n")
+
+    @staticmethod
+    def _print(data: bytes) -> None:
+        with contextlib.suppress(OSError):  # the disk of the log may be full
+            sys.stderr.buffer.write(data)
+            sys.stderr.buffer.flush()
 
     def _words(self, nodes: Sequence[str], bundle: Path) -> list[str]:
         """The command that starts the nodes. Raises Refusal, NetworkError."""
@@ -275,6 +315,8 @@ class Slurm:
             event = self._events.next()
             if isinstance(event, Exit) and event.pid == self._workers.pid:
                 self._workers.ended(event.code)
+                # A child of srun's own may keep the pipe open, so there may be no end of file.
+                self._passing_on.join(LATE_S)
                 return event.code
             if isinstance(event, Signal):
                 self._on_signal(event.name)
@@ -285,7 +327,7 @@ class Slurm:
             elif isinstance(event, Result) and isinstance(event.value, float):
                 self._events.set_alarm("kill", event.value)  # Slurm's KillWait
             elif isinstance(event, Result) and self._no_clean_stop(event.value):
-                return Requeue("no clean stop within Slurm's KillWait", 1), event.value
+                return Requeue(_NO_CLEAN_STOP, 1), event.value
 
     def _on_signal(self, name: str) -> None:
         if self._only_preflight and name in _WARNINGS:
@@ -312,17 +354,33 @@ class Slurm:
             self._events.set_alarm("kill", LATE_S)
         if job_state is State.RUNNING:
             self._term_at_hand = False  # no KILL comes
+        if job_state is State.OVER:  # after the KILL nobody could write that
+            self.directory.say_ended("stopped", f"{_NO_CLEAN_STOP}; cancelled")
         return job_state in (State.ENDED, State.REQUEUED)
 
     def _job_state(self) -> State:
-        return state(self._controller.show(), self._requeue_count)
+        shown = self._controller.show()
+        if shown is not None and self._is_batch_script:
+            self._note_job(shown)
+        return state(shown, self._requeue_count)
 
     # --- how it ended ---------------------------------------------------------------------------------
 
     def _end(self, code: int, nodes: int) -> int:
         directory = self.directory
+        asked = self._asked
+        if code and not asked and not self._only_preflight:
+            # Slurm's signals reach a task, or srun, before they reach this process.
+            ends = self._job_state() not in (State.RUNNING, State.UNKNOWN)
+            asked = self._asked = "TERM" if ends else ""
         end = StartEnd(
-            code, directory.status(), self._asked, self._whose_stop(), directory.failure()
+            code,
+            directory.status(),
+            asked,
+            self._whose_stop(),
+            self._with_words(directory.failure()),
+            self._with_words(self._errors.failure),
+            self._errors.refusal(code),
         )
         if may_be_lost(end, nodes) and not every_node_answers(nodes):
             end = replace(end, lost=True)
@@ -333,6 +391,13 @@ class Slurm:
             directory.remove_stop()
         where = f"; results are in {directory.path}" if meant.line.startswith("done") else ""
         return self._finish(replace(meant, line=meant.line + where))
+
+    def _with_words(self, failure: Failure | None) -> Failure | None:
+        """With the node's last line as the reason, if it has put none on file."""
+        if failure is None or failure.words:
+            return failure
+        nodes = self._controller.hostnames(failure.node) or [failure.node]
+        return replace(failure, words=self._errors.last_line_of(nodes))
 
     def _whose_stop(self) -> str:
         return "" if self._only_preflight else self.directory.whose_stop()
@@ -360,27 +425,29 @@ class Slurm:
             if job_state is State.REQUEUED:
                 return 0
             if job_state is State.OVER:
-                return self._leave(EXIT_STOPPED)
+                return self._finish(Finish(EXIT_STOPPED, reason=f"{wanted.line}; cancelled"))
             time.sleep(_REQUEUES_APART_S)
-        say(f"Slurm does not take it back; {self._job().again}")
-        return self._leave(meant.code)
+        reason = f"{wanted.line}; Slurm does not take it back"
+        return self._finish(Finish(meant.code, f"{reason}; {self._job().again}", reason))
 
     def _finish(self, decision: Finish) -> int:
-        if self._taken and decision.code == 0:
+        """The job does not come back: say so, have its status say so, and free its directory, if Slurm agrees."""
+        code = decision.code
+        if self._taken and code == 0:
             tell_of_report(self.directory.path, time.monotonic() - self._since)
         if decision.line:
             say(decision.line)
-        if self._taken and decision.failure:
-            self.directory.say_failed(decision.failure)
-        return self._leave(decision.code)
-
-    def _leave(self, code: int) -> int:
-        """This job does not come back, and its directory is free for another: if Slurm says so."""
-        if not self._taken:
+        if self._only_preflight or not self._is_batch_script:
             return code
         job_state = self._job_state()
+        # An earlier start of the job may have taken the directory, and this one not.
+        if self._directory is None or not self._directory.is_ours:
+            return code
         if code == EXIT_STOPPED and job_state is State.RUNNING:
             self._controller.send_no_mail()  # of a failure, which it is to Slurm, and not to the user
+        if code and job_state is not State.REQUEUED:
+            word = "stopped" if code == EXIT_STOPPED else "failed"
+            self.directory.say_ended(word, decision.reason or decision.line)
         if job_state not in (State.REQUEUED, State.UNKNOWN):
             with contextlib.suppress(OSError):
                 self.directory.release()

@@ -6,6 +6,7 @@ no clock, and asks nobody.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,8 @@ from train.supervisor.slurm_job import State
 AGAIN = "sbatch slurm.sbatch"
 CRASH, REQUEUE = "crash", "requeue"
 _KILLED, _LAST_SIGNAL = 128 + 9, 128 + 64
+# srun's words where the controller is away, which is no fault of the job.
+_AWAY = re.compile(r"contact slurm controller|timed out|Zero Bytes|Communication", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -73,24 +76,27 @@ class JobState:
 class StartEnd:
     """How a start ended. `code`: srun's; `status`: what this start has put on file, if anything; `asked`:
     the signal that this supervisor got; `stop`: whose the stop file is that is there, "job" or "user";
-    `lost`: a node does not answer."""
+    `failure`: what a node has put on file; `reported`: the task that failed first, as srun reports it; `refusal`: why
+    srun has started nothing; `lost`: a node does not answer."""
 
     code: int
     status: Status | None = None
     asked: str = ""
     stop: str = ""
     failure: Failure | None = None
+    reported: Failure | None = None
+    refusal: str = ""
     lost: bool = False
 
 
 @dataclass(frozen=True)
 class Finish:
-    """This start is the job's last, as far as it decides that. `failure`: why it failed, for a status that
-    says `running` still."""
+    """This start is the job's last, as far as it decides that. `reason`: how the job ended, for a status that
+    says `running` still; left out, it is the line."""
 
     code: int
     line: str = ""
-    failure: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,20 +118,20 @@ def decide(end: StartEnd, job: JobState) -> Finish | Requeue:
         return Requeue("ended by Slurm before a clean stop was complete", EXIT_FAILED)
     if end.code == 0 and job.only_preflight:
         return Finish(0)
+    if end.refusal:
+        line = f"srun could not start the nodes: {end.refusal}"
+        away = _AWAY.search(end.refusal)
+        return Requeue(line, EXIT_UNAVAILABLE) if away else Finish(EXIT_UNAVAILABLE, line)
     if end.lost:
         return Requeue("a node does not answer any more", EXIT_FAILED)
     if 128 < end.code <= _LAST_SIGNAL:
         return Requeue(f"killed on a node (srun ended with {end.code})", EXIT_FAILED, CRASH)
-    if end.code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_STOPPED) and end.failure is not None:
-        told = _told(end.failure)
-        return Finish(end.code, told, "" if end.code == EXIT_STOPPED else told)
+    why = _how(end)
     if end.code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_STOPPED):
-        return Finish(end.code)
-    why = _told(end.failure)
+        return Finish(end.code, why)
     if end.status is not None and end.status.reason:
         why = f"crashed: {end.status.reason}"
-    words = why or f"srun ended with {end.code}; its last lines are before this one"
-    return Finish(EXIT_FAILED, f"{words}; {job.again}", why)
+    return Finish(EXIT_FAILED, f"{why}; {job.again}", why)
 
 
 def may_be_lost(end: StartEnd, nodes: int) -> bool:
@@ -133,7 +139,8 @@ def may_be_lost(end: StartEnd, nodes: int) -> bool:
     end = _as_decided(end)
     # What is above all signals is srun's own, as when it could not start the task of a node.
     unclear = end.code == EXIT_FAILED or end.code > _LAST_SIGNAL
-    return nodes > 1 and unclear and not end.asked and _by_status(end) is None
+    decided = end.asked or end.refusal or _by_status(end) is not None
+    return nodes > 1 and unclear and not decided
 
 
 def _as_decided(end: StartEnd) -> StartEnd:
@@ -142,6 +149,8 @@ def _as_decided(end: StartEnd) -> StartEnd:
     # A torchrun that has lost a killed node's ends with 1, maybe before srun has seen the kill.
     if failure is not None and failure.code == 1 and end.code == _KILLED:
         failure = None
+    elif failure is None:
+        failure = end.reported  # a node that failed before it could put that on file
     code = failure.code if failure else end.code
     # A task that failed has srun send the others a TERM: their stop file says nothing about Slurm then.
     asked = end.asked or ("signal" if end.stop == "job" and code == 0 else "")
@@ -165,10 +174,11 @@ def _by_status(end: StartEnd, again: str = "") -> Finish | Requeue | None:
     return None
 
 
-def _told(failure: Failure | None) -> str:
-    if failure is None or not failure.words:
-        return ""
-    return f"{failure.node} ended this start (exit code {failure.code}): {failure.words}"
+def _how(end: StartEnd) -> str:
+    if end.failure is None:
+        return f"srun ended with {end.code}; its last lines are before this one"
+    how = f"{end.failure.node} ended this start (exit code {end.failure.code})"
+    return f"{how}: {end.failure.words or 'its last lines are before this one'}"
 
 
 def requeue(wanted: Requeue, state: State, cancelled: bool, job: JobState) -> Finish | Requeue:
@@ -177,15 +187,16 @@ def requeue(wanted: Requeue, state: State, cancelled: bool, job: JobState) -> Fi
     if job.only_preflight:
         return Finish(wanted.code, why)
     if state is State.OVER:
-        return Finish(EXIT_STOPPED, f"{why}; cancelled, so it stays out of the queue; {job.again}")
+        line = f"{why}; cancelled, so it stays out of the queue; {job.again}"
+        return Finish(EXIT_STOPPED, line, f"{why}; cancelled")
     if state is State.REQUEUED:
         return Finish(0, f"{why}; Slurm takes it back into the queue by itself")
     if state is State.UNKNOWN and cancelled:
         asked = "Slurm does not say whether it was cancelled, so it is not put into the queue"
-        return Finish(EXIT_STOPPED, f"{why}; {asked}; {job.again}")
+        return Finish(EXIT_STOPPED, f"{why}; {asked}; {job.again}", f"{why}; {asked}")
     if job.stands_still:
         line = f"{why}; {standstill(wanted.counter)}"
-        return Finish(EXIT_FAILED, line, line)
+        return Finish(EXIT_FAILED, line)
     return _within_budget(wanted, job)
 
 
@@ -201,10 +212,8 @@ def _within_budget(wanted: Requeue, job: JobState) -> Finish | Requeue:
         left, count = job.requeues - requeued, f"requeue {requeued + 1} of at most {job.requeues}"
         over = f"it has been requeued {requeued} times, all that targets.slurm.requeues allows"
     if left <= 0:
-        failure = f"{wanted.line}; {over}"
-        return Finish(
-            wanted.code, f"{failure}; {job.again}", failure if wanted.code == EXIT_FAILED else ""
-        )
+        reason = f"{wanted.line}; {over}"
+        return Finish(wanted.code, f"{reason}; {job.again}", reason)
     back = f"back into the queue, {job.next}"
     return replace(wanted, line=f"{wanted.line}; {back} ({count})")
 

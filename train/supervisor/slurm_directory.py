@@ -108,8 +108,11 @@ class Directory:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this very start has taken it."""
-        return self._holder()[:2] == [self.job, str(self.requeue_count)]
+        """True if this start of the job has taken it, or an earlier one has and no later one."""
+        holder = self._holder()
+        if len(holder) < 2 or holder[0] != self.job or not holder[1].isdecimal():
+            return False
+        return int(holder[1]) <= self.requeue_count
 
     def release(self) -> None:
         """The job does not come back: its directory is free for another."""
@@ -153,12 +156,14 @@ class Directory:
         with contextlib.suppress(OSError):
             write_status(self.path, Status("running", self.launch, self.newest_step))
 
-    def say_failed(self, why: str) -> None:
-        """The job is over, and its processes have left the status at `running`."""
-        status = self.status()
-        if status is not None and status.word == "running":
+    def say_ended(self, word: str, why: str) -> None:
+        """The job is over: have the status say how, where this start or an earlier one has left it at `running`."""
+        status = read_status(self.path)
+        if status is None or status.word != "running":
+            return
+        if status.attempt.rpartition(".")[0] == f"slurm.{self.job}":
             with contextlib.suppress(OSError):
-                write_status(self.path, Status("failed", self.launch, status.step, why))
+                write_status(self.path, Status(word, status.attempt, status.step, why))
 
     def status(self) -> Status | None:
         """What this start has put on file."""

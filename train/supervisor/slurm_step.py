@@ -1,6 +1,7 @@
 """The step that a start of a Slurm job consists of: `supervise slurm-node` on every node, by srun.
 
-Owns its command, and the look at whether this process is one of a step. Runs nothing.
+Owns its command, what srun's error output tells of its end, and the look at whether this process is one of a
+step. Runs nothing.
 """
 
 from __future__ import annotations
@@ -15,20 +16,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train.errors import EXIT_UNAVAILABLE, Refusal
+from train.supervisor.slurm_decision import Failure
 from train.supervisor.words import Command, shown
 
 # What a node runs first of all: by a shell, which needs no shared directory, and says so where it has none.
 _ON_NODE = """\
 me=${SLURMD_NODENAME:-$HOSTNAME}
-cd -- "$1" || { echo "ddpgen: $me does not see the bundle, $1; put it where all nodes see it" >&2; exit 69; }
+ddpgen_refuse() { printf 'ddpgen %(%F %T)T %s: %s\\n' -1 "$me" "$*" >&2; exit 69; }
+cd -- "$1" || ddpgen_refuse "$me does not see $1; put the bundle and checkpoint.dir where all nodes see them"
 [ -z "$2" ] || . "./$2"
 shift 2
-type -P -- "$1" >/dev/null || {
-  echo "ddpgen: there is no Python called $1 on $me (PATH=$PATH); set python: or environment: in the spec (PY001)" >&2
-  exit 69
-}
+type -P -- "$1" >/dev/null ||
+  ddpgen_refuse "there is no Python called $1 on $me (PATH=$PATH); set python: or environment: in the spec (PY001)"
 exec "$@"
 """
+# srun reports the end of a task so (22.05): `srun: error: node2: task 1: Exited with exit code 69`.
+_TASK_ENDED = re.compile(r"srun: error: (\S+): tasks? [^:]+: (?:Exited with exit code (\d+))?")
+# A node speaks by its supervisor, its shell or its slurmstepd.
+_OF_NODE = re.compile(r"(?:ddpgen \S+ \S+ |slurmstepd-)([^\s:]+)(?: rank \d+)?: (?:error: )?(.+)")
+# A lost node, whose task srun could not launch, is no refusal.
+_NO_REFUSAL = re.compile(r"launch|Node failure", re.IGNORECASE)
+_REFUSES = (1, 255)  # srun's exit codes where it ends by itself
 
 
 def on_each_node(
@@ -65,6 +73,63 @@ def _filled(word: str, known: dict[str, str]) -> str:
     for name, value in known.items():
         word = word.replace(name, value)
     return word
+
+
+class StepErrors:
+    """The error output of srun and of all tasks, line by line: what it tells of the end of the step.
+
+    srun ends the other tasks by TERM when one has failed, and its exit code is the highest of all: 143, if a task was
+    still a shell or a starting Python. Its lines name the task that failed first.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._first: tuple[str, str] | None = None
+        self._own: list[str] = []
+        self._others = False
+        self._last: dict[str, str] = {}
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._read(line.decode("utf-8", "replace").strip())
+
+    def _read(self, line: str) -> None:
+        if ended := _TASK_ENDED.match(line):
+            # One that was terminated may be one that srun has ended.
+            if self._first is None and not line.endswith(": Terminated"):
+                self._first = ended[1], ended[2] or ""
+        elif line.startswith("srun: "):
+            self._own.append(line)
+        elif line and not line.startswith('Try "srun'):
+            self._others = True
+            if (spoken := _OF_NODE.match(line)) and not spoken[2].startswith("***"):
+                self._last[spoken[1]] = spoken[2]
+
+    @property
+    def is_inside_a_line(self) -> bool:
+        return bool(self._rest)
+
+    @property
+    def failure(self) -> Failure | None:
+        """The task that failed first, unless a signal ended it. `node` may be a list of nodes, as Slurm writes one."""
+        if self._first is None or not self._first[1]:
+            return None
+        node, code = self._first
+        return Failure(int(code), node, "")
+
+    def last_line_of(self, nodes: Sequence[str]) -> str:
+        """The last line of the first of `nodes` that has printed one; "" without one."""
+        return next((self._last[node] for node in nodes if node in self._last), "")
+
+    def refusal(self, code: int) -> str:
+        """Why srun, which ended with `code`, has started nothing; "" where it has, or could not reach a node."""
+        if code not in _REFUSES or self._first or self._others:
+            return ""
+        reasons = [line for line in self._own if re.match("srun: (error|fatal|unrecognized)", line)]
+        if any(map(_NO_REFUSAL.search, reasons)):
+            return ""
+        return "; ".join(dict.fromkeys(reasons))
 
 
 def store_of(store: str, task: str) -> str:

@@ -70,8 +70,10 @@ class Workers:
         environment: Mapping[str, str],
         kept: Sequence[int] = (),
         ignored: Sequence[signal.Signals] = (),
+        stderr: int | None = None,
     ) -> None:
-        """`kept`: descriptors that it inherits; `ignored`: signals that it does not hear. Raises OSError."""
+        """`kept`: descriptors that it inherits; `ignored`: signals that it does not hear. `stderr` takes its error
+        output; left out, this process's own does. Raises OSError."""
         # Where TERM is ignored, the parent's death has to be told by a signal that is heard.
         last = signal.SIGKILL if signal.SIGTERM in ignored else signal.SIGTERM
 
@@ -86,6 +88,7 @@ class Workers:
             words,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
+            stderr=stderr,
             pass_fds=tuple(kept),
             preexec_fn=prepare,  # noqa: PLW1509 - only the main thread forks, and no other has begun
         )

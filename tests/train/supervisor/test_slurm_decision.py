@@ -32,6 +32,11 @@ CAUSE = "rank 3: ValueError: odd (model.py:7 in forward)"
 CRASHED = replace(RUNNING, step=20, reason=CAUSE)
 TOLD = "node2 ended this start (exit code 69): setup of the spec failed"
 SETUP = Failure(69, "node2", "setup of the spec failed")
+SHELL = Failure(69, "node2", "node2 does not see /scratch/bundle-7")
+IN_SHELL = f"node2 ended this start (exit code 69): {SHELL.words}"
+GRES = "srun: error: Unable to create step for job 7: Invalid generic resource (gres) specification"
+AWAY = "srun: error: Unable to create step for job 7: Unable to contact slurm controller"
+LAST = "its last lines are before this one"
 
 
 @pytest.mark.parametrize(
@@ -65,20 +70,43 @@ SETUP = Failure(69, "node2", "setup of the spec failed")
         ),
         (StartEnd(1, RUNNING, lost=True), Requeue("a node does not answer any more", 1)),
         # A node fails; srun sends the others a TERM, of which they make a stop file.
-        (StartEnd(69, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD, TOLD)),
+        (StartEnd(69, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD)),
         # ... and KILL, before they have read it.
-        (StartEnd(137, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD, TOLD)),
-        # One that cannot even write that down: its directory is not there, or its container fails.
-        (StartEnd(69, RUNNING, stop="job"), Finish(69)),
+        (StartEnd(137, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD)),
+        # One that cannot even write that down: its directory is not there, or its container fails. The others are
+        # a shell that the TERM ends, or are killed.
+        (StartEnd(143, RUNNING, reported=SHELL), Finish(69, IN_SHELL)),
+        (StartEnd(137, RUNNING, reported=SHELL), Finish(69, IN_SHELL)),
+        (StartEnd(69, RUNNING, stop="job"), Finish(69, f"srun ended with 69; {LAST}")),
+        (
+            StartEnd(143, RUNNING, reported=Failure(255, "node[2-3]", "")),
+            Finish(
+                1,
+                f"node[2-3] ended this start (exit code 255): {LAST}; {AGAIN}",
+                f"node[2-3] ended this start (exit code 255): {LAST}",
+            ),
+        ),
         (
             StartEnd(255, RUNNING, stop="job"),
-            Finish(1, f"srun ended with 255; its last lines are before this one; {AGAIN}"),
+            Finish(1, f"srun ended with 255; {LAST}; {AGAIN}", f"srun ended with 255; {LAST}"),
         ),
+        # Slurm ends the tasks, and what a node says of that is no failure.
+        (
+            StartEnd(143, RUNNING, "TERM", reported=SHELL),
+            Requeue("ended by Slurm before a clean stop was complete", 1),
+        ),
+        # A node was killed, and the other's torchrun has ended before srun saw that.
+        (
+            StartEnd(137, RUNNING, failure=Failure(1, "node1", ""), reported=Failure(1, "node1", "")),
+            Requeue("killed on a node (srun ended with 137)", 1, CRASH),
+        ),
+        (StartEnd(1, RUNNING, refusal=GRES), Finish(69, f"srun could not start the nodes: {GRES}")),
+        (StartEnd(1, RUNNING, refusal=AWAY), Requeue(f"srun could not start the nodes: {AWAY}", 69)),
         (
             StartEnd(1, CRASHED, failure=Failure(1, "node1", "crashed: rank 0: lost a peer")),
             Finish(1, f"crashed: {CAUSE}; {AGAIN}", f"crashed: {CAUSE}"),
         ),
-        (StartEnd(2, None), Finish(2)),
+        (StartEnd(2, None), Finish(2, f"srun ended with 2; {LAST}")),
     ],
 )  # fmt: skip
 def test_what_the_end_of_a_start_means(end: StartEnd, meant: Finish | Requeue) -> None:
@@ -104,12 +132,12 @@ def test_every_signal_with_everything_slurm_may_mean(cancelled: bool, job_state:
     by_itself = "stopped at step 20; Slurm takes it back into the queue by itself"
     over = f"stopped at step 20; cancelled, so it stays out of the queue; {AGAIN}"
     asked = "Slurm does not say whether it was cancelled, so it is not put into the queue"
-    unknown = Finish(75, f"stopped at step 20; {asked}; {AGAIN}")
+    unknown = Finish(75, f"stopped at step 20; {asked}; {AGAIN}", f"stopped at step 20; {asked}")
     meant = {
         State.RUNNING: comes,
         State.ENDED: comes,
         State.REQUEUED: Finish(0, by_itself),
-        State.OVER: Finish(75, over),
+        State.OVER: Finish(75, over, "stopped at step 20; cancelled"),
         State.UNKNOWN: unknown if cancelled else comes,
     }
     assert requeue(SIGNALLED, job_state, cancelled, JOB) == meant[job_state]
@@ -168,6 +196,7 @@ def test_only_what_looks_like_a_failure_is_looked_into() -> None:
     assert may_be_lost(StartEnd(1, RUNNING, failure=Failure(1, "node1", "")), 2)
     assert may_be_lost(StartEnd(233, None), 2)  # a node that is down, and Slurm does not know yet
     assert not may_be_lost(StartEnd(1, RUNNING), 1)
+    assert not may_be_lost(StartEnd(255, RUNNING, refusal=GRES), 2)
     assert not may_be_lost(StartEnd(1, FAILED), 2)
     assert not may_be_lost(StartEnd(1, RUNNING, asked="TERM"), 2)
     assert not may_be_lost(StartEnd(137, RUNNING, failure=Failure(1, "node1", "")), 2)

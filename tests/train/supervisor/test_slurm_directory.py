@@ -279,3 +279,31 @@ def test_what_is_put_on_file_is_this_starts_own(tmp_path: Path) -> None:
     directory.say_running()
     assert directory.status() == read_status(tmp_path) == Status("running", "slurm.7.0", 0)
     assert mine(tmp_path, requeue_count=1).status() is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("running slurm.7.1 15 a crash", "failed slurm.7.1 15 node2 has no Python"),
+        ("running slurm.7.0 15", "failed slurm.7.0 15 node2 has no Python"),  # an earlier start's
+        ("running slurm.8.0 15", None),
+        ("running slurm.77.0 15", None),
+        ("running 0a1b2c3d 15", None),
+        ("stopped slurm.7.0 15", None),
+        ("done slurm.7.0 15", None),
+    ],
+)
+def test_a_job_that_is_over_leaves_no_status_of_its_own_at_running(
+    tmp_path: Path, before: str, after: str | None
+) -> None:
+    (tmp_path / "status").write_text(f"{before}\n")
+    mine(tmp_path, requeue_count=1).say_ended("failed", "node2 has no Python")
+    assert (tmp_path / "status").read_text() == f"{after or before}\n"
+
+
+@pytest.mark.parametrize(("holder", "ours"), [("7 0", True), ("7 1", True), ("7 2", False), ("8 0", False), ("", False)])  # fmt: skip
+def test_a_start_frees_what_an_earlier_start_of_its_job_has_taken(
+    tmp_path: Path, holder: str, ours: bool
+) -> None:
+    (tmp_path / "slurm-job").write_text(f"{holder} here\n" if holder else "")
+    assert mine(tmp_path, requeue_count=1).is_ours is ours

@@ -1,0 +1,96 @@
+"""How a start under Slurm ends that never came to train: the code, the last line and the status name the cause."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.real import batch, jobs
+from tests.real.batch import Batch
+from tests.real.conftest import NewSlurm
+from tests.real.rig import Machine
+from tests.real.rig.slurm import Slurm
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(200)]
+
+
+@pytest.fixture(scope="module")
+def cluster(new_slurm: NewSlurm) -> Slurm:
+    return new_slurm(nodes=2, KillWait=10)
+
+
+def status(job: Batch) -> str:
+    return (job.directory / "status").read_text()
+
+
+def last_line(job: Batch) -> str:
+    """The last line of ddpgen's, without time and host."""
+    lines = [line for line in job.log.splitlines() if line.startswith("ddpgen ")]
+    return lines[-1].split(": ", 1)[1]
+
+
+def assert_free(job: Batch) -> None:
+    """Nothing keeps another job from the directory."""
+    left = [path.name for path in job.directory.iterdir() if path.name.startswith(("slurm-job", "bundle-"))]  # fmt: skip
+    assert left == []
+
+
+def test_a_job_submitted_from_inside_an_allocation_gets_what_it_asks_for(cluster: Slurm) -> None:
+    wanted = batch.spec("inside", nodes=2, tier={"mem": "1G"})
+    wanted["train"]["steps"] = 10
+    job = Batch(cluster, wanted, "--hold")
+    cluster.run(["scancel", job.id], check=True)
+    tastes = ("SLURM_EXCLUSIVE=1", "SLURM_TIMELIMIT=1", "SLURM_STDOUTMODE=none", "SLURM_LABELIO=1")
+    outer = ("salloc", "-n1", "--mem-per-cpu=200", "--gpus-per-task=1", "srun")
+    done = cluster.run(
+        [*outer, "env", *tastes, "sbatch", "--parsable", "slurm.sbatch"],
+        cwd=f"{job.inside}/bundle",
+    )
+    job.id = done.stdout.strip()
+    assert job.id, done.stderr
+    assert job.ended() == ("COMPLETED", "0:0"), job.log
+    assert jobs.rows(job.directory)[-1]["step"] == 10
+    assert "\nstep 10/10 " in job.log
+
+
+def test_a_node_that_refuses_in_the_shell_ends_the_job_with_its_words(cluster: Slurm) -> None:
+    # On the first node it is a shell, which srun's TERM ends: 143, the highest of the exit codes.
+    slow = f'#!/bin/bash\n[ -z "$SLURM_STEP_ID" ] || sleep 20\nexec {sys.executable} "$@"\n'
+    write(cluster.nodes[0], "/opt/python", slow)
+    job = Batch(cluster, batch.spec("shell", nodes=2, python="/opt/python"))
+    assert job.ended() == ("FAILED", "69:0"), job.log
+    assert cluster.show(job.id)["Restarts"] == "0"
+    cause = "node2 ended this start (exit code 69): there is no Python called /opt/python on node2"
+    assert last_line(job).startswith(cause), job.log
+    assert status(job).startswith(f"failed slurm.{job.id}.0 0 {cause}")
+    assert_free(job)
+
+
+def test_an_srun_that_refuses_is_final_and_in_its_own_words(cluster: Slurm) -> None:
+    pyxis = {"environment": {"container": {"image": "/shared/image.sqsh", "runtime": "pyxis"}}}
+    job = Batch(cluster, batch.spec("refused", nodes=2, tier=pyxis))
+    assert job.ended() == ("FAILED", "69:0"), job.log
+    cause = "srun could not start the nodes: srun: unrecognized option '--container-image="
+    assert last_line(job).startswith(cause), job.log
+    assert status(job).startswith(f"failed slurm.{job.id}.0 0 {cause}")
+    assert_free(job)
+
+
+def test_a_job_cancelled_before_its_training_is_stopped(cluster: Slurm) -> None:
+    job = Batch(cluster, batch.spec("early", nodes=2, tier={"setup": ["echo preparing; sleep 60"]}))
+    cluster.wait_log(job.id, "preparing")
+    cluster.run(["scancel", job.id], check=True)
+    assert cluster.ended(job.id)[0] == "CANCELLED"
+    cluster.wait_log(job.id, "cancelled, so it stays out of the queue")
+    assert job.left() == []
+    assert status(job).startswith(f"stopped slurm.{job.id}.0 0 "), job.log
+    assert status(job).endswith("; cancelled\n")
+    assert_free(job)
+
+
+def write(node: Machine, path: str, text: str) -> None:
+    inside = node.path(path)
+    inside.parent.mkdir(parents=True, exist_ok=True)
+    inside.write_text(text)
+    inside.chmod(0o755)
