@@ -185,7 +185,7 @@ def resolve(host: str) -> str:
             why = f"it is {only} only, and the processes meet by IPv4"
         raise NetworkError(
             f"{socket.gethostname()} cannot resolve {host!r}: {why}",
-            "set address: of that host in the spec to an IPv4 address, or add it to /etc/hosts here",
+            "add it to /etc/hosts here, with its IPv4 address",
             "NAME001",
         ) from None
     return str(found[0][4][0])
@@ -208,7 +208,7 @@ def source_towards(address: str) -> str:
         except OSError as error:
             raise NetworkError(
                 f"{socket.gethostname()} has no route to {address}: {error.strerror}",
-                "bring up the network (or VPN) there, or correct the address of the other host in the spec",
+                "bring up the network (or VPN) there, or correct the address of the other host",
                 "HOST004",
             ) from None
         return str(probe.getsockname()[0])

@@ -71,7 +71,9 @@ def test_the_interface_is_the_one_given_or_that_of_the_route(
 
 
 def test_a_name_nobody_knows_is_told_with_its_remedy() -> None:
-    with pytest.raises(NetworkError, match="set address: of that host in the spec") as error:
+    with pytest.raises(
+        NetworkError, match="add it to /etc/hosts here, with its IPv4 address"
+    ) as error:
         choose("no such host")
     assert "cannot resolve 'no such host'" in str(error.value)
 

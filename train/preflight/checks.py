@@ -80,8 +80,7 @@ def _resolved(settings: Settings, name: str, found: Look[str]) -> str:
     if address is None:
         raise NetworkError(
             f"{settings.me} got no answer to what the address of {name!r} is in {NAMES_S:g} s",
-            "look after the name server in /etc/resolv.conf there, add the name to /etc/hosts, or set "
-            "address: of that host in the spec to an IPv4 address",
+            "look after the name server in /etc/resolv.conf there, or add the name to /etc/hosts",
             "NAME001",
         )
     return address

@@ -347,5 +347,7 @@ class Search:
             self._fault = messages.disagree(settings, met, theirs, NamedHost(settings.me), ours)
         else:
             head = NamedHost(settings.head, self.address)
-            self._fault = messages.wrong_host(settings.me, head, f"{met}, which is not the head")
+            self._fault = messages.wrong_host(
+                settings, settings.me, head, f"{met}, which is not the head"
+            )
         return "other"

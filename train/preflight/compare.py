@@ -125,8 +125,7 @@ def _head_name(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
         "NAME005",
         kinds[0][1][0],
         f"the head's name {settings.head} is {_shortened(said)}",
-        "set address: of the head in the spec to its IPv4 address, or give the name one meaning in "
-        "DNS or in every /etc/hosts",
+        f"give the name one meaning in DNS or in every /etc/hosts{settings.or_address('the head')}",
     )
 
 

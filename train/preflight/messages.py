@@ -104,8 +104,8 @@ def no_head(settings: Settings, address: str, trouble: str) -> Finding:
             "NAME001",
             me,
             f"{me} cannot resolve the head's name {settings.head}",
-            f"write its address beside {settings.head} in /etc/hosts of {me}, or set address: of the "
-            "head in the spec",
+            f"write its address beside {settings.head} in /etc/hosts of {me}"
+            f"{settings.or_address('the head')}",
         )
     if trouble == "noroute":
         return Finding(
@@ -169,14 +169,13 @@ def another_program(settings: Settings, address: str, trouble: str) -> Finding:
     )
 
 
-def wrong_host(host: str, head: NamedHost, where: str) -> Finding:
+def wrong_host(settings: Settings, host: str, head: NamedHost, where: str) -> Finding:
     """NAME004: the head's name leads `host` elsewhere. `where`: to whom, or to which address, in words."""
     return Finding(
         "NAME004",
         host,
         f"the head's name {head} leads {host} to {where}",
-        f"correct {head.name} in /etc/hosts of {host} or in the DNS, or set address: of the head in "
-        "the spec",
+        f"correct {head.name} in /etc/hosts of {host} or in the DNS{settings.or_address('the head')}",
     )
 
 

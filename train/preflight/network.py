@@ -131,12 +131,12 @@ def judge(settings: Settings, net: Network) -> Iterator[Finding]:
     """NAME001 to NAME003, HOST004, NIC001 to NIC007, NIC010 and NIC011."""
     me, trouble = settings.me, net.trouble
     if net.unresolved is not None:
-        yield Finding(net.unresolved.code, me, net.unresolved.cause, net.unresolved.remedy)
+        yield _as_finding(settings, net.unresolved)
     yield from _judge_name(settings, net)
     # The head takes part by its own address; whether the others reach that is theirs to say.
     no_route = None if settings.is_head else net.no_route
     if trouble is not None and trouble.code != "HOST004":
-        yield Finding(trouble.code, me, trouble.cause, trouble.remedy)
+        yield _as_finding(settings, trouble)
     elif error := trouble or no_route:
         cause = error.cause
         if net.peer and net.peer != settings.peer:
@@ -145,6 +145,11 @@ def judge(settings: Settings, net: Network) -> Iterator[Finding]:
     yield from _judge_route(settings, net)
     if not settings.alone:
         yield from _judge_addresses(settings, net)
+
+
+def _as_finding(settings: Settings, error: NetworkError) -> Finding:
+    more = settings.or_address("that host") if error.code == "NAME001" else ""
+    return Finding(error.code, settings.me, error.cause, f"{error.remedy}{more}")
 
 
 def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
@@ -157,8 +162,8 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
             "NAME002",
             me,
             f"{me} resolves its own name {head} to {net.head}, which no other host can use",
-            f"write the address of {me} beside {head} in /etc/hosts there, or set address: of that "
-            "host in the spec to an IPv4 address",
+            f"write the address of {me} beside {head} in /etc/hosts there"
+            f"{settings.or_address('that host')}",
         )
     elif not settings.is_head and (is_loopback(net.head) or carrying(net.head, list(net.known))):
         what = head if head == net.head else f"{head}, here {net.head},"
@@ -166,8 +171,8 @@ def _judge_name(settings: Settings, net: Network) -> Iterator[Finding]:
             "NAME003",
             me,
             f"the head's address {what} leads {me} to itself",
-            f"correct {head} in /etc/hosts of {me}, or set address: of the head in the spec; or is "
-            "this the script of another host?",
+            f"correct {head} in /etc/hosts of {me}{settings.or_address('the head')}"
+            f"{'' if settings.scheduled else '; or is this the script of another host?'}",
         )
 
 
@@ -190,6 +195,9 @@ def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
     if of == WIRED and what != WIRED:
         code = "NIC006" if what == BRIDGE else "NIC007"
     kinds = {BRIDGE: "a bridge", VPN: "a VPN", WIRED: "a wired interface"}
+    change = f"set address: of {me} in the spec to {net.source}"
+    if settings.scheduled:  # such a spec lists no hosts
+        change = f"set nic: {route} in the spec"
     yield Finding(
         code,
         me,
@@ -197,7 +205,7 @@ def _judge_route(settings: Settings, net: Network) -> Iterator[Finding]:
         f"{settings.peer} by {route} ({net.source}), {kinds.get(of, of)}",
         f"set nic: {route} in the spec, or leave it out to have it found"
         if settings.nic
-        else f"set address: of {me} in the spec to {net.source}, or set nic: {taken} to keep it",
+        else f"{change}, or set nic: {taken} to keep it",
     )
 
 
@@ -206,12 +214,17 @@ def _judge_addresses(settings: Settings, net: Network) -> Iterator[Finding]:
     me, known = settings.me, list(net.known)
     if net.own and carrying(net.own, known) is None:
         own = net.own if net.own == settings.own_address else f"{net.own} ({settings.own_address})"
+        by, remedy = (
+            "in the spec",
+            f"correct address: of {me} in the spec; if this is another host, start its own script; ",
+        )
+        if settings.scheduled:
+            by, remedy = f"by {settings.scheduled.name}", ""
         yield Finding(
             "NIC010",
             me,
-            f"{own}, the address of {me} in the spec, is none of this host's: it has {listed(known)}",
-            f"correct address: of {me} in the spec; if this is another host, start its own script; if "
-            "the address is translated on the way, nothing is to be done",
+            f"{own}, the address of {me} {by}, is none of this host's: it has {listed(known)}",
+            f"{remedy}if the address is translated on the way, nothing is to be done",
         )
 
 

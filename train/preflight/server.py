@@ -232,7 +232,7 @@ class Server:
             there = self._at_address(hello.to)
             whose = f"{there}'s and " if there else ""
             where = f"{hello.to}, which is {whose}no address of {settings.me}"
-            return messages.wrong_host(hello.host, NamedHost(hello.head), where)
+            return messages.wrong_host(settings, hello.host, NamedHost(hello.head), where)
         return None
 
     def _leads_to_itself(self, hello: Hello, conn: Conn) -> bool:

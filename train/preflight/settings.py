@@ -54,6 +54,11 @@ class Settings:
         """Whose job this is, where a scheduler has started it: there nobody starts a host by hand."""
         return Scheduled.parse(self.scheduler)
 
+    def or_address(self, host: str, address: str = "an IPv4 address") -> str:
+        """The end of a remedy: to give `host` this address in the spec. "" where a scheduler finds the hosts, because
+        such a spec lists none."""
+        return "" if self.scheduled else f", or set address: of {host} in the spec to {address}"
+
     @property
     def own_address(self) -> str:
         """How the others reach this host, as the spec has it; empty when it does not say."""

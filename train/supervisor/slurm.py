@@ -265,7 +265,7 @@ class Slurm:
         options, directory = self._options, self.directory
         head, peer = nodes[0], nodes[1] if len(nodes) > 1 else ""
         # An address, not the name: a node may know the name by another network, or as 127.0.1.1.
-        name, address = self._beside(lambda: nic.choose(head, options.nic, True, peer))
+        name, address = self._beside(lambda: self._choose(head, peer))
         self._reserved = reserve.reserve(address, options.ports, int(self._number))
         port = self._reserved.getsockname()[1]
         say(f"meeting at {head}, interface {name}, address {address}, port {port}")
@@ -280,6 +280,13 @@ class Slurm:
         )
         return on_each_node(
             options, replace(self._command, options=own), len(nodes), bundle, directory.path
+        )
+
+    def _choose(self, head: str, peer: str) -> tuple[str, str]:
+        """Interface and address of the head. Raises NetworkError."""
+        towards = self._controller.address_of(peer) if peer else ""
+        return nic.choose(
+            self._controller.address_of(head), self._options.nic, is_head=True, peer=towards
         )
 
     def _told(self, nodes: Sequence[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from train import nic
 from train.console import say
 
 # The answer may come as late as Slurm's own MessageTimeout, some times over.
@@ -161,6 +162,16 @@ class Controller:
         """The names of a list of nodes, in order; [] without an answer."""
         code, text, _ = ask("scontrol", "show", "hostnames", listed)
         return text.split() if code == 0 else []
+
+    def address_of(self, node: str) -> str:
+        """What other nodes reach `node` by: its name, or its NodeAddr where Slurm alone knows the name."""
+        try:
+            nic.resolve(node)
+        except nic.NetworkError:
+            code, text, _ = ask("scontrol", "show", "node", node)
+            found = re.search(r"\bNodeAddr=(\S+)", text)
+            return found[1] if code == 0 and found else node
+        return node
 
     def kill_wait_s(self) -> float:
         return kill_wait_s(ask("scontrol", "show", "config")[1])

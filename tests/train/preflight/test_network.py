@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ ROUTES = {
 def resolve(name: str) -> str:
     if name in ADDRESSES or name.replace(".", "").isdigit():
         return ADDRESSES.get(name, name)
-    raise NetworkError(f"desk cannot resolve {name!r}", "set address:", "NAME001")
+    raise NetworkError(f"desk cannot resolve {name!r}", "add it to /etc/hosts", "NAME001")
 
 
 def source_towards(address: str) -> str:
@@ -184,6 +185,32 @@ def test_the_first_address_is_told_where_another_one_is_taken() -> None:
         "enp5s0", "192.168.7.9", "192.168.7.1",
     )  # fmt: skip
     assert list(network.judge(job, seen)) == []
+
+
+@pytest.mark.parametrize("scheduler", ["slurm 7 0", "sky a-1 0"])
+@pytest.mark.parametrize(
+    ("job", "code", "remedy"),
+    [
+        (settings(head="nobody"), "NAME001", "add it to /etc/hosts"),
+        (settings(head="debian"), "NAME003", "correct debian in /etc/hosts of desk"),
+        (
+            settings(head="192.168.8.2", me="desk", addresses={"desk": "192.168.7.3"}),
+            "NIC010",
+            "if the address is translated on the way, nothing is to be done",
+        ),
+        (
+            settings(head="desk", is_head=True, addresses={"desk": "desk", "slow": "192.168.8.2"}),
+            "NIC011",
+            "set nic: wlan0 in the spec, or set nic: enp5s0 to keep it",
+        ),
+    ],
+)
+def test_where_the_spec_lists_no_hosts_no_address_is_advised(
+    job: Settings, code: str, remedy: str, scheduler: str
+) -> None:
+    (finding,) = found(replace(job, scheduler=scheduler))
+    assert (finding.code, finding.remedy) == (code, remedy)
+    assert "in the spec" not in finding.cause
 
 
 def test_interfaces_that_cannot_be_listed_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,6 +177,26 @@ def test_srun_takes_nothing_from_an_allocation_around_sbatch_or_from_the_users_t
     assert environment({**kept, **dict.fromkeys(f"{outer} {tastes}".split(), "y")}) == kept
 
 
+NODE = """\
+NodeName=gpu-a01-x Arch=x86_64 CoresPerSocket=1
+   Gres=gpu:toy:4
+   NodeAddr=192.168.7.1 NodeHostName=node1 Version=22.05.8
+"""
+
+
+@pytest.mark.parametrize(
+    ("node", "address"),
+    [("127.0.0.1", "127.0.0.1"), ("gpu-a01-x.invalid", "192.168.7.1")],
+)
+def test_a_node_whose_name_slurm_alone_knows_has_an_address(
+    command: Path, node: str, address: str
+) -> None:
+    (command / "answer").write_text(NODE)
+    assert Controller("7").address_of(node) == address
+    (command / "fails").write_text("\n" * 9)
+    assert Controller("7").address_of(node) == node
+
+
 @pytest.mark.parametrize(
     ("env", "parent", "step"),
     [
