@@ -112,6 +112,7 @@ def _batch(job: SlurmJob) -> Iterator[Word]:
     """Options of the supervisor on the first node of a Slurm job."""
     yield f"--ports={_ports(job.rendezvous.port)}"
     yield f"--requeues={job.requeues}"
+    yield f"--warning={int(slurm.warning_s(job))}"
     yield from _unusual(("restarts", job.restarts, JobSpec.restarts))
     if job.array is not None:
         yield "--array"

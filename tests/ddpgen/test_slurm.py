@@ -201,7 +201,7 @@ def words(slurm: str = "", top: str = "") -> list[str]:
 def test_what_equals_the_runtimes_default_is_left_out() -> None:
     assert words() == [
         "--job=gpt", "--checkpoint-dir=../checkpoints/gpt", "--procs=2", "--ports=29500-30499",
-        "--requeues=20", "--",
+        "--requeues=20", "--warning=300", "--",
         "torchrun", "--nnodes={nodes}", "--rdzv-backend=c10d", "--rdzv-endpoint={head}:{port}",
         "--rdzv-id={launch}", "--rdzv-conf=is_host={is_head},join_timeout=120",
         "--local-addr={address}", "--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.1",

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from train import nic, reserve
-from train.console import say
+from train.console import clock, say
 from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.scheduler import VARIABLE
 from train.supervisor.decision import goes_on
 from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Signal
 from train.supervisor.options import ONLY_CHECK, check_arguments, ports
 from train.supervisor.slurm_decision import (
+    AGAIN,
     Begun,
     Failure,
     Finish,
@@ -86,6 +87,7 @@ class Slurm:
         )
         add("--requeues", type=int, default=20, help="how often it may go back into the queue")
         add("--restarts", type=int, default=3, help="how often it may do so after a crash")
+        add("--warning", type=int, default=0, help="seconds before its time limit it is warned")
         add(
             "--array",
             action="store_true",
@@ -112,6 +114,7 @@ class Slurm:
         self._since = time.monotonic()
         self._directory: Directory | None = None
         self._is_batch_script, self._taken = False, False
+        self._comes_back = True
         self._begun: list[Begun] = []
         self._errors = StepErrors()
 
@@ -142,6 +145,8 @@ class Slurm:
             bundle = self._beside(lambda: self._take(bundle, shown))
         os.chdir(bundle)
         say(f"start {self._requeue_count + 1}: {len(nodes)} node(s), {' '.join(nodes)}")
+        if shown is not None and not self._only_preflight:
+            self._say_limits(shown)
         words = self._words(nodes, bundle)
         self._note_start()
         say(f"starting the nodes\n{in_short(words)}")
@@ -189,7 +194,8 @@ class Slurm:
         return bundle
 
     def _note_job(self, shown: Shown) -> None:
-        """From now on the checkpoint directory is known."""
+        """From now on the checkpoint directory is known, and whether the job may be requeued."""
+        self._comes_back = shown.comes_back
         if self._directory is not None:
             return
         path = checkpoint_directory(Path.cwd(), self._options.checkpoint_dir, shown.index)
@@ -198,6 +204,21 @@ class Slurm:
         self._directory = Directory(path, shown.name, self._number, self._requeue_count, cluster)
         self._index = shown.index
         self._begun = [s for s in self._directory.starts() if s.requeue_count < self._requeue_count]
+
+    def _say_limits(self, shown: Shown) -> None:
+        """Say what the site, or an option of sbatch, has made of the job, where that shortens its life."""
+        warning_s, limit_s = self._options.warning, shown.time_limit_s
+        if warning_s and limit_s is not None and limit_s <= warning_s:
+            say(
+                f"warning: this job's time limit is {clock(limit_s)} and it is warned {clock(warning_s)} "
+                "before the end, so each start is stopped at once; submit it with a longer --time "
+                "that the site allows, or with a shorter warning (--signal=B:USR1@SECONDS)"
+            )
+        if not shown.comes_back and self._options.requeues:
+            say(
+                "warning: Slurm does not requeue this job (Requeue=0, by the site or --no-requeue): after a "
+                f"stop, a time limit or a preemption submit it again: {AGAIN}"
+            )
 
     @property
     def directory(self) -> Directory:
@@ -311,7 +332,13 @@ class Slurm:
         newest = self.directory.progress(of_script) if self._directory else 0
         next_ = goes_on(self._command.program, bool(newest))
         return JobState(
-            self._requeue_count, *budgets, newest, self._begun, self._only_preflight, next_
+            self._requeue_count,
+            *budgets,
+            newest,
+            self._begun,
+            self._only_preflight,
+            next_,
+            self._comes_back,
         )
 
     # --- while it runs --------------------------------------------------------------------------------
@@ -426,7 +453,8 @@ class Slurm:
                 self._keep_starts([*before, replace(last, ended=meant.counter) if mine else last])
         # The last act: Slurm kills everything of the job at once, this process too.
         for _ in range(_REQUEUES):
-            if self._controller.requeue():
+            refused = self._controller.requeue()
+            if not refused:
                 return 0
             job_state = self._job_state()
             if job_state is State.REQUEUED:
@@ -434,7 +462,7 @@ class Slurm:
             if job_state is State.OVER:
                 return self._finish(Finish(EXIT_STOPPED, reason=f"{wanted.line}; cancelled"))
             time.sleep(_REQUEUES_APART_S)
-        reason = f"{wanted.line}; Slurm does not take it back"
+        reason = f"{wanted.line}; Slurm does not requeue this job ({refused})"
         return self._finish(Finish(meant.code, f"{reason}; {self._job().again}", reason))
 
     def _finish(self, decision: Finish) -> int:

@@ -44,7 +44,8 @@ class Failure:
 @dataclass(frozen=True)
 class JobState:
     """The job, as far as it concerns its end. `newest`: its newest checkpoint, None where that is not known; `begun`:
-    its starts, this one last; `next`: what another start is for (decision.goes_on)."""
+    its starts, this one last; `next`: what another start is for (decision.goes_on); `comes_back`: whether Slurm lets it be
+    requeued."""
 
     requeue_count: int
     requeues: int
@@ -53,6 +54,7 @@ class JobState:
     begun: Sequence[Begun] = ()
     only_preflight: bool = False
     next: str = GO_ON
+    comes_back: bool = True
 
     @property
     def again(self) -> str:
@@ -194,6 +196,9 @@ def requeue(wanted: Requeue, state: State, cancelled: bool, job: JobState) -> Fi
     if state is State.UNKNOWN and cancelled:
         asked = "Slurm does not say whether it was cancelled, so it is not put into the queue"
         return Finish(EXIT_STOPPED, f"{why}; {asked}; {job.again}", f"{why}; {asked}")
+    if not job.comes_back:
+        kept = f"{why}; Slurm does not requeue this job (Requeue=0)"
+        return Finish(wanted.code, f"{kept}; {job.again}", kept)
     if job.stands_still:
         line = f"{why}; {standstill(wanted.counter)}"
         return Finish(EXIT_FAILED, line)

@@ -10,6 +10,7 @@ import enum
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,11 @@ from train.console import say
 
 # The answer may come as late as Slurm's own MessageTimeout, some times over.
 _ANSWER_S = 60.0
+# A wait is reported once it has lasted so long, and again at this interval.
+_SILENCE_S, _REPORT_AGAIN_S = 10.0, 300.0
 _FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z]*)=(\S*)")
-# srun's inputs, without SLURM_ (srun(1), "Input environment variables", of 22.05 to 24.11). sbatch hands on those
-# that it inherits: of the allocation in which it was called, or a user's tastes.
+# srun's inputs, without SLURM_: "Input environment variables" of srun(1), 22.05 to 24.11. sbatch hands on those that
+# it inherits, from the allocation in which it was called or from the user's shell.
 _SRUN_INPUTS = (
     "ACCOUNT ACCTG_FREQ ARBITRARY_NODELIST BCAST BCAST_EXCLUDE BURST_BUFFER CLUSTERS CLUSTER_CONSTRAINT COMPRESS "
     "CONSTRAINT CONTAINER CONTAINER_ID CORE_SPEC CPUS_PER_GPU CPUS_PER_TASK CPU_BIND CPU_BIND_LIST CPU_BIND_TYPE "
@@ -97,6 +100,20 @@ class Shown:
         except ValueError:
             return None
 
+    @property
+    def time_limit_s(self) -> int | None:
+        """Its time limit in seconds; None without one. Slurm writes [DAYS-]HH:MM:SS, or a word."""
+        found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", self.fields.get("TimeLimit", ""))
+        if found is None:
+            return None
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    @property
+    def comes_back(self) -> bool:
+        """False if Slurm refuses a requeue, because of the site or of sbatch --no-requeue."""
+        return self.fields.get("Requeue") != "0"
+
 
 def state(shown: Shown | None, requeue_count: int) -> State:
     """What Slurm means to do with the job of which this start comes after `requeue_count` requeues."""
@@ -134,17 +151,34 @@ def kill_wait_s(config: str) -> float:
 class Controller:
     """The commands. `pause`: waits between two questions."""
 
-    def __init__(self, job: str, pause: Callable[[float], None] = time.sleep) -> None:
-        self.job, self._pause = job, pause
+    def __init__(
+        self,
+        job: str,
+        pause: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.job, self._pause, self._now = job, pause, now
+        self._reported: float | None = None
 
     def show(self, pauses: Sequence[float] = (1, 1, 1)) -> Shown | None:
         """What is known of the job. Asked again after each of `pauses`; None: no answer."""
+        words = ("scontrol", "show", "job", self.job)
         for pause in (0, *pauses):
             self._pause(pause)
-            code, text, _ = ask("scontrol", "show", "job", self.job)
+            code, text, why = ask(*words, on_silence=lambda: self._report(words))
             if code == 0:
+                self._reported = None
                 return Shown.parse(text, self.job)
+            self._report(words, why)
         return None
+
+    def _report(self, words: Sequence[str], why: str = "") -> None:
+        """Say what this job waits for: once, and again at long intervals, until Slurm answers."""
+        if self._reported is not None and self._now() - self._reported < _REPORT_AGAIN_S:
+            return
+        self._reported = self._now()
+        how = f"failed ({why.strip()})" if why.strip() else "has not answered yet"
+        say(f"waiting for Slurm's controller: {' '.join(words)} {how}")
 
     def state_of(self, other: str) -> str | None:
         """The state of another job; None when there is none of that number; "" without an answer."""
@@ -176,11 +210,16 @@ class Controller:
     def kill_wait_s(self) -> float:
         return kill_wait_s(ask("scontrol", "show", "config")[1])
 
-    def requeue(self) -> bool:
-        """Have the job go back into the queue. Slurm kills all of it then, this process too."""
+    def requeue(self) -> str:
+        """Have the job go back into the queue; "", or why Slurm refuses. Slurm kills all of it then, this process too."""
         # Which may send its signals before the command has ended.
         words = ("trap '' TERM USR1 INT; exec scontrol requeue \"$1\"", "sh", self.job)
-        return ask("sh", "-c", *words)[0] == 0
+        shown = ("scontrol", "requeue", self.job)
+        code, _, why = ask("sh", "-c", *words, on_silence=lambda: self._report(shown))
+        if code == 0:
+            return ""
+        self._report(shown, why)
+        return " ".join(why.split()) or f"scontrol ended with {code}"
 
     def send_no_mail(self) -> None:
         """Whatever the directives say."""
@@ -193,8 +232,12 @@ def every_node_answers(nodes: int) -> bool:
     return ask("srun", "--overlap", *on_each, "true")[0] == 0
 
 
-def ask(*words: str) -> tuple[int, str, str]:
-    """Run a command: exit code (-1: it did not end in time, or is not there), output, error output."""
+def ask(*words: str, on_silence: Callable[[], None] = lambda: None) -> tuple[int, str, str]:
+    """Run a command: exit code (-1: it did not end in time, or is not there), output, error output. `on_silence`: called
+    once if it takes long."""
+    silent = threading.Timer(_SILENCE_S, on_silence)
+    silent.daemon = True
+    silent.start()
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S,
@@ -202,6 +245,8 @@ def ask(*words: str) -> tuple[int, str, str]:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return -1, "", str(error)
+    finally:
+        silent.cancel()
     said, why = (each.decode("utf-8", "replace") for each in (done.stdout, done.stderr))
     return done.returncode, said, why
 

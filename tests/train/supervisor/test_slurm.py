@@ -124,3 +124,26 @@ def test_an_environment_that_fails_is_on_file_and_a_signal_is_no_failure_of_it(
     code, said = start.run(**failed, DDPGEN_SIGNAL="TERM")
     assert code == 75
     assert "environment" not in said
+
+
+def test_limits_that_the_site_has_rewritten_are_said_at_the_start(start: Start) -> None:
+    start.write("srun", "#!/bin/bash\nexit 3\n")
+    start.job(old="TimeLimit=02:00:00", new="TimeLimit=00:01:00")
+    _, said = start.run("--warning=60")
+    assert "warning: this job's time limit is 1:00 and it is warned 1:00 before the end" in said
+    start.job(old="Requeue=1", new="Requeue=0")
+    _, said = start.run("--warning=60")
+    assert "this job's time limit" not in said
+    assert "warning: Slurm does not requeue this job (Requeue=0, by the site or" in said
+    # It is not said to go back, either.
+    code, said = start.run(DDPGEN_SIGNAL="USR1")
+    assert code == 75
+    assert "back into the queue" not in said
+    assert said.endswith("; Slurm does not requeue this job (Requeue=0); to go on: sbatch slurm.sbatch")  # fmt: skip
+
+
+def test_a_requeue_that_slurm_refuses_is_reported_with_its_reason(start: Start) -> None:
+    (start.place / "refuses").write_text("Job is held by an administrator\n")
+    code, said = start.run(DDPGEN_SIGNAL="USR1")
+    assert code == 75
+    assert "Slurm does not requeue this job (Job is held by an administrator)" in said

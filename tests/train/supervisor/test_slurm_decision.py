@@ -143,6 +143,14 @@ def test_every_signal_with_everything_slurm_may_mean(cancelled: bool, job_state:
     assert requeue(SIGNALLED, job_state, cancelled, JOB) == meant[job_state]
 
 
+def test_a_job_that_slurm_does_not_requeue_is_not_said_to_come_back() -> None:
+    kept = "stopped at step 20; Slurm does not requeue this job (Requeue=0)"
+    job = replace(JOB, comes_back=False)
+    meant = Finish(75, f"{kept}; {AGAIN}", kept)
+    assert requeue(SIGNALLED, State.RUNNING, False, job) == meant
+    assert requeue(SIGNALLED, State.ENDED, True, job) == meant
+
+
 KILLED = Requeue("killed on a node (srun ended with 137)", 1, CRASH)
 
 

@@ -146,6 +146,32 @@ def test_a_controller_that_is_away_for_a_minute_is_asked_again(command: Path) ->
     assert Controller("7", pauses.append).show((1, 1)) is None
 
 
+def test_a_wait_for_the_controller_is_said_once_and_at_long_intervals(
+    command: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (command / "answer").write_text(shown())
+    (command / "fails").write_text("\n" * 5)
+    (now, pauses) = (0.0, 8)
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += 100 * seconds
+
+    controller = Controller("7", pause, lambda: now)
+    assert controller.show([1] * pauses) is not None
+    line = "waiting for Slurm's controller: scontrol show job 7 failed (Unable to contact slurm controller)"
+    assert capsys.readouterr().err == f"ddpgen: {line}\n" * 2
+    assert controller.requeue() == ""
+    (command / "fails").write_text("\n" * 100)
+    assert controller.requeue() == "Unable to contact slurm controller"
+    assert "scontrol requeue 7 failed" in capsys.readouterr().err
+    # A command that hangs is said to hang before it has ended.
+    (command / "scontrol").write_text("#!/bin/bash\nsleep 0.5\n")
+    monkeypatch.setattr("train.supervisor.slurm_job._SILENCE_S", 0.05)
+    assert Controller("7").requeue() == ""
+    assert capsys.readouterr().err.endswith("scontrol requeue 7 has not answered yet\n")
+
+
 def test_the_state_of_another_job(command: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pauses: list[float] = []
     controller = Controller("7", pauses.append)
@@ -168,7 +194,7 @@ def test_srun_takes_nothing_from_an_allocation_around_sbatch_or_from_the_users_t
         "SQUEUE_FORMAT SLURM_TIME_FORMAT SLURM_EXPORT_ENV SRUN_EXPORT_ENV SRUN_CPUS_PER_TASK SLURM_TIMELIMIT "
         "SLURM_STDOUTMODE SLURM_LABELIO SLURMD_DEBUG SLURM_CLUSTERS"
     )
-    # What says which job this is, and what a site or the user's code has set.
+    # They name the job, or belong to the site or the user's code.
     kept_names = (
         "A SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_JOB_NODELIST SLURM_ARRAY_TASK_ID SLURM_CONF SLURMD_NODENAME "
         "SLURM_RESTART_COUNT SLURM_TMPDIR CUDA_VISIBLE_DEVICES"
@@ -195,6 +221,19 @@ def test_a_node_whose_name_slurm_alone_knows_has_an_address(
     assert Controller("7").address_of(node) == address
     (command / "fails").write_text("\n" * 9)
     assert Controller("7").address_of(node) == node
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("00:01:00", 60), ("02:00:00", 7200), ("1-00:00:30", 86430), ("UNLIMITED", None), ("", None)],
+)
+def test_a_jobs_own_limits_are_read_from_what_slurm_says(limit: str, seconds: int | None) -> None:
+    of_job = Shown.parse(shown().replace("TimeLimit=02:00:00", f"TimeLimit={limit}"), "7")
+    assert of_job is not None
+    assert (of_job.time_limit_s, of_job.comes_back) == (seconds, True)
+    forbidden = Shown.parse(shown().replace("Requeue=1", "Requeue=0"), "7")
+    assert forbidden is not None
+    assert not forbidden.comes_back
 
 
 @pytest.mark.parametrize(
