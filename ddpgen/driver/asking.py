@@ -73,17 +73,24 @@ def table_of(
     ]
     # Hosts may share the directory: the job is gone only when none of them can still run it.
     all_gone = not troubles and all(answer.get("runs") == "no" for answer in answers.values())
+    states = {host: read(answer) for host, answer in answers.items()}
+    # An elastic job may come to its end with rank 0 on another host than before.
+    ended_on = {
+        found.attempt: host.name for host, found in states.items() if found.word != "running"
+    }
     for host in plan.hosts:
         answer = answers.get(host)
         if answer is None:
             rows.append((host.name, "unreachable", "", "", ""))
             continue
-        runs, found = answer.get("runs", ""), read(answer)
+        runs, found = answer.get("runs", ""), states[host]
         node = _readable(answer.get("node", ""), runs == "no")
         job = _readable(answer.get("status", ""), all_gone)
         if runs == "yes" and found.word == "running" and found.age_s is not None:
             steps[host] = found
             job += f": step {found.step}, {found.age_s:.0f} s ago"
+        elif found.word == "running" and found.attempt in ended_on:
+            job = f"rank 0 moved to {ended_on[found.attempt]}"
         rows.append((host.name, runs, node, job, _newest(found)))
     return rows, steps
 

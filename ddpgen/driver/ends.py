@@ -46,9 +46,9 @@ class Report:
 
 
 class Evidence:
-    """Listens to a host's lines. `report`: its supervisor's, in the line with `token`, which no other program knows;
-    None while there is none. For display only: `last` is the last line of ddpgen's own, `ssh` that of ssh; "" where
-    there is none."""
+    """Listens to a host's lines. `report` comes from the host's supervisor, in the line with `token`, which no other
+    program knows; it is None until then. `last`, the last line of ddpgen's own, and `ssh`, the last one of ssh's, are for
+    display only."""
 
     def __init__(self, token: str = "") -> None:
         self._mark = f"{END_MARK}{token} "

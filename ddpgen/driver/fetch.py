@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from . import remote
@@ -47,10 +48,10 @@ async def fetch(home: Home, operand: str | None) -> int:
     say_of_hosts(home, troubles)
     steps = {host: int(answer.get("newest") or -1) for host, answer in answers.items()}
     newest = max(steps.values(), default=-1)
-    if newest < 0 and await _bring_probe(home, target):
-        say(f"brought the figures of the probe to {target / PROBE}")
-        return DONE
     if newest < 0:
+        probe = await _bring_probe(home, answers)
+        if probe is not None:
+            return _place_probe(probe, target, home.screen)
         say(
             "no host that could be asked holds a checkpoint; a script that names its files otherwise keeps "
             f"them in {plan.checkpoint_dir}, or where it likes: bring those home by rsync"
@@ -86,13 +87,26 @@ async def fetch(home: Home, operand: str | None) -> int:
     return DONE
 
 
-async def _bring_probe(home: Home, target: Path) -> bool:
-    """A probe has no checkpoint: its figures are with rank 0, on whichever host that was."""
-    target.mkdir(parents=True, exist_ok=True)
-    for host in home.plan.hosts:
+async def _bring_probe(home: Home, hosts: Iterable[PlannedHost]) -> Path | None:
+    """A probe has no checkpoint: its figures are with rank 0, on whichever host that was. The file here, if any."""
+    stage = home.ssh.private / "probe"
+    stage.mkdir()
+    for host in hosts:
         with contextlib.suppress(RefusedError):
-            await _bring(home, host, target, [f"/{PROBE}"], [])
-    return (target / PROBE).is_file()
+            await _bring(home, host, stage, [f"/{PROBE}"], [])
+    return stage / PROBE if (stage / PROBE).is_file() else None
+
+
+def _place_probe(probe: Path, target: Path, screen: Screen) -> int:
+    """The exit code."""
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copy(probe, target / PROBE)
+    except OSError as error:
+        screen.say(f"{target}: {error.strerror}; make room, or give another place: --fetch DIR")
+        return FAILED
+    screen.say(f"brought the figures of the probe to {target / PROBE}")
+    return DONE
 
 
 async def _bring(

@@ -334,6 +334,11 @@ class DriverRun:
         if blamed is not None and code not in (DONE, STOPPED) and self._asked < 2:
             self._show_last_lines(blamed)
         self._show_table(last)
+        if all(end.state == "lost" for end in last.values()):
+            self._say(
+                "no host could be reached at the end: the job may go on there, and stops by itself if it misses "
+                "this driver; to ask: bash hosts/run.sh --status"
+            )
         return code
 
     def _show_last_lines(self, blamed: End) -> None:

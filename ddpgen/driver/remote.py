@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from .plan import Plan, PlannedHost
 
 FACT = "ddpgen-fact"
+QUIET = "let its ~/.bashrc begin with `[[ $- == *i* ]] || return`"
 
 
 def quote(text: str) -> str:
@@ -84,13 +85,15 @@ def text(values: Mapping[str, str], *parts: str) -> bytes:
     """One text: variables with these values, and parts that begin on lines of their own."""
     given = "".join(f"{name}={quote(value)}\n" for name, value in values.items())
     body = "".join(part.lstrip("\n") for part in parts)
-    return f"{{\n{given}{body}exit\n}}\n".encode("utf-8", "surrogateescape")
+    return f"{{ ddpgen_whole=yes\n{given}{body}exit\n}}\n".encode("utf-8", "surrogateescape")
 
 
-TOOLS = r"""
+TOOLS = rf"""
 unset CDPATH
-fact() { printf 'ddpgen-fact %s %s\n' "$1" "$2"; }
-trouble() { printf 'ddpgen: %s\n' "$*"; exit 69; }
+fact() {{ printf 'ddpgen-fact %s %s\n' "$1" "$2"; }}
+trouble() {{ printf 'ddpgen: %s\n' "$*"; exit 69; }}
+# Where a login file reads, the first line is gone; rsync would wait for the rest of its own.
+[ "${{ddpgen_whole-}}" = yes ] || trouble "the login shell there read our first line, as by 'read': "{quote(QUIET)}
 """
 
 # Prints the newest whole checkpoint, if there is one: the marker is what makes a directory one.

@@ -224,6 +224,7 @@ def why_not(outcome: Completed, ssh: Ssh, host: PlannedHost, within: float) -> s
         )
     if reason := remote.troubles(outcome.output):
         return reason
-    if outcome.code == 0:
+    remedied = ssh.remedied(outcome.output, host)
+    if outcome.code == 0 or not (remedied or outcome.code == SSH_FAILED):
         return interrupted(first)
-    return ssh.complaint(outcome.output, host)
+    return remedied or ssh.complaint(outcome.output, host)

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .plan import Plan, PlannedHost
-from .remote import quote, within
+from .remote import QUIET, quote, within
 
-_QUIET = "let its ~/.bashrc begin with `[[ $- == *i* ]] || return`"
 # The line that gives the reason, and what to do about it; {forget} removes a changed key.
 _REMEDIES = (
     (
@@ -35,7 +34,7 @@ _REMEDIES = (
     ),
     (
         r"is your shell clean|protocol incompatibility",
-        f"the login shell there prints something where nobody types: {_QUIET}",
+        f"the login shell there prints something where nobody types: {QUIET}",
     ),
     (
         r"rsync: .*Permission denied",
@@ -54,6 +53,11 @@ _REMEDIES = (
         "is it switched on, and is `{by_hand}` right? if not, correct its ssh: or ~/.ssh/config",
     ),
     (r"Connection refused", "is sshd running there, and is the port the right one?"),
+    (
+        # Not "connect to host X port 22: Connection timed out": that host has answered, and then was silent.
+        r"Connection to \S+ port \d+ timed out",
+        "the host answers, and larger packets may not reach it: behind a VPN lower the MTU (ip link set dev NAME mtu 1280)",
+    ),
     (
         r"timed out|No route to host|Network is unreachable|Host is down",
         "is it switched on, and is `{by_hand}` right? is the network (the VPN) up?",
@@ -88,8 +92,12 @@ class Ssh:
 
     def complaint(self, output: bytes, host: PlannedHost) -> str:
         """The line in which ssh said why it could not, with a remedy where one is known."""
-        text = output.decode("utf-8", "replace")
-        said = [line.strip() for line in text.splitlines() if line.strip()]
+        said = _lines(output)
+        return self.remedied(output, host) or (said[-1].rstrip(".") if said else "ssh said nothing")
+
+    def remedied(self, output: bytes, host: PlannedHost) -> str:
+        """The line for which a remedy is known, with the remedy; else ""."""
+        text, said = output.decode("utf-8", "replace"), _lines(output)
         for pattern, remedy in _REMEDIES:
             decisive = next((line for line in said if re.search(pattern, line)), "")
             if decisive:
@@ -99,7 +107,7 @@ class Ssh:
                     "forget": _forget(text),
                 }
                 return f"{decisive.strip('@ .')}; {remedy.format(**named)}"
-        return said[-1].rstrip(".") if said else "ssh said nothing"
+        return ""
 
     def hang_up(self, host: PlannedHost) -> list[str]:
         """End the connection that the other commands share."""
@@ -148,10 +156,15 @@ class Ssh:
         return ["-e", f"bash '{script}'"]
 
 
+def _lines(output: bytes) -> list[str]:
+    lines = output.decode("utf-8", "replace").splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
 def interrupted(first: str) -> str:
-    """A login shell ended well and never began ours. `first`: the first line that it printed."""
+    """A login shell ended and never began ours. `first`: the first line that it printed."""
     said = f" said {first!r} and" if first else ""
-    return f"the login shell there{said} ended before ours began, by an exit or exec of its own: {_QUIET}"
+    return f"the login shell there{said} ended before ours began, by an exit or exec of its own: {QUIET}"
 
 
 def _forget(text: str) -> str:

@@ -21,7 +21,7 @@ from tests.ports import free_port
 from train.health import heartbeats, stacks
 from train.health.heartbeats import Beat, Heard, HostView, read_beats
 from train.health.phase import BACKWARD, EXCHANGE, FORWARD, NOW, WAITING, doing
-from train.health.reporter import Reporter, StepClock
+from train.health.reporter import Reporter, Standstill, StepClock
 from train.health.stacks import Position, Watch
 
 ENV = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
@@ -384,3 +384,18 @@ def test_buckets_are_written_to_rarely(tmp_path: Path, monkeypatch: pytest.Monke
     mounts = f"/dev/x / ext4 rw 0 0\nbucket {tmp_path} fuse.rclone rw 0 0\n"
     monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: mounts)
     assert heartbeats.pace(tmp_path / "ckpt", 1.0) == 30.0
+
+
+def test_a_process_that_was_frozen_knows_it_and_blames_nobody(tmp_path: Path) -> None:
+    standstill = Standstill(every=1.0)
+    for now in (100, 101, 110, 151):
+        standstill.look(now)
+    assert [standstill.lately(now) for now in (151, 200, 212)] == [41, 41, 0]
+    reporter = Reporter(tmp_path, ENV, "desk")
+    reporter._standstill = standstill
+    reporter.meet("w", None)
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    standstill.look(now - 30)
+    standstill.look(now)
+    (line,) = reporter.explain()
+    assert line.startswith("desk itself stood still for 30 s, frozen or asleep; ")

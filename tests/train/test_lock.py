@@ -221,7 +221,7 @@ def test_the_status_of_a_launch_that_is_over_says_how_it_ended(
 
 
 def test_a_host_without_checkpoints_knows_its_last_step(tmp_path: Path) -> None:
-    """A worker's host has none where the hosts share no directory."""
+    """Without a shared directory only the host of rank 0 has checkpoints."""
     node = Node("lap", tmp_path / "nodes" / "lap", "", "launch")
     node.directory.mkdir(parents=True)
     node = replace(node, attempt=claim(node.directory, "job", os.getpid()))

@@ -38,6 +38,10 @@ _FILES_A_SECOND = 64
 _LAST_WRITE_S = 2.0
 # How long the last lines wait for news of the others.
 NEWS_S = 3.0
+# A thread that beats once a second and did nothing for so long was frozen with its process, or its host asleep.
+_STOOD_S = 10.0
+# For so long after it the others' silence is most likely of that time.
+_STOOD_LATELY_S = 60.0
 # Where torch ends the process itself (NCCL's watchdog), the last lines come this much before.
 _BEFORE = 0.9
 
@@ -75,6 +79,7 @@ class Reporter:
         self._files_every = self._filed_at = 0.0
         self._exchange: Exchange | None = None
         self._clock = StepClock()
+        self._standstill = Standstill(self._every)
         self._timeout_s = 0.0
         self._say: Callable[[str], None] | None = None
         pid = os.getpid()
@@ -134,6 +139,8 @@ class Reporter:
 
     def fail(self, error: BaseException, waited: bool) -> None:
         """The process is about to end by this error. `waited`: it lost another, or timed out waiting for it."""
+        if self._thread.is_alive():
+            self._standstill.look(_now())  # the thread may not have come to it yet
         self._end_thread()
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         where = "" if waited else innermost_user_line(error.__traceback__)
@@ -159,6 +166,9 @@ class Reporter:
         with contextlib.suppress(OSError):  # twice is better than not at all
             if not heartbeats.is_first(self._directory, self.beat.host, self.beat.world):
                 return []
+        if stood_s := self._standstill.lately(_now()):
+            stood = f"{self.beat.host} itself stood still for {stood_s:.0f} s, frozen or asleep"
+            return [f"{stood}; the others may have gone on without it"]
         return self._diagnose(wait)
 
     def _run(self) -> None:
@@ -169,6 +179,7 @@ class Reporter:
         with self._change:
             self.beat = replace(self.beat, nic=nic, address=address, head=head)
         while not self._ended.is_set():
+            self._standstill.look(_now())
             position = self._watch.look()
             with self._change:
                 if not self._ended.is_set():
@@ -218,6 +229,30 @@ class Reporter:
         ends = {p.condition for p in found.members if p.rank in found.blamed}
         # A rank that it has lost is not known here, or has said itself why it ended.
         return [] if ends <= {ENDED} else list(found.sentences)
+
+
+class Standstill:
+    """How long this process did not run, by the times at which it looks every `every` seconds."""
+
+    def __init__(self, every: float) -> None:
+        self._most = every + _STOOD_S
+        self._looked_at: float | None = None
+        self._stood_s, self._ended_at = 0.0, 0.0
+
+    def look(self, now: float) -> None:
+        """It runs now."""
+        if self._looked_at is not None and now - self._looked_at > self._most:
+            self._stood_s, self._ended_at = now - self._looked_at, now
+        self._looked_at = now
+
+    def lately(self, now: float) -> float:
+        """How long it last stood still, if that has just ended; else 0."""
+        return self._stood_s if now - self._ended_at < _STOOD_LATELY_S else 0.0
+
+
+def _now() -> float:
+    """Seconds, those of a sleep among them where the system counts them (Linux)."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class StepClock:

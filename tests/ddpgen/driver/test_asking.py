@@ -68,6 +68,16 @@ def test_status_shows_how_every_host_stands(stage: Make) -> None:
     assert "running when it was killed" in output  # now that vm, too, is known not to run it
 
 
+def test_status_shows_a_jobs_end_and_not_what_an_earlier_head_has_left(stage: Make) -> None:
+    """An elastic job that has lost its head goes on with rank 0 elsewhere."""
+    ours = stage("desk", "lap", "vm")
+    (there(ours, "desk") / "status").write_text("running 20261125-1 3\n")
+    (there(ours, "lap") / "status").write_text("done 20261125-1 40\n")
+    (there(ours, "vm") / "status").write_text("running 20261124-9 3\n")  # of an earlier launch
+    job = [re.split("  +", line)[3] for line in ours.play("--status")[1].splitlines()[1:4]]
+    assert job == ["rank 0 moved to lap", "done at step 40", "running when it was killed"]
+
+
 def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     ours = stage("desk")
     ours.part("desk", "listen")
@@ -324,3 +334,15 @@ def test_fetch_without_a_checkpoint_anywhere_says_so(stage: Make) -> None:
     assert code == 1
     assert "lap: ssh: connect" in output
     assert "no host that could be asked holds a checkpoint" in output
+    assert not ours.checkpoints.exists()
+    calls = (ours.homes / "calls").read_text().splitlines()
+    assert (
+        len([call for call in calls if call.startswith("lap ")]) == 1
+    )  # rsync does not try it again
+
+
+def test_fetch_brings_the_figures_of_a_probe(stage: Make) -> None:
+    ours = stage()
+    (there(ours, "lap") / "probe.json").write_text("{}")
+    code, output = ours.play("--fetch")
+    assert (code, names(ours.checkpoints)) == (0, ["probe.json"]), output

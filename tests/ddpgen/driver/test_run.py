@@ -245,6 +245,18 @@ def test_a_script_killed_on_its_host_and_a_cut_connection_are_losses(stage: Make
     assert table(output)["desk"][0] == "stopped"  # vm may still train: with a checkpoint, then
     assert "ddpgen: the last lines of vm:" in output
     wait_for(lambda: "gone" in words(ours, "vm"))
+    assert "--status" not in output
+
+
+def test_a_driver_that_loses_all_hosts_says_how_to_ask_them(stage: Make) -> None:
+    ours = plays(stage(), desk="listen", lap="listen")
+    process = training(ours, "desk", "lap")
+    ours.cut("desk")
+    ours.cut("lap")
+    output = rest(process)
+    assert process.returncode == 1
+    assert "the job may go on there" in output
+    assert "to ask: bash hosts/run.sh --status" in output
 
 
 @pytest.mark.parametrize("part", ["listen", "slow-stop"])  # a second after its peer

@@ -87,6 +87,17 @@ def test_half_a_text_for_a_host_does_nothing() -> None:
         assert bash(text[: len(text) // 2]).stdout == b""
 
 
+def test_a_login_file_that_reads_our_words_is_named() -> None:
+    ours = plan()
+    text = remote.prepare(ours, ours.hosts[0], 5)
+    done = bash(text.split(b"\n", 1)[1])
+    assert done.returncode == 69
+    why = remote.troubles(done.stdout)
+    assert why.startswith(
+        "the login shell there read our first line, as by 'read': let its ~/.bashrc"
+    )
+
+
 def test_a_host_without_room_is_told_what_is_needed(tmp_path: Path) -> None:
     ours = plan(hosts=[{**LISTING["hosts"][0], "dir": str(tmp_path)}])
     done = bash(remote.prepare(ours, ours.hosts[0], 10**15))
@@ -154,6 +165,16 @@ Host key verification failed.\r
             "protocol version mismatch -- is your shell",
             "|| return`",
         ),
+        (
+            b"Connection to 192.168.7.2 port 22 timed out\r\n",  # a path that loses large packets
+            "Connection to 192.168.7.2 port 22 timed out; the host answers",
+            "mtu 1280)",
+        ),
+        (
+            b"ssh: connect to host a port 22: Connection timed out\r\n",
+            "ssh: connect to host a port 22: Connection timed out; is it switched on",
+            "up?",
+        ),
         (b"", "ssh said nothing", ""),
     ],
 )
@@ -180,6 +201,15 @@ def test_advice_names_the_command_that_the_driver_uses() -> None:
             Completed(None, b"which project? \n"),
             "no answer within 5 s after 'which project?'; is it switched on",
         ),
+        (
+            Completed(1, b"open terminal failed: not a terminal\n"),  # `exec tmux` in ~/.bashrc
+            "the login shell there said 'open terminal failed: not a terminal' and ended before ours",
+        ),
+        (
+            Completed(127, b"bash: command not found\n"),
+            "bash: command not found; install bash there",
+        ),
+        (Completed(255, b"odd\n"), "odd"),
         (Completed(69, b"hi\nddpgen: no rsync\n"), "no rsync"),
     ],
 )

@@ -103,7 +103,7 @@ def test_only_who_typed_it_is_told_how_to_kill_and_to_go_on() -> None:
 def test_the_end_of_the_workers(end: End, code: int, lines: tuple[str, ...]) -> None:
     outcome = at_end(end, "HERE", AGAIN)
     assert (outcome.code, outcome.lines) == (code, lines)
-    # What the driver of several hosts is told: the cause, and whether another start may cure it.
+    # The driver of several hosts gets the cause, and may start all again after a crash.
     assert outcome.crashed == (outcome.code == 1 and lines[0].startswith(("crashed", "killed")))
     assert outcome.reason in lines[0] or outcome.reason in (NOTED, "killed, as it was asked to")
     # A status that says `running` still gets the same reason.
