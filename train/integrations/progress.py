@@ -50,6 +50,7 @@ class Progress:
         """`record`: the file of this rank's saves; `head`: that of rank 0, which often saves for all; `in_bucket`:
         where a file cannot be renamed. `from_scratch`: it may begin anew over what is there."""
         self._record, self._in_bucket = record, in_bucket
+        self._may_begin_anew = from_scratch
         self.step = self.taken = 0
         self.saved_at = 0.0
         self._saves = {p: save for p, save in _read(record).items() if os.path.exists(p)}
@@ -63,6 +64,8 @@ class Progress:
             if save.whole and not place.startswith(torn_ones)
         }
         self._went_on = from_scratch or not self._earlier
+        # What the script has loaded before its first step: the newest save, else the last file.
+        self.read, self._read_a_save = "", False
         self._iteration: Iteration | None = None
         self._at_save: Iteration | None = None
         self._loaded: Save | None = None
@@ -81,15 +84,29 @@ class Progress:
     def loaded(self, path: str) -> None:
         """The script has read `path`; what lies in a checkpoint's directory counts as that."""
         place = _place(path)
+        if not self.taken and not self._read_a_save:
+            self.read = place
         for earlier in self._earlier:
             if place == earlier or place.startswith(earlier + os.sep):
                 self._went_on = True
                 if not self.taken and self._saves[earlier].step >= self.step:
                     self._loaded = self._saves[earlier]
-                    self.step = self._loaded.step
+                    self._goes_on(earlier, self._loaded.step)
         for earlier, step in self._steps_of_head.items():
             if not self.taken and (place == earlier or place.startswith(earlier + os.sep)):
-                self.step = max(self.step, step)
+                self._goes_on(earlier, max(self.step, step))
+
+    def _goes_on(self, path: str, step: int) -> None:
+        self.read, self._read_a_save, self.step = path, True, step
+
+    @property
+    def kept(self) -> tuple[str, int]:
+        """The newest save of rank 0 of an earlier start on this disk, and its step; ("", 0) without one, and where the
+        script may begin anew."""
+        if self._may_begin_anew:
+            return "", 0
+        there = [item for item in self._steps_of_head.items() if os.path.exists(item[0])]
+        return there[-1] if there else ("", 0)
 
     @contextlib.contextmanager
     def saving(self, path: str, by: str = "") -> Iterator[None]:
@@ -112,6 +129,20 @@ class Progress:
         self.saved_at = time.monotonic()
         self._write(path, by, whole=True)
 
+    def renamed(self, source: str, target: str) -> None:
+        """The script is about to give `source` the name `target`, or a second name. Both count from here on: the kill may
+        come before the rename or after it. Raises BeginsAnewError."""
+        before, after = _name(source), _name(target)
+        inside = [p for p in self._saves if p == before or p.startswith(before + os.sep)]
+        for place in inside:
+            save, renamed = self._saves[place], after + place[len(before) :]
+            if place not in self._earlier:
+                self.check(renamed)
+            self._saves.pop(renamed, None)
+            self._saves[renamed] = save
+        if inside:
+            self._keep()
+
     def stepped(self) -> None:
         """One more optimizer step. Raises BeginsAnewError before the first one's result can be saved."""
         self.step += 1
@@ -129,21 +160,6 @@ class Progress:
         batch = iteration.gave(before_first_step=not self.taken)
         if self._at_save is iteration:
             self._at_save = None
-
-    def renamed(self, source: str, target: str) -> None:
-        """The script is about to give `source` the name `target`, or a second name. Both count from here on: the kill may
-        come before the rename or after it. Raises BeginsAnewError."""
-        before, after = _name(source), _name(target)
-        inside = [p for p in self._saves if p == before or p.startswith(before + os.sep)]
-        for place in inside:
-            save, renamed = self._saves[place], after + place[len(before) :]
-            if place not in self._earlier:
-                self.check(renamed)
-            self._saves.pop(renamed, None)
-            self._saves[renamed] = save
-        if inside:
-            self._keep()
-
             newest = next(reversed(self._saves.values()))
             known = newest._replace(place=newest.place._replace(next=batch))
             # It may have been renamed, or have several names.
@@ -203,6 +219,12 @@ def _place(path: str) -> str:
     return os.path.realpath(path)
 
 
+def _name(path: str) -> str:
+    """What a rename changes: the link itself, where `path` is one."""
+    folder, name = os.path.split(path.rstrip(os.sep))
+    return os.path.join(os.path.realpath(folder), name)
+
+
 def _read(record: Path) -> dict[str, Save]:
     """The saves by their paths, oldest first."""
     try:
@@ -215,9 +237,3 @@ def _read(record: Path) -> dict[str, Save]:
         }
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def _name(path: str) -> str:
-    """What a rename changes: the link itself, where `path` is one."""
-    folder, name = os.path.split(path.rstrip(os.sep))
-    return os.path.join(os.path.realpath(folder), name)
