@@ -26,6 +26,12 @@ OWNED = frozenset([
     "ntasks-per-node", "open-mode", "output", "parsable", "partition", "qos", "requeue",
     "reservation", "signal", "test-only", "time", "wrap",
 ])  # fmt: skip
+# Options that say how a step runs, and not what the job gets. srun does not read what sbatch leaves of them in the
+# environment (train/supervisor/slurm_job.py).
+OF_STEPS = frozenset([
+    "acctg-freq", "cpu-freq", "distribution", "gpu-bind", "gpu-freq", "hint", "mem-bind", "network",
+    "profile", "threads-per-core",
+])  # fmt: skip
 
 
 def cpus_per_task(job: SlurmJob) -> int:
@@ -141,7 +147,8 @@ def inside(job: SlurmJob) -> Iterator[Word]:
 
 
 def on_nodes(job: SlurmJob) -> Iterator[Word]:
-    """srun's own words for the container: pyxis is a plugin of it."""
+    """srun's own words: the spec's for a step, and the container's, as pyxis is a plugin of srun."""
+    yield from (option for option in job.extra if option[2:].partition("=")[0] in OF_STEPS)
     container = job.environment.container
     if container is None or container.runtime != "pyxis":
         return

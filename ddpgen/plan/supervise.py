@@ -120,9 +120,7 @@ def _batch(job: SlurmJob) -> Iterator[Word]:
         yield "--setup=slurm.setup.sh"
     if job.python.interpreter != "python3":
         yield Joined(("--python=", *pieces(at_home(job.python.interpreter))))
-    if job.environment.container is None:
-        return
-    if job.python.activate or any(slurm.activation(job)) or job.env:
+    if job.environment.container and (job.python.activate or any(slurm.activation(job)) or job.env):
         yield "--source=slurm.container.sh"
     yield from (Joined(("--in=", *pieces(word))) for word in slurm.inside(job))
     yield from (Joined(("--srun=", *pieces(word))) for word in slurm.on_nodes(job))

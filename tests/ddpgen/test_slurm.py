@@ -232,6 +232,7 @@ def test_what_equals_the_runtimes_default_is_left_out() -> None:
                 "--in=/home/me/i.sif",
             ],
         ),
+        ("extra: [--mem-per-gpu=4G, --hint=nomultithread]", ["--srun=--hint=nomultithread"]),
         (
             "environment: {container: {image: a/b:1, runtime: pyxis, mounts: ['~/x:/x']}}",
             [

@@ -37,7 +37,8 @@ def assert_free(job: Batch) -> None:
 
 
 def test_a_job_submitted_from_inside_an_allocation_gets_what_it_asks_for(cluster: Slurm) -> None:
-    wanted = batch.spec("inside", nodes=2, tier={"mem": "1G"})
+    own = {"mem": "1G", "extra": ["--hint=nomultithread", "--distribution=block"]}
+    wanted = batch.spec("inside", tier=own)
     wanted["train"]["steps"] = 10
     job = Batch(cluster, wanted, "--hold")
     cluster.run(["scancel", job.id], check=True)

@@ -17,7 +17,7 @@ SCONTROL = """\
 #!/bin/bash
 echo "$*" >>asked
 case "$1 $2" in
-  "show hostnames") echo localhost ;;
+  "show hostnames") echo "$3" ;;
   "show job") [ "$(cat away 2>/dev/null)" != 1 ] && cat job ;;
   "requeue 7") cat refuses >&2 2>/dev/null && exit 1; exit 0 ;;
 esac
@@ -76,6 +76,23 @@ def test_an_srun_that_starts_nothing_ends_the_job_in_its_words(start: Start) -> 
     assert (code, said.splitlines()[-2:]) == (69, [reason, f"srun could not start the nodes: {reason}"])  # fmt: skip
     assert start.status() == f"failed slurm.7.0 0 srun could not start the nodes: {reason}\n"
     assert sorted(os.listdir(start.checkpoints)) == [".slurm-job.guard", "slurm-starts", "status"]
+
+
+def test_a_refusal_that_a_node_has_printed_alone_is_on_file(start: Start) -> None:
+    # As the preflight does, on every node.
+    finding = "preflight: CLK001 on node2; nothing was started"
+    start.write(
+        "srun",
+        f"""#!/bin/bash
+        echo 'ddpgen 2026-11-25 12:56:50 node2: {finding}' >&2
+        echo 'srun: error: node2: task 1: Exited with exit code 69' >&2
+        echo 'srun: error: node1: task 0: Terminated' >&2
+        exit 143""",
+    )
+    code, said = start.run()
+    cause = f"node2 ended this start (exit code 69): {finding}"
+    assert (code, said.splitlines()[-1]) == (69, cause)
+    assert start.status() == f"failed slurm.7.0 0 {cause}\n"
 
 
 def test_what_srun_prints_on_its_error_output_is_passed_on_whole(start: Start) -> None:
