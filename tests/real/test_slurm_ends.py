@@ -31,9 +31,9 @@ def last_line(job: Batch) -> str:
 
 
 def assert_free(job: Batch) -> None:
-    """Nothing keeps another job from the directory."""
-    left = [path.name for path in job.directory.iterdir() if path.name.startswith(("slurm-job", "bundle-"))]  # fmt: skip
-    assert left == []
+    """Nothing keeps another job from the directory, and no copy of the bundle is left."""
+    names = [path.name for path in job.directory.iterdir()]
+    assert [name for name in names if name == "slurm-job" or "bundle-" in name] == []
 
 
 def test_a_job_submitted_from_inside_an_allocation_gets_what_it_asks_for(cluster: Slurm) -> None:

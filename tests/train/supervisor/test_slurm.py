@@ -11,6 +11,7 @@ import pytest
 
 from tests.train.supervisor.test_slurm_job import shown
 from train.scheduler import VARIABLE
+from train.supervisor.slurm_directory import Directory
 
 ROOT = Path(__file__).parents[3]
 SCONTROL = """\
@@ -117,7 +118,7 @@ def test_a_signal_before_the_directory_is_taken_ends_the_job_that_an_earlier_sta
 ) -> None:
     start.status("running slurm.7.0 20\n")
     (start.checkpoints / "slurm-job").write_text("7 0\n")
-    (start.checkpoints / "bundle-7").mkdir()
+    Directory(start.checkpoints, "7", "7", 0).keep_snapshot(start.bundle, None)
     start.job(state)
     arguments = {"SLURM_RESTART_COUNT": "1", "DDPGEN_SIGNAL": signal}
     ended, said = start.run("--requeues=1", **arguments)
