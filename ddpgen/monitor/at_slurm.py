@@ -79,7 +79,7 @@ def _status(asked: Asked) -> JobStatus:
         for each in seen
         if not each.known
     ]
-    # Nobody can say when a job of an unknown state will have ended: it is not waited for.
+    # A job in an unknown state is not waited for: its end might not be seen.
     over = (
         all(each.over or not each.known for each in seen)
         if seen

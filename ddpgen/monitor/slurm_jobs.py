@@ -53,7 +53,7 @@ class QueuedJob(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether it can be said if the job comes to an end, or back."""
+        """The state is one of those above."""
         return self.state in WAITING | RUNNING | OVER
 
     @property

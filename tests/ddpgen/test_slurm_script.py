@@ -76,10 +76,13 @@ class Batch:
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
 
-    def begun(self, *arguments: str, **more: str) -> dict[str, Any]:
-        """What the supervisor was started as."""
+    def begun(self, *arguments: str, waits: int = 0, **more: str) -> dict[str, Any]:
+        """What the supervisor was started as; `waits`: how often scontrol has given no answer before."""
         done = self.start(*arguments, **more)
-        assert (done.returncode, done.stderr) == (0, ""), done
+        said = done.stderr.splitlines()
+        assert done.returncode == 0, done
+        assert len(said) == waits, done
+        assert all("no answer from scontrol; waiting for " in line for line in said)
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
@@ -197,7 +200,7 @@ def by_a_pipe(batch: Batch) -> dict[str, Any]:
 
 
 def while_the_controller_starts(batch: Batch) -> dict[str, Any]:
-    return batch.begun(SILENT="6")
+    return batch.begun(SILENT="6", waits=6)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +276,7 @@ def test_another_bundle_of_the_same_job_is_refused_where_slurm_knows_no_path(bat
     with (other / "slurm.sbatch").open("a") as script:
         script.write("# of an earlier render\n")
     assert batch.start(**piped(batch, other)).returncode == 69
-    # What was edited by hand in its bundle is the user's to run.
+    # A script edited in its own bundle is the user's to run.
     assert batch.begun(command=f"{other}/slurm.sbatch")["cwd"] == str(other)
 
 
@@ -282,7 +285,7 @@ def test_a_controller_that_never_answers_leaves_the_directory_of_the_submission(
 ) -> None:
     batch.render()
     here = {"SILENT": "99", "SLURM_SUBMIT_DIR": str(batch.bundle)}
-    assert batch.begun(**here)["cwd"] == str(batch.bundle)
+    assert batch.begun(waits=7, **here)["cwd"] == str(batch.bundle)
     assert (batch.place / "asked").read_text().count("show job 7") == 7
     done = batch.start(**{**here, "PATH": without_scontrol(batch.place)})
     assert json.loads(done.stdout)["cwd"] == str(batch.bundle)

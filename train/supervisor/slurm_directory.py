@@ -269,7 +269,7 @@ class Directory:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it is a copy of a bundle, or a part of one, that a start of a job has made."""
+    """A start of a job has made this copy of a bundle, or this part of one."""
     return (path / _MARK).is_file()
 
 

@@ -198,7 +198,7 @@ class Controller:
         return text.split() if code == 0 else []
 
     def address_of(self, node: str) -> str:
-        """What other nodes reach `node` by: its name, or its NodeAddr where Slurm alone knows the name."""
+        """The name of `node`, or its NodeAddr if Slurm alone knows the name."""
         try:
             nic.resolve(node)
         except nic.NetworkError:
