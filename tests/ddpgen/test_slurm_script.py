@@ -82,7 +82,7 @@ class Batch:
         said = done.stderr.splitlines()
         assert done.returncode == 0, done
         assert len(said) == waits, done
-        assert all("no answer from scontrol; waiting for " in line for line in said)
+        assert all("scontrol does not answer; waiting " in line for line in said)
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
