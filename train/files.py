@@ -48,12 +48,14 @@ def open_text(path: Path) -> TextIO:
 
 
 @contextlib.contextmanager
-def locked(guard: Path) -> Iterator[None]:
-    """One process at a time holds the file `guard`, where the file system has locks. Raises OSError."""
+def locked(guard: Path) -> Iterator[bool]:
+    """One process at a time holds the file `guard`; False where the file system has no locks. Raises OSError."""
     with open(guard, "a") as file:
+        holds = False
         with contextlib.suppress(OSError):  # object-store mounts have none
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+            holds = True
+        yield holds
 
 
 def replace_file(path: Path, content: bytes, sync: bool = True) -> None:

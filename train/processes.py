@@ -13,11 +13,13 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 ENDED = ("", "Z", "X")  # states of a process that runs no more
+_GRACE_S = 2.0
 _EXITING = 0x4  # PF_EXITING of include/linux/sched.h, in the ninth field
 
 
@@ -83,6 +85,17 @@ def die_with_parent(signum: signal.Signals) -> None:
     # The parent may have died before the call; then nobody would ever send the signal.
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
+
+
+def end_group(group: int) -> None:
+    """Ask the processes of a group to end, and kill those that have not ended soon."""
+    with contextlib.suppress(ProcessLookupError):
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(group, signum)
+            deadline = time.monotonic() + _GRACE_S
+            while time.monotonic() < deadline:
+                time.sleep(0.05)  # the processes are no children of this one
+                os.killpg(group, 0)
 
 
 def adopt_orphans() -> None:

@@ -234,6 +234,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.nightly
 def test_all_hosts_end_when_a_script_has_crashed_for_good(rig: Rig, tmp_path: Path) -> None:
     spec = fleet.spec(PAIR, name="twice")
     spec["train"] = {"script": "loop.py"}

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -81,7 +82,10 @@ def _once(environment: Path, content: str, lock: Path | None = None) -> Path:
         environment.parent.mkdir(parents=True, exist_ok=True)
         if not _is_whole(environment):
             say(f"installing into {environment}, or waiting for who does")
-        with locked(Path(f"{environment}.lock")):  # machines may share their home
+        with locked(Path(f"{environment}.lock")) as alone:  # machines may share their home
+            if lock and not alone and not _is_whole(environment):
+                # What another machine is making there looks like what a killed one has left.
+                environment = environment.with_name(f"{environment.name}-{socket.gethostname()}")
             if not _is_whole(environment):
                 _make(environment, content, lock)
     except OSError as error:

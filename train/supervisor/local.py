@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -70,12 +69,10 @@ class KeptOutput:
         self._own = {fd: os.dup(fd) for fds in outputs for fd in fds}
         for fds in outputs:
             reading, writing = os.pipe()
-            tee = subprocess.Popen(
-                ["tee", "-a", str(file)],
-                stdin=reading,
-                stdout=fds[0],
-                preexec_fn=_outlive_signals,  # noqa: PLW1509 - only the main thread forks, and no other has begun
-            )
+            # A signal for the job's processes is not for tee, which ends with what it reads from. The shell sets that, as
+            # this thread is one of several and may run no code between fork and exec.
+            words = ["sh", "-c", 'trap "" INT TERM HUP; exec tee -a "$1"', "sh", str(file)]
+            tee = subprocess.Popen(words, stdin=reading, stdout=fds[0])
             self._tees.append(tee)
             for fd in fds:
                 os.dup2(writing, fd)
@@ -92,9 +89,3 @@ class KeptOutput:
         for tee in self._tees:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 tee.wait(_LAST_WORDS_S)
-
-
-def _outlive_signals() -> None:
-    """What is for the job's processes is not for it: it ends with what it reads from."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)

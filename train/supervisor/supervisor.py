@@ -29,6 +29,7 @@ from train.lock import keep_alive
 from train.node import Node, settle_end
 from train.preflight import command as preflight
 from train.preflight.settings import Settings
+from train.processes import end_group
 from train.scheduler import VARIABLE, Scheduled
 from train.status import read_status
 from train.stop import create_stop_file
@@ -131,13 +132,15 @@ class Supervisor:
 
     def _set_up(self, lines: str) -> None:
         """Run the spec's setup. Raises Refusal, NotBegunError."""
-        child = subprocess.Popen(("bash", "-euo", "pipefail", lines), stdin=subprocess.DEVNULL)
+        # In a session of its own, so that a stop ends what the lines have started, too.
+        words = ("bash", "-euo", "pipefail", lines)
+        child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._beside(child.wait)
             if code < 0 or code > 128:  # by a signal, which may come here as well
                 self._beside(lambda: time.sleep(LATE_S))
         except NotBegunError:
-            child.terminate()
+            end_group(child.pid)
             raise
         if code:
             raise Refusal(EXIT_UNAVAILABLE, "setup of the spec failed; its output is above")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +17,9 @@ from tests.train.supervisor.test_driver_link import Recorded
 from train import nic
 from train.errors import Refusal
 from train.supervisor.decision import ExitReport
+from train.supervisor.events import Event, Signal
 from train.supervisor.hosts import HostEntry, Hosts, Listed, membership, read
-from train.supervisor.supervisor import Supervisor
+from train.supervisor.supervisor import NotBegunError, Supervisor
 from train.supervisor.tier import Membership, Tier
 from train.supervisor.words import Command, workers
 
@@ -22,6 +28,7 @@ HOSTS = [
     HostEntry("laptop", "10.0.0.2", 1),
     HostEntry("tower", "tower.lan", 4),
 ]
+NOTHING = Command((), (), (), ())
 LISTED = Listed(HOSTS, least=3)
 
 
@@ -130,7 +137,7 @@ def test_the_driver_gets_the_end_in_a_line_with_its_word(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A user's program prints what it likes; only the supervisor has the driver's word."""
-    tier = Hosts(argparse.Namespace(me="desk", driven=""), Command((), (), (), ()))
+    tier = Hosts(argparse.Namespace(me="desk", driven=""), NOTHING)
     tier.report(ExitReport(1, ("crashed: odd",), reason="odd", crashed=True))
     assert capsys.readouterr().err == ""
     tier._options.driven = "t"  # without the standard input that a driver speaks on
@@ -147,3 +154,29 @@ def test_the_driver_gets_the_end_in_a_line_with_its_word(
     ):
         tier.report(outcome)
         assert capsys.readouterr().err == f"ddpgen-end t {{{data}}}\n"
+
+
+class Stopped(Recorded):
+    """A stop comes as soon as the setup has started something."""
+
+    started: Path
+
+    def result_of(self, work: Callable[[], Any], on_event: Callable[[Event], None]) -> Any:
+        threading.Thread(target=work, daemon=True).start()
+        until = time.monotonic() + 30
+        while not (self.started.exists() and self.started.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        on_event(Signal("TERM"))
+
+
+def test_a_stop_ends_the_setup_with_all_that_it_has_started(tmp_path: Path) -> None:
+    lines, events = tmp_path / "setup.sh", Stopped()
+    events.started = tmp_path / "pid"
+    lines.write_text(f"(trap '' TERM; echo $BASHPID >'{events.started}'; sleep 97; sleep 97)\n:\n")
+    options = argparse.Namespace(job="job")
+    supervisor = Supervisor(Tier(options, NOTHING), options, NOTHING, events)
+    with pytest.raises(NotBegunError):
+        supervisor._set_up(str(lines))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(events.started.read_text()), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -90,3 +91,23 @@ def test_who_comes_while_another_installs_waits_and_finds_it_made(
         thread.join(WAIT_S)
     assert codes == [0, 0, 0]
     assert len(maker.made) == 1
+
+
+def test_machines_whose_home_has_no_locks_make_one_each(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither removes what the other is making."""
+
+    def no_lock(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", no_lock)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    lock = tmp_path / "environment.lock"
+    lock.write_text("torch==2.13.0\n")
+    names = []
+    for host in ("desk", "lap", "desk"):
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        names.append(install.of_lock(lock).name.partition("-")[2])
+    assert names == ["desk", "lap", "desk"]
+    assert maker.made == [False, False]
