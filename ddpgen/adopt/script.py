@@ -32,6 +32,8 @@ _COUNTS = {
     "torchrun": ("nnodes", "nproc-per-node"),
     "accelerate": ("num-machines", "num-processes"),
 }
+# Values of --nproc-per-node that stand for a number which only the machine knows.
+_COUNTED_THERE = ("gpu", "auto", "cpu", "xpu")
 # What ddpgen says by itself.
 _MEETS = re.compile(
     r"rdzv-.*|master-.*|main-process-.*|node-rank|machine-rank|standalone|local-addr|monitor-interval|use-env|multi-gpu|same-network"
@@ -233,8 +235,12 @@ class Script:
         said = options.pop(each, "")
         if said.isdigit():
             procs = max(1, int(said) // (self.nodes if launch.kind == "accelerate" else 1))
-        elif said in ("gpu", "auto") or (not said and launch.kind == "accelerate"):
-            procs = self.gpus or 1
+        elif self.gpus and (said in ("gpu", "auto") or (not said and launch.kind == "accelerate")):
+            procs = self.gpus
+        elif said in _COUNTED_THERE or (not said and launch.kind == "accelerate"):
+            what = f"--{each}={said}" if said else f"a launch without --{each}"
+            what += ", for which the launcher counts what the machine has"
+            draft.lost(line, what, "write procs_per_node, and gpus_per_node if it has GPUs")
         elif said:
             draft.lost(line, f"--{each}={said}", "write procs_per_node")
         draft.put("procs_per_node", procs, line)

@@ -250,6 +250,26 @@ def test_traps_of_a_command(command: str, expected: str, run: Run, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("launch", "what"),
+    [
+        ("torchrun --nproc_per_node=gpu train.py", "--nproc-per-node=gpu"),
+        ("torchrun --nproc-per-node auto train.py", "--nproc-per-node=auto"),
+        ("torchrun --nproc-per-node=cpu train.py", "--nproc-per-node=cpu"),
+        ("accelerate launch train.py", "a launch without --num-processes"),
+    ],
+)
+def test_a_number_that_the_launcher_counts_is_told_of(
+    launch: str, what: str, run: Run, tmp_path: Path
+) -> None:
+    out, err = spec_of(run, tmp_path, f"{launch}\n")
+    assert read(out.encode(), "a")["local"].job.procs_per_node == 1
+    assert f":1: not carried over: {what}, for which the launcher counts" in err
+    assert "write procs_per_node, and gpus_per_node if it has GPUs" in err
+    out, err = spec_of(run, tmp_path, f"#!/bin/bash\n{HEADER}srun {launch}\n", "b.sbatch")
+    assert ("for which the launcher counts" in err) is ("=cpu" in launch)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("echo hello\n", "old.sh:1:1: no line starts a training"),
