@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from train.errors import EXIT_FAILED, EXIT_STOPPED
 from train.status import Status
 
-GO_ON, ANEW = "to go on", "to begin anew"
+GO_ON, ANEW, AGAIN = "to go on", "to begin anew", "to start it again"
 
 
 @dataclass(frozen=True)
@@ -115,16 +115,18 @@ def crash(end: End) -> str:
 
 
 def goes_on(program: Sequence[str], saved: bool) -> str:
-    """What another start of `program`, the words of the command, is for: to go on, or to begin anew. `saved`: whether
-    a user's script has been seen to save something."""
+    """The purpose of another start of `program`, the words of the command: to go on, to begin anew, or to start it again
+    if nobody can know. `saved`: a checkpoint was written, or a user's script was seen to save something."""
     options = list(itertools.takewhile(lambda word: word.startswith("--"), program[1:]))
-    if program[0] != "script":
-        return ANEW if "--probe" in options else GO_ON
-    if "--from-scratch" in options:
+    if "--probe" in options or "--from-scratch" in options:
         return ANEW
-    # What a program saves by itself is not seen.
+    if saved:
+        return GO_ON
+    if program[0] != "script":
+        return f"{ANEW}, as no checkpoint was written"
+    # The saves of a program are not seen, nor are all the files that `resume.exists` may name.
     unseen = "--no-python" in options or any(o.startswith("--resume-exists") for o in options)
-    return GO_ON if saved or unseen else f"{ANEW}, as nothing was seen to be saved"
+    return AGAIN if unseen else f"{ANEW}, as nothing was seen to be saved"
 
 
 def not_begun(again: str) -> ExitReport:

@@ -24,14 +24,14 @@ from typing import Any
 from train import nic, portable
 from train.console import say
 from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
-from train.layout import node_directory
+from train.layout import node_directory, steps_on_disk
 from train.lock import keep_alive
 from train.node import Node, settle_end
 from train.preflight import command as preflight
 from train.preflight.settings import Settings
 from train.processes import end_group
 from train.scheduler import VARIABLE, Scheduled
-from train.status import read_status
+from train.status import Status, read_status
 from train.stop import create_stop_file
 from train.supervisor import decision, directory, install, words
 from train.supervisor.decision import End, ExitReport, Request
@@ -381,13 +381,19 @@ class Supervisor:
             # Rank 0 has said so for itself.
             why = "another process ended badly when rank 0 was done, and did not say why"
             status = replace(status, word="running", reason=why)
-        return End(code, status, self._stops, self._killed, self._has_met(), self._next())
+        return End(code, status, self._stops, self._killed, self._has_met(), self._next(status))
 
-    def _next(self) -> str:
-        if self._command.program[0] == "script" and not self.member.is_head:
-            return ""  # the record of what was saved may be on the host of rank 0
-        where = Path(self._options.store or self.checkpoint_dir)
-        return decision.goes_on(self._command.program, bool(directory.steps_saved(where)))
+    def _next(self, status: Status | None) -> str:
+        program, saved = self._command.program, False
+        with contextlib.suppress(OSError):
+            if program[0] == "script":
+                where = Path(self._options.store or self.checkpoint_dir)
+                saved = bool(directory.steps_saved(where))
+            else:
+                saved = bool(status and status.step) or bool(steps_on_disk(self.checkpoint_dir))
+        if not saved and not self.member.is_head:
+            return ""  # the checkpoints, or the record of saves, may be on the host of rank 0
+        return decision.goes_on(program, saved)
 
 
 def tell_of_report(checkpoint_dir: Path, lasted_s: float) -> None:

@@ -10,6 +10,7 @@ from train.supervisor.decision import End, at_end, goes_on, not_begun, on_signal
 AGAIN = "bash local.sh"
 GO_ON = f"to go on: {AGAIN}"
 ANEW = f"to begin anew, as nothing was seen to be saved: {AGAIN}"
+UNKNOWN = f"to start it again: {AGAIN}"
 SILENT = "the launcher ended with code 3 and no process said why, as when one is killed"
 NOTED = "rank 1: ValueError: odd (model.py:7 in forward)"
 
@@ -41,13 +42,15 @@ def test_a_signal(name: str, stops: int, met: bool, action: str) -> None:
 @pytest.mark.parametrize(
     ("program", "saved", "expected"),
     [
-        (("run", "--workload=gpt"), False, GO_ON),
+        (("run", "--workload=gpt"), True, GO_ON),
+        (("run", "--workload=gpt"), False, f"to begin anew, as no checkpoint was written: {AGAIN}"),
         (("run", "--workload=gpt", "--probe"), True, f"to begin anew: {AGAIN}"),
         (("script", "code/train.py", "--from-scratch"), True, GO_ON),  # an argument of its own
         (("script", "code/train.py"), False, ANEW),
-        (("script", "--resume-exists=ckpt.npz", "code/train.py"), False, GO_ON),
+        (("script", "--resume-exists=ckpt.npz", "code/train.py"), False, UNKNOWN),
+        (("script", "--resume-exists=ckpt.npz", "code/train.py"), True, GO_ON),
         (("script", "--from-scratch", "code/train.py"), True, f"to begin anew: {AGAIN}"),
-        (("script", "--no-python", "./train.sh"), False, GO_ON),
+        (("script", "--no-python", "./train.sh"), False, UNKNOWN),
         (
             ("script", "--from-scratch", "--no-python", "./train.sh"),
             False,
