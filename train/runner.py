@@ -26,7 +26,7 @@ from train.replaced import Replacement
 from train.scheduler import VARIABLE, Scheduled
 from train.status import Status, read_status, write_status
 from train.stop import is_for, reason_in
-from train.supervisor.words import MASTER_PORT
+from train.supervisor.words import MASTER_PORT, NEWEST
 
 EXIT_USAGE = 2  # argparse's, click's and many others'
 # How often a process looks whether it is to stop.
@@ -164,8 +164,16 @@ class Runner(ABC):
 
     def _all_arguments(self) -> list[str]:
         """With what the spec adds where there is something to go on from."""
-        found = any(glob.glob(os.path.expanduser(each)) for each in self._options.resume_exists)
-        added = self._options.resume_arg if found else []
+        # Rank 0 may not have moved them away yet.
+        torn = tuple(os.path.join(place, "") for place in self._torn())
+        there = [
+            path
+            for pattern in self._options.resume_exists
+            for path in glob.glob(os.path.expanduser(pattern))
+            if not os.path.join(os.path.abspath(path), "").startswith(torn)
+        ]
+        newest = max(there, key=_age, default="")
+        added = [word.replace(NEWEST, newest) for word in self._options.resume_arg if there]
         if added:
             self._correct = (
                 f"train.resume.args, which are added where there is progress, or {self.FIELD}"
@@ -285,6 +293,15 @@ def _link(place: Path, target: Path) -> None:
     draft = place.with_name(f".{secrets.token_hex(8)}")  # hosts may share the directory
     draft.symlink_to(target)
     os.replace(draft, place)
+
+
+def _age(path: str) -> tuple[list[int], float]:
+    """Sorts checkpoints, the newest last: by the numbers in their names, then by time."""
+    try:
+        modified = os.path.getmtime(path)
+    except OSError:  # removed meanwhile
+        modified = 0.0
+    return [int(number) for number in re.findall(r"[0-9]+", path)], modified
 
 
 def _set_aside(place: str) -> None:

@@ -28,6 +28,8 @@ _WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "asyn
 _READS = frozenset([
     "load", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
 ])  # fmt: skip
+# What the supervisor fills in (train/supervisor/words.py); `newest` besides, where a script is told to go on.
+_PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
 # An option that has a script go on, by its name.
 _RESUMES = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
 _TRAINERS = ("Trainer", "Fabric")
@@ -37,6 +39,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     """What may surprise the user of this script, command or workload; `home` is the spec's directory."""
     yield from _workload(job.train)
     yield from _command(job.train.command)
+    yield from _placeholders(job.train)
     if not job.train.script or not job.train.own_file:
         return
     wanted = job.train.script
@@ -96,6 +99,22 @@ def _command(words: Sequence[str]) -> Iterator[Conflict]:
     elif re.fullmatch(r"(\S*/)?python[0-9.]*", first) and len(words) > 1:
         what = "is Python, of which more is known as a script: its saves, its steps, its exceptions"
         yield _warning("train.command", what, f"write script: {words[1]}, and the rest as args")
+
+
+def _placeholders(train: Train) -> Iterator[Conflict]:
+    """Words in braces that are filled in nowhere, although they look so."""
+    if train.runs == "workload":
+        return
+    args = train.args.values() if isinstance(train.args, Mapping) else train.args
+    fields = {"args": args, "command": train.command, "resume.args": train.resume.args}
+    for field, words in fields.items():
+        for name in re.findall(r"(?<![{$]){([a-z_]+)}(?!})", " ".join(map(str, words))):
+            remedy = did_you_mean(name, _PLACEHOLDERS)
+            if name == "newest" and field != "resume.args":
+                what = "{newest} is filled in in train.resume.args alone, and stays as it is here"
+                yield _warning(f"train.{field}", what, "move it there")
+            elif name not in (*_PLACEHOLDERS, "newest") and remedy.startswith("did you mean"):
+                yield _warning(f"train.{field}", f"{{{name}}} stays as it is", remedy)
 
 
 class Outline(NamedTuple):

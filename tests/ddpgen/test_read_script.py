@@ -98,6 +98,19 @@ def test_options_that_the_script_does_not_have(tmp_path: Path) -> None:
     assert told(tmp_path, PARSER, "[a.json, --data, x]") == []
 
 
+def test_braces_that_are_filled_in_nowhere(tmp_path: Path) -> None:
+    script = "m.save(m.load())\n"
+    assert told(tmp_path, script, "['{checkpointdir}/a', '{epoch}.pt', '{{jobs}}', '${jobs}']") == [
+        "train.args: {checkpointdir} stays as it is; did you mean checkpoint_dir?"
+    ]
+    (only,) = told(tmp_path, script, "{a: '{newest}'}")
+    assert only.startswith("train.args: {newest} is filled in in train.resume.args alone")
+    text = (
+        "name: a\ntrain:\n  command: [a.sh]\n  resume: {exists: 'c-*', args: '--go={newest}'}\n"
+    )
+    assert [*check(read(text.encode(), "a.yaml")["local"].job, tmp_path)] == []
+
+
 def test_the_warnings_are_shown_where_the_spec_can_be_changed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

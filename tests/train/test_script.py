@@ -11,6 +11,7 @@ from tests.train.own_script import ROOT, Job, wait_for_line
 from train.errors import EXIT_FAILED
 from train.lock import claim
 from train.status import Status, read_status, write_status
+from train.supervisor.words import NEWEST
 
 ARGPARSE = """\
 import argparse, train_of_mine
@@ -64,6 +65,34 @@ def test_words_that_are_added_to_go_on_are_named_where_they_are_refused(job: Job
         "loop.py refused its arguments (exit code 2); "
         "correct train.resume.args, which are added where there is progress, or train.args"
     )
+
+
+def test_the_newest_checkpoint_is_named_where_the_script_goes_on(job: Job) -> None:
+    for name in ("checkpoint-200", "checkpoint-1000", "checkpoint-2000"):
+        (job.work / name).mkdir(parents=True)
+        (job.work / name / "state.json").touch()
+    (job.work / "checkpoint-2000" / "state.json").unlink()
+    os.utime(job.work / "checkpoint-1000", (1, 1))
+    options = (
+        "--resume-exists=checkpoint-*",
+        "--resume-exists=last",
+        f"--resume-arg=--resume={NEWEST}/x",
+        "--guard=checkpoint-*/state.json",
+    )
+    text = "import sys\nprint(*sys.argv[1:])\n"
+    # A rank that looks before rank 0 has moved the torn one away takes the same one.
+    for rank in ("1", "0"):
+        said = job.run(text, options, "--lr=1", RANK=rank, LOCAL_RANK=rank)[1]
+        assert said.splitlines()[-1] == "--lr=1 --resume=checkpoint-1000/x"
+
+
+def test_of_checkpoints_without_numbers_the_newest_by_time_is_named(job: Job) -> None:
+    for name, time in (("a.pt", 2), ("b.pt", 1)):
+        job.work.mkdir(exist_ok=True)
+        (job.work / name).touch()
+        os.utime(job.work / name, (time, time))
+    options = ("--resume-exists=*.pt", f"--resume-arg={NEWEST}")
+    assert job.run("import sys\nprint(sys.argv[1:])\n", options) == (0, "['a.pt']\n")
 
 
 def test_a_module_that_refuses_its_arguments_is_named(job: Job) -> None:

@@ -11,16 +11,19 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 _PLACEHOLDER = re.compile(
     "{(nodes|head|port|address|node_rank|first_rank|world_size|launch|is_head|checkpoint_dir|store)}"
 )
 # Those in a script's own words. {{name}} there is {name} for the script.
 _SCRIPTS = re.compile(
-    r"(?<!\$){({?)(checkpoint_dir|job|attempt|world_size|array_index|port|--)}(}?)"
+    r"(?<!\$){({?)(checkpoint_dir|job|attempt|world_size|array_index|port|newest|--)}(}?)"
 )
 # torchrun chooses the port where the processes meet: each of them fills it in (train.runner).
 MASTER_PORT = "{master-port}"
+# The newest checkpoint that `resume.exists` matches: each process looks (train.runner).
+NEWEST, _RESUMES = "{newest-checkpoint}", "--resume-arg="
 # What follows one of these is the user's text, in which braces mean braces.
 _USERS = re.compile("--(arg|workload)=")
 _TORCHRUN = ("-m", "torch.distributed.run")
@@ -73,8 +76,12 @@ def filled_program(command: Command, values: Mapping[str, str]) -> Iterable[str]
     """The program's words."""
     if command.program[0] == "run":
         return [word if _USERS.match(word) else fill(word, values) for word in command.program]
-    values = {**values, "port": MASTER_PORT}
-    return [_SCRIPTS.sub(lambda found: _of_script(found, values), word) for word in command.program]
+    values = {**values, "port": MASTER_PORT, "newest": "{newest}"}
+    words = (
+        (word, {**values, "newest": NEWEST} if word.startswith(_RESUMES) else values)
+        for word in command.program
+    )
+    return [_SCRIPTS.sub(partial(_of_script, values=known), word) for word, known in words]
 
 
 def _of_script(found: re.Match[str], values: Mapping[str, str]) -> str:

@@ -66,6 +66,14 @@ def test_in_the_words_of_a_script_a_few_names_are_filled_in() -> None:
     assert workers(typed, values)[-3:] == ["{job}", "--", "x"]
 
 
+def test_the_newest_checkpoint_is_for_the_words_with_which_a_script_goes_on() -> None:
+    values = {**VALUES, "job": "<job>", "--": "--", "store": ""}
+    words = ("--resume-arg={job}/{newest}", "--resume-arg={{newest}}", "a.py", "{newest}")
+    got = workers(command("script", *words), values)
+    asked = ["--resume-arg=<job>/{newest-checkpoint}", "--resume-arg={newest}"]
+    assert got[-4:] == [*asked, "a.py", "{newest}"]
+
+
 def test_spawn_takes_the_words_as_they_are() -> None:
     launcher = ("spawn", "--procs=2", "--first-rank={first_rank}")
     got = workers(command("run", "--arg=a=$$5", launcher=launcher), VALUES)
