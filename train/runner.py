@@ -72,6 +72,7 @@ class Runner(ABC):
         self._ended = threading.Event()
         self._signalled = False
         self._crash_before = Crash()
+        self._resumes = False  # whether it got the arguments to resume
         self._correct = self.FIELD  # where the words are that it may refuse
 
     def run(self) -> int:
@@ -149,7 +150,7 @@ class Runner(ABC):
                     )
 
     def _is_of_the_script(self, place: str) -> bool:
-        """Whether `place` lies in the working directory, or in the checkpoint directory and is not the launcher's."""
+        """True if `place` lies in the working directory, or in the checkpoint directory and is not the launcher's."""
         roots = (Path.cwd(), self._whole, Path(self._store or self._whole))
         real = Path(os.path.realpath(place))
         inside = any(Path(os.path.realpath(root)) in real.parents for root in roots)
@@ -157,7 +158,7 @@ class Runner(ABC):
         return inside and not is_launchers and not self._holds_a_job(place)
 
     def _holds_a_job(self, place: str) -> bool:
-        """Whether a job runs in `place`: this one, or another that has its lock there."""
+        """True if a job runs in `place`: this one, or another that has its lock there."""
         real = Path(os.path.realpath(place))
         own = [Path(os.path.realpath(root)) for root in (Path.cwd(), self._whole)]
         return any(real in (root, *root.parents) for root in own) or read_lock(real) is not None
@@ -174,6 +175,7 @@ class Runner(ABC):
         ]
         newest = max(there, key=_age, default="")
         added = [word.replace(NEWEST, newest) for word in self._options.resume_arg if there]
+        self._resumes = bool(there)
         if added:
             self._correct = (
                 f"train.resume.args, which are added where there is progress, or {self.FIELD}"

@@ -31,6 +31,7 @@ from train.integrations.frameworks import hooks
 from train.integrations.imports import after_import
 from train.integrations.progress import BeginsAnewError, Progress
 from train.integrations.session import Session, StopTraining
+from train.integrations.starts import Starts, UnlikeStartsError
 from train.integrations.stopping import StopAtStep, where_they_met
 from train.metrics import MetricsLog
 from train.node import MOST_REASON
@@ -98,8 +99,8 @@ class Script(Runner):
         if self._path.is_relative_to(self._code):
             self._path = Path.cwd() / self._path.relative_to(self._code)
             os.chdir(self._path.parent)
-        session = self._session()
         arguments = self._all_arguments()
+        session = self._session()
         self._reporter.start()
         watch = (session.stop.look, lambda: session.progress.step)
         threading.Thread(target=self._watch, args=watch, name="stop", daemon=True).start()
@@ -111,7 +112,7 @@ class Script(Runner):
             if not self._signalled:
                 raise
             code = EXIT_STOPPED
-        except BeginsAnewError as error:
+        except (BeginsAnewError, UnlikeStartsError) as error:
             noted = read_status(self._directory)
             crash = noted.reason if noted is not None else ""
             after = f"; it was started again after this crash: {crash}" if crash else ""
@@ -131,8 +132,8 @@ class Script(Runner):
     def _run_script(self, session: Session, arguments: list[str]) -> int:
         """The script's exit code. An exception in it passes through: torchrun restarts the workers."""
         after_import(hooks(session))
-        # The script sees its own directory first, as under `python FILE`, and not this package: its
         renames.follow(session.progress)
+        # The script sees its own directory first, as under `python FILE`, and not this package: its
         # own module may well be called `train`.
         for name in [n for n in sys.modules if n == "train" or n.startswith("train.")]:
             del sys.modules[name]
@@ -175,7 +176,15 @@ class Script(Runner):
         whole = {} if self._options.from_scratch else progress.whole(self._saves(0))
         log = self._row if self._rank == 0 else None
         begun = functools.partial(self._begin_to_beat, mine)
-        return Session(mine, stop, whole, log, self._store, begun, self._size)
+        return Session(mine, stop, whole, log, self._store, begun, self._size, self._starts())
+
+    def _starts(self) -> Starts | None:
+        if self._node is None:
+            return None
+        rank, ranks = self._rank, self._size
+        return Starts(
+            self._node.name, rank, ranks, self._restart, self._whole, resumes=self._resumes
+        )
 
     def _begin_to_beat(self, steps: Progress) -> None:
         """The first step is complete: the processes have met, and `steps` are counted."""

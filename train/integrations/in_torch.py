@@ -20,7 +20,7 @@ from train.health.phase import BACKWARD, doing
 from train.integrations.order import Iteration
 from train.integrations.session import Session
 
-# What a trial writes where a save has failed.
+# Bytes that a trial writes after a failed save.
 _TRIAL = 1 << 20
 
 
@@ -31,7 +31,7 @@ def hook_torch(session: Session, torch: Any) -> None:
     torch.load = torch.serialization.load = _loading(session, torch.load, name="f")
     # torch.optim deletes its own attribute of that name.
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(
-        lambda *_: session.stepped()
+        lambda optimizer, *_: session.stepped(optimizer)
     )
     backward, scale = torch.Tensor.backward, torch.amp.GradScaler.scale
 

@@ -21,7 +21,7 @@ class Iteration:
     """One iteration over a DataLoader."""
 
     def __init__(self, total: int, sampler: Any = None) -> None:
-        """`total`: its batches; 0 where that is not known. `sampler`: that of the DataLoader."""
+        """`total`: its batches; 0 where that is not known. `sampler`: the DataLoader's."""
         self._total, self._count = total, 0
         self.sampler = sampler
         self._drawn: deque[str] = deque()
@@ -73,8 +73,8 @@ class Epochs:
         self._last: dict[int, _Epoch] = {}
 
     def repeats(self, iteration: Iteration, steps: int) -> bool:
-        """Whether an epoch begins like the whole one before it, on which the script has trained. `steps`: those that it
-        has taken so far. Asked after each batch."""
+        """Return True if an epoch begins like the whole one before it, on which the script has trained. `steps`: the
+        script's steps so far. The caller asks after each batch."""
         sampler = iteration.sampler
         if not (hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", False)):
             return False

@@ -64,7 +64,7 @@ class Progress:
             if save.whole and not place.startswith(torn_ones)
         }
         self._went_on = from_scratch or not self._earlier
-        # What the script has loaded before its first step: the newest save, else the last file.
+        # The file that the script has loaded before its first step: the newest save, else the last file.
         self.read, self._read_a_save = "", False
         self._iteration: Iteration | None = None
         self._at_save: Iteration | None = None
@@ -101,8 +101,8 @@ class Progress:
 
     @property
     def kept(self) -> tuple[str, int]:
-        """The newest save of rank 0 of an earlier start on this disk, and its step; ("", 0) without one, and where the
-        script may begin anew."""
+        """The newest save of an earlier rank 0 on this disk, and its step; ("", 0) without one, or if the script may
+        start over."""
         if self._may_begin_anew:
             return "", 0
         there = [item for item in self._steps_of_head.items() if os.path.exists(item[0])]
@@ -220,7 +220,7 @@ def _place(path: str) -> str:
 
 
 def _name(path: str) -> str:
-    """What a rename changes: the link itself, where `path` is one."""
+    """The name that a rename changes. If `path` is a link, that is the link itself."""
     folder, name = os.path.split(path.rstrip(os.sep))
     return os.path.join(os.path.realpath(folder), name)
 

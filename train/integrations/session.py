@@ -15,6 +15,7 @@ from train.console import say
 from train.health.phase import NOW, SCRIPT
 from train.integrations.order import Epochs, Iteration
 from train.integrations.progress import Progress
+from train.integrations.starts import Starts
 from train.integrations.stopping import StopAtStep
 
 # A row of metrics this often; on a GPU a look at the loss waits for it.
@@ -38,25 +39,29 @@ class Session:
         bucket: str = "",
         begun: Callable[[], None] = lambda: None,
         ranks: int = 1,
+        starts: Starts | None = None,
     ) -> None:
         """`whole`: the checkpoints that rank 0 has saved, oldest first, each with its framework, which is told
         to go on from the last one where the script does not say from what. `log`: puts a row of rank 0's
         metrics on file. `bucket`: a directory in which a file is there when it is closed, and stays as it is. `begun`
-        is called after the first step. `ranks`: how many processes the launch has started."""
+        is called after the first step. `ranks`: how many processes the launch has started. `starts`: the
+        comparison with the other hosts, if there are any."""
         self.progress, self.stop = progress, stop
         self.stopped = False
         self._whole, self._log, self._begun = whole, log, begun
-        self._ranks = ranks
+        self._ranks, self._starts = ranks, starts
         self.framework = ""
         self._trainings: Counter[str] = Counter()
         self.bucket = os.path.realpath(bucket) + os.sep if bucket else ""
         self._loss: Any = None
         self._row_at, self._row_step = 0.0, 0
         self._told: set[str] = set()
-
-    def stepped(self) -> None:
-        """An optimizer step is complete. Raises BeginsAnewError, StopTraining."""
         self._epochs = Epochs()
+
+    def stepped(self, optimizer: Any = None) -> None:
+        """A step of `optimizer` is complete. Raises UnlikeStartsError, BeginsAnewError, StopTraining."""
+        if self._starts is not None:
+            self._starts.look(self.progress, optimizer)
         self.progress.stepped()
         if self.progress.taken == 1:
             # What comes before the first step is no measure of the speed.

@@ -38,9 +38,12 @@ def examine(settings: Settings) -> Report:
     place = Look(lambda: directory.look(settings))
     named = {name: Look(functools.partial(nic.resolve, name)) for name in network.names(settings)}
     known = Look(lambda: facts.gather(torch, Path.cwd()))
+    saves = Look(lambda: facts.newest_save(settings)) if settings.saves else None
     net = network.look(settings, lambda name: _resolved(settings, name, named[name]))
     cards = answers() if answers else None
     found = known.result(deadline) or {}
+    if saves is not None and (save := saves.result(deadline)) is not None:
+        found["save"] = save
     kept = place.result(deadline)
     if kept is not None and kept.token:
         found["filesystem"] = kept.token

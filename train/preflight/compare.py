@@ -15,6 +15,7 @@ from train.preflight.finding import NOTE, Finding, ordered
 from train.preflight.phrases import listed
 from train.preflight.report import Link, Report
 from train.preflight.settings import Settings
+from train.saves import Saved, remedy
 
 Values = Mapping[str, str]  # what each host has, by host, the head first
 
@@ -34,6 +35,7 @@ def judge(settings: Settings, reports: Sequence[Report], links: Sequence[Link]) 
         *_head_name(settings, hosts),
         *_addresses(shared),
         *_directory(settings, hosts),
+        *_saves(hosts),
         *link_findings.judge(hosts, apart),
     )
     return ordered(found)
@@ -170,3 +172,20 @@ def _directory(settings: Settings, hosts: Sequence[Report]) -> Iterator[Finding]
         "mount the shared file system there on every host, or let checkpoint.dir point to where it is"
         + ("" if settings.scheduler else ", or leave checkpoint.shared out of the spec"),
     )
+
+
+def _saves(hosts: Sequence[Report]) -> Iterator[Finding]:
+    """DIR007: a script would go on at another step on each of these hosts."""
+    saves = {
+        host: saved
+        for host, text in _facts(hosts, "save").items()
+        if (saved := Saved.parse(text)) is not None
+    }
+    if not saves:
+        return
+    has = max(saves, key=lambda host: (saves[host].step, bool(saves[host].path)))
+    for host, saved in saves.items():
+        if not saved.is_like(saves[has]):
+            cause = f"{has} has {saves[has].words}, and {host} has {saved.words}: the script would begin at another step there"
+            yield Finding("DIR007", host, cause, remedy(saves[has].path, has, host))
+            return

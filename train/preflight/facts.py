@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from train import saves
+from train.preflight.settings import Settings
+
 _PROC = Path("/proc")
 _LEVELS = ("default", "avx2", "avx512")
 # What ATen asks of an x86 processor before it takes the kernels of a level.
@@ -73,6 +76,11 @@ def _torch_in(package: Path, text: str) -> Torch:
     wheels = sorted(package.parent.glob("nvidia_nccl_cu*-*.dist-info"))
     nccl = wheels[-1].name.removesuffix(".dist-info").partition("-")[2] if wheels else ""
     return Torch(version, cuda, said.get("hip", ""), nccl)
+
+
+def newest_save(settings: Settings) -> str:
+    """The save from which a user's script would go on here, as JSON."""
+    return json.dumps(saves.newest(settings.saves, settings.checkpoint_dir))
 
 
 def machine(proc: Path = _PROC) -> str:

@@ -74,6 +74,7 @@ CODES: Mapping[str, Code] = {
     "DIR004": Code("the checkpoint directory is held by a live job", ERROR),
     "DIR005": Code("the checkpoint directory is not shared", ERROR),
     "DIR006": Code("the checkpoint directory does not answer", ERROR),
+    "DIR007": Code("the hosts have different saves of the script", ERROR),
     "LINK001": Code("large packets get lost between two hosts", ERROR),
     "LINK002": Code("a slow link between two hosts", WARNING),
     "LINK003": Code("a link that is much slower one way", WARNING),

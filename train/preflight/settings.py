@@ -19,7 +19,8 @@ class Settings:
     `least`: how many hosts are enough to begin (an elastic job),
     equal to `nodes` otherwise. `timeout_s`: how long a host that has not arrived is waited for.
     `scheduler`: which start of which scheduler's job this is (see train.scheduler), "" for none;
-    `script`: what people type to start the job.
+    `script`: what people type to start the job; `saves`: patterns of the saves from which a user's script
+    goes on (train.resume).
     """
 
     job: str
@@ -43,6 +44,7 @@ class Settings:
     ignore: frozenset[str] = frozenset()
     scheduler: str = ""
     script: str = "bash hosts/run.sh"
+    saves: tuple[str, ...] = ()
 
     @property
     def alone(self) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train import nic, portable
+from train import nic, portable, saves
 from train.console import say
 from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.layout import node_directory, steps_on_disk
@@ -171,7 +171,15 @@ class Supervisor:
             ignore=frozenset(options.ignore),
             scheduler=self._tier.scheduler,
             script=self._tier.again,
+            saves=self._saves(),
         )
+
+    def _saves(self) -> tuple[str, ...]:
+        """Where a user's script finds what it goes on from."""
+        if self._command.program[0] != "script":
+            return ()
+        program = words.filled_program(self._command, self._values("", ""))
+        return saves.patterns(list(program), self._bundle, self.checkpoint_dir)
 
     @property
     def held(self) -> Path:

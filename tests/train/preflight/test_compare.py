@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import string
 from dataclasses import replace
@@ -15,6 +16,7 @@ from tests.train.preflight.hosts import FACTS, host, links, settings
 from train.preflight.compare import judge
 from train.preflight.finding import ERROR, NOTE, SEVERITIES, WARNING
 from train.preflight.report import Link, Report
+from train.saves import Saved
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,35 @@ def test_who_does_not_see_the_shared_directory_is_named_only_where_it_is_to_be_s
     (finding,) = judge(settings(shared=True), hosts, [])
     assert (finding.code, finding.host, finding.severity) == ("DIR005", "b", ERROR)
     assert finding.cause == "b and c do not see in /ckpt what a put there"
+
+
+def save(path: str = "", step: int = 0, digest: str = "") -> str:
+    return json.dumps(Saved(path, step, digest))
+
+
+@pytest.mark.parametrize(
+    ("desk", "laptop", "cause"),
+    [
+        (save("/d/ckpt.pt", 20, "aa"), save(), "a has /d/ckpt.pt of step 20, and b has none"),
+        (save(), save("/d/ckpt.pt", 0, "aa"), "b has /d/ckpt.pt, and a has none"),
+        (save("/d/x", 20, "aa"), save("/d/x", 0, "bb"), "a has /d/x of step 20, and b has /d/x:"),
+        (save("/d/x", 20, "aa"), save("/d/x", 0, "aa"), ""),  # a copy
+        (save("/d/x", 20, "aa"), save("/d/x", 20, "bb"), ""),  # each host saves its part
+        (save(), save(), ""),
+        (save("/d/x", 20, "aa"), "", ""),  # a host that does not tell
+        (save("/d/x", 20, "aa"), "[1]", ""),
+    ],
+)
+def test_hosts_whose_script_would_begin_at_different_steps_are_told(
+    desk: str, laptop: str, cause: str
+) -> None:
+    findings = judge(settings(), [host("a", save=desk), host("b", save=laptop)], [])
+    assert [f.code for f in findings] == ["DIR007"] * bool(cause)
+    for finding in findings:
+        assert finding.cause.startswith(cause)
+        has, lacks = cause[0], "ab".replace(cause[0], "")
+        assert finding.host == lacks
+        assert finding.remedy.startswith(f"copy it: on {lacks}, `rsync -a {has}:/d/")
 
 
 facts = st.fixed_dictionaries(

@@ -1,0 +1,193 @@
+"""Where the hosts of a script begin: all at one step, or the run ends before its next save.
+
+Without a shared directory each host looks for checkpoints on its own disk: one host goes on, and the other starts
+over. Owns the comparison of the ranks after their first step, in the store where the processes met.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from train.integrations.progress import Progress
+from train.integrations.stopping import where_they_met
+from train.saves import digest, remedy
+
+# The ranks complete their first step together, unless only some of them have an optimizer. Those that come
+# later are compared at a later step.
+_WAIT_S = 5.0
+_LOOK_S = 0.02
+
+
+class UnlikeStartsError(Exception):
+    """The hosts do not begin at the same step."""
+
+
+class Start(NamedTuple):
+    """The checkpoint that a rank has loaded, and what else tells where it begins.
+
+    `step` is 0 if no record tells it, `path` is "" if the rank has loaded nothing. `has_same`: rank 0 has loaded a
+    file that lies on this host's disk as well. `optimizer`: the steps that the optimizer counts after the first one,
+    0 if it counts none. `resumes`: the script got the arguments to resume. `kept`, `kept_step`: the newest save of an
+    earlier rank 0 on this disk.
+    """
+
+    host: str
+    step: int = 0
+    path: str = ""
+    digest: str = ""
+    has_same: bool = False
+    optimizer: int = 0
+    resumes: bool = False
+    kept: str = ""
+    kept_step: int = 0
+
+
+def difference(starts: Sequence[Start]) -> str:
+    """Why these ranks, rank 0 first, must not go on together; "" if nothing is wrong."""
+    hosts: dict[str, Start] = {}
+    for start in starts:
+        # A script may load on one rank of a host, and send the state to the others.
+        if start.host not in hosts or start.step > hosts[start.host].step:
+            hosts[start.host] = start
+    ahead = max(hosts.values(), key=lambda start: (start.step, start.resumes))
+    for start in hosts.values():
+        if not _goes_on_alike(start, ahead):
+            copy = remedy(ahead.path, ahead.host, start.host)
+            return f"{ahead.host} {_begins(ahead)}, and {start.host} {_begins(start)}; {copy}"
+    # The record of rank 0 protects the saves on its own disk.
+    if not any(start.path for start in starts) and not starts[0].kept:
+        for start in starts:
+            if start.kept:
+                return (
+                    f"all hosts begin at step 0, and {start.host} has {start.kept} of step {start.kept_step}; "
+                    f"{remedy(start.kept, start.host, starts[0].host)}; or set train.resume: scratch to begin anew"
+                )
+    return ""
+
+
+def _begins(start: Start) -> str:
+    if start.path:
+        return (
+            f"goes on from {start.path} of {f'step {start.step}' if start.step else 'another step'}"
+        )
+    return "goes on, as train.resume says" if start.resumes else f"begins at step {start.step}"
+
+
+def _goes_on_alike(start: Start, ahead: Start) -> bool:
+    """True if the host of `start` goes on like the host that is `ahead`, or gets the state from there."""
+    if start.step == ahead.step:
+        return start.resumes == ahead.resumes
+    if start.resumes != ahead.resumes or start.optimizer != ahead.optimizer:
+        return False
+    same_file = bool(start.digest) and start.digest == ahead.digest
+    return start.optimizer > 1 or start.has_same or same_file
+
+
+class Starts:
+    """The comparison as one rank takes part in it."""
+
+    def __init__(
+        self, host: str, rank: int, ranks: int, world: str, directory: Path, resumes: bool
+    ) -> None:
+        """`world`: names the processes that meet. `directory`: the checkpoint directory, which may have another
+        path on each host. `resumes`: the script got the arguments to resume."""
+        self._host, self._rank, self._ranks, self._world = host, rank, ranks, world
+        self._directory, self._resumes = os.path.realpath(directory), resumes
+        self._talk: Iterator[str | None] | None = None
+        self._verdict: str | None = None
+
+    def look(self, progress: Progress, optimizer: Any) -> None:
+        """Asked after each step, before it counts. Raises UnlikeStartsError once that is known."""
+        until = 0.0
+        if self._verdict is None and self._talk is None:
+            self._talk = self._compare(progress, _steps(optimizer))
+            until = time.monotonic() + _WAIT_S
+        while self._verdict is None and self._talk is not None:
+            try:
+                self._verdict = next(self._talk)
+            except Exception:  # noqa: BLE001 - the store is gone, and with it the others
+                self._verdict = ""
+            if self._verdict is not None or time.monotonic() >= until:
+                break
+            time.sleep(_LOOK_S)
+        if self._verdict:
+            raise UnlikeStartsError(self._verdict)
+
+    def _compare(self, progress: Progress, optimizer: int) -> Iterator[str | None]:
+        """None until the ranks have been compared, and then the difference."""
+        store = where_they_met()
+        if store is None or self._ranks == 1:
+            yield ""
+            return
+        start = self._start(progress, optimizer)
+        if self._rank == 0:
+            start = start._replace(digest=digest(start.path) if start.path else "")
+            store.set(self._key(0), json.dumps((self._directory, start)))
+            keys = [self._key(rank) for rank in range(1, self._ranks)]
+            while not store.check(keys):
+                yield None
+            others = [Start(*json.loads(text)[1]) for text in store.multi_get(keys)]
+            verdict = difference([start, *others])
+            store.set(self._key("verdict"), verdict)
+            until = time.monotonic() + _WAIT_S
+            # The store ends with this process.
+            while verdict and store.add(self._key("heard"), 0) < len(others):
+                if time.monotonic() > until:
+                    break
+                time.sleep(_LOOK_S)
+            yield verdict
+            return
+        while not store.check([self._key(0)]):
+            yield None
+        directory, head = json.loads(store.get(self._key(0)))
+        store.set(
+            self._key(self._rank),
+            json.dumps((self._directory, self._beside(start, Start(*head), directory))),
+        )
+        while not store.check([self._key("verdict")]):
+            yield None
+        verdict = store.get(self._key("verdict")).decode()
+        store.add(self._key("heard"), 1)
+        yield verdict
+
+    def _start(self, progress: Progress, optimizer: int) -> Start:
+        path, step = progress.kept
+        return Start(
+            self._host,
+            progress.step,
+            progress.read,
+            "",
+            False,
+            optimizer,
+            self._resumes,
+            path,
+            step,
+        )
+
+    def _beside(self, start: Start, head: Start, directory: str) -> Start:
+        """`start` with its files compared to those of rank 0, whose checkpoint directory is `directory`."""
+        if start.step == head.step or not head.digest:
+            return start
+        path = head.path
+        if path.startswith(directory + os.sep):
+            path = self._directory + path[len(directory) :]
+        own = digest(start.path) if start.path else ""
+        return start._replace(digest=own, has_same=digest(path) == head.digest)
+
+    def _key(self, name: object) -> str:
+        return f"ddpgen/start/{self._world}/{name}"
+
+
+def _steps(optimizer: Any) -> int:
+    """How many steps the state of an optimizer counts; 0 where it counts none, as SGD's does."""
+    with contextlib.suppress(Exception):
+        for state in optimizer.state.values():
+            if "step" in state:
+                return int(state["step"])
+    return 0

@@ -1,0 +1,126 @@
+"""The saves of a user's script on the disk of one host, as far as the hosts compare them. Needs no torch.
+
+Owns the search for the newest save, the digest of a save, and the remedy where a host lacks one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import itertools
+import json
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from train.files import read_file
+
+_LARGEST_RECORD = 64 << 20
+# torch.save ends with the checksums of all that is in the file.
+_END = 64 << 10
+
+
+class Saved(NamedTuple):
+    """A save on a host's disk. `path`: "" without any; `step`: 0 where no record tells it."""
+
+    path: str = ""
+    step: int = 0
+    digest: str = ""
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        if not self.path:
+            return "none"
+        return f"{self.path} of step {self.step}" if self.step else self.path
+
+    def is_like(self, other: Saved) -> bool:
+        """True if a start from either goes on at the same step."""
+        if not self.path or not other.path:
+            return self.path == other.path
+        return self.digest == other.digest or 0 < self.step == other.step
+
+    @classmethod
+    def parse(cls, text: str) -> Saved | None:
+        """Read what json.dumps() of another host has made; None for anything else."""
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            path, step, mark = json.loads(text)
+            if isinstance(path, str) and type(step) is int and isinstance(mark, str):
+                return cls(path, step, mark)
+        return None
+
+
+def patterns(program: Sequence[str], bundle: Path, directory: Path) -> tuple[str, ...]:
+    """The absolute patterns of train.resume.exists, as `train script` will look for them.
+
+    `program`: its words, which begin with `script`. `bundle`: the directory with code/. `directory`: the checkpoint
+    directory.
+    """
+    options = list(itertools.takewhile(lambda word: word.startswith("--"), program[1:]))
+    values = [option.partition("=") for option in options]
+    given = [value for name, _, value in values if name == "--resume-exists"]
+    workdir = next((value for name, _, value in values if name == "--workdir"), "")
+    home = bundle / Path(workdir).expanduser() if workdir else directory / "work"
+    file = Path(*program[1 + len(options) :][:1])
+    if "--no-python" not in options and file.parts[:1] == ("code",):
+        home /= file.relative_to("code").parent  # where a file of the job runs
+    return tuple(os.path.join(home, os.path.expanduser(pattern)) for pattern in given)
+
+
+def newest(patterns: Iterable[str], directory: Path) -> Saved:
+    """The save that was written last, of those that the patterns match. `directory`: where the record is."""
+    paths = [path for pattern in patterns for path in glob.glob(pattern)]
+    times = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            times[path] = os.stat(path).st_mtime_ns
+    if not times:
+        return Saved()
+    path = max(sorted(times), key=times.__getitem__)
+    return Saved(path, _recorded_step(os.path.realpath(path), directory), digest(path))
+
+
+def _recorded_step(path: str, directory: Path) -> int:
+    """The step that a rank of this host has recorded; 0 if none has written the file."""
+    steps = [0]
+    for record in (directory / "script").glob("saves-*.jsonl"):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            for line in read_file(record, _LARGEST_RECORD).splitlines():
+                row = json.loads(line)
+                steps += [int(row["step"])] if row["path"] == path else []
+    return max(steps)
+
+
+def digest(path: str) -> str:
+    """Equal for copies of a file or a directory; "" where it cannot be read. It reads the end of each file only."""
+    result = hashlib.sha256()
+    try:
+        if os.path.isdir(path):
+            for folder, folders, names in os.walk(path):
+                folders.sort()
+                for name in sorted(names):
+                    file = os.path.join(folder, name)
+                    result.update(
+                        f"{os.path.relpath(file, path)} {os.stat(file).st_size}\n".encode()
+                    )
+        else:
+            with open(path, "rb") as opened:
+                size = os.fstat(opened.fileno()).st_size
+                opened.seek(max(0, size - _END))
+                result.update(f"{size} ".encode() + opened.read(_END))
+    except OSError:
+        return ""
+    return result.hexdigest()[:16]
+
+
+def remedy(path: str, has: str, lacks: str) -> str:
+    """How the host `lacks` gets what the host `has` has at `path`."""
+    words = ["rsync", "-a", f"{has}:{path}", os.path.dirname(path) + "/"]
+    copy = f"copy it: on {lacks}, `{shlex.join(words)}`" if path else f"copy it to {lacks}"
+    return (
+        f"{copy}; or set checkpoint.dir (and train.workdir, if the spec "
+        "has it) to a directory that the hosts share"
+    )
