@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -117,7 +118,9 @@ def test_a_flipped_bit_is_named_with_its_step_and_its_tensor(
     what = f"model.pt differs in {name}: 1 of {tensor.numel()} elements, by at most "
     assert damage["what"].startswith(what)
     assert damage["unverified"] == (
-        "" if corrected else "model.pt does not match its sha256: its content has changed"
+        ""
+        if corrected
+        else "model.pt does not match its sha256 in checkpoint.json: one of the two was changed"
     )
     assert said["verdict"] == [
         f"not identical: the checkpoint of step {step}: {damage['what']}",
@@ -125,6 +128,30 @@ def test_a_flipped_bit_is_named_with_its_step_and_its_tensor(
     ]
     replayed = [line for line in found.stderr.splitlines() if "replaying" in line]
     assert replayed == [f"ddpgen: replaying steps {begin} to 24 on 2 processes" for begin in begins]
+
+
+def test_what_was_changed_in_the_records_is_named(killed_twice: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(killed_twice, tmp_path / "ckpt"))
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").open()]
+    for row in rows:
+        if (row["kind"], row["step"]) == ("step", 22):
+            row["loss"] = math.nextafter(row["loss"], 9)
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["starts"][-1]["weights"] = "0" * 64
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    marker = directory / "step-000000024/checkpoint.json"
+    about = json.loads(marker.read_text())
+    about["files"]["model.pt"]["sha256"] = "0" * 64
+    marker.write_text(json.dumps(about))
+    found = ddpgen("verify", directory, "--procs", "2")
+    assert found.returncode == 1, found.stderr
+    assert found.stdout == (
+        "not identical: the checkpoint of step 24: checkpoint.json was changed: model.pt and optimizer.pt are those of the replay\n"
+        "the loss of step 22 in metrics.jsonl was changed: the replay has other bits, and the same tensors after it\n"
+        "weights in manifest.json is not the hash of the weights of step 24\n"
+    )
+    assert found.stderr.count("replaying") == 1, found.stderr
 
 
 def test_a_manifest_that_was_edited_runs_no_code_from_outside_of_the_bundle(

@@ -235,6 +235,36 @@ def test_the_likely_cause_is_in_the_first_line() -> None:
     ]
 
 
+def test_a_record_that_was_changed_is_named_and_no_cause_is_looked_for() -> None:
+    part = Part(10, 30, start("a", 0), [20, 30])
+    other = Difference(Rank.BITS, "torch", "2.12", "2.13")
+    found = command.Result(part, 3, 20, 4, None, [], [other], rows=[12], weights=[30])
+    assert found.explained
+    assert not found.identical
+    assert list(command._verdict(found)) == [
+        (
+            "not identical: the loss of step 12 in metrics.jsonl was changed: the replay has other bits, and the same "
+            "tensors after it"
+        ),
+        "weights in manifest.json is not the hash of the weights of step 30",
+    ]
+    damage = command.Damage(20, "checkpoint.json was changed", "model.pt does not match", same=True)
+    found = command.Result(part, 3, 20, 4, None, [damage], [])
+    assert list(command._verdict(found)) == [
+        "not identical: the checkpoint of step 20: checkpoint.json was changed",
+        "the losses of steps 10 to 30 are those on record: the checkpoint was changed after it was written",
+    ]
+
+
+def test_a_hash_of_weights_counts_while_no_later_start_did_its_step_again(tmp_path: Path) -> None:
+    ended = {"end": "stopped", "step": 14, "weights": "a" * 64}
+    last = {"end": "done", "step": 30, "weights": "c" * 64}
+    nothing_left = start("d", 30, end="done", step=30, weights="d" * 64)
+    starts = start("a", 0, **ended), start("b", 10), start("c", 20, **last), nothing_left
+    found = record.read(run(tmp_path, *starts))
+    assert found.weights == {30: "d" * 64}
+
+
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert command.main(argv) == 69
     out, err = capsys.readouterr()

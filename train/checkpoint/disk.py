@@ -114,7 +114,9 @@ def _verify(path: Path, size: int, sha256: str) -> None:
     if found != size:
         raise BadCheckpointError(f"{path.name} has {found} bytes instead of {size}: truncated")
     if sum_.hexdigest() != sha256:
-        raise BadCheckpointError(f"{path.name} does not match its sha256: its content has changed")
+        raise BadCheckpointError(
+            f"{path.name} does not match its sha256 in {MARKER}: one of the two was changed"
+        )
 
 
 def newest_valid(directory: Path, reject: Callable[[int, str], None]) -> Checkpoint | None:

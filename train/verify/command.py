@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import filecmp
 import importlib.util
 import json
 import os
@@ -21,7 +22,7 @@ from typing import Any
 from train.console import say
 from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal, TrainError
 from train.layout import MARKER, step_directory
-from train.provenance import Start, library_flags, read_manifest
+from train.provenance import MANIFEST, Start, library_flags, read_manifest
 from train.verify import compare, record
 from train.verify.compare import Difference, Origin, Rank
 from train.verify.record import Part, Record
@@ -35,11 +36,12 @@ _FILES = ("model.pt", "optimizer.pt")
 @dataclass(frozen=True)
 class Damage:
     """A kept checkpoint that is not what its steps give. `what`: the tensor and how far it is off; `unverified`: why
-    its own marker says so, too, or ""."""
+    its own marker says so, too, or ""; `same`: its tensors are those of the replay."""
 
     step: int
     what: str
     unverified: str
+    same: bool = False
 
     def __str__(self) -> str:
         return f"the checkpoint of step {self.step}: {self.what}"
@@ -48,7 +50,8 @@ class Damage:
 @dataclass(frozen=True)
 class Result:
     """What a replay has shown. `losses`, `tensors`: how many were compared; `loss`: the first step whose loss has
-    other bits; `differences`: between the environments."""
+    other bits; `rows`: steps whose loss has other bits, and tensors after them are the same; `weights`: steps whose hash in
+    the manifest is another; `differences`: between the environments."""
 
     part: Part
     processes: int
@@ -57,10 +60,12 @@ class Result:
     loss: int | None
     damages: Sequence[Damage]
     differences: Sequence[Difference]
+    rows: Sequence[int] = ()
+    weights: Sequence[int] = ()
 
     @property
     def identical(self) -> bool:
-        return self.loss is None and not self.damages
+        return self.loss is None and not (self.damages or self.rows or self.weights)
 
     @property
     def other_bits(self) -> bool:
@@ -225,18 +230,45 @@ def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Resu
         print(line, file=sys.stderr, flush=True)
 
     replay.run(sorted({*part.points, part.end}), flags, show)
-    losses = record.losses_of(record.rows_of(replay.directory))
-    loss = compare.first_loss_difference(found.losses, losses)
-    tensors, damages = 0, list[Damage]()
-    for point in sorted(part.points):
-        count, damage = _compared(found, point, replay.directory)
-        tensors += count
-        damages += damage
-        if loss is not None and point >= loss:
+    return _judged(found, part, procs, replay.directory)
+
+
+def _judged(found: Record, part: Part, procs: int, replayed: Path) -> Result:
+    """Compare what is on record with the replay of `part`.
+
+    Where all tensors are the same, the losses before them were too: then another loss on record was changed later.
+    """
+    losses = record.losses_of(record.rows_of(replayed))
+    other = compare.loss_differences(found.losses, losses)
+    tensors, agreed, damages, weights = 0, part.begin, list[Damage](), list[int]()
+    for point in sorted({*part.points, part.end}):
+        damage: list[Damage] = []
+        if point in part.points:
+            count, damage = _compared(found, point, replayed)
+            tensors += count
+            damages += damage
+            if all(each.same for each in damage):
+                agreed = point
+        if any(agreed < step <= point for step in other):
             break
-    differences = _differences(found, start, replay.directory)
+        if all(each.same for each in damage) and not _has_its_hash(found, point, replayed):
+            weights.append(point)
+    rows = [step for step in other if step <= agreed]
+    loss = next((step for step in other if step > agreed), None)
+    differences = _differences(found, part.start, replayed)
     compared = len({*found.losses} & {*losses})
-    return Result(part, procs, compared, tensors, loss, damages, differences)
+    return Result(part, procs, compared, tensors, loss, damages, differences, rows, weights)
+
+
+def _has_its_hash(found: Record, step: int, replayed: Path) -> bool:
+    """Whether the weights of `step` have the hash that the manifest says, if it says one."""
+    from train.checkpoint.disk import unpickle
+    from train.weights import weights_sha256
+
+    if step not in found.weights:
+        return True
+    model = unpickle(step_directory(replayed, step) / "model.pt")
+    return weights_sha256(model) == found.weights[step]
 
 
 def _differences(found: Record, start: Start, replayed: Path) -> list[Difference]:
@@ -271,9 +303,12 @@ def _compared(found: Record, step: int, replayed: Path) -> tuple[int, list[Damag
             continue
         if difference is not None:
             what.append(f"{name} differs in {difference}")
-    if unverified and not what:
-        what.append(f"{unverified}; its tensors are those of the replay")
-    return count, [Damage(step, each, unverified) for each in what]
+    if what or not unverified:
+        return count, [Damage(step, each, unverified) for each in what]
+    told = f"{unverified}; its tensors are those of the replay"
+    if all(filecmp.cmp(kept / name, mine / name, shallow=False) for name in _FILES):
+        told = f"{MARKER} was changed: {' and '.join(_FILES)} are those of the replay"
+    return count, [Damage(step, told, unverified, same=True)]
 
 
 def _verdict(result: Result) -> Iterator[str]:
@@ -293,14 +328,22 @@ def _verdict(result: Result) -> Iterator[str]:
     facts = [str(damage) for damage in result.damages]
     if result.loss is not None:
         facts.insert(0, f"the loss of step {result.loss} has other bits")
+    facts += [
+        f"the loss of step {step} in metrics.jsonl was changed: the replay has other bits, and the same tensors after it"
+        for step in result.rows
+    ]
+    facts += [
+        f"weights in {MANIFEST} is not the hash of the weights of step {step}"
+        for step in result.weights
+    ]
     first, *more = facts
-    if result.loss is not None or result.other_bits:
+    if result.loss is not None or (result.damages and result.other_bits):
         sides = "on record", "here"
         first, *table = compare.verdict(f"not identical: {first}", result.differences, sides)
         yield from (first, *more, *table)
         return
     yield from (f"not identical: {first}", *more)
-    if result.losses:
+    if result.losses and result.damages and not result.rows:
         yield f"the losses of {steps} are those on record: the checkpoint was changed after it was written"
 
 
@@ -317,6 +360,8 @@ def _as_json(result: Result, lines: Sequence[str]) -> Mapping[str, Any]:
         "written_on": part.start["world_size"],
         "border": part.border,
         "first_loss": result.loss,
+        "changed_rows": list(result.rows),
+        "changed_weights": list(result.weights),
         "checkpoints": [dataclasses.asdict(damage) for damage in result.damages],
         "differences": [
             {"bits": compare.LABELS[each.rank], "name": each.name, "was": each.was, "now": each.now}

@@ -95,8 +95,12 @@ def environment_differences(was: Origin, now: Origin) -> list[Difference]:
 
 def first_loss_difference(was: Mapping[int, float], now: Mapping[int, float]) -> int | None:
     """The first step that both have and whose losses have other bits; None where there is none."""
-    steps = sorted({*was} & {*now})
-    return next((step for step in steps if was[step].hex() != now[step].hex()), None)
+    return next(iter(loss_differences(was, now)), None)
+
+
+def loss_differences(was: Mapping[int, float], now: Mapping[int, float]) -> list[int]:
+    """The steps that both have and whose losses have other bits."""
+    return [step for step in sorted({*was} & {*now}) if was[step].hex() != now[step].hex()]
 
 
 def tensor_differences(was: Path, now: Path) -> TensorDifference | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from train.bundle import contents
 from train.errors import EXIT_USAGE, Refusal, TrainError
 from train.files import open_text
 from train.layout import steps_on_disk
-from train.provenance import MANIFEST, Start, differences, read_manifest
+from train.provenance import MANIFEST, Start, differences, read_manifest, weights_of
 from train.report import history
 from train.status import read_status
 
@@ -24,13 +24,14 @@ from train.status import read_status
 @dataclass(frozen=True)
 class Record:
     """A checkpoint directory. `losses` and `starts`: of each step, by the row that counts; `kept`: the steps of the
-    checkpoints, ascending."""
+    checkpoints, ascending; `weights`: the hash of the weights at steps at which a start ended."""
 
     directory: Path
     losses: Mapping[int, float]
     starts: Mapping[int, Start]
     environments: Mapping[str, Mapping[str, Any]]
     kept: Sequence[int]
+    weights: Mapping[int, str] = field(default_factory=dict)
 
     def before(self, step: int) -> int | None:
         """The newest checkpoint before that of `step`."""
@@ -70,8 +71,14 @@ def read(directory: Path) -> Record:
         for step, row in rows.items()
         if (key := (row.get("attempt"), row.get("generation"))) in starts
     }
-    losses = losses_of(rows)
-    return Record(directory, losses, of_steps, manifest["environments"], steps_on_disk(directory))
+    losses, weights = losses_of(rows), dict[int, str]()
+    for start in manifest["starts"]:
+        known = weights_of(start)
+        # If a later start did the step again, the hash is of what no longer counts.
+        if known and (last := of_steps.get(known[0])) and last["started"] <= start["started"]:
+            weights[known[0]] = known[1]
+    kept = steps_on_disk(directory)
+    return Record(directory, losses, of_steps, manifest["environments"], kept, weights)
 
 
 def rows_of(directory: Path, kind: str = "step") -> dict[int, history.Row]:

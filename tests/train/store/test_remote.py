@@ -235,7 +235,10 @@ def remove_all(place: Path) -> None:
     [
         (lose_the_marker, "checkpoint.json is missing: it was never written to the end"),
         (lose_the_weights, "model.pt is missing"),
-        (flip_a_bit, "model.pt does not match its sha256: its content has changed"),
+        (
+            flip_a_bit,
+            "model.pt does not match its sha256 in checkpoint.json: one of the two was changed",
+        ),
         (climb_out, "checkpoint.json is damaged"),
         (remove_all, ""),
     ],
