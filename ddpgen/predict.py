@@ -21,6 +21,7 @@ from ddpgen.spec.sky import SkyJob
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _MORE = 4  # times the micro-batches, or the rate of the link, for what is worth a change
 _BUCKETS = 8  # so many hide all but an eighth of the communication
+HELPS = 1.02  # times the speed of now; less is within what a prediction is off by
 
 
 @dataclass(frozen=True)
@@ -91,18 +92,29 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Fewer:
+    """A step without the hosts `without`, each of the others with its `shares`."""
+
+    without: Sequence[str]
+    shares: Mapping[str, float]
+    step_s: float
+
+
+@dataclass(frozen=True)
 class Balance:
-    """Unequal hosts: what each computes in a step, and the shares that have none wait for another."""
+    """Unequal hosts: what each computes in a step, and the shares that have none wait for another. `fewer`: the best step
+    without the slowest ones."""
 
     compute_s: Mapping[str, float]
     shares: Mapping[str, float]
     step_s: float
     shared_step_s: float
+    fewer: Fewer
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """`goodput`: at least and at most. `run_s`: all steps without any interruption."""
+    """`goodput`: at least and at most; 0 where a loss costs more time than there is between two."""
 
     interruptions: Interruptions
     interval_s: float
@@ -111,14 +123,21 @@ class Checkpoints:
     goodput: tuple[float, float]
     spec_interval_s: float | None
     spec_goodput: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of an hour of all machines. `run_s`: all steps without any interruption, None where that is not known."""
+
     run_s: float | None
-    price: float | None
-    spot_price: float | None
+    on_demand: float | None
+    spot: float | None
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """All that is predicted. `unequal`: the hosts differ, so equal nodes tell nothing of them."""
+    """All that is predicted. `unequal`: the hosts differ, so equal nodes tell nothing of them. `changes`: those that help,
+    the best one first."""
 
     name: str
     tier: str
@@ -135,6 +154,7 @@ class Prediction:
     unequal: bool
     balance: Balance | None
     checkpoints: Checkpoints | None
+    prices: Prices | None
 
 
 def choose_tier(jobs: Mapping[str, JobSpec]) -> str:
@@ -169,13 +189,14 @@ class _Job:
         job, asked = self.job, self.asked
         differ = len(set(self.shape.procs)) > 1 or len(set(self.compute.micro_batch_s)) > 1
         unequal = differ or _weighted(job)
+        changes = [each for each in self._changes(unequal) if each.speed > HELPS]
         return Prediction(
             job.name, self.tier, self.shape, self._reduction(), self.gradients,
             self._bytes(self.shape, self.gradients.sent_bytes),
             self.compute, asked.efficiency, self.link, tuple(self._links()),
             () if unequal or self.inside else tuple(self._nodes()),
-            tuple(sorted(self._changes(), key=lambda change: -change.speed)),
-            unequal, self._balance(), self._checkpoints(),
+            tuple(sorted(changes, key=lambda change: -change.speed)),
+            unequal, self._balance(), self._checkpoints(), self._prices(),
         )  # fmt: skip
 
     # --- what goes in --------------------------------------------------------------------------
@@ -276,18 +297,19 @@ class _Job:
         last = cost.last_bucket(held, self.job.train.bucket_cap_mb)
         return Overlap(micro_batches, last)
 
-    def _compute_s(self, shape: Shape) -> float:
-        """What the slowest rank computes for in a step; 0 where it is not known."""
-        known = self.compute.micro_batch_s or (0.0,)
+    def _compute_s(self, shape: Shape, known: Sequence[float]) -> float:
+        """What the slowest rank computes for in a step, where the hosts take `known` for a micro-batch."""
         if shape.hosts != len(known):
             return shape.most * known[0]  # of equal hosts
         return max(count * each for count, each in zip(_most_of_each(shape), known, strict=True))
 
     def _step(self, shape: Shape, link: Link) -> StepCost | None:
-        if not self.compute.micro_batch_s:
-            return None
+        known = self.compute.micro_batch_s
+        return self._step_of(shape, link, known) if known else None
+
+    def _step_of(self, shape: Shape, link: Link, known: Sequence[float]) -> StepCost:
         communication_s = self._communication_s(shape, link)
-        return self._overlap(shape.most).step(self._compute_s(shape), communication_s)
+        return self._overlap(shape.most).step(self._compute_s(shape, known), communication_s)
 
     def _links(self) -> Iterator[OnLink]:
         if self.shape.processes == 1 or (self.shape.hosts == 1 and not self.inside):
@@ -315,13 +337,16 @@ class _Job:
                 gained = single.step_s / (share * step.step_s)
             yield OnNodes(nodes, shape.most, self._communication_s(shape), step, gained)
 
-    def _changes(self) -> Iterator[Change]:
+    def _changes(self, unequal: bool) -> Iterator[Change]:
         """What there is to do about the communication, with its effect. Without a known compute time: on
         the communication alone."""
         communication_s = self._communication_s(self.shape)
         if not communication_s:
             return
-        compute_s, most = self._compute_s(self.shape), self.shape.most
+        compute_s, most = (
+            self._compute_s(self.shape, self.compute.micro_batch_s or (0.0,)),
+            self.shape.most,
+        )
         overlap = self._overlap(most)
         now_s = overlap.step(compute_s, communication_s).step_s
 
@@ -329,6 +354,13 @@ class _Job:
             return Change(what, step_s, work * now_s / step_s)
 
         train = self.job.train
+        if compute_s and not unequal:
+            for nodes in (1 << n for n in range((self.shape.hosts - 1).bit_length())):
+                fewer = self._step(_even(self.job, nodes, self.shape.procs[0]), self.link)
+                assert fewer is not None
+                # On fewer hosts a script's step does less work.
+                work = 1.0 if self.job.micro_batches else nodes / self.shape.hosts
+                yield change(f"fewer hosts: {nodes} of {self.shape.hosts}", fewer.step_s, work)
         batch = f"{_MORE} times the steps of gradient accumulation"
         if train.global_batch_size:
             batch = f"global_batch_size: {_MORE * train.global_batch_size}"
@@ -349,9 +381,6 @@ class _Job:
         if compute_s and hidden != overlap:
             hidden_s = hidden.step(compute_s, communication_s).step_s
             yield change(f"overlap: {', '.join(self._for_overlap(overlap))}", hidden_s)
-        sharded = cost.sharded_bytes(self.shape, self.gradients.sent_bytes)
-        apart = overlap.step(compute_s, self.link.seconds(sharded, self.asked.efficiency))
-        yield change("sharding (FSDP, ZeRO-3): for memory", apart.step_s)
 
     def _for_overlap(self, now: Overlap) -> Iterator[str]:
         train = self.job.train
@@ -367,19 +396,36 @@ class _Job:
             return None
         names, procs = [host.name for host in job.order], self.shape.procs
         most = _most_of_each(self.shape)
-        compute_s = [count * each for count, each in zip(most, seconds, strict=True)]
+        now = self._step(self.shape, self.link)
+        assert now is not None
+        # The hosts that do most in a second come first.
+        order = sorted(range(len(names)), key=lambda host: seconds[host] / procs[host])
+        shared = [self._shared(sorted(order[:count])) for count in range(1, len(names) + 1)]
+        *fewer, (_, shares, step_s) = shared
+        return Balance(
+            {name: count * each for name, count, each in zip(names, most, seconds, strict=True)},
+            shares,
+            now.step_s,
+            step_s,
+            min((Fewer(*each) for each in fewer), key=lambda each: each.step_s),
+        )
+
+    def _shared(self, hosts: Sequence[int]) -> tuple[tuple[str, ...], dict[str, float], float]:
+        """A step on these hosts alone, shared out by their speed: the others, the shares, and how long it takes."""
+        names = [host.name for host in self.job.order] if isinstance(self.job, HostsJob) else []
+        procs = [self.shape.procs[host] for host in hosts]
+        seconds = [self.compute.micro_batch_s[host] for host in hosts]
         weights = [1 / Fraction(each) for each in seconds]
         ranks = [weight for weight, count in zip(weights, procs, strict=True) for _ in range(count)]
-        shared = replace(self.shape, micro_batches=_counts(job.micro_batches, ranks))
+        shape = Shape(tuple(procs), _counts(self.job.micro_batches, ranks))
         parts = [float(weight * count) for weight, count in zip(weights, procs, strict=True)]
-        now, then = self._step(self.shape, self.link), self._step(shared, self.link)
-        assert now is not None
-        assert then is not None
-        return Balance(
-            dict(zip(names, compute_s, strict=True)),
-            {name: round(part / min(parts), 2) for name, part in zip(names, parts, strict=True)},
-            now.step_s,
-            then.step_s,
+        return (
+            tuple(name for host, name in enumerate(names) if host not in hosts),
+            {
+                names[host]: round(part / min(parts), 2)
+                for host, part in zip(hosts, parts, strict=True)
+            },
+            self._step_of(shape, self.link, seconds).step_s,
         )
 
     def _checkpoints(self) -> Checkpoints | None:
@@ -390,7 +436,7 @@ class _Job:
             return None
         gone = Interruptions(mean_s, asked.checkpoint_time, asked.restart_time)
         step = self._step(self.shape, self.link)
-        every, steps = job.checkpoint.every, job.train.steps
+        every = job.checkpoint.every
         written_s = every.seconds
         if every.steps is not None:
             written_s = every.steps * step.step_s if step else None
@@ -399,9 +445,15 @@ class _Job:
         return Checkpoints(
             gone, gone.young_s, gone.daly_s, gone.lost_s(gone.young_s), gone.goodput(gone.young_s),
             written_s, gone.goodput(written_s) if written_s else None,
-            steps * step.step_s if steps and step else None,
-            asked.price, asked.spot_price,
         )  # fmt: skip
+
+    def _prices(self) -> Prices | None:
+        asked, steps = self.asked, self.job.train.steps
+        if asked.price is None and asked.spot_price is None:
+            return None
+        step = self._step(self.shape, self.link)
+        run_s = steps * step.step_s if steps and step else None
+        return Prices(run_s, asked.price, asked.spot_price)
 
 
 def shape_of(job: JobSpec) -> Shape:

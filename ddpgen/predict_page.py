@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from ddpgen.plan.cost import StepCost
 from ddpgen.plan.quantities import count, time
-from ddpgen.predict import Checkpoints, Prediction, counted
+from ddpgen.predict import HELPS, Checkpoints, Prediction, counted
 
 
 def as_json(found: Prediction) -> str:
@@ -29,7 +29,7 @@ def _plain(value: Any) -> Any:
 def as_text(found: Prediction) -> str:
     """The page."""
     parts = [_head(found), _links(found), _nodes(found), _changes(found), _hosts(found)]
-    parts.append(_checkpoints(found.checkpoints))
+    parts.append([*_checkpoints(found.checkpoints), *_prices(found)])
     return "\n\n".join("\n".join(part) for part in map(list, parts) if part)
 
 
@@ -115,7 +115,8 @@ def _nodes(found: Prediction) -> list[str]:
 
 def _changes(found: Prediction) -> list[str]:
     if not found.changes:
-        return []
+        alike = found.links and not found.unequal
+        return [f"  what helps, at {found.link.name}: nothing here"] if alike else []
     what = "step" if found.compute.micro_batch_s else "all-reduce"
     rows = [[f"  what helps, at {found.link.name}", what, "speed"]]
     rows += [[f"  {each.what}", time(each.step_s), f"{each.speed:.2f} ×"] for each in found.changes]
@@ -127,18 +128,27 @@ def _hosts(found: Prediction) -> Iterator[str]:
     if balance is not None:
         each = ", ".join(f"{name} {time(took)}" for name, took in balance.compute_s.items())
         slow = max(balance.compute_s.values()) - min(balance.compute_s.values())
-        shares = ", ".join(f"{name} {share:g}" for name, share in balance.shares.items())
+        shares = _shares(balance.shares)
         yield f"unequal hosts: in a step they compute for {each}, so the fastest waits {time(slow)}"
-        then, now = balance.shared_step_s, balance.step_s
-        if then < 0.99 * now:
-            yield f"  share: {shares} makes the step {time(then)} instead of {time(now)}"
-        else:
+        now, fewer = balance.step_s, balance.fewer
+        without = f"leaving out {', '.join(fewer.without)}"
+        if len(fewer.shares) > 1:
+            without += f", with share: {_shares(fewer.shares)},"
+        ways = ((balance.shared_step_s, f"share: {shares}"), (fewer.step_s, without))
+        helping = [(took, way) for took, way in sorted(ways) if now > HELPS * took]
+        for took, way in helping:
+            yield f"  {way} makes the step {time(took)} instead of {time(now)}"
+        if not helping:
             yield f"  share: {shares} would fit them, and needs a smaller micro_batch_size to be of effect"
     elif found.unequal:
         yield (
             "unequal hosts: what a slow one costs, and the shares that end it, follow from --step-time "
             "HOST=TIME of each"
         )
+
+
+def _shares(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:g}" for name, share in shares.items())
 
 
 def _checkpoints(found: Checkpoints | None) -> Iterator[str]:
@@ -149,27 +159,44 @@ def _checkpoints(found: Checkpoints | None) -> Iterator[str]:
     yield (
         f"checkpoints, each taking {time(gone.checkpoint_s)}, with a machine lost every {time(gone.mean_s)}"
     )
+    if not any(found.goodput):
+        lost = f"a loss costs {time(found.lost_s)}, which is more than the time between two"
+        yield f"  the run would never end: {lost}"
+        return
     best = f"every {time(found.interval_s)} is best (Young 1974; Daly 2006: {time(found.daly_interval_s)})"
     lost = f"{time(found.lost_s)} lost each time, {time(gone.restart_s)} of it to start again"
     yield f"  {best}, goodput {_percent(found.goodput)}"
     yield f"  {lost}"
     if found.spec_interval_s is not None and found.spec_goodput is not None:
         yield f"  every {time(found.spec_interval_s)}, as the spec says: goodput {_percent(found.spec_goodput)}"
-    yield from _prices(found)
 
 
-def _prices(found: Checkpoints) -> Iterator[str]:
-    kinds = ((found.price, "on demand", (1.0, 1.0)), (found.spot_price, "spot", found.goodput))
-    for price, name, (least, most) in kinds:
-        if price is None or not least:
-            continue
-        spoken = [_range(price / most, price / least) + " for an hour that counts"]
-        if found.run_s is not None:
-            hours = found.run_s / 3600
-            spoken.append(_range(hours * price / most, hours * price / least) + " for all steps")
-        yield f"  {name}: {', '.join(spoken)}"
-    if found.price is not None and found.spot_price is not None:
-        yield f"  spot pays above a goodput of {found.spot_price / found.price:.0%}"
+def _prices(found: Prediction) -> Iterator[str]:
+    prices, checkpoints = found.prices, found.checkpoints
+    if prices is None:
+        return
+    if prices.on_demand is not None:
+        yield f"  on demand: {_price(prices.on_demand, prices.run_s, (1.0, 1.0))}"
+    if prices.spot is None:
+        return
+    if checkpoints is None:
+        yield "  spot: its price follows from --preempted-every and --checkpoint-time"
+        return
+    if any(checkpoints.goodput):
+        yield f"  spot: {_price(prices.spot, prices.run_s, checkpoints.goodput)}"
+    if prices.on_demand is not None:
+        part = prices.spot / prices.on_demand
+        pays = f"pays above a goodput of {part:.0%}" if part < 1 else "never pays: it costs no less"
+        yield f"  spot {pays}"
+
+
+def _price(price: float, run_s: float | None, goodput: tuple[float, float]) -> str:
+    least, most = goodput
+    each = _range(price / most, price / least) + " for an hour that counts"
+    if run_s is None:
+        return each
+    hours = run_s / 3600
+    return f"{each}, {_range(hours * price / most, hours * price / least)} for all steps"
 
 
 def _range(least: float, most: float) -> str:

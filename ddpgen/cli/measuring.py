@@ -87,7 +87,7 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
     readings, tiers = checked(spec, target or "all")
     jobs = {tier: reading.job for tier, reading in readings.items()}
     run = measured.newest(jobs.values(), job.output_directory(readings, job.Render()))
-    asked["step_times"] = dict(asked["step_times"])
+    asked["step_times"] = _each_once(asked["step_times"])
     tier = target or predict.choose_tier({tier: jobs[tier] for tier in tiers})
     with refusals():
         found = predict.predict(jobs, tier, predict.Asked(**asked), run)
@@ -229,6 +229,14 @@ def bench(
         pictures.bench(found, plot)
         click.echo(f"wrote {plot}", err=True)
     sys.exit(code or (0 if found.agree else 1))
+
+
+def _each_once(times: tuple[tuple[str, float], ...]) -> dict[str, float]:
+    for name, _ in times:
+        if [each for each, _ in times].count(name) > 1:
+            which = f" of {name}" if name else ""
+            raise click.UsageError(f"--step-time{which} is given twice; give it once.")
+    return dict(times)
 
 
 def _refuse_other_pictures(file: Path | None) -> None:

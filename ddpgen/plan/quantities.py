@@ -56,7 +56,9 @@ def seconds(text: str) -> float:
 
 def step_time(text: str) -> tuple[str, float]:
     """A time, or HOST=TIME; without a host it is everybody's, "". Raises Refused."""
-    host, _, took = text.rpartition("=")
+    host, equals, took = text.rpartition("=")
+    if equals and not host:
+        raise Refused(f"{show(text)} names no host", "write HOST=TIME, or a time alone, like 1.5s")
     return host, seconds(took)
 
 

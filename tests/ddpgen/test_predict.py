@@ -78,8 +78,8 @@ compute    3 s a step (as given)
 
   what helps, at 1GbE                                 step   speed
   a better link: 10GbE                              3.01 s  5.08 ×
+  fewer hosts: 1 of 2                                  6 s  2.55 ×
   more micro-batches a step: global_batch_size: 64  24.3 s  2.52 ×
-  sharding (FSDP, ZeRO-3): for memory               33.2 s  0.46 ×
 
 checkpoints: interval, lost work and price follow from --preempted-every and --checkpoint-time
 """
@@ -202,10 +202,53 @@ def test_what_a_slow_host_costs_and_the_shares_that_end_it(run: Run, tmp_path: P
     outcome = run(*asked, "--step-time", "i9=30ms", "--step-time", "i5=100ms")
     assert (
         "unequal hosts: in a step they compute for i9 30 ms, i5 100 ms, so the fastest waits 70 ms\n"
-        "  share: i9 10, i5 1 makes the step 50.1 ms instead of 100 ms"
+        "  leaving out i5 makes the step 40 ms instead of 100 ms\n"
+        "  share: i9 10, i5 1 makes the step 50.1 ms instead of 100 ms\n\n"
     ) in outcome.out
+    assert "what helps" not in outcome.out
     outcome = run(*asked, "--step-time", "i9=30ms", "--step-time", "i5=20.1ms")
     assert "needs a smaller micro_batch_size to be of effect" in outcome.out
+
+
+def test_of_three_unequal_hosts_the_slowest_is_left_out(run: Run, spec: Spec) -> None:
+    text = GPT.replace("global_batch_size: 16", "global_batch_size: 128")
+    text += "targets:\n  hosts: {hosts: [{name: slow}, {name: fast, share: 2}, {name: faster, share: 3}]}\n"
+    times = ("slow=9s", "fast=1s", "faster=1s")
+    asked = [word for each in times for word in ("--step-time", each)]
+    outcome = run("predict", spec(text), *asked, "--params", "1k")
+    (advice,) = [line for line in outcome.out.splitlines() if "leaving out" in line]
+    assert advice.startswith("  leaving out slow, with share: fast 1, faster "), outcome.out
+
+
+def test_fewer_hosts_where_the_wire_costs_more_than_they_bring(run: Run, spec: Spec) -> None:
+    text = GPT.replace("global_batch_size: 16", "global_batch_size: 64")
+    hosts = "targets:\n  hosts: {hosts: [a, b, c, d, e]}\n"
+    asked = ("--params", "760M", "--step-time", "3s")
+    speeds = {
+        change["what"]: change["speed"]
+        for change in predicted(run, spec(text + hosts), *asked)["changes"]
+    }
+    assert all(speed > 1.02 for speed in speeds.values())
+    assert speeds["fewer hosts: 1 of 5"] > 2
+    outcome = run("predict", spec(text + hosts), "--step-time", "3s")
+    assert "\n  what helps, at 1GbE: nothing here\n" in outcome.out
+
+
+def test_a_price_needs_no_interruptions_and_a_run_that_never_ends_has_none(run: Run) -> None:
+    asked = ("predict", EXAMPLES / "spot.yaml", "--step-time", "1.2s")
+    outcome = run(*asked, "--price", "44", "--spot-price", "18")
+    assert outcome.out.endswith("""
+  on demand: 44.00 for an hour that counts, 293.94 for all steps
+  spot: its price follows from --preempted-every and --checkpoint-time
+""")
+    lost = ("--checkpoint-time", "40s", "--restart-time", "3h")
+    outcome = run(*asked, *lost, "--price", "44", "--spot-price", "58")
+    assert outcome.out.endswith("""
+checkpoints, each taking 40 s, with a machine lost every 2 h
+  the run would never end: a loss costs 3.12 h, which is more than the time between two
+  on demand: 44.00 for an hour that counts, 293.94 for all steps
+  spot never pays: it costs no less
+""")
 
 
 def test_spot_machines_their_checkpoints_and_their_price(run: Run) -> None:
@@ -285,6 +328,9 @@ def test_a_script_of_ones_own_does_more_work_on_more_nodes(run: Run) -> None:
         (["--step-time", "3"], '3 has no unit; write "3s", "3min" or "3h"'),
         (["--step-time", "desk=1s"], "the step times do not fit: laptop; give --step-time HOST=TIME"),
         (["--step-time", "desk=1s", "--step-time", "1s"], "do not fit: laptop; give"),
+        (["--step-time", "1s", "--step-time", "2s"], "--step-time is given twice; give it once"),
+        (["--step-time", "desk=1s", "--step-time", "desk=2s"], "--step-time of desk is given twice"),
+        (["--step-time", "=1s"], '"=1s" names no host; write HOST=TIME, or a time alone'),
         (["--target", "local", "--step-time", "desk=1s"], "local has no hosts with names; give one"),
         (["--spot-price", "free"], '"free" is no price; write a number above 0'),
         (["--plot", "picture.pdf"], "--plot: picture.pdf ends neither in .svg nor in .png"),
