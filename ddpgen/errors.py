@@ -54,9 +54,9 @@ class SpecInvalidError(DdpgenError):
 
 
 class AnswerRefusedError(DdpgenError):
-    """An answer to `ddpgen init` is nothing that a spec may hold."""
+    """A flag of `ddpgen init` has a value that no spec may hold."""
 
-    exit_code = 65
+    exit_code = 2
 
 
 class SpecUnreadableError(DdpgenError):

@@ -19,19 +19,23 @@ from ddpgen.spec import reader
 
 
 class Question(NamedTuple):
-    """One thing to ask, with the answer most people want."""
+    """One thing to ask, with the answer most people want; `field` of the spec gets it."""
 
     name: str
     says: str
     default: Any
+    field: str
 
 
 QUESTIONS = (
-    Question("name", "Name of the job", "my-job"),
-    Question("workload", "What to train (gpt, mnist, toy, or FILE.py:FUNCTION)", "gpt"),
-    Question("procs", "Processes on this machine", 2),
-    Question("steps", "Optimizer steps", 200),
+    Question("name", "Name of the job", "my-job", "name"),
+    Question(
+        "workload", "What to train (gpt, mnist, toy, or FILE.py:FUNCTION)", "gpt", "train.workload"
+    ),
+    Question("procs", "Processes on this machine", 2, "procs_per_node"),
+    Question("steps", "Optimizer steps", 200, "train.steps"),
 )
+_FLAGS = {question.field: f"--{question.name}" for question in QUESTIONS}
 
 _SPEC = """\
 # {name}: what to train, and on how many processes. Every field: docs/spec.md, or `ddpgen schema`.
@@ -77,6 +81,17 @@ def refuse_existing(path: Path) -> None:
 def write(path: Path, *, name: str, workload: str, procs: int, steps: int) -> None:
     """Write the spec. Raises AnswerRefusedError for answers it would refuse, FileTroubleError."""
     _write(path, _text(str(name), str(workload), int(procs), int(steps)))
+
+
+def refusal(question: Question, answer: Any) -> str:
+    """Why a spec may not hold this answer, whatever the others are; "" if it may."""
+    answers = {each.name: each.default for each in QUESTIONS} | {question.name: answer}
+    try:
+        reader.read(_text(**answers).encode("utf-8", "surrogatepass"), "")
+    except SpecInvalidError as error:
+        about = [finding for finding in error.findings if finding.path == question.field]
+        return "; ".join(f"{finding.what}; {finding.remedy}" for finding in about)
+    return ""
 
 
 def write_for_script(path: Path, file: Path, *, name: str, procs: int) -> None:
@@ -131,7 +146,7 @@ def to_create(path: Path, workload: str) -> str:
 
 def _as_answer(finding: Finding) -> str:
     """The finding at the flag that gave the value: the file it points into is not written."""
-    flag = "--" + finding.path.removeprefix("train.")
+    flag = _FLAGS.get(finding.path, finding.path)
     place = f":{finding.place.line}:{finding.place.column}"
     return finding._replace(path="").line(flag).replace(place, "", 1)
 
@@ -148,6 +163,6 @@ def _text(name: str, workload: str, procs: int, steps: int) -> str:
         code=code,
         workload=json.dumps(workload),
         steps=steps,
-        batch=micro * procs * -(-4 // procs),  # shared out evenly
+        batch=micro * procs * -(-4 // max(procs, 1)),  # shared out evenly
         micro=micro,
     )

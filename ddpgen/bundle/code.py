@@ -78,6 +78,8 @@ def _check_path(path: str, home: Path) -> Iterator[Conflict]:
     elif not (home / path).resolve().is_relative_to(home.resolve()):
         what = f"{path} leads out of the spec's directory"
         remedy = "move the spec above it, so that the job is one folder"
+    elif not ((home / path).is_file() or (home / path).is_dir()):
+        what, remedy = f"{path} is neither a file nor a directory", "name one that can be copied"
     if what:
         yield Conflict(("code",), what, remedy)
 

@@ -70,7 +70,13 @@ def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
         yield Conflict(about, what, f"write environment: installed for this tier, or {again}")
     origin, _, digest = said.get("from", "").partition(" sha256:")
     made_from = lock.parent / origin
-    if digest and made_from.is_file() and source(made_from, lock.parent) != said["from"]:
+    try:
+        current = source(made_from, lock.parent) if digest and made_from.is_file() else None
+    except OSError as error:
+        what = f"{made_from}, from which {lock} is made, cannot be read: {error.strerror}"
+        yield Conflict(about, what, f"correct that, or move it away if {lock} holds without it")
+        return
+    if current is not None and current != said["from"]:
         what = f"{lock} is outdated: {made_from} has changed since"
         yield Conflict(about, what, f"{again} -r {shlex.quote(str(made_from))}")
     elif "container" not in said and not re.search(r"^torch==", text, re.MULTILINE):

@@ -5,6 +5,7 @@ Whatever only one command needs is imported inside it: `ddpgen render` has to st
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
@@ -32,17 +33,30 @@ def main() -> None:
     piece by piece at the end would cost a fifth of that and free nothing that exit does not.
     """
     gc.disable()
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         # What the terminal cannot show is no reason to end.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     code = run()
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BrokenPipeError:
-        code = FileTroubleError.exit_code
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # run() has said so, or nobody listens
+            code = code or FileTroubleError.exit_code
     os._exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """Send to nowhere what the caller has closed (`>&-`): the next file that is opened would take its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(0, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def run() -> int:
@@ -52,30 +66,44 @@ def run() -> int:
     except SystemExit as ended:  # how click ends a completion
         code = ended.code
     except click.exceptions.Abort:
-        click.echo("aborted", err=True)
+        _tell("aborted")
         code = 130
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         code = error.exit_code
     except DdpgenError as error:
-        click.echo(f"{error}", err=True)
+        _tell(f"{error}")
         code = error.exit_code
     except BrokenPipeError:
+        code = FileTroubleError.exit_code
+    except OSError as error:
+        _show_traceback(error)
+        _tell(f"{error.filename or 'the output cannot be written'}: {error.strerror}")
         code = FileTroubleError.exit_code
     except Exception as error:  # noqa: BLE001 (no traceback ever reaches the user)
         code = _explain_bug(error)
     return code if isinstance(code, int) else 0
 
 
-def _explain_bug(error: Exception) -> int:
+def _tell(text: str) -> None:
+    """Say it on standard error, if that can be written to."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
+
+
+def _show_traceback(error: Exception) -> None:
     if os.environ.get("DDPGEN_TRACEBACK"):
         import traceback
 
         traceback.print_exception(error)
-    click.echo(
+
+
+def _explain_bug(error: Exception) -> int:
+    _show_traceback(error)
+    _tell(
         f"this is a bug in ddpgen {__version__}, not in your spec: "
         f"{type(error).__name__}: {error}\n"
-        "please report it with the spec and what DDPGEN_TRACEBACK=1 prints",
-        err=True,
+        "please report it with the spec and what DDPGEN_TRACEBACK=1 prints"
     )
     return BugError.exit_code

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddpgen.cli.shared import FILE, JSON, SPEC, PathOption, checked, cli, named, refusals
+
+if TYPE_CHECKING:
+    from ddpgen.scaffold import Question
 
 
 @cli.command()
@@ -39,7 +42,7 @@ def init(output: Path, script: Path | None, **answers: Any) -> None:
         return
     for question in scaffold.QUESTIONS:
         if answers[question.name] is None:
-            answers[question.name] = _answer(question.says, question.default)
+            answers[question.name] = _answer(question)
     scaffold.write(output, **answers)
     click.echo(output)
     if missing := scaffold.to_create(output, str(answers["workload"])):
@@ -65,8 +68,18 @@ def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> Non
     click.echo(f"next: ddpgen validate {named(output)}", err=True)
 
 
-def _answer(says: str, default: Any) -> Any:
-    return click.prompt(says, default, err=True) if sys.stdin.isatty() else default
+def _answer(question: Question) -> Any:
+    """What is typed on a terminal, asked again until a spec may hold it; the default elsewhere."""
+    from ddpgen import scaffold
+
+    if not sys.stdin.isatty():
+        return question.default
+    while True:
+        answer = click.prompt(question.says, question.default, err=True)
+        refused = scaffold.refusal(question, answer)
+        if not refused:
+            return answer
+        click.echo(refused, err=True)
 
 
 @cli.command()

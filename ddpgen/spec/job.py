@@ -31,6 +31,7 @@ from ddpgen.spec.fields import (
 from ddpgen.spec.times import Duration, Every, Period, Span, Steps, StepSpan
 
 TIERS = ("local", "hosts", "slurm", "sky")
+MOST_SAMPLES = 100_000_000  # in a step: the positions of more would not fit into memory
 # gloo and NCCL take no address here.
 INTERFACE = Text(
     r"(?![0-9]+(\.[0-9]+){3}$)[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}",
@@ -166,8 +167,8 @@ class Train:
     command: tuple[str, ...] = setting(Texts(Text(wants="a word")), ())
     steps: int | None = setting(Whole(1), None)
     epochs: float | None = setting(Number(above=0), None)
-    global_batch_size: int | None = setting(Whole(1), None)
-    micro_batch_size: int | None = setting(Whole(1), None)
+    global_batch_size: int | None = setting(Whole(1, MOST_SAMPLES), None)
+    micro_batch_size: int | None = setting(Whole(1, MOST_SAMPLES), None)
     optimizer: str = setting(Choice("adamw", "adam", "sgd"), "adamw")
     lr: float = setting(Number(above=0), 1e-3)
     weight_decay: float = setting(Number(low=0), 0.0)

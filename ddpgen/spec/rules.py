@@ -28,6 +28,7 @@ SCHEMES = (
     "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "hf", "hdfs", "webhdfs",
     "sftp", "ssh", "smb", "ftp", "file", "local", "memory",
 )  # fmt: skip
+MOST_PROCESSES = 1 << 20  # each has a row in the plan
 WORKLOADS = ("gpt", "mnist", "toy")
 
 # Variables that bash or torchrun own; a value given for them would be lost or break the script.
@@ -214,6 +215,9 @@ def _shared_by_weight(job: JobSpec) -> bool:
 
 
 def _machines(job: JobSpec) -> Iterator[Conflict]:
+    if job.world_size > MOST_PROCESSES:
+        what = f"{job.world_size} processes are more than ddpgen plans for"
+        yield Conflict(("nodes", "procs_per_node"), what, f"start at most {MOST_PROCESSES}")
     # A host of the tier hosts may have another nic: see targets/hosts.py.
     if job.nodes != 1 and job.nic in ("lo", "lo0") and not isinstance(job, HostsJob):
         what = "loopback leads every machine to itself"

@@ -557,6 +557,15 @@ def test_code_that_is_not_there_is_a_fault_of_the_spec(
     assert refused.err.startswith(f"job.yaml:{fault}")
 
 
+def test_a_pipe_that_code_names_is_a_fault_of_the_spec(
+    run: Run, spec: Spec, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused = run("validate", spec(GPT + "code: pipe\n"))
+    assert refused.code == 65
+    assert ":8:7: code: pipe is neither a file nor a directory; name one that " in refused.err
+
+
 def test_a_system_without_locks_renders_the_same_bytes(run: Run, tmp_path: Path) -> None:
     """Windows, as far as it can be had here: no fcntl, and a directory cannot be opened."""
     (tmp_path / "job.yaml").write_text(GPT)

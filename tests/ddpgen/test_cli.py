@@ -271,7 +271,7 @@ def test_init_writes_a_spec_that_validates_and_overwrites_none(run: Run, tmp_pat
 @pytest.mark.parametrize("name", ["it's", "a\nb: c", "-x", "$(touch pwned)", ""])
 def test_init_refuses_answers_that_no_spec_may_hold(run: Run, name: str, tmp_path: Path) -> None:
     outcome = run("init", "--name", name)
-    assert outcome.code == 65
+    assert outcome.code == 2
     assert outcome.err.startswith("--name: ")
     assert not os.listdir(tmp_path)
 
@@ -305,7 +305,7 @@ def test_init_asks_on_a_terminal(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    os.write(master, b"asked\ntoy\n\n50\n")
+    os.write(master, b"it's\nasked\ntoy\n0\n-1\n\n50\n")
     assert process.wait(60) == 0
     os.close(master)
     os.close(slave)
@@ -339,6 +339,27 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
         check=False,
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [
+        (">/dev/full", 74, "the output cannot be written: No space left on device\n"),
+        (">&-", 0, ""),
+        (">&- 2>&- <&-", 0, ""),
+        ("--target=sky 2>/dev/full", 69, ""),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_no_bug(
+    spec: Spec, tmp_path: Path, redirected: str, code: int, said: str
+) -> None:
+    spec()
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m ddpgen validate job.yaml {redirected}"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
 
 
 def test_the_documented_exit_codes_are_the_ones_of_the_errors() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ddpgen.bundle import lock as form
 from ddpgen.spec.reader import read
 from tests import wheels
 from tests.ddpgen.conftest import GPT, Run
@@ -69,6 +70,26 @@ def test_a_requirements_file_is_locked_with_all_that_it_needs(
     assert stale.err == (
         "job.yaml:8:14: environment: job.lock is outdated: requirements.txt has changed since; "
         "ddpgen lock job.yaml -r requirements.txt\n"
+    )
+
+
+def test_requirements_that_cannot_be_read_are_a_fault_of_the_spec(
+    run: Run, spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    spec(LOCKED)
+    Path("job.lock").write_text(
+        "# Lock of job.yaml, written by `ddpgen lock`\n# from: r.txt sha256:ab\n"
+    )
+    Path("r.txt").write_text("torch\n")
+    monkeypatch.setattr(form, "source", lambda path, home: closed(path))
+    refused = run("validate", "job.yaml")
+    assert refused.code == 65
+    assert refused.err == (
+        "job.yaml:8:14: environment: r.txt, from which job.lock is made, cannot be read: Permission "
+        "denied; correct that, or move it away if job.lock holds without it\n"
     )
 
 

@@ -43,6 +43,7 @@ def spec(**changes: object) -> str:
     ("changes", "fault"),
     [
         ({"procs": 5}, "3:17: procs_per_node: 5 processes share 4 micro-batches a step, so 1"),
+        ({"batch": 10**18}, "10:22: train.global_batch_size: 1000000000000000000 is out of range"),
         ({"micro": 5}, "10:22: train.global_batch_size: 16 is not a multiple of 5"),
         ({"backend": "nccl"}, "4:10: backend: nccl talks between GPUs, and the job asks for"),
         ({"backend": "nccl", "gpus": 1}, "3:17: procs_per_node: 2 processes on 1 GPUs; each"),
@@ -155,6 +156,12 @@ def test_the_gpus_of_each_host_decide_what_needs_one(train: str, what: str) -> N
 def test_a_name_that_a_built_in_workload_does_not_know() -> None:
     (fault,) = faults(spec(train="args: {dept: 4, width: 128}"))
     assert fault == ("12:16: train.args.dept: is unknown to workload gpt; did you mean depth?")
+
+
+def test_a_job_of_more_processes_than_a_plan_can_list_is_refused() -> None:
+    job = spec(nodes=100_000, procs=1024, what="{script: t.py}", batch="null", micro="null")
+    fault = "2:8: nodes: 102400000 processes are more than ddpgen plans for; start at most 1048576"
+    assert fault in faults(job)
 
 
 @pytest.mark.parametrize(
