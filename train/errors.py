@@ -19,6 +19,8 @@ EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits(3): stopped cleanly, run the same c
 
 # What an exception may say of another process: it is gone, or it did not come in time.
 GONE, LATE = "gone", "late"
+# How a status says so; the driver of several hosts looks for these words (ddpgen/driver/ends.py).
+LOSS = {GONE: "lost a peer", LATE: "timed out waiting for a peer"}
 # gloo raises a RuntimeError for everything. What its messages have in them, in torch 2.4.0, 2.13.0 and 2.15.0.
 _GLOO = {
     "closed by peer": GONE,

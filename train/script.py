@@ -23,7 +23,7 @@ from typing import Any
 from train import processes
 from train.config import seconds
 from train.console import say
-from train.errors import EXIT_FAILED, EXIT_STOPPED, LATE, peer_failure
+from train.errors import EXIT_FAILED, EXIT_STOPPED, LATE, LOSS, peer_failure
 from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
 from train.integrations import progress, renames
@@ -222,12 +222,14 @@ class Script(Runner):
         if remedy := _remedy(error, session.progress.taken):
             return self._fail(f"{what}; {remedy}")
         noted = read_status(self._directory)
-        if not session.progress.taken and noted is not None and noted.reason.endswith(what):
+        again = noted is not None and noted.reason.endswith(what)
+        if again and not became and not session.progress.taken:
             return self._fail(f"crashed twice in the same way before its first step: {what}")
         lines = self._reporter.explain(wait=became == LATE) if became else []
         for line in lines:
             say(line, self._rank)
-        self._note_crash(lines[0] if lines else what, lost=bool(became) and not lines)
+        loss = f"{LOSS[became]}: " if became else ""
+        self._note_crash(f"{loss}{lines[0] if lines else what}", lost=bool(became) and not lines)
         return EXIT_FAILED
 
 

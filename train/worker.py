@@ -18,8 +18,8 @@ from train.config import RunConfig, parse
 from train.console import say
 from train.errors import (
     EXIT_FAILED,
-    GONE,
     LATE,
+    LOSS,
     ToldError,
     TrainError,
     exit_at_once,
@@ -192,7 +192,7 @@ class Worker:
             self.failures.wait_for_word()
         cause = self.failures.cause if self.failures is not None else ""
         self.reporter.fail(error, waited=True)
-        what = "lost a peer" if peer == GONE else "timed out waiting for a peer"
+        what = LOSS[peer]
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         self._say(f"{what}: {text[:200]}")
         lines = [cause] if cause else self.reporter.explain(wait=peer == LATE)

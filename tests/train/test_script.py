@@ -161,6 +161,15 @@ def test_what_no_restart_cures_is_not_repeated(job: Job, text: str, said: str) -
     assert job.run("print('ran')") == (0, "")  # torchrun's restart
 
 
+def test_the_loss_of_another_process_is_never_the_cause_that_is_final(job: Job) -> None:
+    """The crash of the other process is; this one may lose it twice with the same words."""
+    lost = "raise RuntimeError('Connection closed by peer')"
+    for _ in range(2):
+        assert job.run(lost, RANK="1")[0] == EXIT_FAILED
+        why = "rank 1: lost a peer: RuntimeError: Connection closed by peer (loop.py:1 in <module>)"
+        assert job.status == job.says("running", why)
+
+
 def test_the_same_crash_before_the_first_step_is_not_tried_a_third_time(job: Job) -> None:
     assert job.run("raise KeyError('data')")[0] == 1
     assert job.status.word == "running"
@@ -203,7 +212,7 @@ def test_who_only_loses_a_peer_does_not_hide_the_cause(job: Job) -> None:
     assert job.status == cause
     # Of the next crash it is not the cause.
     code, said = job.run(loses, TORCHELASTIC_RESTART_COUNT="1", TORCHELASTIC_MAX_RESTARTS="3")
-    assert (code, job.status.reason[:20]) == (1, "rank 0: RuntimeError")
+    assert (code, job.status.reason[:20]) == (1, "rank 0: lost a peer:")
     assert "restart 1 of 3: a worker had failed: rank 1: ValueError: the cause\n" in said
 
 

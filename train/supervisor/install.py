@@ -84,7 +84,7 @@ def _once(environment: Path, content: str, lock: Path | None = None) -> Path:
             say(f"installing into {environment}, or waiting for who does")
         with locked(Path(f"{environment}.lock")) as alone:  # machines may share their home
             if lock and not alone and not _is_whole(environment):
-                # What another machine is making there looks like what a killed one has left.
+                # Another machine may be making it: that looks like the half-made one of a killed machine.
                 environment = environment.with_name(f"{environment.name}-{socket.gethostname()}")
             if not _is_whole(environment):
                 _make(environment, content, lock)
