@@ -103,3 +103,5 @@ def test_a_frozen_host_is_named_on_the_other_and_by_the_job(tmp_path: Path) -> N
         driver.until(r"a +\| ddpgen rank [01]: ranks 2-3 on b have not been heard of for \d+ s")
         rig["b"].thaw()
         driver.end()
+        assert re.search(r"b itself stood still for \d+ s, frozen or asleep", driver.output)
+        assert "on a have not been heard of" not in driver.output

@@ -57,6 +57,10 @@ def test_a_host_that_loses_its_power_is_named_and_the_others_end(rig: Rig, tmp_p
     assert time.monotonic() - began < SILENT_S
     assert "tower: lost: " in driver.output
     assert rig.strays(within=10) == []
+    for name in PAIR:  # their last step, and the cause
+        word, step, reason = fleet.status(rig, name, "power").split(maxsplit=2)
+        assert (word, int(step) >= 10) == ("failed", True)
+        assert "tower" in reason
 
 
 @pytest.mark.nightly
