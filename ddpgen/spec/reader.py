@@ -116,7 +116,8 @@ def _merge(base: Table, overlay: Table, kind: Kind | None, path: tuple[str, ...]
     known = fields(kind.model) if isinstance(kind, Group) else ()  # type: ignore[arg-type]
     kinds = {declared.name: declared.metadata["kind"] for declared in known}
     merged = Table(overlay.place if path else base.place, base.path, {}, {})
-    dropped = {RIVALS.get((*path, name)) for name in overlay.entries}
+    given = {(*path, name) for name, node in overlay.entries.items() if not _is_null(node)}
+    dropped = {rival for rivals in RIVALS if given.intersection(rivals) for rival in rivals}
     for name, node in base.entries.items():
         if (*path, name) not in dropped:
             merged.entries[name], merged.keys[name] = node, base.keys[name]

@@ -13,14 +13,11 @@ from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.hosts import HostsJob
 from ddpgen.spec.job import JobSpec, Python, Train
 
-# A field of an overlay replaces its rival of the job: `steps` there takes the place of `epochs`.
-RIVALS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("train", "steps"): ("train", "epochs"),
-    ("train", "epochs"): ("train", "steps"),
-    ("train", "workload"): ("train", "script"),
-    ("train", "script"): ("train", "workload"),
-    ("train", "command"): ("train", "workload"),
-}
+# Fields of which one is given; one in an overlay takes the place of the others in the job.
+RIVALS = (
+    (("train", "steps"), ("train", "epochs")),
+    (("train", "workload"), ("train", "script"), ("train", "command")),
+)
 _SCRIPT_MAY_SET = ("workload", "script", "command", "args", "threads")
 _SCRIPTS_ONLY = ("args_style", "workdir", "resume", "guard", "stop")
 # Stores that fsspec reaches, each by a package of its own.

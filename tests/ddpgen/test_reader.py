@@ -270,6 +270,29 @@ def test_an_overlay_is_merged_first_and_blamed_at_its_own_line() -> None:
     assert fault.startswith("10:21: targets.local.procs_per_node: 9 processes share 4 micro-batch")
 
 
+TOY = "workload: toy, global_batch_size: 4, micro_batch_size: 4"
+
+
+@pytest.mark.parametrize(
+    ("base", "overlay", "expected"),
+    [
+        (f"{TOY}, steps: 9", "epochs: 2", {"workload": "toy", "epochs": 2}),
+        (f"{TOY}, epochs: 2", "steps: null", {"workload": "toy", "epochs": 2}),
+        ("command: [./x], resume: scratch", "script: t.py", {"script": "t.py"}),
+        ("script: t.py", "command: [./x], resume: scratch", {"command": ("./x",)}),
+        ("workload: gpt", "command: [./x], resume: scratch", {"command": ("./x",)}),
+        ("command: [./x]", f"{TOY}, steps: 9", {"workload": "toy", "steps": 9}),
+    ],
+)
+def test_a_field_of_an_overlay_takes_the_place_of_its_rivals(
+    base: str, overlay: str, expected: dict[str, Any]
+) -> None:
+    text = f"name: a\ncode: .\ntrain: {{{base}}}\ntargets: {{local: {{train: {{{overlay}}}}}}}\n"
+    train = vars(job(text).train)
+    rivals = ("workload", "script", "command", "steps", "epochs")
+    assert {name: train[name] for name in rivals if train[name]} == expected
+
+
 def test_missing_fields_are_named_with_what_to_write() -> None:
     assert faults("nodes: 1\ntrain: {workload: gpt}\n") == [
         (
