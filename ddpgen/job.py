@@ -141,6 +141,14 @@ def output_directory(readings: Mapping[str, Reading], how: Render) -> Path:
     return how.output or Path("build", next(iter(readings.values())).job.name)
 
 
+def rendered_directory(readings: Mapping[str, Reading], output: Path | None) -> Path:
+    """The bundle that was rendered before: with -o that one, else below the working directory or, where none is
+    there, below the spec's."""
+    here = output_directory(readings, Render(output=output))
+    below_spec = Path(next(iter(readings.values())).filename).parent / here
+    return below_spec if output is None and not here.exists() and below_spec.exists() else here
+
+
 def write_bundle(
     readings: Mapping[str, Reading], tiers: Sequence[str], home: Path, how: Render
 ) -> Rendered:

@@ -86,7 +86,7 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
     _refuse_other_pictures(plot)
     readings, tiers = checked(spec, target or "all")
     jobs = {tier: reading.job for tier, reading in readings.items()}
-    run = measured.newest(jobs.values(), job.output_directory(readings, job.Render()))
+    run = measured.newest(jobs.values(), job.rendered_directory(readings, None))
     asked["step_times"] = _each_once(asked["step_times"])
     tier = target or predict.choose_tier({tier: jobs[tier] for tier in tiers})
     with refusals():

@@ -177,7 +177,7 @@ def find_run(name: str, target: str | None, output: Path | None) -> Following | 
         raise click.UsageError("name one tier, not all.")
     if not os.path.isdir(name):
         readings = job.load(name)
-        bundle = job.output_directory(readings, job.Render(output=output))
+        bundle = job.rendered_directory(readings, output)
         jobs = {tier: reading.job for tier, reading in readings.items()}
         if target is not None:
             job.resolve(target, readings)
@@ -199,7 +199,7 @@ def visible(job: str, target: str | None, output: Path | None = None) -> Path:
     """The checkpoint directory that is meant, on this machine."""
     from ddpgen.monitor import commands
 
-    if not os.path.isfile(job) and not os.path.exists(os.path.join(job, "bundle.json")):
+    if os.path.isdir(job) and not os.path.exists(os.path.join(job, "bundle.json")):
         return Path(job)
     meant = find_run(job, target, output)
     assert not isinstance(meant, Path)

@@ -305,6 +305,29 @@ def test_what_runs_is_found_by_spec_bundle_and_directory(
     assert (KEPT / "stop").exists()
 
 
+@pytest.mark.parametrize("command", ["status", "logs", "stop", "doctor"])
+def test_a_job_is_found_from_another_directory_than_the_spec_s(
+    run: Run, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (tmp_path / "sub").mkdir()
+    spec().rename(tmp_path / "sub" / "job.yaml")
+    monkeypatch.chdir(tmp_path / "sub")
+    Path("build/gpt").mkdir(parents=True)
+    said("done a 300")
+    (KEPT / "metrics.jsonl").write_text("{}\n")
+    monkeypatch.chdir(tmp_path)
+    told = later(command, "sub/job.yaml")
+    assert "not there" not in told.stdout + told.stderr
+    assert "sub/build/checkpoints/gpt" in told.stdout + told.stderr, told
+
+
+@pytest.mark.parametrize("command", ["status", "doctor", "report", "verify"])
+def test_a_job_that_is_not_there_is_a_spec_that_cannot_be_read(run: Run, command: str) -> None:
+    refused = run(command, "nosuch.yaml")
+    assert (refused.code, refused.out) == (66, "")
+    assert refused.err == "nosuch.yaml: No such file or directory; give the path of a job spec\n"
+
+
 def test_two_tiers_that_run_are_named_with_the_flag(
     run: Run, spec: Spec, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
