@@ -103,9 +103,10 @@ def test_doctor_is_the_training_modules_own_and_passes_its_code_on(
 
 
 def test_doctor_complains_under_the_name_it_was_called_by(tmp_path: Path) -> None:
-    done = ddpgen("doctor", "nowhere", cwd=tmp_path)
+    (tmp_path / "empty").mkdir()
+    done = ddpgen("doctor", "empty", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"ddpgen doctor: {tmp_path / 'nowhere'} is not a directory")
+    assert done.stderr.startswith(f"ddpgen doctor: {tmp_path / 'empty'} is no checkpoint directory")
 
 
 def test_version(run: Run) -> None:
