@@ -105,6 +105,11 @@ def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
     return ExitReport(EXIT_FAILED, lines, why, crashed=True)
 
 
+def word_of(code: int) -> str:
+    """The status of a job that is over with this exit code, and that its processes have left at `running`."""
+    return {0: "done", EXIT_STOPPED: "stopped"}.get(code, "failed")
+
+
 def crash(end: End) -> str:
     """Why the workers have ended, who have not said that it is for good: the last crash they noted, if any."""
     if end.status is not None and end.status.reason:

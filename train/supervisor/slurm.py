@@ -24,7 +24,7 @@ from train import nic, reserve
 from train.console import clock, say
 from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.scheduler import VARIABLE
-from train.supervisor.decision import goes_on
+from train.supervisor.decision import goes_on, word_of
 from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Signal
 from train.supervisor.options import ONLY_CHECK, check_arguments, ports
 from train.supervisor.slurm_decision import (
@@ -481,8 +481,7 @@ class Slurm:
         if code == EXIT_STOPPED and job_state is State.RUNNING:
             self._controller.send_no_mail()  # of a failure, which it is to Slurm, and not to the user
         if code and job_state is not State.REQUEUED:
-            word = "stopped" if code == EXIT_STOPPED else "failed"
-            self.directory.say_ended(word, decision.reason or decision.line)
+            self.directory.say_ended(word_of(code), decision.reason or decision.line)
         if job_state not in (State.REQUEUED, State.UNKNOWN):
             with contextlib.suppress(OSError):
                 self.directory.release()

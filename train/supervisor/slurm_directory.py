@@ -157,9 +157,9 @@ class Directory:
             write_status(self.path, Status("running", self.launch, self.newest_step))
 
     def say_ended(self, word: str, why: str) -> None:
-        """The job is over: have the status say how, where this start or an earlier one has left it at `running`."""
+        """The job is over: have the status say how. A start of the job has left it at `running`, or at `stopped` to go on."""
         status = read_status(self.path)
-        if status is None or status.word != "running":
+        if status is None or status.word not in ("running", "stopped") or status.word == word:
             return
         if status.attempt.rpartition(".")[0] == f"slurm.{self.job}":
             with contextlib.suppress(OSError):

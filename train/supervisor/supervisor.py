@@ -23,7 +23,7 @@ from typing import Any
 
 from train import nic, portable, saves
 from train.console import say
-from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
+from train.errors import EXIT_UNAVAILABLE, Refusal
 from train.layout import node_directory, steps_on_disk
 from train.lock import keep_alive
 from train.node import Node, settle_end
@@ -371,8 +371,7 @@ class Supervisor:
             mine = Node(member.me, self.held, attempt, member.launch)
         directory = self.checkpoint_dir if self._tier.decides else self.held
         try:
-            word = "stopped" if outcome.code == EXIT_STOPPED else "failed"
-            settle_end(directory, attempt, mine, word, outcome.why)
+            settle_end(directory, attempt, mine, decision.word_of(outcome.code), outcome.why)
         except OSError as error:
             say(f"the status file cannot be written: {error.strerror}")
 
