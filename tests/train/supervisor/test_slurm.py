@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,13 +19,21 @@ from train.supervisor.slurm_directory import Directory
 ROOT = Path(__file__).parents[3]
 SCONTROL = """\
 #!/bin/bash
-echo "$*" >>asked
+cd {place}
 case "$1 $2" in
   "show hostnames") echo "$3" ;;
-  "show job") [ "$(cat away 2>/dev/null)" != 1 ] && cat job ;;
-  "requeue 7") cat refuses >&2 2>/dev/null && exit 1; exit 0 ;;
+  "show job") cat job ;;
+  "show config") echo "KillWait = 1 sec" ;;
+  "requeue 7") [ -e refuses ] && cat refuses >&2 && exit 1 ;;
 esac
+exit 0
 """
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "localhost",
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURMD_NODENAME": "localhost",
+}
 COMMAND = ("--", "torchrun", "--", "run", "--workload=gpt")
 
 
@@ -34,15 +45,15 @@ class Start:
         self.bundle = place / "bundle"
         self.bundle.mkdir()
         (self.bundle / "train").symlink_to(ROOT / "train")
-        self.write("scontrol", SCONTROL.replace("asked", str(place / "asked")).replace("cat ", f"cd {place}; cat "))  # fmt: skip
+        self.write("scontrol", SCONTROL.format(place=place))
         self.job()
 
     def write(self, name: str, text: str) -> None:
         (self.place / name).write_text(text)
         (self.place / name).chmod(0o755)
 
-    def job(self, state: str = "RUNNING", old: str = "", new: str = "", **more: str) -> None:
-        (self.place / "job").write_text(shown(state, **more).replace(old, new))
+    def job(self, state: str = "RUNNING", old: str = "", new: str = "") -> None:
+        (self.place / "job").write_text(shown(state).replace(old, new))
 
     def status(self, text: str = "") -> str:
         if text:
@@ -50,17 +61,20 @@ class Start:
             (self.checkpoints / "status").write_text(text)
         return (self.checkpoints / "status").read_text()
 
+    def begin(self, *options: str, **env: str) -> subprocess.Popen[str]:
+        kept = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        tier = ("slurm", "--job=gpt", "--nic=lo", f"--checkpoint-dir={self.checkpoints}")
+        return subprocess.Popen(
+            [sys.executable, "-m", "train", "supervise", *tier, *options, *COMMAND],
+            env={**kept, **SLURM, "PATH": f"{self.place}:{os.environ['PATH']}", **env},
+            cwd=self.bundle, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
     def run(self, *options: str, **env: str) -> tuple[int, str]:
         """Its exit code, and its lines without time and host."""
-        kept = {name: value for name, value in os.environ.items() if name != VARIABLE}
-        slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "localhost", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "localhost"}  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "train", "supervise", "slurm", "--job=gpt", "--nic=lo", f"--checkpoint-dir={self.checkpoints}", *options, *COMMAND],
-            env={**kept, **slurm, "PATH": f"{self.place}:{os.environ['PATH']}", **env},
-            cwd=self.bundle, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        lines = done.stderr.splitlines()
-        return done.returncode, "\n".join(line.split(": ", 1)[-1] if line.startswith("ddpgen ") else line for line in lines)  # fmt: skip
+        with self.begin(*options, **env) as process:
+            _, text = process.communicate(timeout=60)
+        return process.returncode, re.sub(r"(?m)^ddpgen .*?: ", "", text).strip()
 
 
 @pytest.fixture
@@ -107,20 +121,20 @@ def test_what_srun_prints_on_its_error_output_is_passed_on_whole(start: Start) -
 
 
 @pytest.mark.parametrize(
-    ("signal", "state", "code", "status"),
+    ("name", "state", "code", "status"),
     [
         ("USR1", "RUNNING", 75, "stopped slurm.7.0 20 USR1 came before the training began; it has been requeued 1 times"),
         ("TERM", "COMPLETING", 75, "stopped slurm.7.0 20 TERM came before the training began; cancelled\n"),
     ],
 )  # fmt: skip
 def test_a_signal_before_the_directory_is_taken_ends_the_job_that_an_earlier_start_began(
-    start: Start, signal: str, state: str, code: int, status: str
+    start: Start, name: str, state: str, code: int, status: str
 ) -> None:
     start.status("running slurm.7.0 20\n")
     (start.checkpoints / "slurm-job").write_text("7 0\n")
     Directory(start.checkpoints, "7", "7", 0).keep_snapshot(start.bundle, None)
     start.job(state)
-    arguments = {"SLURM_RESTART_COUNT": "1", "DDPGEN_SIGNAL": signal}
+    arguments = {"SLURM_RESTART_COUNT": "1", "DDPGEN_SIGNAL": name}
     ended, said = start.run("--requeues=1", **arguments)
     assert ended == code, said
     assert start.status().startswith(status)
@@ -165,3 +179,20 @@ def test_a_requeue_that_slurm_refuses_is_reported_with_its_reason(start: Start) 
     code, said = start.run(DDPGEN_SIGNAL="USR1")
     assert code == 75
     assert "Slurm does not requeue this job (Job is held by an administrator)" in said
+
+
+def test_a_cancelled_job_says_so_before_slurm_kills_it_in_a_long_step(start: Start) -> None:
+    start.write("srun", "#!/bin/bash\necho started >&2\nexec sleep 60\n")
+    with start.begin() as process:
+        assert process.stderr is not None
+        while process.stderr.readline() != "started\n":
+            pass
+        start.job("COMPLETING")
+        process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        while start.status().startswith("running ") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    assert (
+        start.status() == "stopped slurm.7.0 0 no clean stop within Slurm's KillWait; cancelled\n"
+    )
