@@ -119,7 +119,8 @@ class Session:
         self._hear(outcome.output)
         if outcome.code != 0:
             self.state = "refused"
-            raise Trouble(why_not(outcome, home.ssh, self.host, home.pace.check))
+            why = remote.troubles(outcome.output) or home.ssh.complaint(outcome.output, self.host)
+            raise Trouble(why)
         self.state = "ready"
 
     async def send_bundle(self) -> None:
@@ -214,7 +215,7 @@ async def send(
 
 
 def why_not(outcome: Completed, ssh: Ssh, host: PlannedHost, within: float) -> str:
-    """Why a text did not do on a host what it should."""
+    """Why a text did not do on a host what it should. The text itself says why it fails."""
     first = outcome.output.decode("utf-8", "replace").strip().partition("\n")[0].strip()
     if outcome.code is None:
         after = f" after {first!r}" if first else ""
@@ -225,6 +226,6 @@ def why_not(outcome: Completed, ssh: Ssh, host: PlannedHost, within: float) -> s
     if reason := remote.troubles(outcome.output):
         return reason
     remedied = ssh.remedied(outcome.output, host)
-    if outcome.code == 0 or not (remedied or outcome.code == SSH_FAILED):
+    if outcome.code == 0 or (outcome.code < 128 and not remedied):
         return interrupted(first)
     return remedied or ssh.complaint(outcome.output, host)

@@ -96,8 +96,9 @@ def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
     if end.stops and not end.killed and not end.met:
         return not_begun(again)
     if end.killed:
-        # A crash before the kill is the cause: whoever asked for the kill has seen it, or the loss of its host.
-        why = status.reason or "killed, as it was asked to"
+        # Of several hosts one is killed because another crashed or was lost, which this one has noted.
+        noted = f"; the last crash: {status.reason}" if status.reason else ""
+        why = f"killed, as it was asked to{noted}"
         line = "; ".join(("killed", *starts_again))
         return ExitReport(EXIT_FAILED, (line,), why, crashed=True)
     why = crash(end)

@@ -210,6 +210,7 @@ def test_advice_names_the_command_that_the_driver_uses() -> None:
             "bash: command not found; install bash there",
         ),
         (Completed(255, b"odd\n"), "odd"),
+        (Completed(137, b"Killed\n"), "Killed"),
         (Completed(69, b"hi\nddpgen: no rsync\n"), "no rsync"),
     ],
 )
