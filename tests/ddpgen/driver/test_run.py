@@ -248,6 +248,19 @@ def test_a_script_killed_on_its_host_and_a_cut_connection_are_losses(stage: Make
     assert "--status" not in output
 
 
+def test_the_report_of_a_host_is_for_the_driver_alone(stage: Make) -> None:
+    ours = plays(stage("desk"), desk="crash")
+    code, output = ours.play()
+    assert (code, table(output)["desk"]) == (1, ["crashed", "1", "rank 0: ValueError: odd"])
+    (kept,) = ours.logs.glob("*/desk.log")
+    said = [line for line in kept.read_text().splitlines() if line.startswith("ddpgen-end ")]
+    assert said[-1] not in output
+    for words in (["--logs"], ["--logs", "desk"]):
+        shown = ours.play(*words)[1]
+        assert "ddpgen: crashed: rank 0: ValueError: odd" in shown
+        assert "ddpgen-end " not in shown
+
+
 def test_a_driver_that_loses_all_hosts_says_how_to_ask_them(stage: Make) -> None:
     ours = plays(stage(), desk="listen", lap="listen")
     process = training(ours, "desk", "lap")
