@@ -7,6 +7,7 @@ is not sure.
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.hosts import HostsJob
 from ddpgen.spec.job import JobSpec, Resume, Train
 from ddpgen.spec.rules import WORKLOADS, Conflict
+from ddpgen.spec.sky import SkyJob
 
 # Whatever calls one of these keeps something.
 _SAVES = frozenset([
@@ -40,6 +42,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _workload(job.train)
     yield from _command(job.train.command)
     yield from _placeholders(job.train)
+    yield from _lost_patterns(job)
     if not job.train.script or not job.train.own_file:
         return
     wanted = job.train.script
@@ -62,6 +65,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _devices(job, seen)
     yield from _arguments(job, seen)
     yield from _saves(path.parent, seen, job.train.resume)
+    yield from _lost_saves(job, seen)
 
 
 def _workload(train: Train) -> Iterator[Conflict]:
@@ -270,6 +274,39 @@ def _saves(folder: Path, seen: _Script, resume: Resume) -> Iterator[Conflict]:
         what = f"{seen.name} saves nothing: a kill or a stop loses all that was trained"
         remedy = "save a checkpoint now and then, and load it at the start"
         yield _warning("train.script", what, remedy)
+
+
+def _lost_patterns(job: JobSpec) -> Iterator[Conflict]:
+    """Patterns in a working directory that no later start finds."""
+    train = job.train
+    given = (("train.resume.exists", train.resume.exists), ("train.guard", train.guard))
+    for field, patterns in given if _works_on_the_machine(job) else ():
+        for pattern in patterns:
+            if not pattern.startswith(("/", "~", "{checkpoint_dir}")):
+                folder = posixpath.join("{checkpoint_dir}", posixpath.dirname(pattern)).rstrip("/")
+                what = f"{pattern} lies in the working directory, which goes with the machine"
+                remedy = f"write {{checkpoint_dir}}/{pattern}, and let the script save to {folder}"
+                yield Conflict((field, "train.resume"), what, remedy, fatal=False)
+
+
+def _lost_saves(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
+    """The first save into a working directory that no later start finds."""
+    if not _works_on_the_machine(job) or job.train.resume.exists:
+        return
+    for call in seen.calls:
+        name = _saved_name(call)
+        if name and not name.startswith(("/", "~", "*")):
+            what = f"{seen.at(call)} saves {name} into the working directory, which goes with the machine"
+            remedy = "save below the directory that the variable DDPGEN_CHECKPOINT_DIR names"
+            yield _warning("train.script", what, remedy)
+            return
+
+
+def _works_on_the_machine(job: JobSpec) -> bool:
+    """True if the working directory lies on the disk of a cloud's machine, not in the bucket."""
+    if not isinstance(job, SkyJob):
+        return False
+    return not (job.bucket and f"{job.train.workdir}/".startswith(f"{job.bucket.path}/"))
 
 
 def _text(value: ast.expr) -> str:

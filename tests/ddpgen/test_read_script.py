@@ -210,3 +210,41 @@ def test_of_a_command(command: str, expected: str, tmp_path: Path) -> None:
     spec = f"name: a\ntrain:\n  command: {command}\n  resume: by-itself\n"
     found = [each.what for each in check(read(spec.encode(), "a.yaml")["local"].job, tmp_path)]
     assert [each[: len(expected)] for each in found] == ([expected] if expected else [])
+
+
+SKY = """\
+name: a
+code: .
+targets: {{sky: {{bucket: s3://a-bucket}}}}
+train: {{script: t.py{train}}}
+"""
+LOST = "working directory, which goes with the machine"
+
+
+@pytest.mark.parametrize(
+    ("train", "saves", "expected"),
+    [
+        (
+            ", resume: {exists: out/last.pt, args: --resume}", "'last.pt'",
+            f"out/last.pt lies in the {LOST}; write {{checkpoint_dir}}/out/last.pt, and let the script save to {{checkpoint_dir}}/out",
+        ),
+        (
+            ", resume: {exists: last.pt, args: --resume}", "path",
+            f"last.pt lies in the {LOST}; write {{checkpoint_dir}}/last.pt, and let the script save to {{checkpoint_dir}}",
+        ),
+        (", guard: ckpt-*/DONE", "path", f"ckpt-*/DONE lies in the {LOST}; write"),
+        ("", "'out/last.pt'", f"t.py:1 saves out/last.pt into the {LOST}; save below"),
+        ("", "f'{out}/last.pt'", ""),
+        ("", "'/ckpt/last.pt'", ""),
+        (", resume: {exists: '{checkpoint_dir}/x.pt', args: --resume}", "'x.pt'", ""),
+        (", workdir: /checkpoints/work", "'x.pt'", ""),
+    ],
+)  # fmt: skip
+def test_on_sky_saves_that_go_with_the_machine_are_told(
+    train: str, saves: str, expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.py").write_text(f"torch.save(a, {saves}); torch.load(a)\n")
+    spec = SKY.format(train=train)
+    reading = read(spec.encode(), "a.yaml")["sky"]
+    found = [f"{each.what}; {each.remedy}" for each in check(reading.job, tmp_path)]
+    assert [each[: len(expected)] for each in found] == ([expected] if expected else [])
