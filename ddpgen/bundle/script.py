@@ -30,6 +30,9 @@ _WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "asyn
 _READS = frozenset([
     "load", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
 ])  # fmt: skip
+# What asks for a GPU, and what stands in its place without one.
+_ON_GPUS = {"cuda": "cpu", "nccl": "gloo"}
+_LET_IT_ASK = "let the script ask torch.cuda.is_available()"
 # What the supervisor fills in (train/supervisor/words.py); `newest` besides, where a script is told to go on.
 _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
 # An option that has a script go on, by its name.
@@ -43,6 +46,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
     yield from _command(job.train.command)
     yield from _placeholders(job.train)
     yield from _lost_patterns(job)
+    yield from _words(job.train)
     if not job.train.script or not job.train.own_file:
         return
     wanted = job.train.script
@@ -92,7 +96,8 @@ def _command(words: Sequence[str]) -> Iterator[Conflict]:
     text, first = " ".join(words), words[0] if words else ""
     one = re.search(r"--num[_-]processes[ =]1\b", text)
     launcher = re.match(
-        r"(\S*/)?(torchrun|deepspeed|accelerate launch)\b|.* -m torch\.distributed\.", text
+        r"(\S*/)?(torchrun|deepspeed|accelerate launch|srun|mpirun|mpiexec|horovodrun)\b|.* -m torch\.distributed\.",
+        text,
     )
     if launcher and not one:
         what = "is a launcher, and each process of the job would start it"
@@ -103,6 +108,20 @@ def _command(words: Sequence[str]) -> Iterator[Conflict]:
     elif re.fullmatch(r"(\S*/)?python[0-9.]*", first) and len(words) > 1:
         what = "is Python, of which more is known as a script: its saves, its steps, its exceptions"
         yield _warning("train.command", what, f"write script: {words[1]}, and the rest as args")
+
+
+def _words(train: Train) -> Iterator[Conflict]:
+    """What is silently not as it was meant in a list of words."""
+    if isinstance(train.args, Mapping):
+        return
+    if train.args_style and train.args:
+        what = "is for a mapping, and train.args is a list, which is passed word for word"
+        yield _warning("train.args_style", what, "leave it out")
+    for word in train.args:
+        if re.match(r"--?[A-Za-z][\w-]* +\S", word):
+            option, _, value = word.partition(" ")
+            what = f'"{word}" is one word with a space in it'
+            yield _warning("train.args", what, f'write two: "{option}", "{value.strip()}"')
 
 
 def _placeholders(train: Train) -> Iterator[Conflict]:
@@ -136,52 +155,139 @@ def outline(file: Path) -> Outline:
         seen = _Script(file.name, ast.parse(file.read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return Outline()
-    saves = next(filter(None, map(_saved_name, seen.calls)), Outline().saves)
+    saves = next(filter(None, (_saved_name(call, seen) for call in seen.calls)), Outline().saves)
     options = _options(seen) or _Options((), (), ())
     option = next((name for name in options.names if _RESUMES.search(name)), "OPTION")
-    value = "" if option in options.flags else f"={Outline().saves if '*' in saves else saves}"
+    word = _word_to_resume(seen, option)
+    value = f"={word or ('{newest}' if '*' in saves else saves)}"
+    value = "" if option in options.flags else value
     return Outline(options.names, saves, f"--{option}{value}")
 
 
-def _saved_name(call: ast.Call) -> str:
+def _saved_name(call: ast.Call, seen: _Script) -> str:
     """The file that this call saves, where it is a name below the working directory; what is computed in it is `*`."""
     if _name(call.func) not in _WRITES or len(call.args) < 2:
         return ""
-    name = call.args[1]
-    parts = name.values if isinstance(name, ast.JoinedStr) else [name]
-    if not all(isinstance(each, (ast.Constant, ast.FormattedValue)) for each in parts):
-        return ""
-    text = "".join(str(each.value) if isinstance(each, ast.Constant) else "*" for each in parts)
+    text = _written(call.args[1], seen)
     return text if text.strip("*/") else ""
 
 
+def _written(name: ast.expr, seen: _Script) -> str:
+    """A path as text; "" where it cannot be seen."""
+    if isinstance(name, ast.Constant):
+        return str(name.value)
+    if isinstance(name, ast.Name):
+        return _constant(seen.assigned.get(name.id))
+    if isinstance(name, ast.JoinedStr):
+        parts = (p.value if isinstance(p, ast.FormattedValue) else p for p in name.values)
+        return "".join(_written(part, seen) or "*" for part in parts)
+    if isinstance(name, ast.Call) and _name(name.func) == "join":
+        parts_of_path = [_written(part, seen) for part in name.args]
+        return "/".join(parts_of_path) if all(parts_of_path) else ""
+    return ""
+
+
+def _word_to_resume(seen: _Script, option: str) -> str:
+    """The value with which `option` has the script go on, as `init_from == "resume"` shows; else ""."""
+    for node in ast.walk(seen.tree):
+        if isinstance(node, ast.Compare) and _name(node.left) == option.replace("-", "_"):
+            word = _constant(node.comparators[0])
+            if _RESUMES.search(word):
+                return word
+    return ""
+
+
 class _Script:
-    """The calls of a script."""
+    """The calls of a script. `assigned`: the first value of each global name; `settings`: those that its arguments
+    replace, as nanoGPT's configurator does it by `globals()`."""
 
     def __init__(self, name: str, tree: ast.Module) -> None:
         self.name, self.tree = name, tree
         self.calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         self.called = {_name(call.func): call for call in reversed(self.calls)}
+        self.assigned: dict[str, ast.expr] = {}
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                self.assigned.setdefault(node.targets[0].id, node.value)
+        self.settings: dict[str, ast.expr] = {}
+        if "ArgumentParser" not in self.called and (reads := self._reads_arguments()):
+            self.settings = {n: v for n, v in self.assigned.items() if v.lineno < reads}
+
+    def _reads_arguments(self) -> int:
+        """The line at which words of the command line become globals; 0 where none is seen."""
+        if "globals" not in self.called:
+            return 0
+        first = self.called.get("exec")
+        if first is not None and "configurator.py" in ast.unparse(first):
+            return min(first.lineno, self.called["globals"].lineno)
+        words = any(isinstance(n, ast.Attribute) and n.attr == "argv" for n in ast.walk(self.tree))
+        return self.called["globals"].lineno if words else 0
 
     def at(self, node: ast.expr) -> str:
         return f"{self.name}:{node.lineno}"
 
 
 def _gpus(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
-    if job.on_gpus or isinstance(job, HostsJob) or "is_available" in seen.called:
+    if job.on_gpus or isinstance(job, HostsJob):
+        return
+    given = _given(job.train.args)
+    wants = next(_wanted(seen, given), None)
+    if wants:
+        at, value, remedy = wants
+        what = f"{seen.at(at)} asks for {value}, and the job has no GPUs"
+        remedy = f"write gpus_per_node: {job.procs_per_node}, or {remedy}"
+        yield _warning("train.script", what, remedy)
+
+
+def _wanted(seen: _Script, given: Mapping[str, str]) -> Iterator[tuple[ast.expr, str, str]]:
+    """Where a GPU is asked for, by which word, and how the script does without. `given`: the job's arguments."""
+    for name, value in seen.settings.items():
+        word = given.get(name, _constant(value))
+        if word in _ON_GPUS and not _may_become(seen, name) and not _reads_more(given):
+            yield value, word, f"set train.args.{name}: {_ON_GPUS[word]}"
+    if "is_available" in seen.called:
         return
     for call in seen.calls:
-        wants = (
-            "cuda" if _name(call.func) == "cuda" and isinstance(call.func, ast.Attribute) else ""
-        )
+        function, option = _name(call.func), ""
+        if function == "cuda" and isinstance(call.func, ast.Attribute):
+            yield call, "cuda", _LET_IT_ASK
+        if function == "add_argument" and call.args:
+            option = _constant(call.args[-1]).lstrip("-").replace("-", "_")
         for value in (*call.args, *(keyword.value for keyword in call.keywords)):
-            if isinstance(value, ast.Constant) and value.value in ("cuda", "nccl"):
-                wants = str(value.value)
-        if wants:
-            what = f"{seen.at(call)} asks for {wants}, and the job has no GPUs"
-            remedy = f"write gpus_per_node: {job.procs_per_node}, or let the script ask torch.cuda.is_available()"
-            yield _warning("train.script", what, remedy)
-            return
+            word = _constant(value)
+            if word in _ON_GPUS and given.get(option, word).partition(":")[0] in _ON_GPUS:
+                yield value, word, _LET_IT_ASK
+
+
+def _given(args: Mapping[str, object] | Sequence[str]) -> Mapping[str, str]:
+    """The options in `args` by their names, with `_` for `-`; a word that is no option is there by itself."""
+    if isinstance(args, Mapping):
+        return {name.replace("-", "_"): str(value) for name, value in args.items()}
+    found, before = {}, ""
+    for word in args:
+        name, _, value = word.partition("=")
+        if name.startswith("--"):
+            before = name[2:].replace("-", "_")
+            found[before] = value
+        else:
+            found[before or word] = word
+            before = ""
+    return found
+
+
+def _reads_more(given: Mapping[str, str]) -> bool:
+    """Whether one of the words is a file of settings, which nanoGPT's configurator runs."""
+    return any(word.endswith(".py") for word in given)
+
+
+def _may_become(seen: _Script, name: str) -> bool:
+    """Whether the script gives the global `name` a value for a machine without GPUs by itself."""
+    return any(
+        isinstance(node, ast.Assign)
+        and name in map(_name, node.targets)
+        and _constant(node.value) in _ON_GPUS.values()
+        for node in ast.walk(seen.tree)
+    )
 
 
 def _devices(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
@@ -197,7 +303,7 @@ def _devices(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
 
 
 class _Options(NamedTuple):
-    """What the script's one argparse parser takes."""
+    """What the script's one argparse parser takes, or its globals."""
 
     names: tuple[str, ...]
     needed: tuple[str, ...]
@@ -211,7 +317,12 @@ def _arguments(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
         return
     for name in args:
         plain = name.removeprefix("no-") if job.train.args_style == "no-prefix" else name
-        if not any(known.startswith((name, plain)) for known in options.names):
+        meant = (
+            name in options.names
+            if seen.settings
+            else any(known.startswith((name, plain)) for known in options.names)  # or abbreviated
+        )
+        if not meant:
             remedy = did_you_mean(name.replace("_", "-"), options.names)
             yield _warning(f"train.args.{name}", f"{seen.name} has no option --{name}", remedy)
     for name in options.needed:
@@ -223,6 +334,8 @@ def _arguments(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
 
 def _options(seen: _Script) -> _Options | None:
     """None where another parser, a sub-command or unknown options may be at work."""
+    if seen.settings:
+        return _Options(tuple(seen.settings), (), ())
     parsers = [call for call in seen.calls if _name(call.func) == "ArgumentParser"]
     if len(parsers) != 1 or "parse_args" not in seen.called:
         return None
@@ -307,6 +420,11 @@ def _works_on_the_machine(job: JobSpec) -> bool:
     if not isinstance(job, SkyJob):
         return False
     return not (job.bucket and f"{job.train.workdir}/".startswith(f"{job.bucket.path}/"))
+
+
+def _constant(value: ast.expr | None) -> str:
+    """The text of a constant that is one; else ""."""
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
 def _text(value: ast.expr) -> str:

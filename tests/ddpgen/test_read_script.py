@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.bundle.script import check
+from ddpgen.bundle.script import check, outline
 from ddpgen.spec.reader import read
-from tests.ddpgen.conftest import Run
+from tests.ddpgen.conftest import ROOT, Run
 
 PARSER = """\
 import argparse
@@ -19,6 +19,29 @@ parser.add_argument("--data", required=True)
 parser.add_argument("--compile", action="store_true")
 args = parser.parse_args()
 torch.save(torch.load("a.pt"), "a.pt")
+"""
+# As karpathy/nanoGPT has it, but for the training.
+NANOGPT = """\
+out_dir = 'out'
+init_from = 'scratch' # 'scratch' or 'resume' or 'gpt2*'
+batch_size = 12
+backend = 'nccl' # 'nccl', 'gloo', etc.
+device = 'cuda' # examples: 'cpu', 'cuda', 'cuda:0'
+dtype = 'bfloat16' if torch.cuda.is_available() else 'float16'
+config_keys = [k for k,v in globals().items() if isinstance(v, (int, float, bool, str))]
+exec(open('configurator.py').read()) # overrides from command line or config file
+iter_num = 0
+init_process_group(backend=backend)
+device = f'cuda:{ddp_local_rank}'
+if init_from == 'resume':
+    checkpoint = torch.load(os.path.join(out_dir, 'ckpt.pt'), map_location=device)
+torch.save(checkpoint, os.path.join(out_dir, 'ckpt.pt'))
+"""
+TORCHVISION = """\
+parser = argparse.ArgumentParser()
+parser.add_argument("--device", default="cuda", type=str)
+args = parser.parse_args()
+m.save(m.load())
 """
 _NO_SAVE = PARSER.rpartition("torch.save")[0]
 
@@ -98,6 +121,56 @@ def test_options_that_the_script_does_not_have(tmp_path: Path) -> None:
     assert told(tmp_path, PARSER, "[a.json, --data, x]") == []
 
 
+@pytest.mark.parametrize(
+    ("text", "args", "expected"),
+    [
+        (
+            NANOGPT,
+            "{}",
+            ["t.py:4 asks for nccl, and the job has no GPUs; write gpus_per_node: 2, or "],
+        ),
+        (NANOGPT, "{backend: gloo}", ["t.py:5 asks for cuda, and the job has no GPUs; write"]),
+        (NANOGPT, "{backend: gloo, device: cpu}", []),
+        (NANOGPT, "[--backend=gloo, --device=cpu]", []),
+        (NANOGPT, "[config/on_cpu.py, --compile=False]", []),
+        (NANOGPT.replace("iter_num", "device = 'cpu'; backend = 'gloo'#"), "{}", []),
+        (TORCHVISION, "{}", ["t.py:2 asks for cuda, and the job has no GPUs; write gpus_per"]),
+        (TORCHVISION, "{device: cuda:0}", ["t.py:2 asks for cuda, and the job has no GPUs"]),
+        (TORCHVISION, "{device: cpu}", []),
+        (TORCHVISION, "[--device, cpu]", []),
+    ],
+)
+def test_a_device_that_the_arguments_choose(
+    text: str, args: str, expected: list[str], tmp_path: Path
+) -> None:
+    found = told(tmp_path, text, args)
+    assert [each[: len("train.script: " + e)] for each, e in zip(found, expected, strict=True)] == [
+        f"train.script: {each}" for each in expected
+    ]
+
+
+def test_globals_that_the_arguments_replace_are_options(tmp_path: Path) -> None:
+    no_gpus = "backend: gloo, device: cpu"
+    misspelt, other = told(tmp_path, NANOGPT, f"{{{no_gpus}, batch_siz: 2, iter_num: 3}}")
+    assert misspelt == (
+        "train.args.batch_siz: t.py has no option --batch_siz; did you mean batch_size?"
+    )
+    assert other.endswith(" write one of out_dir, init_from, batch_size, backend, device, dtype")
+    example = ROOT / "examples" / "code" / "nanogpt" / "train.py"
+    assert outline(example).resume == "--init_from=resume"
+
+
+def test_a_list_of_words_that_is_meant_otherwise(tmp_path: Path) -> None:
+    script = "m.save(m.load())\n"
+    assert told(
+        tmp_path, script, "['--lr 0.1', '-x  1', 'a b', '--text=a b']\n  args_style: flags"
+    ) == [
+        "train.args_style: is for a mapping, and train.args is a list, which is passed word for word; leave it out",
+        'train.args: "--lr 0.1" is one word with a space in it; write two: "--lr", "0.1"',
+        'train.args: "-x  1" is one word with a space in it; write two: "-x", "1"',
+    ]
+
+
 def test_braces_that_are_filled_in_nowhere(tmp_path: Path) -> None:
     script = "m.save(m.load())\n"
     assert told(tmp_path, script, "['{checkpointdir}/a', '{epoch}.pt', '{{jobs}}', '${jobs}']") == [
@@ -105,9 +178,7 @@ def test_braces_that_are_filled_in_nowhere(tmp_path: Path) -> None:
     ]
     (only,) = told(tmp_path, script, "{a: '{newest}'}")
     assert only.startswith("train.args: {newest} is filled in in train.resume.args alone")
-    text = (
-        "name: a\ntrain:\n  command: [a.sh]\n  resume: {exists: 'c-*', args: '--go={newest}'}\n"
-    )
+    text = "name: a\ntrain:\n  command: [a.sh]\n  resume: {exists: 'c-*', args: '--go={newest}'}\n"
     assert [*check(read(text.encode(), "a.yaml")["local"].job, tmp_path)] == []
 
 
@@ -165,7 +236,11 @@ def test_init_writes_a_spec_for_a_script(
         ),
         (
             f"{_NO_SAVE}p.add_argument('--resume')\ntorch.save(a, b)\ntorch.save({{}}, f'out/{{step}}.pt')\n",
-            '{exists: "out/*.pt", args: "--resume=CHECKPOINT"}',
+            '{exists: "out/*.pt", args: "--resume={newest}"}',
+        ),
+        (
+            NANOGPT,
+            '{exists: "out/ckpt.pt", args: "--init_from=resume"}',
         ),
     ],
 )
@@ -199,6 +274,8 @@ def test_init_names_the_jobs_of_two_train_py_apart(
     ("command", "expected"),
     [
         ("[torchrun, t.py]", "is a launcher, and each process of the job would start it"),
+        ("[srun, --ntasks=4, ./t.sh]", "is a launcher, and each process of the job would start it"),
+        ("[/opt/bin/mpirun, -n, 4, ./t.sh]", "is a launcher, and each process"),
         ("[accelerate, launch, t.py]", "is a launcher, and each process of the job would start it"),
         ("[python3, -m, torch.distributed.run, t.py]", "is a launcher, and each process"),
         ("[python3.11, t.py, --lr=1]", "is Python, of which more is known as a script"),

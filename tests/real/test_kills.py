@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,10 @@ def test_killed_and_relaunched_on_other_process_counts(
             assert code == -signal.SIGKILL
         else:
             assert code == 1, job.output
-            assert "to go on: bash " in job.output
+            # The first kill may come before the first checkpoint.
+            assert re.search(
+                r"to (go on|begin anew, as no checkpoint was written): bash ", job.output
+            )
     last = jobs.run(bundles[3])
     assert last.process.returncode == 0, last.output
     jobs.assert_same_bits(jobs.final_tensors(directory), undisturbed)
