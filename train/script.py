@@ -182,9 +182,7 @@ class Script(Runner):
         if self._node is None:
             return None
         rank, ranks = self._rank, self._size
-        return Starts(
-            self._node.name, rank, ranks, self._restart, self._whole, resumes=self._resumes
-        )
+        return Starts(self._node.name, rank, ranks, self._whole, resumes=self._resumes)
 
     def _begin_to_beat(self, steps: Progress) -> None:
         """The first step is complete: the processes have met, and `steps` are counted."""

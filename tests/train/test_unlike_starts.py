@@ -102,7 +102,7 @@ def started(
 
     talks = []
     for rank, name in enumerate(("desk", "laptop")):
-        talks.append(Starts(name, rank, 2, "0", homes[rank], resumes=False))
+        talks.append(Starts(name, rank, 2, homes[rank], resumes=False))
     threads = [threading.Thread(target=step, args=(rank,)) for rank in (1, 0)]
     for thread in threads:
         thread.start()
@@ -159,10 +159,10 @@ def test_where_only_rank_0_steps_it_goes_on(
     store = Store()
     monkeypatch.setattr(starts, "where_they_met", lambda: store)
     monkeypatch.setattr(starts, "_WAIT_S", 0.1)
-    alone = Starts("desk", 0, 2, "0", homes[0], resumes=False)
+    alone = Starts("desk", 0, 2, homes[0], resumes=False)
     progress = Progress(homes[0] / "script" / "saves-0.jsonl")
     alone.look(progress, None)
-    late = Starts("laptop", 1, 2, "0", homes[1], resumes=True)
+    late = Starts("laptop", 1, 2, homes[1], resumes=True)
     # Rank 1 comes later, and rank 0 looks again at its next step.
     with contextlib.suppress(UnlikeStartsError):
         late.look(progress, None)

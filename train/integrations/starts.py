@@ -92,24 +92,20 @@ def _goes_on_alike(start: Start, ahead: Start) -> bool:
 class Starts:
     """The comparison as one rank takes part in it."""
 
-    def __init__(
-        self, host: str, rank: int, ranks: int, world: str, directory: Path, resumes: bool
-    ) -> None:
-        """`world`: names the processes that meet. `directory`: the checkpoint directory, which may have another
-        path on each host. `resumes`: the script got the arguments to resume."""
-        self._host, self._rank, self._ranks, self._world = host, rank, ranks, world
+    def __init__(self, host: str, rank: int, ranks: int, directory: Path, resumes: bool) -> None:
+        """`directory`: the checkpoint directory, which may have another path on each host. `resumes`: the script got
+        the arguments to resume."""
+        self._host, self._rank, self._ranks = host, rank, ranks
         self._directory, self._resumes = os.path.realpath(directory), resumes
         self._talk: Iterator[str | None] | None = None
         self._verdict: str | None = None
 
     def look(self, progress: Progress, optimizer: Any) -> None:
-        """Asked after each step, before it counts. Raises UnlikeStartsError once that is known."""
-        until = 0.0
-        if self._verdict is None and self._talk is None:
-            self._talk = self._compare(progress, _steps(optimizer))
-            until = time.monotonic() + _WAIT_S
-        while self._verdict is None and self._talk is not None:
+        """Compare the ranks. Called after each step, before `progress` counts it. Raises UnlikeStartsError."""
+        until = time.monotonic() + (_WAIT_S if self._talk is None else 0.0)
+        while self._verdict is None:
             try:
+                self._talk = self._talk or self._compare(progress, _steps(optimizer))
                 self._verdict = next(self._talk)
             except Exception:  # noqa: BLE001 - the store is gone, and with it the others
                 self._verdict = ""
@@ -120,55 +116,50 @@ class Starts:
             raise UnlikeStartsError(self._verdict)
 
     def _compare(self, progress: Progress, optimizer: int) -> Iterator[str | None]:
-        """None until the ranks have been compared, and then the difference."""
+        """Yield None until the ranks have been compared, and then the difference."""
         store = where_they_met()
         if store is None or self._ranks == 1:
-            yield ""
-            return
-        start = self._start(progress, optimizer)
-        if self._rank == 0:
-            start = start._replace(digest=digest(start.path) if start.path else "")
-            store.set(self._key(0), json.dumps((self._directory, start)))
-            keys = [self._key(rank) for rank in range(1, self._ranks)]
-            while not store.check(keys):
-                yield None
-            others = [Start(*json.loads(text)[1]) for text in store.multi_get(keys)]
-            verdict = difference([start, *others])
-            store.set(self._key("verdict"), verdict)
-            until = time.monotonic() + _WAIT_S
-            # The store ends with this process.
-            while verdict and store.add(self._key("heard"), 0) < len(others):
-                if time.monotonic() > until:
-                    break
-                time.sleep(_LOOK_S)
-            yield verdict
-            return
-        while not store.check([self._key(0)]):
-            yield None
-        directory, head = json.loads(store.get(self._key(0)))
-        store.set(
-            self._key(self._rank),
-            json.dumps((self._directory, self._beside(start, Start(*head), directory))),
-        )
-        while not store.check([self._key("verdict")]):
-            yield None
-        verdict = store.get(self._key("verdict")).decode()
-        store.add(self._key("heard"), 1)
-        yield verdict
-
-    def _start(self, progress: Progress, optimizer: int) -> Start:
+            return iter([""])
         path, step = progress.kept
-        return Start(
+        start = Start(
             self._host,
             progress.step,
             progress.read,
-            "",
-            False,
-            optimizer,
-            self._resumes,
-            path,
-            step,
+            optimizer=optimizer,
+            resumes=self._resumes,
+            kept=path,
+            kept_step=step,
         )
+        return self._follow(store, start) if self._rank else self._lead(store, start)
+
+    def _lead(self, store: Any, start: Start) -> Iterator[str | None]:
+        """As rank 0: tell the own start, hear all others, tell the verdict."""
+        start = start._replace(digest=digest(start.path) if start.path else "")
+        store.set(_key(0), json.dumps((self._directory, start)))
+        keys = [_key(rank) for rank in range(1, self._ranks)]
+        while not store.check(keys):
+            yield None
+        others = [Start(*json.loads(text)[1]) for text in store.multi_get(keys)]
+        verdict = difference([start, *others])
+        store.set(_key("verdict"), verdict)
+        until = time.monotonic() + _WAIT_S
+        # The store ends with this process: the others have to hear the verdict before.
+        while verdict and store.add(_key("heard"), 0) < len(others) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        yield verdict
+
+    def _follow(self, store: Any, start: Start) -> Iterator[str | None]:
+        """As any other rank: hear rank 0, tell the own start, hear the verdict."""
+        while not store.check([_key(0)]):
+            yield None
+        directory, head = json.loads(store.get(_key(0)))
+        start = self._beside(start, Start(*head), directory)
+        store.set(_key(self._rank), json.dumps((self._directory, start)))
+        while not store.check([_key("verdict")]):
+            yield None
+        verdict = store.get(_key("verdict")).decode()
+        store.add(_key("heard"), 1)
+        yield verdict
 
     def _beside(self, start: Start, head: Start, directory: str) -> Start:
         """`start` with its files compared to those of rank 0, whose checkpoint directory is `directory`."""
@@ -180,8 +171,9 @@ class Starts:
         own = digest(start.path) if start.path else ""
         return start._replace(digest=own, has_same=digest(path) == head.digest)
 
-    def _key(self, name: object) -> str:
-        return f"ddpgen/start/{self._world}/{name}"
+
+def _key(name: object) -> str:
+    return f"ddpgen/start/{name}"  # torch keeps the restarts apart
 
 
 def _steps(optimizer: Any) -> int:
