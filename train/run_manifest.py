@@ -29,8 +29,8 @@ _ALL_BYTES = 4 << 30
 _END_BYTES = 1 << 20
 _READ_BYTES = 1 << 22
 
-# A small bundle and small data files are in the first checkpoint, too, because it waits for so long after the start.
-_FIRST_S = 5.0
+# All checkpoints of a start together wait for so long, so that the first one has a small bundle and small data files.
+_CHECKPOINTS_S = 5.0
 # A stop may have no more than 30 s before it is killed (Slurm's KillWait, a cloud's notice).
 _END_S = 5.0
 
@@ -66,7 +66,7 @@ class RunManifest:
         self._known_data = next(hashed, None)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()  # of `_start` and `_ended`
-        self._began, self._ended = time.monotonic(), False
+        self._left_s, self._ended = _CHECKPOINTS_S, False
         self._write()
 
     def complete_with(self, data_files: Sequence[str], data_fingerprint: str) -> None:
@@ -94,8 +94,10 @@ class RunManifest:
         return {**manifest, "start": start, "environments": self._environments}
 
     def whole(self) -> dict[str, Any]:
-        """A copy of all that is known. In the first seconds of a start it waits for the thread."""
-        self._wait(self._began + _FIRST_S - time.monotonic())
+        """A copy of all that is known. It waits for the thread, for a few seconds in all calls together."""
+        began = time.monotonic()
+        self._wait(self._left_s)
+        self._left_s -= time.monotonic() - began
         with self._lock:
             return {**self._manifest, "starts": [dict(each) for each in self._manifest["starts"]]}
 

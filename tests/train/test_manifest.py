@@ -172,7 +172,7 @@ def test_nothing_waits_for_data_files_that_take_long_to_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "HERE", made_bundle(tmp_path / "bundle", a="1"))
-    monkeypatch.setattr(run_manifest, "_FIRST_S", 0.0)
+    monkeypatch.setattr(run_manifest, "_CHECKPOINTS_S", 0.01)
     monkeypatch.setattr(run_manifest, "_END_S", 0.0)
     hashing = [threading.Event(), threading.Event()]
     monkeypatch.setattr(run_manifest, "fingerprint", lambda paths, known: paths[0].wait(60) and {})
@@ -180,6 +180,7 @@ def test_nothing_waits_for_data_files_that_take_long_to_hash(
     for manifest, event in zip(begun, hashing, strict=True):
         manifest.complete_with([event], "points 1")  # type: ignore[list-item]
         assert manifest.marker()["start"]["data"] == {}
+        assert manifest._left_s <= 0, "the next checkpoint waits no more"
     hashing[0].set()
     begun[0]._wait(60)
     begun[0].end("stopped", 3)
@@ -205,7 +206,7 @@ def test_a_run_ends_while_its_data_files_are_still_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "HERE", made_bundle(tmp_path / "bundle", a="1"))
-    monkeypatch.setattr(run_manifest, "_FIRST_S", 0.5)
+    monkeypatch.setattr(run_manifest, "_CHECKPOINTS_S", 0.5)
     monkeypatch.setattr(run_manifest, "_END_S", 0.5)
     monkeypatch.setattr(run_manifest, "fingerprint", lambda *_: time.sleep(2 * TIMEOUT_S))
     done = run(tmp_path / "run", f"{PARTS}:described", 1)
