@@ -54,7 +54,7 @@ class Found:
 
 
 def kind(path: str) -> str:
-    """What this is, by what can be seen from outside. One that is not there is told of by who reads it."""
+    """The kind of what lies there, by what can be seen from outside."""
     if Path(path).is_dir():
         return BUNDLE if (Path(path) / write.LISTING).is_file() else RUN
     return RUN if path.endswith(".json") else "spec"

@@ -407,7 +407,7 @@ def _lost_saves(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
     if not _works_on_the_machine(job) or job.train.resume.exists:
         return
     for call in seen.calls:
-        name = _saved_name(call)
+        name = _saved_name(call, seen)
         if name and not name.startswith(("/", "~", "*")):
             what = f"{seen.at(call)} saves {name} into the working directory, which goes with the machine"
             remedy = "save below the directory that the variable DDPGEN_CHECKPOINT_DIR names"

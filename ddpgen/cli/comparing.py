@@ -29,6 +29,9 @@ def diff(a: str, b: str, as_json: bool) -> None:
     from ddpgen import diff as differ
     from ddpgen.launch import become_module
 
+    for name in (a, b):
+        if not Path(name).exists():
+            raise click.UsageError(f"{name} is not there; give two paths of one kind.")
     kinds = [differ.kind(name) for name in (a, b)]
     if kinds[0] != kinds[1]:
         told = f"{a} is a {kinds[0]} and {b} is a {kinds[1]}; give two of the same kind."

@@ -126,7 +126,7 @@ def _evaluation(row: Mapping[str, Any]) -> str:
     head = ("kind", "step", "attempt", "generation", "time")
     values = {name: _number(value) for name, value in row.items() if name not in head}
     told = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
-    return f"{told} at step {row.get('step')}" if told else ""
+    return _printable(f"{told} at step {row.get('step')}") if told else ""
 
 
 def _speed(rows: Sequence[Mapping[str, Any]]) -> float | None:

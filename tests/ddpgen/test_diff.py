@@ -112,8 +112,9 @@ def test_of_much_that_differs_the_beginning_is_shown(
     [
         (
             ("a.yaml", "nowhere.yaml"),
-            "nowhere.yaml: No such file or directory; give the path of a job spec",
+            "nowhere.yaml is not there; give two paths of one kind.",
         ),
+        (("bundle", "nowhere"), "nowhere is not there; give two paths of one kind."),
         (
             ("a.yaml", "bundle"),
             "a.yaml is a spec and bundle is a bundle; give two of the same kind.",

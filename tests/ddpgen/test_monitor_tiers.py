@@ -328,6 +328,12 @@ def test_a_job_that_is_not_there_is_a_spec_that_cannot_be_read(run: Run, command
     assert refused.err == "nosuch.yaml: No such file or directory; give the path of a job spec\n"
 
 
+def test_a_metric_of_any_name_moves_no_cursor() -> None:
+    row = {"kind": "eval", "step": "\x1b[2J", "acc\x1b]0;title\x07": 0.5}
+    found = state.read({"there": "yes", "eval": json.dumps(row)})
+    assert found.evaluation == "acc?]0;title? 0.5000 at step ?[2J"
+
+
 def test_two_tiers_that_run_are_named_with_the_flag(
     run: Run, spec: Spec, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
