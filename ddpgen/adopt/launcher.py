@@ -23,7 +23,7 @@ _LAUNCHER_FLAGS = frozenset([
 
 class Launch(NamedTuple):
     """The command that trains: its launcher's kind and options, the script with its arguments, whether srun starts it,
-    and the variables that are set for it alone."""
+    the variables that are set for it alone, and the directory it starts in, from the script's own place."""
 
     kind: str
     command: Command
@@ -31,6 +31,7 @@ class Launch(NamedTuple):
     rest: Sequence[str]
     srun: bool
     env: Sequence[str]
+    directory: str = ""
 
 
 def launched(words: list[str], command: Command) -> Launch | None:

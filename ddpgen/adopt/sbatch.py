@@ -19,9 +19,7 @@ _FLAGS = frozenset(["exclusive", "requeue", "no-requeue", "parsable"])
 _SIZES = frozenset([
     "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "job-name",
 ])  # fmt: skip
-_NEEDLESS = frozenset(
-    ["requeue", "no-requeue", "open-mode", "output", "error", "export", "parsable"]
-)
+_NEEDLESS = frozenset(["requeue", "open-mode", "output", "error", "export", "parsable"])
 # Stands for {array_index}, which is no text of the user's.
 INDEX = "\x01"
 _GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)")
@@ -53,6 +51,7 @@ _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "time": ("time", _duration),
     "mem": ("mem", lambda value: value.removesuffix("B")),
     "exclusive": ("exclusive", lambda value: None if value else True),
+    "no-requeue": ("requeues", lambda _: 0),
     "mail-user": ("mail_to", str),
     "mail-type": ("mail_on", lambda value: value.upper().split(",")),
     "signal": ("warning", lambda value: f"{value.partition('@')[2]}s" if "@" in value else None),
@@ -150,7 +149,7 @@ class Directives:
 
     def _traps(self, procs: int) -> None:
         draft, said = self.draft, self.said
-        if "requeue" not in said:
+        if not {"requeue", "no-requeue"} & said.keys():
             what = "no --requeue: after a preemption or a lost node the job is gone"
             draft.trap(0, what, "the spec's job goes back into the queue")
         if "signal" not in said:

@@ -81,6 +81,7 @@ class Script:
         for each in self._launches:
             if each is not chosen[0]:
                 self.draft.lost(each.command.line, each.command.text, "do it before the launch")
+        self._directory = chosen[0].directory
         procs = self._launch(chosen[0])
         self._resume(chosen[0])
         if self.tier == "slurm":
@@ -96,11 +97,10 @@ class Script:
     def place(self, file: Path, home: Path) -> None:
         """Where the code is: beside the spec in `home`, or where the old script is started."""
         script, home = self.draft.get("train.script"), home.resolve()
-        if script.startswith(("module:", "~/")):
-            if script.startswith("module:"):
-                self.draft.put("code", ".")
+        if script.startswith("~/"):
             return
         line = self.draft.fields["train", "script"].line
+        module = script.startswith("module:")
         if script.startswith(("../", "/")):
             script = os.path.normpath(os.path.join(self._directory, script))
             self._directory = ""
@@ -109,8 +109,13 @@ class Script:
         if script.startswith(("../", "/")):
             self._directory, script = os.path.split(script)
         self.draft.put("train.script", script, line)
+        wanted = [script]
+        if module:
+            path = script.removeprefix("module:").replace(".", "/")
+            wanted = [f"{path}.py", f"{path}/__main__.py"]
         roots = (Path(self._directory), file.parent / self._directory, file.resolve().parent.parent)
-        found = [each for root in roots if ((each := root.resolve()) / script).is_file()]
+        resolved = [root.resolve() for root in roots]
+        found = [root for root in resolved if any((root / name).is_file() for name in wanted)]
         code = next((each for each in found if each.is_relative_to(home)), None)
         if code is None and found:
             shown = os.path.relpath(found[0])
@@ -118,7 +123,7 @@ class Script:
             remedy = f"write the spec there: -o {os.path.join(shown, 'job.yaml')}"
             raise SpecInvalidError(self.draft.filename, [Finding(Position(line), "", what, remedy)])
         self.draft.put("code", "." if code is None else os.path.relpath(code, home))
-        if code is None:
+        if code is None and not module:  # a module may be an installed one
             what = f"{script}, which is not found from {os.path.relpath(home)}"
             remedy = "correct code, or write train.script: /PATH where setup fetches it"
             self.draft.lost(0, what, remedy)
@@ -129,7 +134,7 @@ class Script:
         words = list(command.words)
         launch = self._recognise(command)
         if launch is not None and not command.inside:
-            self._launches.append(launch)
+            self._launches.append(launch._replace(directory=self._directory))
             if command.after in ("||", "|", "&"):
                 what = f"{command.after} after the training hides its exit code"
                 self.draft.trap(command.line, what, "the spec's job ends with it")
@@ -139,8 +144,9 @@ class Script:
             )
         elif words[0] in ("export", "declare", "readonly") or re.match(r"\w+=", words[0]):
             self._assign_all(words, command)
-        elif words[0] == "cd" and len(words) == 2 and is_known(place := self._placed(words[1])):
-            self._directory = place
+        elif _goes(words) and is_known(place := self._placed(words[1])):
+            before = "" if place.startswith("~") else self._directory
+            self._directory = os.path.normpath(os.path.join(before, place))
             if self._sbatch.said and OWN_DIRECTORY in self._fill(words[1]):
                 what = "$0 is Slurm's copy of the script, which is somewhere else"
                 self.draft.trap(command.line, what, "the spec's job finds its code by itself")
@@ -363,6 +369,11 @@ class Script:
             self._ports.add(port)
             what = f"port {port} is fixed: two jobs on one node meet"
             self.draft.trap(line, what, "the spec's job takes a free one")
+
+
+def _goes(words: Sequence[str]) -> bool:
+    """Whether they are a `cd` to a directory that they name."""
+    return words[0] == "cd" and len(words) == 2 and words[1] != "-"
 
 
 def _of_variable(word: str) -> str:

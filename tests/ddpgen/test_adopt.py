@@ -457,3 +457,39 @@ def test_in_a_batch_script_the_own_directory_is_slurms(run: Run, tmp_path: Path)
     )
     assert 'code: "."' in out
     assert "old.sbatch:6: trap: $0 is Slurm's copy of the script" in err
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ("cd a\ncd b\ntorchrun train.py", "a/b"),
+        ("cd b\ntorchrun train.py\ncd ..", "b"),
+        ("cd b\ncd ../a/b\ntorchrun train.py", "a/b"),
+        ("cd a\ntorchrun -m pkg.main", "a"),
+        ("cd a\npython -m torch.distributed.run -m pkg", "a"),
+        ("torchrun -m installed.main", "."),
+    ],
+)
+def test_the_code_is_where_the_training_starts(
+    lines: str, code: str, run: Run, tmp_path: Path
+) -> None:
+    for name in ("a/b/train.py", "b/train.py", "a/pkg/main.py", "a/pkg/__main__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("torch.save(x, 'y')\n")
+    out, _ = spec_of(run, tmp_path, f"{lines}\n", "a.sh")
+    assert read(out.encode(), "a")["local"].job.code == (code,)
+
+
+def test_a_module_of_a_task_is_in_its_workdir(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "sub" / "pkg").mkdir(parents=True)
+    (tmp_path / "sub" / "pkg" / "main.py").write_text("")
+    task = "workdir: sub\nfile_mounts:\n  /ckpt: {source: 's3://my-bkt', mode: MOUNT}\nrun: torchrun -m pkg.main\n"
+    out, _ = spec_of(run, tmp_path, task, "a.yaml")
+    assert read(out.encode(), "a")["sky"].job.code == ("sub",)
+
+
+def test_a_job_that_may_not_be_requeued_is_not(run: Run, tmp_path: Path) -> None:
+    out, err = spec_of(run, tmp_path, "#SBATCH --no-requeue\nsrun torchrun train.py\n")
+    assert read(out.encode(), "a")["slurm"].job.requeues == 0  # type: ignore[attr-defined]
+    assert "requeue" not in err
+    assert "goes back into the queue" not in err
