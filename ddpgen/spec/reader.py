@@ -70,7 +70,7 @@ def read(raw: bytes, filename: str) -> dict[str, Reading]:
     for tier, overlay in overlays.items():
         kind = Group(MODELS.get(tier, JobSpec))
         merged = _merge(root, overlay, kind) if overlay else root
-        walk = _Walk()
+        walk = _Walk(of_script=_runs_script(merged))
         job = walk.group(kind, merged)
         unfit = [*walk.missing]
         found = [each for each in conflicts(job) if walk.wrong.isdisjoint(each.about)]
@@ -85,6 +85,12 @@ def read(raw: bytes, filename: str) -> dict[str, Reading]:
     if any(finding.fatal for finding in findings):
         raise SpecInvalidError(filename, set(findings))
     return readings
+
+
+def _runs_script(root: Table) -> bool:
+    train = root.entries.get("train")
+    script = train.entries.get("script") if isinstance(train, Table) else None
+    return script is not None and not _is_null(script)
 
 
 def _overlays(root: Table, findings: list[Finding]) -> dict[str, Table | None]:
@@ -131,9 +137,13 @@ def _merge(base: Table, overlay: Table, kind: Kind | None, path: tuple[str, ...]
 
 
 class _Walk:
-    """One pass over a merged spec: builds values, goes on after each that is wrong or missing."""
+    """One pass over a merged spec: builds values, goes on after each that is wrong or missing.
 
-    def __init__(self) -> None:
+    `of_script`: whether `args` are words for a script, which gets them as they are written.
+    """
+
+    def __init__(self, of_script: bool) -> None:
+        self._of_script = of_script
         self.findings: list[Finding] = []
         self.missing: list[Finding] = []
         self.wrong: set[str] = set()
@@ -197,9 +207,19 @@ class _Walk:
                 self.findings.append(Finding(node.keys[name], dotted(node.path), what, remedy))
             elif kind.leaf:
                 pairs[name] = self._value(kind.leaf, item, (*path, name))
+            elif self._of_script and isinstance(item, Listing):
+                pairs[name] = [self._word(each, (*path, name)) for each in item.items]
+            elif self._of_script:
+                pairs[name] = self._word(item, (*path, name))
             else:
                 pairs[name] = self._free(item, (*path, name))
         return pairs
+
+    def _word(self, node: Node, path: tuple[str, ...]) -> Any:
+        """A value of a script's `args`: 1.10 is another version than 1.1, and 007 no number."""
+        if isinstance(node, Scalar) and node.tag in ("str", "timestamp", "int", "float"):
+            return node.text
+        return self._free(node, path)
 
     def _free(self, node: Node, path: tuple[str, ...]) -> Any:
         """A value of `args`: whatever JSON can say."""

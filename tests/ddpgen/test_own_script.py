@@ -40,7 +40,19 @@ def test_without_a_word_about_it_nothing_is_added(run: Run) -> None:
     [
         (
             "  args: {lr: 1e-3, layers: [1, b c], on: 'true', deep: true, run.name: $x}\n",
-            ["--deep", "--layers=1", "--layers=b c", "--lr=0.001", "--on=true", "--run.name=$x"],
+            ["--deep", "--layers=1", "--layers=b c", "--lr=1e-3", "--on=true", "--run.name=$x"],
+        ),
+        (
+            "  args: {id: 007, n: 1_000, t: 2:00, v: [1.10, 0x10], x: {y: [1.10]}, z: [[1.10]]}\n",
+            [
+                "--id=007",
+                "--n=1_000",
+                "--t=2:00",
+                "--v=1.10",
+                "--v=0x10",
+                '--x={"y": [1.1]}',
+                "--z=[1.1]",
+            ],
         ),
         (
             "  args: {a: false, b: null, c: true, d: 1}\n  args_style: flags\n",

@@ -289,7 +289,10 @@ def test_what_is_put_on_file_is_this_starts_own(tmp_path: Path) -> None:
         ("running slurm.8.0 15", None),
         ("running slurm.77.0 15", None),
         ("running 0a1b2c3d 15", None),
-        ("stopped slurm.7.0 15", "failed slurm.7.0 15 node2 has no Python"),  # to go on, as it was thought
+        (
+            "stopped slurm.7.0 15",
+            "failed slurm.7.0 15 node2 has no Python",
+        ),  # to go on, as it was thought
         ("done slurm.7.0 15", None),
     ],
 )
