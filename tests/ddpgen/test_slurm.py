@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from ddpgen.plan.launch import command
 from ddpgen.plan.slurm import directives as slurm_options
-from ddpgen.plan.tables import as_json, as_text
+from ddpgen.plan.tables import as_text, facts
 from ddpgen.shell import sections
 from ddpgen.spec.reader import read
 from ddpgen.spec.slurm import SlurmJob
@@ -285,4 +284,4 @@ def test_logs_in_the_bundle_survive_a_render(run: Run, tmp_path: Path) -> None:
 def test_each_task_of_an_array_keeps_its_checkpoints_in_a_store_of_its_own() -> None:
     made = job("array: 0-3", "checkpoint: {dir: 's3://kept'}")
     assert "kept in      s3://kept/<task>\n" in as_text(made, "slurm")
-    assert json.loads(as_json(made, "slurm"))["store"] == "s3://kept/<task>"
+    assert facts(made, "slurm")["store"] == "s3://kept/<task>"
