@@ -127,7 +127,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Prices:
-    """Of an hour of all machines. `run_s`: all steps without any interruption, None where that is not known."""
+    """The price of an hour of all machines. `run_s`: all steps without any interruption, None if that is not known."""
 
     run_s: float | None
     on_demand: float | None
@@ -298,7 +298,7 @@ class _Job:
         return Overlap(micro_batches, last)
 
     def _compute_s(self, shape: Shape, known: Sequence[float]) -> float:
-        """What the slowest rank computes for in a step, where the hosts take `known` for a micro-batch."""
+        """The compute time of the slowest rank in a step, if the hosts take `known` for a micro-batch."""
         if shape.hosts != len(known):
             return shape.most * known[0]  # of equal hosts
         return max(count * each for count, each in zip(_most_of_each(shape), known, strict=True))

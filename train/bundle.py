@@ -162,7 +162,7 @@ def _unpacked(place: Path) -> dict[str, tuple[bytes, bool]]:
 
 
 class _Bounded:
-    """What an archive unpacks to, up to `_MOST_BYTES`."""
+    """The content of an archive, up to `_MOST_BYTES`."""
 
     def __init__(self, unzipped: gzip.GzipFile) -> None:
         self._unzipped, self._size = unzipped, 0

@@ -29,7 +29,7 @@ def killed_and_preempted() -> list[dict[str, Any]]:
     """Ten steps: killed after the sixth, with a checkpoint of the fourth; stopped after the eighth."""
     rows = [row("start", 0, 100.0, world_size=2, last_step=10)]
     for n in range(1, 7):
-        # Of step 4, written just before the row of the next step.
+        # The writer puts it just before the row of the step that follows.
         rows += [row("checkpoint", 4, 102.0 + n, seconds=0.5, stall=0.1)] if n == 5 else []
         rows += [row("step", n, 102.0 + n, loss=1 / n)]
     second = {"generation": 2}

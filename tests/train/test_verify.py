@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from train import bundle
+from train.checkpoint.disk import BadCheckpointError
 from train.config import Period, parse
 from train.errors import Refusal, TrainError
 from train.provenance import library_flags
@@ -203,12 +204,20 @@ def test_a_copied_checkpoint_has_the_files_that_it_lists_and_follows_no_link(
     elsewhere.mkdir()
     (elsewhere / "large").write_text("not ours")
     (kept / "model.pt").write_text("model")
-    (kept / "checkpoint.json").write_text(json.dumps({"step": 10, "files": {"model.pt": {}}}))
+    about = {"step": 10, "files": {"model.pt": {"size": 5, "sha256": ""}}}
+    (kept / "checkpoint.json").write_text(json.dumps(about))
     (kept / "linked").symlink_to(elsewhere)
-    copy_checkpoint(kept, tmp_path / "copy")
+    copy_checkpoint(kept, 10, tmp_path / "copy")
     assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == [
         "checkpoint.json", "model.pt",
     ]  # fmt: skip
+
+
+def test_a_checkpoint_that_lists_files_elsewhere_is_not_copied(tmp_path: Path) -> None:
+    about = {"step": 10, "files": {"../secret": {"size": 5, "sha256": ""}}}
+    (tmp_path / "checkpoint.json").write_text(json.dumps(about))
+    with pytest.raises(BadCheckpointError):
+        copy_checkpoint(tmp_path, 10, tmp_path / "copy")
 
 
 def test_the_processes_are_what_fits_or_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

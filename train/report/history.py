@@ -175,7 +175,7 @@ def history(
 
 
 def _steps(rows: Sequence[Row]) -> list[Step]:
-    """Of each step the last row. A step begins at the row of the step, or of the evaluation, before it in its start.
+    """The last row of each step. A step begins at the row of the step, or of the evaluation, before it in its start.
 
     The other rows begin none: those of checkpoints are written together with the row of the step that follows.
     """

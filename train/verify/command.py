@@ -215,7 +215,7 @@ def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Resu
     flags = library_flags(facts[0]) if facts else {}
     replay = Replay(found.directory, place, start, on_gpu, procs)
     if part.begin:
-        replay.begin_at(step_directory(found.directory, part.begin))
+        replay.begin_at(part.begin)
     say(f"replaying steps {part.begin} to {part.end} on {procs} process{'es' if procs > 1 else ''}")
     differences: list[Difference] = []
 
@@ -261,7 +261,7 @@ def _judged(found: Record, part: Part, procs: int, replayed: Path) -> Result:
 
 
 def _has_its_hash(found: Record, step: int, replayed: Path) -> bool:
-    """Whether the weights of `step` have the hash that the manifest says, if it says one."""
+    """True if the weights of `step` have the hash in the manifest, or there is no hash of them."""
     from train.checkpoint.disk import unpickle
     from train.weights import weights_sha256
 

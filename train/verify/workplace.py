@@ -87,16 +87,16 @@ class Replay:
     ) -> None:
         """Unpack its bundle. Raises TrainError, OSError."""
         check_workload(start["argv"])
-        self._start, self._procs = start, procs
+        self._run, self._start, self._procs = directory, start, procs
         self._bundle = unpack(directory, start, place)
         self.directory = place / CHECKPOINTS / directory.name
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True)
         self._backend = "auto" if on_gpu else "gloo"
 
-    def begin_at(self, checkpoint: Path) -> None:
-        """Begin with a copy of this checkpoint, so that the run's own is only read. Raises OSError."""
-        copy_checkpoint(checkpoint, self.directory / checkpoint.name)
+    def begin_at(self, step: int) -> None:
+        """Begin with a copy of the run's checkpoint of `step`, which is only read. Raises OSError."""
+        copy_checkpoint(step_directory(self._run, step), step, step_directory(self.directory, step))
 
     def run(
         self, points: Sequence[int], flags: Mapping[str, str], on_line: Callable[[str], None]
@@ -184,9 +184,14 @@ def check_workload(argv: Sequence[str]) -> None:
         )
 
 
-def copy_checkpoint(checkpoint: Path, target: Path) -> None:
-    """Copy the files that the checkpoint lists, and nothing else that lies or is linked there. Raises OSError."""
-    listed = json.loads(read_file(checkpoint / MARKER, MOST_BYTES))["files"]
+def copy_checkpoint(checkpoint: Path, step: int, target: Path) -> None:
+    """Copy the files that the checkpoint of `step` lists, and nothing else that lies or is linked there.
+
+    Raises OSError, BadCheckpointError.
+    """
+    from train.checkpoint.disk import parse_marker
+
+    _, listed = parse_marker(read_file(checkpoint / MARKER, MOST_BYTES), step)
     target.mkdir()
     for name in (*listed, MARKER):
         shutil.copyfile(checkpoint / name, target / name)
