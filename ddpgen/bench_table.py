@@ -20,6 +20,7 @@ from ddpgen.spec.job import JobSpec
 
 WARM_UP = 5  # steps at the start of each run, which do not count
 BLOCK = 5  # steps that a sample is the mean of: the job's log_every
+_TOO_GOOD = 1.1  # caches can bring a few percent; more comes of a first shape that was disturbed
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,11 @@ def _head(found: Table) -> Iterator[str]:
         *(f"{name} {each[name]}" for name, each in (("torch", facts), ("ddpgen", found.machine)) if name in each),
     ]  # fmt: skip
     yield f"{found.name}: {counted}, after {found.warm_up_steps} to warm up; {', '.join(told)}"
+    if any(row.efficiency > _TOO_GOOD for row in found.rows):
+        yield (
+            f"an efficiency above {_TOO_GOOD:.0%}: other programs probably slowed {found.rows[0].shape} down; repeat it on a "
+            "quiet machine"
+        )
 
 
 def _cells(found: Table) -> list[list[str]]:

@@ -71,6 +71,12 @@ gpt: 15 steps of 3 runs of each shape, after 5 to warm up; 2 processors, x86_64,
     )
 
 
+def test_an_efficiency_that_cannot_be_says_that_the_machine_was_busy(spec: Spec) -> None:
+    told = "an efficiency above 110%: other programs probably slowed 1 down"
+    assert told in bench_table.as_text(made(spec(), {"1": [left(0.1)], "2": [left(0.04, 2)]}))
+    assert told not in bench_table.as_text(made(spec(), {"1": [left(0.1)], "2": [left(0.048, 2)]}))
+
+
 def test_markdown_and_json_say_the_same(spec: Spec) -> None:
     found = made(spec(), {"1": [left()], "2": [left(0.0625, 2)]})
     text = bench_table.as_markdown(found)
