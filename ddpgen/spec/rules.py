@@ -287,6 +287,7 @@ def _evaluations(train: Train) -> Iterator[Conflict]:
 def _places(job: JobSpec) -> Iterator[Conflict]:
     yield from environment(job.env, "env", job.train)
     yield from places("checkpoint.dir", job.checkpoint.path)
+    yield from places("train.workdir", job.train.workdir)
     yield from _url(job.checkpoint.dir or "")
     yield from interpreter(job.python, "python")
     wanted = job.train.own_file
@@ -335,6 +336,10 @@ def environment(env: Mapping[str, str], field: str, train: Train) -> Iterator[Co
                 "python.activate; on sky, name it in secrets"
             )
             yield Conflict((f"{field}.{name}",), what, remedy, fatal=False)
+        if re.search(rf"\$(\{{{name}\}}|{name}\b)", value):
+            what = f"is taken as it is written: ${name} is not filled in"
+            remedy = f"write it in python.activate: export {name}=..."
+            yield Conflict((f"{field}.{name}",), what, remedy, fatal=False)
         if name in OWNED_NAMES or name.startswith(("DDPGEN_", "PET_")):
             what = "is set by bash, torchrun or the launch script; the job would not see this value"
             yield Conflict((f"{field}.{name}",), what, "take another name")
@@ -353,6 +358,9 @@ def places(field: str, path: str | None) -> Iterator[Conflict]:
     if path and path.startswith("~") and not (path + "/").startswith("~/"):
         what = f"{show(path)} is the home of another user, which only a login shell finds"
         yield Conflict((field,), what, "write ~/path or /path")
+    elif path and (variable := re.search(r"\$\{?[A-Za-z_]\w*\}?", path)):
+        what = f"{show(path)} is taken as it is written: {variable[0]} is not filled in"
+        yield Conflict((field,), what, "write the path itself, or ~/path", fatal=False)
 
 
 def interpreter(python: Python, field: str) -> Iterator[Conflict]:

@@ -182,3 +182,32 @@ def test_a_secret_in_env_is_warned_of_without_its_value(variable: str, warned: b
     assert len(told) == warned
     assert all("looks like a secret" in line and "hf_a" not in line for line in told)
     assert all(line.startswith("job.yaml:6:") for line in told)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        (
+            {"top": "checkpoint: {dir: $SCRATCH/ck}"},
+            '6:19: warning: checkpoint.dir: "$SCRATCH/ck" is taken',
+        ),
+        (
+            {"top": "checkpoint: {dir: '/x/${USER}'}"},
+            "taken as it is written: ${USER} is not filled in",
+        ),
+        (
+            {"top": "env: {PATH: '/opt/bin:$PATH'}"},
+            "6:13: warning: env.PATH: is taken as it is written: $PATH",
+        ),
+        ({"top": "env: {A: $PATH}"}, ""),
+        ({"top": "checkpoint: {dir: a$b/$1}"}, "$b is not filled in"),
+        ({"top": "checkpoint: {dir: a$1}"}, ""),
+    ],
+)
+def test_a_variable_that_nothing_fills_in_is_warned_of(
+    changes: dict[str, object], warning: str
+) -> None:
+    (reading,) = read(spec(**changes).encode(), "job.yaml").values()
+    told = [finding.line("job.yaml") for finding in reading.warnings]
+    assert len(told) == bool(warning)
+    assert all(warning in line for line in told)
