@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from ddpgen.cli.shared import JOB, JSON, PROCS, PathOption, cli, given, submit, visible
+from ddpgen.cli.shared import JOB, JSON, PROCS, PathOption, cli, given, submit, tier_option, visible
 from ddpgen.errors import DdpgenError
 
 
 @cli.command()
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@click.argument("a", metavar="A", type=click.Path())
+@click.argument("b", metavar="B", type=click.Path())
 @JSON
 def diff(a: str, b: str, as_json: bool) -> None:
     """Say where two runs part and what differed there; or in what two specs or bundles differ.
@@ -88,7 +88,7 @@ def verify(
 
 @cli.command()
 @JOB
-@click.option("--target", metavar="TIER", help="Launch it there.  [default: compute it here]")
+@tier_option("Launch it there.  [default: compute it here]")
 @PROCS
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="The first N.  [default: all]")
 @click.option(

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpgen.cli.shared import FILE, JOB, JSON, cli, find_run, follow_options, given, visible
+from ddpgen.cli.shared import (
+    FILE,
+    JOB,
+    JSON,
+    cli,
+    find_run,
+    follow_options,
+    given,
+    tier_option,
+    visible,
+)
 
 if TYPE_CHECKING:
     from ddpgen.monitor.record import Following
@@ -144,7 +154,7 @@ def doctor(job: str, target: str | None, output: Path | None, as_json: bool) -> 
 
 @cli.command()
 @JOB
-@click.option("--target", metavar="TIER", help="The tier.  [default: that of the newest run]")
+@tier_option("The tier.  [default: that of the newest run]")
 @click.option(
     "-o", "--output", type=FILE, metavar="FILE",
     help="The page to write.  [default: report.html in the checkpoint directory]",

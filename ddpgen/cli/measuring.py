@@ -22,6 +22,7 @@ from ddpgen.cli.shared import (
     refusals,
     submit,
     target_option,
+    tier_option,
 )
 from ddpgen.errors import FileTroubleError
 
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
 @cli.command()
 @SPEC
-@click.option(
-    "--target", metavar="TIER", help="The tier.  [default: the first with several machines]"
-)
+@tier_option("The tier.  [default: the first with several machines]")
 @click.option(
     "--params", "parameters", type=Quantity("many"), metavar="NUMBER",
     help="Parameters that are trained, like 760M.  [default: counted, or of the newest run]",

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,13 +14,14 @@ from ddpgen import __version__
 from ddpgen.errors import report as lines_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ddpgen.job import Render
     from ddpgen.monitor.record import Following, Launched
     from ddpgen.spec.job import JobSpec
     from ddpgen.spec.reader import Reading
 
+_F = TypeVar("_F", bound="Callable[..., Any]")
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -72,8 +73,9 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since clic
             self.fail(f"{refused.what}; {refused.remedy}.", param, ctx)
 
 
-SPEC = click.argument("spec", metavar="SPEC")
-JOB = click.argument("job", metavar="JOB")
+# Paths, so that a shell completes them.
+SPEC = click.argument("spec", metavar="SPEC", type=click.Path())
+JOB = click.argument("job", metavar="JOB", type=click.Path())
 FILE = PathOption(path_type=Path, dir_okay=False)
 JSON = click.option("--json", "as_json", is_flag=True, help="For programs instead of people.")
 OUTPUT = click.option(
@@ -92,7 +94,18 @@ PROCS = click.option(
 def target_option(command: Any) -> Any:
     """--target of what renders."""
     says = "The tier to render for: local, hosts, slurm, sky, or all the spec has."
-    return click.option("--target", required=True, metavar="TIER", help=says)(command)
+    return tier_option(says, required=True)(command)
+
+
+def tier_option(says: str, **more: Any) -> Callable[[_F], _F]:
+    """--target, whose tiers a shell completes."""
+    return click.option("--target", metavar="TIER", help=says, shell_complete=_tiers, **more)
+
+
+def _tiers(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    from ddpgen.spec.job import TIERS
+
+    return [tier for tier in (*TIERS, "all") if tier.startswith(begun)]
 
 
 def render_options(command: Any) -> Any:
@@ -116,7 +129,7 @@ def render_options(command: Any) -> Any:
 def follow_options(command: Any) -> Any:
     """Which run of a job is meant: see find_run."""
     says = "The tier.  [default: the one where it runs, else of the newest run]"
-    return OUTPUT(click.option("--target", metavar="TIER", help=says)(command))
+    return OUTPUT(tier_option(says)(command))
 
 
 def checked(spec: str, target: str) -> tuple[Mapping[str, Reading], list[str]]:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpgen.cli.shared import FILE, JSON, SPEC, PathOption, checked, cli, named, refusals
+from ddpgen.cli.shared import (
+    FILE,
+    JSON,
+    SPEC,
+    PathOption,
+    checked,
+    cli,
+    named,
+    refusals,
+    tier_option,
+)
 
 if TYPE_CHECKING:
     from ddpgen.scaffold import Question
@@ -116,7 +126,7 @@ def adopt(script: Path, output: Path | None) -> None:
 
 @cli.command()
 @SPEC
-@click.option("--target", default="all", metavar="TIER", help="Only for this tier.")
+@tier_option("Only for this tier.", default="all")
 def validate(spec: str, target: str) -> None:
     """Check a spec and say everything that is wrong with it at once.
 
@@ -130,7 +140,7 @@ def validate(spec: str, target: str) -> None:
 
 @cli.command()
 @SPEC
-@click.option("--target", default="local", show_default=True, metavar="TIER", help="The tier.")
+@tier_option("The tier.", default="local", show_default=True)
 @JSON
 def plan(spec: str, target: str, as_json: bool) -> None:
     """Show who does what: nodes, ranks, micro-batches, rendezvous, the command.
