@@ -44,7 +44,7 @@ class Render(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """What write_bundle() made, and what is doubtful about the files that it gathered."""
+    """The result of write_bundle(), with warnings about the files that it gathered."""
 
     artefacts: list[Artefact]
     written: Written

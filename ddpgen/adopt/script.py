@@ -372,7 +372,7 @@ class Script:
 
 
 def _goes(words: Sequence[str]) -> bool:
-    """Whether they are a `cd` to a directory that they name."""
+    """True for a `cd` to a directory that the words name."""
     return words[0] == "cd" and len(words) == 2 and words[1] != "-"
 
 

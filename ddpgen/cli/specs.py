@@ -79,7 +79,7 @@ def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> Non
 
 
 def _answer(question: Question) -> Any:
-    """What is typed on a terminal, asked again until a spec may hold it; the default elsewhere."""
+    """The answer typed on a terminal, asked again until a spec may hold it; elsewhere the default."""
     from ddpgen import scaffold
 
     if not sys.stdin.isatty():

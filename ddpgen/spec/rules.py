@@ -13,7 +13,7 @@ from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.hosts import HostsJob
 from ddpgen.spec.job import JobSpec, Python, Train
 
-# Fields of which one is given; one in an overlay takes the place of the others in the job.
+# A job gives one field of each set; an overlay's takes the place of the job's.
 RIVALS = (
     (("train", "steps"), ("train", "epochs")),
     (("train", "workload"), ("train", "script"), ("train", "command")),

@@ -13,12 +13,12 @@ FORMS = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{16,}|\bgh[pousr]_\w{8,}|\bAKIA\w{12,
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether the variable of this name is one, or its value looks like one."""
+    """True if the name is that of a secret, or the value has the form of one."""
     return bool(_NAME.search(name) or FORMS.search(value))
 
 
 def stands_in(name: str, value: str) -> bool:
-    """Whether `value` gives a secret away: a path, a number or a short word does not."""
+    """True if `value` gives a secret away: a path, a number or a short word does not."""
     if FORMS.search(value):
         return True
     harmless = len(value) < SHORTEST or "/" in value[:2] or re.fullmatch(r"[\d.]+", value)

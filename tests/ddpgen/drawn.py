@@ -37,7 +37,7 @@ ANYTHING: Drawn = st.recursive(
     ),
     max_leaves=8,
 )
-# What the kinds of times.py and ranges take.
+# Times, periods and ranges, for the kinds of times.py.
 _WITH_UNITS = ("90s", "1h30min", "2-00:00:00", "12:00:00", "200 steps", "1 step", "20..25", "2..4")
 
 
