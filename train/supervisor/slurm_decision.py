@@ -150,13 +150,27 @@ def _as_decided(end: StartEnd) -> StartEnd:
     failure = end.failure
     # A torchrun that has lost a killed node's ends with 1, maybe before srun has seen the kill.
     if failure is not None and failure.code == 1 and end.code == _KILLED:
-        failure = None
-    elif failure is None:
-        failure = end.reported  # a node that failed before it could put that on file
-    code = failure.code if failure else end.code
+        failure, code = None, end.code
+    elif failure is not None:
+        code = failure.code
+    else:
+        failure = end.reported
+        code = _never_began(failure, end.status) if failure else end.code
     # A task that failed has srun send the others a TERM: their stop file says nothing about Slurm then.
     asked = end.asked or ("signal" if end.stop == "job" and code == 0 else "")
     return replace(end, code=code, asked=asked, failure=failure)
+
+
+def _never_began(failure: Failure, status: Status | None) -> int:
+    """The code of a node that has put nothing on file, because its supervisor never ran.
+
+    Its shell, container or prolog could not start it, whatever their code. Codes of ddpgen's own stay, and so do
+    signals and crashes that the training has noted.
+    """
+    own = failure.code in (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_STOPPED)
+    killed = 128 < failure.code <= _LAST_SIGNAL
+    noted = status is not None and status.reason
+    return failure.code if own or killed or noted else EXIT_UNAVAILABLE
 
 
 def _by_status(end: StartEnd, again: str = "") -> Finish | Requeue | None:

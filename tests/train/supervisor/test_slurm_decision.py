@@ -80,11 +80,20 @@ LAST = "its last lines are before this one"
         (StartEnd(69, RUNNING, stop="job"), Finish(69, f"srun ended with 69; {LAST}")),
         (
             StartEnd(143, RUNNING, reported=Failure(255, "node[2-3]", "")),
-            Finish(
-                1,
-                f"node[2-3] ended this start (exit code 255): {LAST}; {AGAIN}",
-                f"node[2-3] ended this start (exit code 255): {LAST}",
-            ),
+            Finish(69, f"node[2-3] ended this start (exit code 255): {LAST}"),
+        ),
+        (
+            StartEnd(137, RUNNING, reported=Failure(1, "node2", "TaskProlog failed status=1")),
+            Finish(69, "node2 ended this start (exit code 1): TaskProlog failed status=1"),
+        ),
+        # A node that was asked to stop puts nothing on file.
+        (
+            StartEnd(1, CRASHED, reported=Failure(1, "node2", "crashed")),
+            Finish(1, f"crashed: {CAUSE}; {AGAIN}", f"crashed: {CAUSE}"),
+        ),
+        (
+            StartEnd(137, RUNNING, reported=Failure(137, "node2", "")),
+            Requeue("killed on a node (srun ended with 137)", 1, CRASH),
         ),
         (
             StartEnd(255, RUNNING, stop="job"),
