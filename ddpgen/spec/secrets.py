@@ -13,7 +13,7 @@ FORMS = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{16,}|\bgh[pousr]_\w{8,}|\bAKIA\w{12,
 
 
 def is_secret(name: str, value: str) -> bool:
-    """True if the name is that of a secret, or the value has the form of one."""
+    """True if the name is one of a secret, or the value has the form of one."""
     return bool(_NAME.search(name) or FORMS.search(value))
 
 
