@@ -19,7 +19,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}$]*))?\}|(\w+))")
 _PRODUCT = re.compile(r"\$\(\(\s*\$?\{?(\w+)\}?\s*\*\s*\$?\{?(\w+)\}?\s*\)\)")
 _REDIRECTION = re.compile(r"\d*(>>?|<<?<?-?)")
 _ARRAY = re.compile(r"\s*\w+=\([^)]*", re.DOTALL)
-_HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+_HERE = re.compile(r"[^\s<]*<<-?([^\s<]*)")
 # How a script names its own directory, in the form that filled() brings it to.
 OWN_DIRECTORY = '$(dirname "$0")'
 _ITSELF = r"\"?\$(?:0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(?:\[0\])?\})\"?"
@@ -32,6 +32,8 @@ _ENTERED = re.compile(
 )
 # A command in a word, which shlex would tear apart.
 _MASK = "\ue000{}\ue001"
+# A # within a word, which begins no comment: shlex takes it for one.
+_HASH = "\ue002"
 
 
 class UnreadableError(Exception):
@@ -60,8 +62,7 @@ def commands(whole: str, first: int = 1) -> Iterator[Command]:
         if until:
             until = "" if source.strip() == until else until
             continue
-        if here := _HERE.search(source):
-            until = here[1]
+        until = _here(source)
         found = list(_simple(line, source))
         for words, after in found:
             text = source.strip() if len(found) == 1 else " ".join(words)
@@ -108,10 +109,8 @@ def _simple(line: int, source: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """The words of each simple command, and what comes after it. Redirections are left out."""
     masked, inner = _masked(source)
     masked = re.sub(r"\d?>&\d", "", masked).replace("&>", ">")
-    lexer = shlex.shlex(masked, posix=True, punctuation_chars="&|;")
-    lexer.whitespace_split = True
     try:
-        tokens = list(lexer)
+        tokens = _tokens(masked)
     except ValueError:
         raise UnreadableError(line) from None
     words: list[str] = []
@@ -122,12 +121,32 @@ def _simple(line: int, source: str) -> Iterator[tuple[tuple[str, ...], str]]:
                 yield tuple(words), token
             words = []
         elif not skips and not _REDIRECTION.match(token):
-            words.append(re.sub(_MASK.format(r"(\d+)"), lambda found: inner[int(found[1])], token))
+            shown = re.sub(_MASK.format(r"(\d+)"), lambda found: inner[int(found[1])], token)
+            words.append(shown.replace(_HASH, "#"))
         skips = bool(_REDIRECTION.fullmatch(token))  # its file is the next word
 
 
+def _tokens(masked: str) -> list[str]:
+    """The words and joins of a line, without comments. Raises ValueError for a quote that does not end."""
+    lexer = shlex.shlex(masked, posix=True, punctuation_chars="&|;")
+    lexer.whitespace_split = True
+    return list(lexer)
+
+
+def _here(source: str) -> str:
+    """The word that ends the here-document of this line; "" if it has none."""
+    try:
+        tokens = _tokens(_masked(source)[0])
+    except ValueError:  # _simple() tells
+        return ""
+    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+        if here := _HERE.fullmatch(token):
+            return here[1] or following
+    return ""
+
+
 def _masked(text: str) -> tuple[str, list[str]]:
-    """`text` with a mark for each $(…) and `…`, and those."""
+    """`text` with a mark for each $(…), `…` and # within a word, and the first two."""
     inner: list[str] = []
     out, at = "", 0
     while at < len(text):
@@ -144,7 +163,7 @@ def _masked(text: str) -> tuple[str, list[str]]:
             out, at = out + _MASK.format(len(inner) - 1), end
         else:
             out, at = out + text[at], at + 1
-    return out, inner
+    return re.sub(r"(?<=[^\s;&|(])#", _HASH, out), inner
 
 
 def filled(word: str, known: Mapping[str, str]) -> str:

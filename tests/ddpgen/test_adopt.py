@@ -493,3 +493,27 @@ def test_a_job_that_may_not_be_requeued_is_not(run: Run, tmp_path: Path) -> None
     assert read(out.encode(), "a")["slurm"].job.requeues == 0  # type: ignore[attr-defined]
     assert "requeue" not in err
     assert "goes back into the queue" not in err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'read -r A <<< "yes"',
+        "BATCH=$((1 << N))",
+        "echo a # see cat <<EOF",
+        "cat > x <<EOF\ntorchrun other.py\nEOF",
+        "cat <<-'END' > x # torchrun\ntorchrun other.py\n\tEND",
+        "cat << END\ntorchrun other.py\nEND",
+        "echo ${#A[@]} $# a#b; A=1",
+    ],
+)
+def test_no_line_swallows_the_training(line: str, run: Run, tmp_path: Path) -> None:
+    out, _ = spec_of(run, tmp_path, f"{line}\ntorchrun train.py --x=a#b # and why\n", "a.sh")
+    train = read(out.encode(), "a")["local"].job.train
+    assert (train.script, train.args) == ("train.py", ("--x=a#b",))
+
+
+def test_an_image_of_pyxis_begins_no_comment(run: Run, tmp_path: Path) -> None:
+    text = f"#!/bin/bash\n{HEADER}srun --container-image=nvcr.io#nvidia/pytorch:24.05-py3 torchrun train.py\n"
+    out, _ = spec_of(run, tmp_path, text)
+    assert read(out.encode(), "a")["slurm"].job.train.script == "train.py"
