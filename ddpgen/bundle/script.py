@@ -30,10 +30,10 @@ _WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "asyn
 _READS = frozenset([
     "load", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
 ])  # fmt: skip
-# What asks for a GPU, and what stands in its place without one.
+# Words that ask for a GPU, each with the one for a machine without GPUs.
 _ON_GPUS = {"cuda": "cpu", "nccl": "gloo"}
 _LET_IT_ASK = "let the script ask torch.cuda.is_available()"
-# What the supervisor fills in (train/supervisor/words.py); `newest` besides, where a script is told to go on.
+# The supervisor fills these in (train/supervisor/words.py), and `newest` in resume.args.
 _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
 # An option that has a script go on, by its name.
 _RESUMES = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
@@ -111,7 +111,7 @@ def _command(words: Sequence[str]) -> Iterator[Conflict]:
 
 
 def _words(train: Train) -> Iterator[Conflict]:
-    """What is silently not as it was meant in a list of words."""
+    """Surprises in a list of words, which is passed word for word."""
     if isinstance(train.args, Mapping):
         return
     if train.args_style and train.args:
@@ -276,12 +276,12 @@ def _given(args: Mapping[str, object] | Sequence[str]) -> Mapping[str, str]:
 
 
 def _reads_more(given: Mapping[str, str]) -> bool:
-    """Whether one of the words is a file of settings, which nanoGPT's configurator runs."""
+    """True if one of the words is a file of settings, which nanoGPT's configurator runs."""
     return any(word.endswith(".py") for word in given)
 
 
 def _may_become(seen: _Script, name: str) -> bool:
-    """Whether the script gives the global `name` a value for a machine without GPUs by itself."""
+    """True if the script itself gives the global `name` a value for a machine without GPUs."""
     return any(
         isinstance(node, ast.Assign)
         and name in map(_name, node.targets)
@@ -303,7 +303,7 @@ def _devices(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
 
 
 class _Options(NamedTuple):
-    """What the script's one argparse parser takes, or its globals."""
+    """The options of the script's one argparse parser, or its globals that arguments replace."""
 
     names: tuple[str, ...]
     needed: tuple[str, ...]

@@ -121,8 +121,8 @@ def crash(end: End) -> str:
 
 
 def goes_on(program: Sequence[str], saved: bool) -> str:
-    """The purpose of another start of `program`, the words of the command: to go on, to begin anew, or to start it again
-    if nobody can know. `saved`: a checkpoint was written, or a user's script was seen to save something."""
+    """Say for which purpose `program`, the words of the command, is started again: to go on, or to begin anew. If nobody
+    can know, it is only started again. `saved`: a checkpoint was written, or a user's script was seen to save something."""
     options = list(itertools.takewhile(lambda word: word.startswith("--"), program[1:]))
     if "--probe" in options or "--from-scratch" in options:
         return ANEW
