@@ -69,6 +69,7 @@ def test_the_training_module_is_found_where_python_takes_safe_paths_only(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setenv("DDPGEN_CALLED_AS", "ddpgen verify")
     assert launch.output_of_module("verify", tmp_path, []) == (0, f"none {ROOT}\n")
 
 
