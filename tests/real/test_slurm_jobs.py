@@ -255,8 +255,10 @@ def test_one_job_of_an_array_is_struck_and_the_others_are_not(cluster: Slurm) ->
 
 @pytest.mark.nightly
 def test_the_warning_of_other_launchers_is_one_here(cluster: Slurm, alone: Path) -> None:
-    """USR2, which a user's SBATCH_SIGNAL may ask for, is taken as USR1; HUP is not heard."""
-    job = Batch(cluster, batch.spec("job", PAUSE), "--signal=B:USR2@60", place="usr2")
+    """USR2, which a user's SBATCH_SIGNAL may ask for, is taken as USR1; HUP is not heard. The job's name looks like
+    what Slurm says of a job that it has put back into the queue."""
+    options = ("--signal=B:USR2@60", "--job-name=x JobState=X Restarts=1")
+    job = Batch(cluster, batch.spec("job", PAUSE), *options, place="usr2")
     job.until_step(10)
     for where in ("--batch", "--full"):
         cluster.run(["scancel", "--signal=HUP", where, job.id], check=True)
