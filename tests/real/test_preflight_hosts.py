@@ -7,13 +7,14 @@ fault is done to the hosts for real; see test_preflight.
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import sysconfig
 from collections.abc import Iterator
 
 import pytest
 
-from tests.real import preflight
+from tests.real import fleet, preflight
 from tests.real.preflight import NAMES, Launch, Stage, Terminal, as_root, edited
 from tests.real.rig import Machine, Rig
 
@@ -221,6 +222,22 @@ def test_a_disk_without_room(stage: Stage) -> None:
     stage.ends(launch)
     launch.names("DIR003", "laptop", "/data/full")
     launch.names_only("DIR003")
+
+
+def test_a_check_beside_the_running_job(stage: Stage) -> None:
+    job = stage.job(train={"steps": 100_000})
+    driver = fleet.Driver(stage.rig, job.place)
+    driver.until_step(5)
+    launch = job.start()
+    launch.ends(0)
+    for name in NAMES:
+        launch.names("DIR004", name, "in use by job 'job'", on=["desk"], severity="note")
+    launch.names("PORT002", "desk", "29500", on=["desk"], severity="note")
+    launch.names_only()
+    assert "3 hosts can start the job when the live one has ended" in launch["desk"].text
+    driver.process.send_signal(signal.SIGINT)
+    assert driver.end() == 75, driver.output
+    assert stage.rig.strays(within=30) == []
 
 
 def test_a_directory_that_a_live_job_holds(stage: Stage) -> None:

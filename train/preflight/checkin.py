@@ -45,12 +45,14 @@ def meet(
     settings: Settings,
     examine: Callable[[], Report],
     judge: Callable[[Sequence[Report], Sequence[Link]], list[Finding]],
+    tell: Callable[[PreflightResult], object],
     say: Callable[[str], None],
 ) -> PreflightResult:
     """Meet the other hosts; what came of it.
 
     `examine` looks at this host and may block. `judge` is called on the head only, with what all hosts
-    reported. `say` gets a line of text whenever there is something to tell those who wait; it may
+    reported. `tell` is called on the head only, with an outcome that ends the launch, before the others
+    hear of it. `say` gets a line of text whenever there is something to tell those who wait; it may
     block. Returns after at most `settings.timeout_s` seconds and some 20 more. Raises what `examine`
     raises.
     """
@@ -59,7 +61,7 @@ def meet(
         if settings.is_head:
             from train.preflight.head import receive_clients
 
-            return asyncio.run(receive_clients(settings, examine, judge, printer.say))
+            return asyncio.run(receive_clients(settings, examine, judge, tell, printer.say))
         from train.preflight.client import join_head
 
         return asyncio.run(join_head(settings, examine, printer.say))

@@ -184,7 +184,7 @@ class Client:
             return self._outcome(self._fault)
         if self._fault and search.met_for_s >= self._sure_s:
             return self._outcome(self._fault)
-        if search.trouble == "store" and self._joins() and not bad:
+        if search.trouble == "store" and not settings.only and self._joins() and not bad:
             return self._outcome(joined=True) if search.met_for_s >= _STORE_S else None
         if now >= self._began + settings.timeout_s:
             return self._outcome(messages.no_head(settings, search.address, search.trouble))
@@ -206,7 +206,7 @@ class Client:
         seen = verdict.links or self._links
         took = time.monotonic() - self._began
         return PreflightResult(
-            findings, reports, seen, took, "" if joined else self._launch, joined
+            findings, reports, seen, took, "" if joined else self._launch, joined, verdict.shown
         )
 
     # --- with the head ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -23,7 +24,7 @@ from train.layout import node_directory
 from train.preflight import checks, compare, phrases
 from train.preflight.checks import Look
 from train.preflight.directory import TOKEN
-from train.preflight.finding import ERROR, WARNING, Finding, ordered
+from train.preflight.finding import ERROR, WARNING, Finding, eased, ordered
 from train.preflight.report import Link, PreflightResult, Report
 from train.preflight.settings import Settings
 
@@ -33,28 +34,80 @@ _LOOK_S = 2.0
 _KEEP_S = 5.0  # where it is all that is still to be done
 
 
-def run(settings: Settings, only: bool, driven: bool = False) -> int:
-    """Check, and say what is wrong; the exit code. `only`: nothing will be started after it. `driven`:
-    all hosts speak on one terminal."""
+def run(settings: Settings, driven: bool = False) -> int:
+    """Check, and say what is wrong; the exit code. `driven`: hosts/run.sh shows all hosts on one terminal."""
     # A file server may not answer, or complain; that is found out, and said, by the checks.
     for place in Look(lambda: list(_ending(settings))).result(time.monotonic() + _LOOK_S) or ():
         lock.await_last_words(place)
-    own: list[Finding] = []
-    outcome = _meet(settings, own)
-    findings = _judged(settings, outcome.findings)
-    failed = any(finding.is_error for finding in findings)
-    kept = _kept(settings, outcome, findings, failed)
-    # Driven, all hosts speak on one terminal: the head tells what concerns all.
-    brief = driven and not settings.is_head and any(f.host != settings.me for f in findings)
-    shown = [f for f in findings if f.host == settings.me] if brief else findings
-    if fresh := [f for f in shown if f not in own]:
-        _show(fresh, kept)
-    if failed:
-        _say_failed(findings)
+    check = _Check(settings, one_log=driven or settings.scheduled is not None)
+    outcome = check.meet()
+    findings = check.tell(outcome)
+    if any(finding.is_error for finding in findings):
+        # The driver quotes the last line of each host.
+        if driven or not check.stands_in_log(outcome):
+            _say_failed(findings)
         return EXIT_UNAVAILABLE
-    ignored = [f for f in findings if f.code in settings.ignore]
-    _say_passed(settings, outcome, only, f", {len(ignored)} ignored" if ignored else "")
+    _say_passed(settings, outcome, findings)
     return 0
+
+
+class _Check:
+    """One host's check, and what of it this host has told. `one_log`: all hosts write to the head's log."""
+
+    def __init__(self, settings: Settings, one_log: bool) -> None:
+        self._settings = settings
+        self._quiet = one_log and not settings.is_head
+        self._shown: list[Finding] = []
+        self._told: Sequence[Finding] | None = None
+        # The head tells from a thread, and may give up waiting for it.
+        self._telling = threading.Lock()
+
+    def meet(self) -> PreflightResult:
+        """Look at this host, and compare it with the others if there are any."""
+        settings = self._settings
+        if not settings.alone:
+            from train.preflight import checkin  # slower to import, and one machine needs none
+
+            return checkin.meet(settings, self._examine, self._judge, self.tell, say)
+        began = time.monotonic()
+        report = self._report()
+        took = time.monotonic() - began
+        return PreflightResult(ordered(report.findings), [report], [], took, secrets.token_hex(8))
+
+    def tell(self, outcome: PreflightResult) -> list[Finding]:
+        """Keep the outcome, and show the findings that were not shown yet; all findings."""
+        findings = _judged(self._settings, outcome.findings)
+        with self._telling:
+            if self._told is not outcome.findings:
+                self._told = outcome.findings
+                kept = _kept(self._settings, outcome, findings)
+                if not self.stands_in_log(outcome):
+                    self._show([f for f in findings if f not in self._shown], kept)
+        return findings
+
+    def stands_in_log(self, outcome: PreflightResult) -> bool:
+        """True if the head shows the findings in the log of this host."""
+        return self._quiet and outcome.shown
+
+    def _report(self) -> Report:
+        report = checks.examine(self._settings)
+        return replace(report, findings=_judged(self._settings, report.findings))
+
+    def _examine(self) -> Report:
+        report = self._report()
+        if not self._quiet:
+            # A terminal may be paused: that holds up nobody else.
+            show = Look(lambda: self._show(report.findings, None))
+            show.result(time.monotonic() + _LOOK_S)
+        return report
+
+    def _judge(self, reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
+        return _judged(self._settings, compare.judge(self._settings, reports, links))
+
+    def _show(self, findings: Sequence[Finding], kept: Path | None) -> None:
+        if findings:
+            self._shown.extend(findings)
+            _print(findings, kept)
 
 
 def _ending(settings: Settings) -> Iterator[Path]:
@@ -73,45 +126,17 @@ def _ending(settings: Settings) -> Iterator[Path]:
                 yield place
 
 
-def _meet(settings: Settings, own: list[Finding]) -> PreflightResult:
-    """`own`: gets what this host found by itself and has shown already, if it has to meet others."""
-
-    def examine() -> Report:
-        report = checks.examine(settings)
-        return replace(report, findings=_judged(settings, report.findings))
-
-    def examine_and_show() -> Report:
-        report = examine()
-        if report.findings:
-            own.extend(report.findings)
-            # A terminal may be paused: that holds up nobody else.
-            Look(lambda: _show(report.findings, None)).result(time.monotonic() + _LOOK_S)
-        return report
-
-    def judge(reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
-        return _judged(settings, compare.judge(settings, reports, links))
-
-    if not settings.alone:
-        from train.preflight import checkin  # slower to import, and one machine needs none
-
-        return checkin.meet(settings, examine_and_show, judge, say)
-    began = time.monotonic()
-    report = examine()
-    took = time.monotonic() - began
-    return PreflightResult(ordered(report.findings), [report], [], took, secrets.token_hex(8))
-
-
 def _judged(settings: Settings, findings: Sequence[Finding]) -> list[Finding]:
     """What the spec ignores is still told, as a warning."""
     return [
         replace(finding, severity=WARNING)
         if finding.code in settings.ignore and finding.severity == ERROR
         else finding
-        for finding in findings
+        for finding in eased(findings, settings.only)
     ]
 
 
-def _show(findings: Sequence[Finding], kept: Path | None) -> None:
+def _print(findings: Sequence[Finding], kept: Path | None) -> None:
     # https://no-color.org
     colourless = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     text = phrases.table(findings, sys.stderr.isatty() and not colourless, kept)
@@ -126,23 +151,30 @@ def _say_failed(findings: Sequence[Finding]) -> None:
     say(f"preflight: {', '.join(errors[:3])}{more}; nothing was started")
 
 
-def _say_passed(settings: Settings, outcome: PreflightResult, only: bool, ignored: str) -> None:
+def _say_passed(settings: Settings, outcome: PreflightResult, findings: Sequence[Finding]) -> None:
+    ignored = sum(finding.code in settings.ignore for finding in findings)
+    live = settings.only and any(finding.code == "DIR004" for finding in findings)
+    when = " when the live one has ended" if live else ""
+    took = f"({outcome.seconds:.2f} s" + (f", {ignored} ignored)" if ignored else ")")
     if settings.alone:
-        if only:
-            say(f"preflight: this machine can start the job ({outcome.seconds:.2f} s{ignored})")
+        if settings.only:
+            say(f"preflight: this machine can start the job{when} {took}")
     elif outcome.joined:
         say("preflight: this host is fine; joining the run under way")
     elif settings.is_head:
-        count = len(outcome.reports)
-        say(f"preflight: {count} hosts can start the job ({outcome.seconds:.2f} s{ignored})")
-    elif only:
-        say("preflight: the head says that all hosts can start the job")
+        say(f"preflight: {len(outcome.reports)} hosts can start the job{when} {took}")
+    elif settings.only:
+        say(f"preflight: the head says that all hosts can start the job{when}")
 
 
-def _kept(
-    settings: Settings, outcome: PreflightResult, findings: Sequence[Finding], failed: bool
-) -> Path | None:
-    """Where preflight.json lies; None where it does not, or where a file server does not answer."""
+def _kept(settings: Settings, outcome: PreflightResult, findings: Sequence[Finding]) -> Path | None:
+    """Where preflight.json lies; None where it does not, or where a file server does not answer.
+
+    The head alone writes into a shared directory, because another host of a large job knows only its own report.
+    """
+    if settings.shared and not settings.is_head and not settings.alone:
+        return None
+    failed = any(finding.is_error for finding in findings)
     # A live job's own record stays; that this one was refused is no news of that one.
     if any(f.code in ("DIR004", "DIR006") and f.host == settings.me for f in findings):
         return None

@@ -110,6 +110,7 @@ def _held(where: Path, settings: Settings, deadline: float) -> Iterator[Held]:
         if lock.is_same_job(holder, settings.scheduler):
             if lock.is_replaced(holder, settings.scheduler):
                 yield Held(directory, holder, later=True)
+                return
             continue  # an earlier start is fenced off, alive or not
         if directory == where and settings.head and _is_our_launch(holder, node, settings):
             continue
@@ -120,6 +121,8 @@ def _held(where: Path, settings: Settings, deadline: float) -> Iterator[Held]:
         if lock.is_ending(found[0]):
             doubt = "its last processes are ending"
         yield Held(directory, found[0], doubt)
+        if not doubt:
+            return  # the same job holds this host's part of it
 
 
 def _is_our_launch(holder: lock.Holder, node: Path, settings: Settings) -> bool:
@@ -206,7 +209,8 @@ def _in_the_way(where: Path) -> Path:
 
 
 def _in_use(settings: Settings, held: Held) -> Finding:
-    """DIR004; a note where it is too early to tell, as the launch itself will look again."""
+    """DIR004. A note if it is too early to tell, because the launch will look again, and a note to a check
+    alone if the job itself runs."""
     holder = held.holder
     if held.later:
         told = lock.later_start(held.directory, holder, settings.scheduler)
@@ -216,4 +220,5 @@ def _in_use(settings: Settings, held: Held) -> Finding:
         remedy = "nothing: the launch waits until that is certain"
         return Finding("DIR004", settings.me, cause, remedy, NOTE)
     cause = f"{held.directory} is {lock.who_holds(holder)}"
-    return Finding("DIR004", settings.me, cause, lock.how_to_end(held.directory, holder))
+    severity = NOTE if settings.only and holder.job == settings.job else ""
+    return Finding("DIR004", settings.me, cause, lock.how_to_end(held.directory, holder), severity)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from train.preflight import links, messages, ports
 from train.preflight.common import SILENT_S, examined, is_bad, slack_s
-from train.preflight.finding import Finding, ordered
+from train.preflight.finding import Finding, eased, ordered
 from train.preflight.report import Link, Peer, PreflightResult, Report, Verdict
 from train.preflight.server import OVER, PROBE, TELL, Server
 from train.preflight.settings import Settings
@@ -26,22 +26,28 @@ _LATE_S = 6.5
 _SETTLE_S = 3.0  # an elastic job begins so long after its last host came
 _ACKNOWLEDGE_S = 2.0
 _CLOSE_S = 1.0
+_SHOW_S = 2.5  # a terminal may be paused, a file server may not answer
 _LOOK_S = 3.0  # for who has the port
 _POLL_S = 0.25
 _OTHER_FILES = 128  # that are open beside the clients' connections
 
 Judge = Callable[[Sequence[Report], Sequence[Link]], "list[Finding]"]
+Tell = Callable[[PreflightResult], object]
 
 
 async def receive_clients(
-    settings: Settings, examine: Callable[[], Report], judge: Judge, say: Callable[[str], None]
+    settings: Settings,
+    examine: Callable[[], Report],
+    judge: Judge,
+    tell: Tell,
+    say: Callable[[str], None],
 ) -> PreflightResult:
     """Be the head of a launch, until the verdict has been told to all who came."""
     began = time.monotonic()
     report = await examined(settings, examine)
     # After the checks, which report the limit that the run will have.
     _allow_files(settings.nodes + _OTHER_FILES)
-    head = Head(settings, report, judge, say, began)
+    head = Head(settings, report, judge, tell, say, began)
     try:
         return await head.run()
     finally:
@@ -67,10 +73,12 @@ class Head:
         settings: Settings,
         report: Report,
         judge: Judge,
+        tell: Tell,
         say: Callable[[str], None],
         began: float,
     ) -> None:
         self._settings, self._report, self._judge = settings, report, judge
+        self._tell_user = tell
         self._began = began
         self._server = Server(settings, report, say)
         self._listener = Listener(self._server.answer, 2 * settings.nodes + 64)
@@ -84,10 +92,14 @@ class Head:
             server.fail()
         going = await self._gather()
         verdict = await self._conclude(await self._probe() if going else [])
-        seconds = time.monotonic() - self._began
-        verdict = await self._tell(verdict)
+        self._seconds = time.monotonic() - self._began
+        return self._outcome(await self._tell(verdict))
+
+    def _outcome(self, verdict: Verdict) -> PreflightResult:
         known = (verdict.findings, verdict.reports, verdict.links)
-        return PreflightResult(*known, seconds, server.hello.instance)
+        return PreflightResult(
+            *known, self._seconds, self._server.hello.instance, shown=not verdict.go
+        )
 
     async def close(self) -> None:
         """Stop listening: torchrun takes the port next."""
@@ -105,7 +117,9 @@ class Head:
             await self._listener.open(bind(port))
         except (OSError, OverflowError) as error:
             server.listens = False
-            server.fail(ports.listen_finding(self._settings, error, await self._holder()))
+            taken = ports.listen_finding(self._settings, error, await self._holder())
+            *_, taken = eased([*self._report.findings, taken], self._settings.only)
+            server.fail(taken) if taken.is_error else server.note(taken)
 
     async def _holder(self) -> ports.Holder | None:
         """Who has the port. Nobody else is heard meanwhile, and a process may not let itself be read."""
@@ -208,7 +222,7 @@ class Head:
         each = [finding for report in reports for finding in report.findings]
         findings = ordered([*self._server.faults(), *each, *judged])
         goes = self._server.failed_at is None and not is_bad(self._settings, findings)
-        return Verdict(goes, findings, reports, seen)
+        return Verdict(goes, findings, reports, seen, shown=True)
 
     async def _tell(self, verdict: Verdict) -> Verdict:
         """Tell all. Nobody goes on before everybody has acknowledged: else one that is gone by then
@@ -228,6 +242,9 @@ class Head:
             for conn in server.clients:
                 conn.send("go")
         else:
+            # First: a host that ends with an error may have the scheduler end this one.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(background(lambda: self._tell_user(self._outcome(verdict))), _SHOW_S)
             self._send(verdict)
             await self._until(lambda: not server.unheard, _ACKNOWLEDGE_S)
         # They close first: then it is not this host's port that waits for stray packets.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +45,7 @@ def rated(rate: float) -> str:
 def table(findings: Sequence[Finding], colour: bool, kept: Path | None = None) -> str:
     """The findings as lines, without a newline at their end. `kept`: where preflight.json lies.
 
+    Hosts that have one in the same words, as of a directory that they share, stand in one line.
     A line is as long as it is, for a terminal to wrap: so what is copied can be pasted, and what goes to
     a log can be searched. Names and causes came over the network.
     """
@@ -50,15 +53,18 @@ def table(findings: Sequence[Finding], colour: bool, kept: Path | None = None) -
 
 
 def _lines(findings: Sequence[Finding], colour: bool, kept: Path | None) -> Iterator[str]:
-    shown = findings[:_MOST_FINDINGS]
-    for finding in shown:
+    rows: dict[Finding, list[str]] = {}
+    for finding in findings:
+        rows.setdefault(replace(finding, host=""), []).append(finding.host)
+    for finding, hosts in islice(rows.items(), _MOST_FINDINGS):
         label = f"{finding.severity:7}  {finding.code:7}"
         if colour:
             label = f"{_COLOURS[finding.severity]}{label}{_NO_COLOUR}"
-        yield f"{label}  {plain(finding.host)}  {plain(finding.cause)}"
+        yield f"{label}  {plain(listed(hosts))}  {plain(finding.cause)}"
         yield f"  remedy: {plain(finding.remedy)}"
-    if len(findings) > _MOST_FINDINGS:
-        yield f"and {len(findings) - _MOST_FINDINGS} more"
-    yield f"more: ddpgen explain {' '.join(sorted({finding.code for finding in shown}))}"
+    if len(rows) > _MOST_FINDINGS:
+        yield f"and {len(rows) - _MOST_FINDINGS} more"
+    shown = {finding.code for finding in islice(rows, _MOST_FINDINGS)}
+    yield f"more: ddpgen explain {' '.join(sorted(shown))}"
     if kept is not None:
         yield f"all of it: {plain(str(kept))}"

@@ -144,12 +144,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`go`: whether the launch goes on."""
+    """`go`: whether the launch goes on. `shown`: the head shows the findings to its user."""
 
     go: bool
     findings: Sequence[Finding]
     reports: Sequence[Report] = ()
     links: Sequence[Link] = ()
+    shown: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """For the wire: the worst findings, and the reports and links if they are not too many."""
@@ -164,7 +165,12 @@ class Verdict:
             "reports": [asdict(report) for report in self.reports],
             "links": [vars(link) for link in self.links],
         }
-        return {"go": self.go, "findings": told, **(full if len(json.dumps(full)) <= _ALL else {})}
+        return {
+            "go": self.go,
+            "shown": self.shown,
+            "findings": told,
+            **(full if len(json.dumps(full)) <= _ALL else {}),
+        }
 
     @classmethod
     def from_json(cls, message: Mapping[str, Any]) -> Verdict:
@@ -174,6 +180,7 @@ class Verdict:
             [_finding(each) for each in message.get("findings", ())],
             [Report.from_json(each) for each in message.get("reports", ())],
             [parsed(Link, each) for each in message.get("links", ())],
+            message.get("shown") is True,
         )
 
 
@@ -181,7 +188,7 @@ class Verdict:
 class PreflightResult:
     """`findings`: of all hosts, ordered. `seconds`: from the start to the verdict. `launch`: the name
     of this launch, "" where none was had. `joined`: this host found a run under way at the head, and
-    goes on to join it. On the head, and everywhere in a job of few hosts, `reports` and `links` are
+    goes on to join it. `shown`: the head has shown the findings, or is about to. On the head, and everywhere in a job of few hosts, `reports` and `links` are
     those of all hosts, else this host's own."""
 
     findings: Sequence[Finding]
@@ -190,3 +197,4 @@ class PreflightResult:
     seconds: float
     launch: str
     joined: bool = False
+    shown: bool = False

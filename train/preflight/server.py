@@ -102,6 +102,10 @@ class Server:
         self.failed_at = self.failed_at or time.monotonic()
         self.changed.set()
 
+    def note(self, finding: Finding) -> None:
+        """Tell it with the verdict; the launch goes on."""
+        self._faults.append(finding)
+
     def faults(self) -> list[Finding]:
         """What went wrong while the hosts met; of one firewall all its victims in one finding."""
         cut: dict[str, list[NamedHost]] = {}

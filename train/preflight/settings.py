@@ -20,7 +20,7 @@ class Settings:
     equal to `nodes` otherwise. `timeout_s`: how long a host that has not arrived is waited for.
     `scheduler`: which start of which scheduler's job this is (see train.scheduler), "" for none;
     `script`: what people type to start the job; `saves`: patterns of the saves from which a user's script
-    goes on (train.resume).
+    goes on (train.resume); `only`: nothing will be started after the check.
     """
 
     job: str
@@ -45,6 +45,7 @@ class Settings:
     scheduler: str = ""
     script: str = "bash hosts/run.sh"
     saves: tuple[str, ...] = ()
+    only: bool = False
 
     @property
     def alone(self) -> bool:

@@ -103,7 +103,7 @@ class Supervisor:
         only = self._options.preflight
         if only or not self._options.no_preflight:
             driven = bool(self._options.driven)
-            code = self._beside(lambda: preflight.run(self._settings(), only, driven))
+            code = self._beside(lambda: preflight.run(self._settings(), driven))
             if code or only:
                 return ExitReport(code)
         bundle = _hold(self._bundle)
@@ -172,6 +172,7 @@ class Supervisor:
             scheduler=self._tier.scheduler,
             script=self._tier.again,
             saves=self._saves(),
+            only=self._options.preflight,
         )
 
     def _saves(self) -> tuple[str, ...]:

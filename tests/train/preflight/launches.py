@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class Launch:
             **common,
         }
         self.said: dict[str, list[str]] = {}
+        self.told: list[PreflightResult] = []
         self._pool = ThreadPoolExecutor(64)
         self._processes: list[Process] = []
 
@@ -69,7 +70,13 @@ class Launch:
     def thread(self, name: str, **changes: Any) -> Future[PreflightResult]:
         settings, stub = parse(self.given(name, **changes))
         say = self.said.setdefault(name, []).append
-        return self._pool.submit(meet, settings, lambda: stub.examine(settings), stub.judge, say)
+        return self.submit(
+            meet, settings, lambda: stub.examine(settings), stub.judge, self.told.append, say
+        )
+
+    def submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        """A thread that the end of the launch does not wait for."""
+        return self._pool.submit(work, *given)
 
     def process(self, name: str, **changes: Any) -> Process:
         process = Process(self.given(name, **changes))

@@ -1,4 +1,4 @@
-"""The preflight by itself, as a program: python -m tests.train.preflight.program SETTINGS [--only]
+"""The preflight by itself, as a program: python -m tests.train.preflight.program SETTINGS [--only] [--driven]
 
 SETTINGS is a line of JSON. A launch has no use for it: the supervisor calls run() with its own.
 """
@@ -23,7 +23,8 @@ from train.scheduler import VARIABLE
 def main(argv: Sequence[str]) -> int:
     """Run the check; the exit code."""
     processes.die_with_parent(signal.SIGTERM)
-    return run(settings(json.loads(argv[0])), only="--only" in argv)
+    given = json.loads(argv[0]) | {"only": "--only" in argv}
+    return run(settings(given), driven="--driven" in argv)
 
 
 def settings(given: dict[str, Any]) -> Settings:

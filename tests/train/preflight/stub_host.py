@@ -27,13 +27,14 @@ from train.preflight.settings import Settings
 
 @dataclass(frozen=True)
 class Stub:
-    """`address`: by which the host takes part; `first_address`: that its processes bind; `finds`: codes its own checks find; `takes_s`: how
-    long they take; `judged`: codes the judge finds; `clock_s`: how far its clock is ahead;
-    `hangs`: its checks never end."""
+    """`address`: by which the host takes part; `first_address`: that its processes bind. `finds`: codes
+    its own checks find, of this `severity`; `takes_s`: how long they take; `hangs`: they never end.
+    `judged`: codes the judge finds. `clock_s`: how far its clock is ahead."""
 
     address: str = ""
     first_address: str = ""
     finds: Sequence[str] = ()
+    severity: str = ""
     takes_s: float = 0.0
     judged: Sequence[str] = ()
     clock_s: float = 0.0
@@ -44,7 +45,7 @@ class Stub:
             threading.Event().wait()
         time.sleep(self.takes_s)
         found = [
-            Finding(code, settings.me, f"{settings.me} has {code}", "cure it")
+            Finding(code, settings.me, f"{settings.me} has {code}", "cure it", self.severity)
             for code in self.finds
         ]
         return Report.of(settings, found, address=self.address, first_address=self.first_address)
@@ -82,7 +83,11 @@ def main() -> int:
         real = time.time
         time.time = lambda: real() + stub.clock_s
     outcome = meet(
-        settings, lambda: stub.examine(settings), stub.judge, lambda text: print(text, flush=True)
+        settings,
+        lambda: stub.examine(settings),
+        stub.judge,
+        lambda _: None,
+        lambda text: print(text, flush=True),
     )
     print(json.dumps(as_json(outcome)), flush=True)
     return 69 if any(finding.is_error for finding in outcome.findings) else 0

@@ -150,6 +150,24 @@ def test_an_error_of_one_host_ends_the_launch_for_all_within_seconds(
     assert time.monotonic() - began < 15
 
 
+def test_the_head_shows_an_error_before_the_others_hear_of_it(launch: Any) -> None:
+    """A scheduler that sees one host fail ends the others at once."""
+    here = launch(2)
+    heard = threading.Event()
+    settings, stub = parse(here.given("a"))
+
+    def tell(outcome: PreflightResult) -> None:
+        here.told.append(outcome)
+        assert not heard.wait(0.5)
+
+    head = here.submit(meet, settings, lambda: stub.examine(settings), stub.judge, tell, print)
+    client = here.thread("b", finds=["NIC001"])
+    client.add_done_callback(lambda _: heard.set())
+    assert codes(client.result(WAIT_S)) == ["NIC001"]
+    assert client.result().shown
+    assert head.result(WAIT_S).findings is here.told[0].findings
+
+
 def test_what_is_ignored_does_not_end_the_launch(launch: Any) -> None:
     here = launch(2, ignore=["DIR003"])
     started = [here.thread("a"), here.thread("b", finds=["DIR003"])]
@@ -262,6 +280,7 @@ def test_a_host_of_another_job_is_turned_away_and_disturbs_nobody(launch: Any) -
     here = launch(2)
     head, stranger = here.thread("a"), here.thread("b", job="another")
     assert codes(stranger.result(WAIT_S)) == ["RANK004"]
+    assert not stranger.result().shown  # its user reads another log
     assert codes(here.thread("b").result(WAIT_S)) == codes(head.result(WAIT_S)) == []
     assert [line for line in here.said["a"] if "belongs to the job another" in line]
 
@@ -327,7 +346,7 @@ def test_a_terminal_that_is_paused_holds_up_nobody(
     settings, stub = parse(launch(3).given("a", timeout_s=4.0))
     began = time.monotonic()
     examine = functools.partial(stub.examine, settings)
-    outcome = meet(settings, examine, stub.judge, lambda text: resumed.wait(60) and None)
+    outcome = meet(settings, examine, stub.judge, print, lambda text: resumed.wait(60) and None)
     resumed.set()
     assert codes(outcome) == ["HOST001", "HOST001"]
     assert time.monotonic() - began < 30
@@ -363,7 +382,11 @@ def test_the_heads_own_limit_is_raised_after_it_was_looked_at(
         happened.append("look")
         return stub.examine(settings)
 
-    assert codes(meet(settings, examine, stub.judge, print)) == codes(client.result(WAIT_S)) == []
+    assert (
+        codes(meet(settings, examine, stub.judge, print, print))
+        == codes(client.result(WAIT_S))
+        == []
+    )
     assert happened == ["look", (130, 4096)]
 
 
@@ -735,6 +758,24 @@ def test_a_program_at_the_port_is_told_by_the_head_alone_that_could_not_listen_t
     with _program(here.port, b""):
         outcomes = here.meet("ab")
     assert {(*codes(each),) for each in outcomes} <= {("PORT001",), ("PORT002",)}
+
+
+@pytest.mark.parametrize(("held", "severity"), [(["DIR004"], "note"), ([], "error")])
+def test_a_check_beside_the_jobs_own_run_does_without_the_port(
+    launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch, held: list[str], severity: str
+) -> None:
+    here = launch(2, only=True)
+    one_way(here, "store")
+    run = ports.Holder(1, "python -m train", "toy", ours=True)
+    monkeypatch.setattr(ports, "holder", lambda port: run)
+    with _program(here.port, b""):
+        outcomes = here.meet("ab", finds=held, severity="note")
+    for outcome in outcomes:
+        assert [(f.code, f.host) for f in outcome.findings if f.host == "a"] == [
+            *((code, "a") for code in held), ("PORT002", "a"),
+        ]  # fmt: skip
+        assert {f.severity for f in outcome.findings} == {severity}
+        assert len(outcome.reports) == 2
 
 
 def test_a_way_that_opens_before_the_head_has_called_is_taken(

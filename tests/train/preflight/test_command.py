@@ -16,7 +16,7 @@ import pytest
 from tests.project.tree import ROOT
 from tests.train.preflight.program import main
 from train.preflight import command
-from train.preflight.finding import Finding, codes
+from train.preflight.finding import NOTE, Finding, codes, eased
 from train.preflight.report import PreflightResult, Report
 
 
@@ -75,6 +75,95 @@ def test_what_was_shown_early_is_not_shown_again(call: Any, monkeypatch: Any) ->
     code, said = call(head="127.0.0.1", nodes=2)
     assert code == 69
     assert (said.count("its own"), said.count("of the others")) == (0, 1), said
+
+
+ERRORS = [Finding("NIC001", "here", "its own", "cure it"), Finding("DIR003", "n1", "full", "free")]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "driven", "shown", "table", "last"),
+    [
+        ("", False, True, True, True),  # a terminal of its own
+        ("", True, True, False, True),  # run.sh: its end table quotes the last line
+        ("slurm 4711 0", False, True, False, False),
+        ("slurm 4711 0", False, False, True, True),  # the head did not tell
+        ("sky a 0", False, True, False, False),
+    ],
+)
+def test_in_one_log_the_head_alone_shows_what_is_wrong(
+    call: Any, monkeypatch: Any, scheduler: str, driven: bool, shown: bool, table: bool, last: bool
+) -> None:
+    monkeypatch.setenv("DDPGEN_SCHEDULER", scheduler)
+    monkeypatch.setattr(command.checks, "examine", lambda job: Report.of(job, ERRORS[:1]))
+
+    def meet(job: Any, examine: Any, *_: Any) -> PreflightResult:
+        examine()
+        return PreflightResult(ERRORS, [], [], 5.0, "", shown=shown)
+
+    monkeypatch.setattr("train.preflight.checkin.meet", meet)
+    words = ["--driven"] if driven else []
+    code, said = call(*words, head="127.0.0.1", nodes=2, node_rank=1)
+    assert code == 69
+    assert (said.count("its own"), said.count("full")) == (table, table), said
+    assert ("preflight: NIC001 on here, DIR003 on n1; nothing was started" in said) == last, said
+
+
+def test_the_head_shows_once_what_it_has_told_before_the_end(call: Any, monkeypatch: Any) -> None:
+    outcome = PreflightResult(ERRORS, [], [], 5.0, "", shown=True)
+
+    def meet(job: Any, examine: Any, judge: Any, tell: Any, say: Any) -> PreflightResult:
+        tell(outcome)
+        assert "full" in call.capture()
+        return outcome
+
+    monkeypatch.setattr("train.preflight.checkin.meet", meet)
+    code, said = call(head="127.0.0.1", nodes=2)
+    assert (code, said.count("\n")) == (69, 1), said
+
+
+@pytest.mark.parametrize(
+    ("shared", "rank", "is_kept"), [(True, 0, True), (True, 1, False), (None, 1, True)]
+)
+def test_of_a_shared_directory_the_head_alone_keeps_the_record(
+    call: Any, tmp_path: Path, monkeypatch: Any, shared: bool | None, rank: int, is_kept: bool
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    outcome = PreflightResult([], [], [], 5.0, "a launch")
+    monkeypatch.setattr("train.preflight.checkin.meet", lambda *_: outcome)
+    assert call(head="127.0.0.1", nodes=2, node_rank=rank, shared=shared)[0] == 0
+    assert (tmp_path / "ckpt/preflight.json").exists() == is_kept
+
+
+HELD = Finding("DIR004", "here", "held by a live job", "wait", NOTE)
+
+
+@pytest.mark.parametrize(
+    ("only", "host", "code", "severity"),
+    [
+        (True, "here", "PORT002", "note"),
+        (True, "here", "GPU003", "note"),
+        (True, "there", "GPU003", "error"),  # of no live job
+        (True, "here", "DIR003", "error"),
+        (False, "here", "PORT002", "error"),
+    ],
+)
+def test_what_a_live_job_holds_is_a_note_to_a_check_that_starts_nothing(
+    only: bool, host: str, code: str, severity: str
+) -> None:
+    found = eased([HELD, Finding(code, host, "so it is", "cure it")], only)
+    assert [each.severity for each in found] == ["note", severity]
+
+
+def test_a_check_beside_a_live_job_does_not_fail_of_it(
+    call: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(command.checks, "examine", lambda job: Report.of(job, [HELD]))
+    (tmp_path / "ckpt").mkdir()
+    code, said = call("--only")
+    assert code == 0, said
+    assert "note     DIR004   here  held by a live job\n" in said
+    assert "this machine can start the job when the live one has ended (" in said
+    assert not (tmp_path / "ckpt/preflight.json").exists()
 
 
 def test_an_ignored_error_is_a_warning(call: Any) -> None:

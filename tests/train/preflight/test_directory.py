@@ -176,6 +176,22 @@ def test_a_live_job_is_named_and_not_disturbed_and_one_that_ends_is_a_note(
     assert found(job) == []
 
 
+@pytest.mark.parametrize(("holder", "severity"), [("job", "note"), ("other", "error")])
+def test_to_a_check_alone_a_run_of_the_job_itself_is_a_note(
+    job: Settings, sleeper: subprocess.Popen[bytes], holder: str, severity: str
+) -> None:
+    lock.claim(job.checkpoint_dir, holder, sleeper.pid)
+    (finding,) = found(replace(job, only=True))
+    assert (finding.code, finding.severity) == ("DIR004", severity)
+
+
+def test_one_live_job_is_named_once(job: Settings, sleeper: subprocess.Popen[bytes]) -> None:
+    lock.claim(job.checkpoint_dir, "other", sleeper.pid)
+    lock.claim(node_directory(job.checkpoint_dir, "desk"), "other", sleeper.pid)
+    (finding,) = found(of_hosts(job))
+    assert f"{job.checkpoint_dir} is in use by job 'other'" in finding.cause
+
+
 def test_a_host_asks_its_own_node_directory(
     job: Settings, sleeper: subprocess.Popen[bytes]
 ) -> None:

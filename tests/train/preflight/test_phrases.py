@@ -58,8 +58,17 @@ def test_what_a_terminal_would_obey_is_written_out(sent: str, shown: str) -> Non
     assert table.count(shown) == 4
 
 
+def test_hosts_that_find_the_same_stand_in_one_line() -> None:
+    held = [Finding("DIR004", f"n{n}", "/ckpt is held by job 'a'", "wait for it") for n in (1, 2)]
+    assert render([*held, THREE[1]], False).splitlines()[:3] == [
+        "error    DIR004   n1 and n2  /ckpt is held by job 'a'",
+        "  remedy: wait for it",
+        "warning  CLK001   laptop  its clock is 7 s ahead",
+    ]
+
+
 def test_of_a_thousand_findings_the_first_are_shown_and_the_rest_counted() -> None:
-    many = [Finding("HOST001", f"h{n}", "x" * 10**5, "y") for n in range(1000)]
+    many = [Finding("HOST001", f"h{n}", f"{n}" + "x" * 10**5, "y") for n in range(1000)]
     table = render(many, False)
     assert "and 950 more" in table
     assert len(table) < 200_000
@@ -75,4 +84,5 @@ found = st.builds(
 def test_no_text_passes_a_control_character(findings: list[Finding], path: str) -> None:
     table = render(findings, False, Path(path))
     assert all(c == "\n" or c.isprintable() for c in table)
-    assert len(table.split("\n")) == 2 * len(findings) + 2
+    rows = {(one.severity, one.code, one.cause, one.remedy) for one in findings}
+    assert len(table.split("\n")) == 2 * len(rows) + 2
