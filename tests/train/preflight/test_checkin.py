@@ -776,6 +776,7 @@ def test_a_check_beside_the_jobs_own_run_does_without_the_port(
         ]  # fmt: skip
         assert {f.severity for f in outcome.findings} == {severity}
         assert len(outcome.reports) == 2
+        assert bool(outcome.links) == bool(held)  # only a check that goes on tries them
 
 
 def test_a_way_that_opens_before_the_head_has_called_is_taken(
