@@ -243,7 +243,7 @@ def test_the_learning_rate_is_a_function_of_the_step(schedule: str, factors: lis
 def test_parameter_groups_keep_their_proportions() -> None:
     a, b = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b], "lr": 0.01}], lr=0.1)
-    rate = LearningRate(optimizer, config("--warmup-steps=10"), 10)
+    rate = LearningRate([optimizer], config("--warmup-steps=10"), 10)
     assert rate.set_for(4) == pytest.approx(0.05)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.005])
 
