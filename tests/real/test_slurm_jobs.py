@@ -193,6 +193,24 @@ def test_a_node_that_cannot_start_ends_the_job_for_good(cluster: Slurm) -> None:
     assert not (job.directory / "slurm-job").exists()
 
 
+def test_a_check_shows_each_fault_once_and_passes_beside_the_running_job(cluster: Slurm) -> None:
+    job = Batch(cluster, batch.spec("beside", LONG_PAUSE, nodes=2, tier={"time": "0:02:00"}))
+    job.until_step(1)
+    check = job.submit(arguments=["--preflight"])
+    python = {"interpreter": sys.executable, "activate": ["ulimit -n 40"]}
+    wanted = batch.spec("files", nodes=2, python=python)
+    bad = Batch(cluster, wanted, arguments=["--preflight"])
+    assert cluster.ended(check) == ("COMPLETED", "0:0"), cluster.log(check)
+    notes = re.findall(r"^note .*", cluster.log(check), re.MULTILINE)
+    assert len(notes) == 1, cluster.log(check)
+    assert f"is held by Slurm job {job.id}, job 'beside'" in notes[0]
+    assert "2 hosts can start the job when the live one has ended" in cluster.log(check)
+    cluster.run(["scancel", job.id], check=True)
+    assert bad.ended() == ("FAILED", "69:0"), bad.log
+    assert len(re.findall(r"^error +LIM001 +node", bad.log, re.MULTILINE)) == 2, bad.log
+    assert bad.log.count("nothing was started") == 1, bad.log
+
+
 def test_a_higher_partition_takes_the_nodes_away(cluster: Slurm, alone: Path) -> None:
     # By requeue, by cancel, by cancel after a grace time.
     lower = {"low": "node1", "lowc": "node2", "lowg": "node3"}

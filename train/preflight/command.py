@@ -55,8 +55,7 @@ class _Check:
     """One host's check, and what of it this host has told. `one_log`: all hosts write to the head's log."""
 
     def __init__(self, settings: Settings, one_log: bool) -> None:
-        self._settings = settings
-        self._quiet = one_log and not settings.is_head
+        self._settings, self._one_log = settings, one_log
         self._shown: list[Finding] = []
         self._told: Sequence[Finding] | None = None
         # The head tells from a thread, and may give up waiting for it.
@@ -87,7 +86,7 @@ class _Check:
 
     def stands_in_log(self, outcome: PreflightResult) -> bool:
         """True if the head shows the findings in the log of this host."""
-        return self._quiet and outcome.shown
+        return self._one_log and outcome.shown and not self._settings.is_head
 
     def _report(self) -> Report:
         report = checks.examine(self._settings)
@@ -95,7 +94,9 @@ class _Check:
 
     def _examine(self) -> Report:
         report = self._report()
-        if not self._quiet:
+        if (
+            not self._one_log
+        ):  # there the table of all hosts comes once, and at once if one is at fault
             # A terminal may be paused: that holds up nobody else.
             show = Look(lambda: self._show(report.findings, None))
             show.result(time.monotonic() + _LOOK_S)

@@ -127,8 +127,8 @@ def _held(where: Path, settings: Settings, deadline: float) -> Iterator[Held]:
 
 def _is_our_launch(holder: lock.Holder, node: Path, settings: Settings) -> bool:
     """Whether a launch that holds the whole directory may be the one that this host goes back to."""
-    if holder.job != settings.job:
-        return False
+    if holder.job != settings.job or settings.scheduled is not None:
+        return False  # a scheduler's job goes back to none but its own, which keeps nobody out
     if settings.least < settings.nodes:
         return True  # hosts come and go
     try:

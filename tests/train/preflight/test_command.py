@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,25 @@ def test_the_head_shows_once_what_it_has_told_before_the_end(call: Any, monkeypa
     monkeypatch.setattr("train.preflight.checkin.meet", meet)
     code, said = call(head="127.0.0.1", nodes=2)
     assert (code, said.count("\n")) == (69, 1), said
+
+
+def test_in_one_log_the_head_shows_its_own_findings_with_those_of_the_others(
+    call: Any, monkeypatch: Any
+) -> None:
+    both = [replace(ERRORS[0], host=host) for host in ("here", "n1")]
+    monkeypatch.setenv("DDPGEN_SCHEDULER", "slurm 4711 0")
+    monkeypatch.setattr(command.checks, "examine", lambda job: Report.of(job, both[:1]))
+
+    def meet(job: Any, examine: Any, judge: Any, tell: Any, say: Any) -> PreflightResult:
+        examine()
+        outcome = PreflightResult(both, [], [], 5.0, "", shown=True)
+        tell(outcome)
+        return outcome
+
+    monkeypatch.setattr("train.preflight.checkin.meet", meet)
+    _, said = call(head="127.0.0.1", nodes=2)
+    assert said.count("its own") == 1
+    assert said.startswith("error    NIC001   here and n1  its own\n")
 
 
 @pytest.mark.parametrize(

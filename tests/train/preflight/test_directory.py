@@ -230,6 +230,18 @@ def test_the_whole_directory_may_be_held_by_the_launch_that_a_host_goes_back_to(
     assert [finding.code for finding in findings] == ["DIR004"] * refused
 
 
+def test_a_schedulers_job_goes_back_to_no_other_jobs_launch(
+    job: Settings, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """All nodes then name the same directory, and not each its part of it."""
+    launch = lock.claim(job.checkpoint_dir, "job", sleeper.pid)
+    node = node_directory(job.checkpoint_dir, "desk")
+    lock.claim(node, "job", sleeper.pid)
+    (node / "launch").write_text(f"1234 {launch}\n")
+    (finding,) = found(of_hosts(job, scheduler="slurm 4711 0"))
+    assert f"{job.checkpoint_dir} is in use by job 'job'" in finding.cause
+
+
 def test_a_holder_on_another_machine_that_cannot_be_told_dead_in_time_is_a_note(
     job: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
