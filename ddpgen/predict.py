@@ -102,8 +102,8 @@ class Fewer:
 
 @dataclass(frozen=True)
 class Balance:
-    """Unequal hosts: what each computes in a step, and the shares that have none wait for another. `fewer`: the best step
-    without the slowest ones."""
+    """Unequal hosts: the seconds that each computes in a step, and the shares with which no host waits for another.
+    `fewer`: the best step without the slowest hosts."""
 
     compute_s: Mapping[str, float]
     shares: Mapping[str, float]

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(200)]
 
 @pytest.fixture(scope="module")
 def cluster(new_slurm: NewSlurm) -> Slurm:
-    return new_slurm(nodes=2, KillWait=10)
+    prolog = {"/etc/slurm/prolog": ("#!/bin/sh\n[ ! -e /opt/broken ]\n", 0o755)}
+    return new_slurm(nodes=2, KillWait=10, files=prolog, TaskProlog="/etc/slurm/prolog")
 
 
 def status(job: Batch) -> str:
@@ -66,6 +67,17 @@ def test_a_node_that_refuses_in_the_shell_ends_the_job_with_its_words(cluster: S
     assert last_line(job).startswith(cause), job.log
     assert status(job).startswith(f"failed slurm.{job.id}.0 0 {cause}")
     assert_free(job)
+
+
+def test_a_node_whose_prolog_fails_ends_the_job_with_its_words(cluster: Slurm) -> None:
+    broken = cluster.nodes[1].path("/opt/broken")
+    broken.touch()
+    job = Batch(cluster, batch.spec("prolog", nodes=2))
+    assert job.ended() == ("FAILED", "69:0"), job.log
+    assert last_line(job).startswith("node2 ended this start (exit code 1): "), job.log
+    assert "rolog failed" in status(job)
+    assert_free(job)
+    broken.unlink()
 
 
 def test_an_srun_that_refuses_is_final_and_in_its_own_words(cluster: Slurm) -> None:

@@ -116,8 +116,8 @@ class Finding:
 
 
 def eased(findings: Sequence[Finding], only: bool) -> list[Finding]:
-    """The findings of a check that is `only` one, which may run beside the job's own run: where DIR004 is a
-    note because of that, what else the run holds is one as well."""
+    """The findings, eased if this is `only` a check and the job itself runs, because its port and its GPUs are then
+    in use. DIR004 is a note on the hosts where it runs."""
     live = {f.host for f in findings if only and f.code == "DIR004" and not f.is_error}
     return [
         replace(f, severity=NOTE) if f.host in live and f.code in _HELD and f.is_error else f

@@ -96,7 +96,7 @@ def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
     if end.stops and not end.killed and not end.met:
         return not_begun(again)
     if end.killed:
-        # Of several hosts one is killed because another crashed or was lost, which this one has noted.
+        # A driver kills the other hosts after a crash or a loss, which this host may have noted as its own crash.
         noted = f"; the last crash: {status.reason}" if status.reason else ""
         why = f"killed, as it was asked to{noted}"
         line = "; ".join(("killed", *starts_again))

@@ -78,8 +78,8 @@ def _filled(word: str, known: dict[str, str]) -> str:
 class StepErrors:
     """The error output of srun and of all tasks, line by line: what it tells of the end of the step.
 
-    srun ends the other tasks by TERM when one has failed, and its exit code is the highest of all: 143, if a task was
-    still a shell or a starting Python. Its lines name the task that failed first.
+    When one task has failed, srun ends the others by TERM. Its exit code is the highest of all: 143, if a task was still
+    a shell or a starting Python. Its lines name the task that failed first.
     """
 
     def __init__(self) -> None:
