@@ -764,6 +764,7 @@ def test_a_program_at_the_port_is_told_by_the_head_alone_that_could_not_listen_t
 def test_a_check_beside_the_jobs_own_run_does_without_the_port(
     launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch, held: list[str], severity: str
 ) -> None:
+    monkeypatch.setattr(server, "_CALL_EVERY_S", 0.01)  # what the head asks outlasts its calls
     here = launch(2, only=True)
     one_way(here, "store")
     run = ports.Holder(1, "python -m train", "toy", ours=True)
