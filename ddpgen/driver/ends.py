@@ -13,6 +13,7 @@ SSH_FAILED = 255  # ssh's own; the host scripts never end with it
 # The last line of a host's supervisor begins so: then come the launch's token and JSON (train/supervisor/hosts.py).
 END_MARK = "ddpgen-end "
 _CONSEQUENCE = re.compile(r"\b(?:lost|timed out waiting for) (?:a|the|its) peer")
+_SOURCE = re.compile(r"(?:^|The last crash: )([^\s:]+): ")
 _OF_SSH = re.compile(
     r"ssh: |Connection |Shared connection |Timeout, server |client_loop|Read from remote|kex_|mux_"
     r"|.*: Permission denied|Host key|packet_write"
@@ -96,9 +97,10 @@ def culprit(ends: Sequence[End]) -> End | None:
     first = _first(bad)
     if first is None:
         return None
-    # A reason that came from another host begins with its name.
-    source = first.reason.partition(": ")[0]
-    return next((end for end in bad if end.host == source), first)
+    # A reason that came from another host begins with its name, and so does the crash that a verdict quotes.
+    by_host = {end.host: end for end in bad}
+    sources = [by_host[name] for name in _SOURCE.findall(first.reason) if name in by_host]
+    return sources[-1] if sources else first
 
 
 def _first(bad: Sequence[End]) -> End | None:

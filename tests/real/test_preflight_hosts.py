@@ -224,6 +224,7 @@ def test_a_disk_without_room(stage: Stage) -> None:
     launch.names_only("DIR003")
 
 
+@pytest.mark.nightly
 def test_a_check_beside_the_running_job(stage: Stage) -> None:
     job = stage.job(train={"steps": 100_000})
     driver = fleet.Driver(stage.rig, job.place)

@@ -69,6 +69,7 @@ def test_a_node_that_refuses_in_the_shell_ends_the_job_with_its_words(cluster: S
     assert_free(job)
 
 
+@pytest.mark.nightly
 def test_a_node_whose_prolog_fails_ends_the_job_with_its_words(cluster: Slurm) -> None:
     broken = cluster.nodes[1].path("/opt/broken")
     broken.touch()
@@ -80,6 +81,7 @@ def test_a_node_whose_prolog_fails_ends_the_job_with_its_words(cluster: Slurm) -
     broken.unlink()
 
 
+@pytest.mark.nightly
 def test_an_srun_that_refuses_is_final_and_in_its_own_words(cluster: Slurm) -> None:
     pyxis = {"environment": {"container": {"image": "/shared/image.sqsh", "runtime": "pyxis"}}}
     job = Batch(cluster, batch.spec("refused", nodes=2, tier=pyxis))

@@ -193,6 +193,7 @@ def test_a_node_that_cannot_start_ends_the_job_for_good(cluster: Slurm) -> None:
     assert not (job.directory / "slurm-job").exists()
 
 
+@pytest.mark.nightly
 def test_a_check_shows_each_fault_once_and_passes_beside_the_running_job(cluster: Slurm) -> None:
     job = Batch(cluster, batch.spec("beside", LONG_PAUSE, nodes=2, tier={"time": "0:02:00"}))
     job.until_step(1)

@@ -130,6 +130,7 @@ def test_a_flipped_bit_is_named_with_its_step_and_its_tensor(
     assert replayed == [f"ddpgen: replaying steps {begin} to 24 on 2 processes" for begin in begins]
 
 
+@pytest.mark.nightly
 def test_what_was_changed_in_the_records_is_named(killed_twice: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(killed_twice, tmp_path / "ckpt"))
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").open()]

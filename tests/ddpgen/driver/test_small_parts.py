@@ -282,12 +282,15 @@ def test_the_cause_is_told_from_its_consequences() -> None:
     lost, forced = End("c", "lost", 255, ""), End("c", "lost", None, "", forced=True)
     verdict, named = End("a", "failed", 1, "b: no memory"), End("b", "failed", 1, "b: no memory")
     victim, first = End("a", "crashed", 1, "b: rank 1: odd"), End("b", "crashed", 1, "rank 1: odd")
+    # Rank 0 has moved to `a`, which gives up because of what struck on `b`.
+    twice = End("a", "failed", 1, "a: crashed twice; giving up. The last crash: b: rank 0: odd.")
     for ends, cause in (
         ([follows, crashed], crashed),
         ([follows, crashed, lost], lost),
         ([follows, forced], forced),
         ([verdict, named], named),
         ([victim, first], first),
+        ([twice, first], first),
         ([End("a", "done", 0, "")], None),
     ):
         assert culprit(ends) == cause
