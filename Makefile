@@ -18,8 +18,8 @@ PYTEST := python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 # What runs before the job's own Python is there; pyproject.toml tells ruff the same.
 ON_SYSTEM_PYTHON := train/supervisor train/preflight train/health train/notices \
-  $(patsubst %,train/%.py,__main__ config console errors files layout lock nic node notice \
-  portable processes reserve scheduler spawn status stop)
+  $(patsubst %,train/%.py,__main__ bundle config console errors files layout lock nic node notice \
+  portable processes reserve saves scheduler spawn status stop)
 
 BIN := $(CURDIR)/.venv/bin
 # Rendered scripts call `python3` as a user's would; this makes it .venv's.

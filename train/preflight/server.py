@@ -326,7 +326,8 @@ class Server:
                         calls[rank] = asyncio.create_task(self._call(rank, dialling))
                 await asyncio.sleep(_CALL_EVERY_S)
                 calls = {rank: call for rank, call in calls.items() if not call.done()}
-            await asyncio.gather(*calls.values())  # a host that was called speaks by that connection
+            # A host that was called speaks by that connection.
+            await asyncio.gather(*calls.values())
         finally:
             for call in calls.values():
                 call.cancel()
