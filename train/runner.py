@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from train import saves
 from train.console import say, say_restart
 from train.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
 from train.lock import HeldByLiveJobError, is_replaced, keep_alive, read_lock, take
@@ -32,7 +33,7 @@ EXIT_USAGE = 2  # argparse's, click's and many others'
 # How often a process looks whether it is to stop.
 _LOOK_S = 0.5
 # Directories of the launcher in the checkpoint directory.
-_LAUNCHERS = re.compile(r"bundles|bundle-.*|heartbeats|logs|nodes|script|torn")
+_LAUNCHERS = re.compile(r"bundles|slurm-bundle-.*|heartbeats|logs|nodes|script|torn")
 
 
 class Crash(NamedTuple):
@@ -100,7 +101,7 @@ class Runner(ABC):
             # What it keeps is to outlive the machine; the launcher's files stay where they are.
             os.makedirs(self._store, exist_ok=True)
             os.environ["DDPGEN_CHECKPOINT_DIR"] = self._store
-        for place in self._torn() if self._is_local_0 else ():
+        for place in self._torn(say) if self._is_local_0 else ():
             if not self._holds_a_job(place):
                 _set_aside(place)
         if self._speaks:
@@ -134,8 +135,8 @@ class Runner(ABC):
             _link_files(self._code, directory)
         return directory
 
-    def _torn(self) -> Iterator[str]:
-        """Checkpoint directories whose saving was cut off."""
+    def _torn(self, tell: Callable[[str], None] = lambda _: None) -> Iterator[str]:
+        """Checkpoint directories whose saving was cut off. `tell` gets a line for each that stays where it is."""
         for guard in self._options.guard:
             pattern, last = os.path.split(guard)
             for place in map(os.path.abspath, filter(os.path.isdir, glob.glob(pattern))):
@@ -144,7 +145,7 @@ class Runner(ABC):
                 if self._is_of_the_script(place):
                     yield place
                 else:
-                    say(
+                    tell(
                         f"{place} has no {last} and stays where it is, because it is no checkpoint in the "
                         "working directory; name only those in train.guard"
                     )
@@ -173,7 +174,7 @@ class Runner(ABC):
             for path in glob.glob(os.path.expanduser(pattern))
             if not os.path.join(os.path.abspath(path), "").startswith(torn)
         ]
-        newest = max(there, key=_age, default="")
+        newest = saves.newest_of(there)
         added = [word.replace(NEWEST, newest) for word in self._options.resume_arg if there]
         self._resumes = bool(there)
         if added:
@@ -295,15 +296,6 @@ def _link(place: Path, target: Path) -> None:
     draft = place.with_name(f".{secrets.token_hex(8)}")  # hosts may share the directory
     draft.symlink_to(target)
     os.replace(draft, place)
-
-
-def _age(path: str) -> tuple[list[int], float]:
-    """Sorts checkpoints, the newest last: by the numbers in their names, then by time."""
-    try:
-        modified = os.path.getmtime(path)
-    except OSError:  # removed meanwhile
-        modified = 0.0
-    return [int(number) for number in re.findall(r"[0-9]+", path)], modified
 
 
 def _set_aside(place: str) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -71,16 +72,32 @@ def patterns(program: Sequence[str], bundle: Path, directory: Path) -> tuple[str
 
 
 def newest(patterns: Iterable[str], directory: Path) -> Saved:
-    """The save that was written last, of those that the patterns match. `directory`: where the record is."""
-    paths = [path for pattern in patterns for path in glob.glob(pattern)]
-    times = {}
-    for path in paths:
-        with contextlib.suppress(OSError):
-            times[path] = os.stat(path).st_mtime_ns
-    if not times:
+    """The newest save of those that the patterns match. `directory`: where the record is."""
+    path = newest_of([path for pattern in patterns for path in glob.glob(pattern)])
+    if not path:
         return Saved()
-    path = max(sorted(times), key=times.__getitem__)
     return Saved(path, _recorded_step(os.path.realpath(path), directory), digest(path))
+
+
+def newest_of(paths: Sequence[str]) -> str:
+    """The newest of these saves; "" without one.
+
+    It has the highest number if the names differ in one number alone, such as a step. Otherwise it is the youngest,
+    because a number may as well be a loss.
+    """
+    numbers = [[int(digits) for digits in re.findall(r"[0-9]+", path)] for path in paths]
+    if len({re.sub(r"[0-9]+", "0", path) for path in paths}) == 1:
+        differing = [values for values in zip(*numbers) if len(set(values)) > 1]
+        if len(differing) == 1:
+            return max(zip(differing[0], paths))[1]
+    return max(sorted(paths), key=_written_at, default="")
+
+
+def _written_at(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:  # removed meanwhile
+        return 0
 
 
 def _recorded_step(path: str, directory: Path) -> int:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -158,8 +158,8 @@ class Script(Runner):
         # What the script keeps outlives the machine where there is a bucket, and with it the record.
         return Path(self._store or self._whole, "script", f"saves-{rank}.jsonl")
 
-    def _torn(self) -> Iterator[str]:
-        yield from super()._torn()
+    def _torn(self, tell: Callable[[str], None] = lambda _: None) -> Iterator[str]:
+        yield from super()._torn(tell)
         yield from progress.torn(self._saves(0))
 
     def _session(self) -> Session:

@@ -18,6 +18,7 @@ from .session import Home, Trouble, ask, why_not
 from .ssh import Ssh
 from .state import JobState, read
 
+_REPORT = re.compile(rb"%s\S+ \{" % END_MARK.encode())
 _LINES_EACH = 10
 
 
@@ -148,7 +149,7 @@ def show_logs(home: Home, host: str | None) -> int:
 
 def _is_report(line: bytes) -> bool:
     """True of the line in which a host reports its end to the driver."""
-    return line.startswith(END_MARK.encode())
+    return _REPORT.search(line) is not None
 
 
 def _nothing_kept(directory: Path) -> str:

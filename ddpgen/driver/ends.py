@@ -58,8 +58,11 @@ class Evidence:
 
     def add(self, line: str) -> bool:
         """One line of the host's output, as shown. False where it is the report, which is for the driver alone."""
-        if line.startswith(self._mark):
-            self.report = _report(line.removeprefix(self._mark))
+        _, mark, text = line.partition(
+            self._mark
+        )  # behind what a program has left without an end of line
+        if mark:
+            self.report = _report(text)
             return False
         if line.startswith("ddpgen: "):
             self.last = line.removeprefix("ddpgen: ")

@@ -34,7 +34,7 @@ TIERS = ("local", "hosts", "slurm", "sky")
 MOST_SAMPLES = 100_000_000  # in a step: the positions of more would not fit into memory
 # gloo and NCCL take no address here.
 INTERFACE = Text(
-    r"(?![0-9]+(\.[0-9]+){3}$)[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}",
+    r"(?![0-9]+(\.[0-9]+){3}$|[^:]*:[^:]*:)[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}",
     "one exact interface name, like eth0",
 )
 DESTINATION = Text(
@@ -206,7 +206,7 @@ class Train:
         Texts(
             Text(
                 rf"(?![/~]|{_UPWARDS})[^\0]*[^\0/]/[^\0/]+",
-                "DIRECTORY/FILE in the working directory or {checkpoint_dir}, like ckpt-*/DONE",
+                "DIRECTORY/FILE in the working directory or {checkpoint_dir}, without .., like ckpt-*/DONE",
             )
         ),
         (),

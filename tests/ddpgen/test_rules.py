@@ -174,6 +174,10 @@ def test_a_job_of_more_processes_than_a_plan_can_list_is_refused() -> None:
         ("TOKEN_LIMIT: 100000", False),
         ("KEY: x", False),
         ("TOKENIZERS_PARALLELISM: 'false'", False),
+        ("PAD_TOKEN: '<|endoftext|>'", False),
+        ("SORT_KEY: timestamp", False),
+        ("CACHE_KEY_PATH: data/hf/key", False),
+        ("MODEL: hf_internal_testing", False),
     ],
 )
 def test_a_secret_in_env_is_warned_of_without_its_value(variable: str, warned: bool) -> None:

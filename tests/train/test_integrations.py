@@ -296,6 +296,23 @@ def test_a_fresh_start_renames_nothing_over_what_was_saved(tmp_path: Path) -> No
         anew.renamed(str(tmp_path / "tmp.pt"), str(kept))
 
 
+def test_a_start_that_renames_an_earlier_save_and_loads_it_goes_on(tmp_path: Path) -> None:
+    record, kept, renamed = (tmp_path / name for name in ("saves-0.jsonl", "last.pt", "resume.pt"))
+    kept.touch()
+    saver = Progress(record)
+    saver.stepped()
+    saver.saved(str(kept))
+    for own in (
+        record,
+        tmp_path / "saves-1.jsonl",
+    ):  # rank 0, and another one, which has saved nothing
+        on = Progress(own, head=record)
+        on.renamed(str(kept), str(renamed))
+        on.loaded(str(renamed))
+        on.stepped()
+        assert on.step == 2
+
+
 def test_a_rank_knows_the_step_of_a_checkpoint_that_rank_0_has_saved(tmp_path: Path) -> None:
     head, place = tmp_path / "saves-0.jsonl", tmp_path / "ckpt.pt"
     place.touch()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from train.saves import Saved, digest, newest, patterns, remedy
+from train.saves import Saved, digest, newest, newest_of, patterns, remedy
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,29 @@ def test_the_newest_save_has_the_step_that_any_rank_has_recorded(tmp_path: Path)
     row = json.dumps({"path": place, "step": 20})
     (tmp_path / "script" / "saves-3.jsonl").write_text(f"{row}\n")
     assert newest([f"{tmp_path}/*.pt"], tmp_path) == Saved(place, 20, digest(place))
+
+
+@pytest.mark.parametrize(
+    ("names", "newest"),
+    [
+        (["ckpt-9", "ckpt-100", "ckpt-20"], "ckpt-100"),
+        (["out-2/ckpt-9", "out-2/ckpt-10"], "out-2/ckpt-10"),
+        # A loss is no step, and a name may have no number: then the youngest, which is the last of these.
+        (["loss0.9-ep1", "loss0.2-ep9"], "loss0.2-ep9"),
+        (["ckpt-5", "last"], "last"),
+        (["a", "b"], "b"),
+        ([], ""),
+    ],
+)
+def test_the_newest_save_by_its_number_or_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], newest: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for time, name in enumerate(names):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+        os.utime(name, (time, time))
+    assert newest_of(names[::-1]) == newest
 
 
 def test_copies_have_one_digest_and_other_contents_another(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ NONE = Start("laptop")
         ([DESK, DESK._replace(host="laptop")], ""),
         ([DESK, DESK._replace(host="laptop", path="/d/rank-1.pt", digest="bb")], ""),
         ([DESK, NONE._replace(path="/d/ckpt.pt", digest="aa")], ""),  # a copy; no record tells its step
-        ([DESK, NONE._replace(path="/d/pretrained.pt", digest="cc")], "and laptop goes on from /d/pretrained.pt of another step"),
+        ([DESK, NONE._replace(path="/d/pretrained.pt", digest="cc")], "and laptop has read /d/pretrained.pt, of which no step is known"),
         # Only the first rank of a host loads, or only rank 0, which sends the state or leaves it to DDP.
         ([DESK, DESK._replace(step=0, path=""), NONE, DESK._replace(host="laptop")], ""),
         ([DESK._replace(optimizer=21), NONE._replace(optimizer=21)], ""),
@@ -46,7 +46,9 @@ NONE = Start("laptop")
         ([Start("desk"), NONE], ""),
         ([Start("desk"), NONE._replace(kept="/d/ckpt.pt", kept_step=20)], "all hosts begin at step 0, and laptop has /d/ckpt.pt of step 20; copy it: on desk, `rsync"),
         ([Start("desk", kept="/d/ckpt.pt"), NONE._replace(kept="/d/ckpt.pt")], ""),
-        ([Start("desk", path="/d/copy.pt"), NONE._replace(kept="/d/ckpt.pt")], ""),
+        ([Start("desk", path="/e/ckpt.pt"), NONE._replace(kept="/d/ckpt.pt")], ""),  # a copy
+        # A data set that all have read is no save.
+        ([Start("desk", path="/d/data.pt"), NONE._replace(path="/d/data.pt", kept="/d/ckpt.pt", kept_step=20)], "all hosts begin at step 0"),
     ],
 )  # fmt: skip
 def test_which_starts_must_not_go_on_together(ranks: list[Start], says: str) -> None:
@@ -141,7 +143,7 @@ def test_a_copy_of_the_checkpoint_is_enough_and_an_older_one_is_not(
     assert started(homes, monkeypatch) == ["", ""]
     (homes[1] / "ckpt.pt").write_bytes(b"weights of an earlier step" * 99999)
     assert (
-        f"of step 20, and laptop goes on from {homes[1]}/ckpt.pt of another step"
+        f"of step 20, and laptop has read {homes[1]}/ckpt.pt, of which no step is known"
         in (started(homes, monkeypatch)[1])
     )
 

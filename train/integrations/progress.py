@@ -133,11 +133,19 @@ class Progress:
         """The script is about to give `source` the name `target`, or a second name. Both count from here on: the kill may
         come before the rename or after it. Raises BeginsAnewError."""
         before, after = _name(source), _name(target)
-        inside = [p for p in self._saves if p == before or p.startswith(before + os.sep)]
+        names = {*self._saves, *self._steps_of_head}
+        inside = [p for p in names if p == before or p.startswith(before + os.sep)]
         for place in inside:
-            save, renamed = self._saves[place], after + place[len(before) :]
-            if place not in self._earlier:
+            renamed = after + place[len(before) :]
+            if place in self._steps_of_head:
+                self._steps_of_head[renamed] = self._steps_of_head[place]
+            if place not in self._saves:
+                continue
+            if place in self._earlier:
+                self._earlier.add(renamed)
+            else:
                 self.check(renamed)
+            save = self._saves[place]
             self._saves.pop(renamed, None)
             self._saves[renamed] = save
         if inside:

@@ -6,12 +6,11 @@ hook stays to the end of the process.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from typing import Any
 
-from train.integrations.progress import Progress
+from train.integrations.progress import BeginsAnewError, Progress
 
 _EVENTS = ("os.rename", "os.link")  # os.replace raises the first one
 
@@ -25,7 +24,11 @@ def follow(progress: Progress) -> None:
         source, target, *directories = arguments
         if any(directory != -1 for directory in directories):
             return  # the names are relative to an open directory
-        with contextlib.suppress(OSError, TypeError, ValueError):
+        try:
             progress.renamed(os.fsdecode(source), os.fsdecode(target))
+        except BeginsAnewError:
+            raise
+        except Exception:  # noqa: BLE001 - another thread may save meanwhile; the rename is the script's own
+            return
 
     sys.addaudithook(hook)

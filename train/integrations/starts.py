@@ -61,9 +61,9 @@ def difference(starts: Sequence[Start]) -> str:
             copy = remedy(ahead.path, ahead.host, start.host)
             return f"{ahead.host} {_begins(ahead)}, and {start.host} {_begins(start)}; {copy}"
     # The record of rank 0 protects the saves on its own disk.
-    if not any(start.path for start in starts) and not starts[0].kept:
+    if not starts[0].kept and not any(start.step or start.optimizer > 1 for start in starts):
         for start in starts:
-            if start.kept:
+            if start.kept and not any(_has_name(start.kept, each.path) for each in starts):
                 return (
                     f"all hosts begin at step 0, and {start.host} has {start.kept} of step {start.kept_step}; "
                     f"{remedy(start.kept, start.host, starts[0].host)}; or set train.resume: scratch to begin anew"
@@ -71,11 +71,15 @@ def difference(starts: Sequence[Start]) -> str:
     return ""
 
 
+def _has_name(save: str, path: str) -> bool:
+    """True if `path` may be a copy of `save`, and is no data set or pretrained model."""
+    return os.path.basename(save) == os.path.basename(path)
+
+
 def _begins(start: Start) -> str:
     if start.path:
-        return (
-            f"goes on from {start.path} of {f'step {start.step}' if start.step else 'another step'}"
-        )
+        known = f"goes on from {start.path} of step {start.step}"
+        return known if start.step else f"has read {start.path}, of which no step is known"
     return "goes on, as train.resume says" if start.resumes else f"begins at step {start.step}"
 
 

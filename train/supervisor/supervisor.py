@@ -398,7 +398,11 @@ class Supervisor:
                 where = Path(self._options.store or self.checkpoint_dir)
                 saved = bool(directory.steps_saved(where))
             else:
-                saved = bool(status and status.step) or bool(steps_on_disk(self.checkpoint_dir))
+                saved = bool(steps_on_disk(self.checkpoint_dir))
+                if not saved and status is not None and status.step:
+                    # The step of a crash is in no checkpoint; that of a stop is, maybe on another disk.
+                    elsewhere = bool(self.member.head or self._options.store)
+                    saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:
             return ""  # the checkpoints, or the record of saves, may be on the host of rank 0
         return decision.goes_on(program, saved)

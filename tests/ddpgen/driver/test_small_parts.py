@@ -268,6 +268,12 @@ def test_what_an_exit_means(code: int, said: list[str], state: str, reason: str)
     assert judged("a", code, evidence, False) == End("a", state, code, reason)
 
 
+def test_a_report_counts_behind_a_line_that_a_program_has_left_open() -> None:
+    evidence = Evidence("t")
+    assert not evidence.add('50%|### ddpgen-end t {"crashed": false, "reason": "odd"}')
+    assert judged("a", 1, evidence, False).state == "failed"
+
+
 def test_what_an_exit_means_after_a_kill_or_the_loss_of_a_peer() -> None:
     assert judged("a", 1, Evidence(), True).state == "killed"
     evidence = Evidence("t")

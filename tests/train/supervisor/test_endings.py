@@ -73,8 +73,10 @@ def launches() -> Iterator[Ending]:
     yield refused("another job runs in the directory", EXIT_UNAVAILABLE, HELD)
     yield ended("a failure that no restart cures", End(0, FAILED))
     yield ended("an exception, after `restarts` restarts", End(1, CRASHED))
-    yield ended("a process killed from outside, after `restarts` restarts", End(1, RUNNING))
-    yield ended("a host is lost (hosts)", End(1, LOST))
+    yield ended(
+        "a process killed from outside, or a host lost, after `restarts` restarts", End(1, LOST)
+    )
+    yield ended("all processes killed from outside", End(1, RUNNING))
 
 
 def of_report(how: str, report: ExitReport, status: Status | None) -> Ending:
@@ -82,7 +84,7 @@ def of_report(how: str, report: ExitReport, status: Status | None) -> Ending:
     assert status is not None
     settled = status.word != "running" or report.comes_back
     word = status.word if settled else word_of(report.code)
-    return Ending(how, report.code, word, yes(report.comes_back), report.lines[0])
+    return Ending(how, report.code, word, yes(report.comes_back), "`, `".join(report.lines))
 
 
 def refused(how: str, code: int, line: str) -> Ending:
@@ -198,7 +200,7 @@ def table(title: str, endings: Sequence[Ending]) -> str:
         f"| {e.how} | {e.code} | {e.status} | {e.comes_back} | `{e.line.replace('|', '/')}` |"
         for e in endings
     ]
-    head = "| how it ends | exit code | `status` | comes back by itself | the last line |"
+    head = "| how it ends | exit code | `status` | comes back by itself | the last lines |"
     return "\n".join([f"**{title}**", "", head, "|---|---|---|---|---|", *rows, ""])
 
 
