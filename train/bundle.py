@@ -35,7 +35,7 @@ def archive_path(directory: Path, name: str) -> Path:
 
 
 def keep(directory: Path, bundle: Path) -> str:
-    """Have `directory` hold the bundle. Returns its name; "" where there is none. Raises OSError, also for a bundle that
+    """Have `directory` hold the bundle. Returns its name, or "" without a bundle. Raises OSError, also for a bundle that
     is too large to be read back.
 
     Files that were edited since the render are kept as they are now, under a name of their own.

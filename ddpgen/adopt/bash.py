@@ -134,7 +134,7 @@ def _tokens(masked: str) -> list[str]:
 
 
 def _here(source: str) -> str:
-    """The word that ends the here-document of this line; "" if it has none."""
+    """The word that ends the here-document of this line; "" if the line begins no here-document."""
     try:
         tokens = _tokens(_masked(source)[0])
     except ValueError:  # _simple() tells

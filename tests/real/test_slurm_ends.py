@@ -63,8 +63,8 @@ def test_a_node_that_refuses_in_the_shell_ends_the_job_with_its_words(cluster: S
     job = Batch(cluster, batch.spec("shell", nodes=2, python="/opt/python"))
     assert job.ended() == ("FAILED", "69:0"), job.log
     assert cluster.show(job.id)["Restarts"] == "0"
-    # srun may drop what a node has printed last, when it ends the step.
-    cause = "node2 ended this start (exit code 69): "
+    # From the file: srun may drop the line that a node has printed last, when it ends the step.
+    cause = "node2 ended this start (exit code 69): there is no Python called /opt/python on node2"
     assert last_line(job).startswith(cause), job.log
     assert status(job).startswith(f"failed slurm.{job.id}.0 0 {cause}")
     assert_free(job)

@@ -46,8 +46,8 @@ def table(findings: Sequence[Finding], colour: bool, kept: Path | None = None) -
     """The findings as lines, without a newline at their end. `kept`: where preflight.json lies.
 
     Hosts that have one in the same words, as of a directory that they share, stand in one line.
-    A line is as long as it is, for a terminal to wrap: so what is copied can be pasted, and what goes to
-    a log can be searched. Names and causes came over the network.
+    A line is never wrapped here, so that a command can be copied and a log can be searched. Names and causes
+    came over the network.
     """
     return "\n".join(_lines(findings, colour, kept))
 

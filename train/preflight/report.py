@@ -89,7 +89,7 @@ class Report:
     """One host, after it has looked at itself.
 
     `address`: by which the host takes part; `first_address`: the first one of `nic`, which gloo and NCCL bind.
-    `facts` holds what compare.py looks at, by name; a fact that could not be had is absent: machine
+    `facts` holds what compare.py looks at, by name. A fact that this host does not know is absent. They are machine
     (boot id and network namespace), torch ("2.13.0+cpu"), python ("3.11.7"), cuda, nccl, code (digest
     of train/ and code/), spec (digest of the job), isa ("avx512", "avx2", "default", or the
     architecture), filesystem (a token: equal on hosts that see one directory), save (train.saves.Saved as

@@ -151,7 +151,7 @@ def _as_decided(end: StartEnd) -> StartEnd:
     # A torchrun that has lost a killed node's ends with 1, maybe before srun has seen the kill.
     if failure is not None and failure.code == 1 and end.code == _KILLED:
         failure, code = None, end.code
-    elif failure is not None and not _waited_for(end.reported, failure):
+    elif failure is not None:
         code = failure.code
     else:
         failure = end.reported
@@ -159,16 +159,6 @@ def _as_decided(end: StartEnd) -> StartEnd:
     # A task that failed has srun send the others a TERM: their stop file says nothing about Slurm then.
     asked = end.asked or ("signal" if end.stop == "job" and code == 0 else "")
     return replace(end, code=code, asked=asked, failure=failure)
-
-
-def _waited_for(reported: Failure | None, failure: Failure) -> bool:
-    """True if the node of `failure` could not start because it waited for another one, which srun reports first.
-
-    srun's TERM is lost on a node whose task is about to begin. The preflight there then misses the node that refused.
-    """
-    if reported is None or reported.node == failure.node:
-        return False
-    return reported.code == failure.code == EXIT_UNAVAILABLE
 
 
 def _never_began(failure: Failure, status: Status | None) -> int:

@@ -1,7 +1,7 @@
 """The checkpoint directory of a job of Slurm, between and during its starts.
 
 Owns the files that the batch supervisor keeps there: `slurm-job` (whose directory it is, also while the job
-waits in the queue), `slurm-starts` (what its starts came to), `slurm-failed` (which node ended a start),
+waits in the queue), `slurm-starts` (what its starts came to), `slurm-failed` (which node ended a start first),
 `slurm-bundle-JOBID` (what was submitted), and the stop file where Slurm's signals are the reason for it.
 """
 
@@ -28,6 +28,7 @@ from train.supervisor.directory import steps_saved
 from train.supervisor.slurm_decision import AGAIN, Begun, Failure
 from train.supervisor.slurm_job import Controller, is_over
 
+FAILED = "slurm-failed"
 _SNAPSHOT = "slurm-bundle-"
 # Nothing is removed, or taken for a copy of the bundle, without this file in it.
 _MARK = ".ddpgen-snapshot"
@@ -173,17 +174,22 @@ class Directory:
     def failure(self) -> Failure | None:
         """Which node has ended this start by itself."""
         with contextlib.suppress(OSError, ValueError):
-            text = read_file(self.path / "slurm-failed").decode("utf-8", "replace")
+            text = read_file(self.path / FAILED).decode("utf-8", "replace")
             launch, code, node, *words = text.split(maxsplit=3)
             if launch == self.launch:
                 return Failure(int(code), node, " ".join(words).strip())
         return None
 
     def keep_failure(self, code: int, node: str, words: str) -> None:
-        """Tell the batch supervisor: srun may drop what a node has said."""
+        """Tell the batch supervisor, because srun may drop what a node has printed.
+
+        The first failure of a start stays on file: a node that waited for another one refuses after it.
+        """
+        if self.failure() is not None:
+            return
         line = " ".join(f"{self.launch} {code} {node} {words}".split())
         with contextlib.suppress(OSError):
-            replace_file(self.path / "slurm-failed", line.encode() + b"\n")
+            replace_file(self.path / FAILED, line.encode() + b"\n")
 
     # --- the stop file ------------------------------------------------------------------------------
 

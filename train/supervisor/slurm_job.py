@@ -24,8 +24,8 @@ _ANSWER_S = 60.0
 # A wait is reported once it has lasted so long, and again at this interval.
 _SILENCE_S, _REPORT_AGAIN_S = 10.0, 300.0
 _FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z]*)=(\S*)")
-# srun's inputs, without SLURM_: "Input environment variables" of srun(1), 22.05 to 24.11. sbatch hands on those that
-# it inherits, from the allocation in which it was called or from the user's shell.
+# srun's inputs, without SLURM_: "Input environment variables" of srun(1), 22.05 to 24.11. sbatch hands on
+# those of the allocation or the shell in which it was called.
 _SRUN_INPUTS = (
     "ACCOUNT ACCTG_FREQ ARBITRARY_NODELIST BCAST BCAST_EXCLUDE BURST_BUFFER CLUSTERS CLUSTER_CONSTRAINT COMPRESS "
     "CONSTRAINT CONTAINER CONTAINER_ID CORE_SPEC CPUS_PER_GPU CPUS_PER_TASK CPU_BIND CPU_BIND_LIST CPU_BIND_TYPE "

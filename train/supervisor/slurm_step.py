@@ -17,15 +17,21 @@ from pathlib import Path
 
 from train.errors import EXIT_UNAVAILABLE, Refusal
 from train.supervisor.slurm_decision import Failure
+from train.supervisor.slurm_directory import FAILED
 from train.supervisor.words import Command, shown
 
-# What a node runs first of all: by a shell, which needs no shared directory, and says so where it has none.
+# A shell is the first process on a node. It needs no shared directory, and names one that is missing.
+# The refusal goes on file too, as keep_failure writes it, because srun may drop the last line that a node prints.
 _ON_NODE = """\
-me=${SLURMD_NODENAME:-$HOSTNAME}
-ddpgen_refuse() { printf 'ddpgen %(%F %T)T %s: %s\\n' -1 "$me" "$*" >&2; exit 69; }
+me=${SLURMD_NODENAME:-$HOSTNAME} failed=$3
+ddpgen_refuse() {
+  printf 'ddpgen %(%F %T)T %s: %s\\n' -1 "$me" "$*" >&2
+  printf '%s 69 %s %s\\n' "${DDPGEN_SCHEDULER// /.}" "$me" "$*" 2>/dev/null >"$failed"
+  exit 69
+}
 cd -- "$1" || ddpgen_refuse "$me does not see $1; put the bundle and checkpoint.dir where all nodes see them"
 [ -z "$2" ] || . "./$2"
-shift 2
+shift 3
 type -P -- "$1" >/dev/null ||
   ddpgen_refuse "there is no Python called $1 on $me (PATH=$PATH); set python: or environment: in the spec (PY001)"
 exec "$@"
@@ -58,7 +64,7 @@ def on_each_node(
         # A node that fails takes the others along; one that is done leaves them all the time they need.
         "--kill-on-bad-exit=1", "--wait=0",
         *(_filled(word, known) for word in options.srun),
-        *inside, "bash", "-c", _ON_NODE, "ddpgen", str(bundle), options.source,
+        *inside, "bash", "-c", _ON_NODE, "ddpgen", str(bundle), options.source, str(checkpoint_dir / FAILED),
         options.python, "-m", "train", "supervise", "slurm-node",
         *command.options, "--", *command.launcher, "--", *command.program, "--", *command.arguments,
     ]  # fmt: skip

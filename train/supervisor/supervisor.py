@@ -400,7 +400,7 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # The step of a crash is in no checkpoint; that of a stop is, maybe on another disk.
+                    # No checkpoint has the step of a crash. A stop has saved its step, maybe on another disk.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:

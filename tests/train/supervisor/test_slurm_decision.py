@@ -73,11 +73,6 @@ LAST = "its last lines are before this one"
         (StartEnd(69, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD)),
         # ... and KILL, before they have read it.
         (StartEnd(137, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD)),
-        # srun's TERM was lost on node1, whose preflight waited for node2.
-        (
-            StartEnd(69, RUNNING, stop="job", failure=Failure(69, "node1", "HOST001"), reported=SHELL),
-            Finish(69, IN_SHELL),
-        ),
         # One that cannot even write that down: its directory is not there, or its container fails. The others are
         # a shell that the TERM ends, or are killed.
         (StartEnd(143, RUNNING, reported=SHELL), Finish(69, IN_SHELL)),

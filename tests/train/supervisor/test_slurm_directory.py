@@ -272,10 +272,14 @@ def test_what_is_put_on_file_is_this_starts_own(tmp_path: Path) -> None:
     assert directory.starts() == begun
     assert mine(tmp_path, job="8").starts() == []
     directory.keep_failure(69, "node2", "setup of the spec failed;\nits output is above")
-    assert directory.failure() == Failure(
-        69, "node2", "setup of the spec failed; its output is above"
-    )
-    assert mine(tmp_path, requeue_count=1).failure() is None
+    first = Failure(69, "node2", "setup of the spec failed; its output is above")
+    directory.keep_failure(69, "node1", "node2 has not checked in")
+    assert directory.failure() == first
+    after = mine(tmp_path, requeue_count=1)
+    assert after.failure() is None
+    after.keep_failure(1, "node1", "crashed")
+    assert after.failure() == Failure(1, "node1", "crashed")
+    assert directory.failure() is None
     directory.say_running()
     assert directory.status() == read_status(tmp_path) == Status("running", "slurm.7.0", 0)
     assert mine(tmp_path, requeue_count=1).status() is None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from train.supervisor.slurm_directory import Directory
 from train.supervisor.slurm_job import (
     Controller,
     Shown,
@@ -268,6 +269,27 @@ def test_the_log_shows_the_command_of_srun() -> None:
         "  srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 --wait=0 --mpi=none \\\n"
         "    bash -c ... -m train supervise slurm-node ..."
     )
+
+
+def test_a_node_that_refuses_in_the_shell_puts_its_reason_on_file(tmp_path: Path) -> None:
+    options = argparse.Namespace(inside=[], srun=[], source="", python="/opt/python")
+    directory = Directory(tmp_path, "7", "7", 2)
+    command = Command((), ("torchrun",), ("run",), ())
+    env = {"DDPGEN_SCHEDULER": directory.scheduler, "SLURMD_NODENAME": "node2", "PATH": "/bin"}
+    step = on_each_node(options, command, 2, tmp_path, tmp_path)
+    shell = step[step.index("bash") :]
+    done = subprocess.run(shell, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 69
+    failure = directory.failure()
+    assert failure is not None
+    assert (failure.code, failure.node) == (69, "node2")
+    assert failure.words.startswith("there is no Python called /opt/python on node2 (PATH=/bin); ")
+    assert done.stderr.endswith(f" node2: {failure.words}\n")
+    # Without a checkpoint directory that this node sees, the reason is printed alone.
+    shell = [word.replace(str(tmp_path), "/not/here") for word in shell]
+    done = subprocess.run(shell, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 69
+    assert "node2 does not see /not/here; " in done.stderr.splitlines()[-1]
 
 
 def test_an_environment_that_unsets_slurms_variables_is_named(tmp_path: Path) -> None:
