@@ -199,7 +199,6 @@ def ours(
     """The trainer as a job has it, with its records in `directory`. `clock`: instead of its own."""
     from train.data import fetch_batches
     from train.lock import Fence, claim
-    from train.records import Records
     from train.stop import StopRequest
     from train.trainer import Trainer
 
@@ -210,8 +209,8 @@ def ours(
     if world.rank == 0:
         sys.stdout = io.StringIO()
         fence = Fence(directory, claim(directory, "bench", os.getpid()))
-        trainer.rank_names = [f"rank {rank}" for rank in range(world.size)]
-        trainer.records = Records(directory, fence, trainer)
+        names = [f"rank {rank}" for rank in range(world.size)]
+        trainer.open_records(directory, fence, rank_names=names)
     keys = trainer.fetcher.keys(trainer.mine, range(trainer.last_step))
     batches = fetch_batches(trainer.fetcher, keys, 0, 1, 60, pin_memory=False)
 

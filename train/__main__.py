@@ -81,11 +81,21 @@ def main(argv: Sequence[str]) -> int:
 
         code = script(rest)
     else:
-        from train.worker import main as run
-
         code = run(rest if command == "run" else argv)
     exit_now(code)
     return code
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one worker, which trains or measures. Returns its exit code."""
+    from train.config import parse
+
+    config = parse(argv)
+    if config.probe:
+        from train.probe.command import work
+    else:
+        from train.worker import work
+    return work(config, argv)
 
 
 if __name__ == "__main__":

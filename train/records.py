@@ -10,8 +10,9 @@ import errno
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,39 @@ from train.weights import weights_sha256
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
+    from train.config import RunConfig
+    from train.data import BatchPlan
+    from train.parallel.process_group import World
     from train.parallel.step_exchange import StepResult
-    from train.trainer import Trainer
+    from train.workload import Workload
+
+
+@dataclass(frozen=True)
+class StartFacts:
+    """A start of a run, as manifest.json and the checkpoints describe it.
+
+    `parts`: the micro-batches of a step that each rank computes. `repeats`: whether a micro-batch gives the same bits
+    when it is computed again. `accepted`: the changed settings that this start goes on with. `earlier`: the starts
+    before, as the checkpoint names them. `source`: the host that had the checkpoint, "" if it is this one. `hosts`
+    and `environments` are entries of manifest.json under these names.
+    """
+
+    config: RunConfig
+    world: World
+    workload: Workload
+    plan: BatchPlan
+    settings: Mapping[str, Any]
+    last_step: int
+    parts: Sequence[range]
+    repeats: bool
+    accepted: Sequence[str]
+    earlier: Sequence[Mapping[str, Any]]
+    tracker_run: str
+    rank_names: Sequence[str]
+    source: str
+    argv: Sequence[str]
+    hosts: Mapping[str, Any]
+    environments: Mapping[str, Any]
 
 
 class Records:
@@ -43,40 +75,38 @@ class Records:
         self,
         directory: Path,
         fence: Fence,
-        trainer: Trainer,
-        source: str = "",
+        facts: StartFacts,
+        state: State,
         remote: RemoteCheckpoints | None = None,
-        argv: Sequence[str] = (),
     ) -> None:
-        """`source`: the host that held the checkpoint, if another. `remote`: where there is a store. `argv`: what the
-        run was started with. Raises FencedOffError, OSError."""
+        """`remote`: where there is a store. Raises FencedOffError, OSError."""
         fence.check()  # building the model may have taken its time
         self._directory, self._fence = directory, fence
-        self._plan, self._last_step = trainer.plan, trainer.last_step
-        self._remote, self._selection = remote, trainer.state.selection
+        self._plan, self._last_step = facts.plan, facts.last_step
+        self._remote, self._selection = remote, state.selection
         self._began = time.monotonic()
         self._warned = False
-        self._names, self._slow_ranks = trainer.rank_names, SlowRanks()
-        self._shares = [len(part) for part in trainer.parts]
+        self._names, self._slow_ranks = facts.rank_names, SlowRanks()
+        self._shares = [len(part) for part in facts.parts]
         self._has_last = True
         self._ending: dict[str, Any] = {}
-        config, world, workload = trainer.config, trainer.world, trainer.workload
-        start_step = trainer.state.step
+        config, world, workload = facts.config, facts.world, facts.workload
+        start_step = state.step
         disk.remove_leftovers(directory)
         if (best_step(directory) or 0) > start_step:  # it is evaluated again
             (directory / BEST).unlink(missing_ok=True)
-        about, run = _describe_run(trainer, fence), trainer.tracker_run
+        about, run = _describe_run(facts, fence), facts.tracker_run
         if config.trackers:
             run = trackers.run_id(directory, run)
         if run:
             about["tracker_run"] = (
                 run  # in each checkpoint: a machine that takes over goes on with its curves
             )
-        entry = _describe_start(trainer, about, argv)
-        earlier = [*trainer.earlier, *(remote.earlier if remote is not None else ())]
+        entry = _describe_start(facts, about, start_step)
+        earlier = [*facts.earlier, *(remote.earlier if remote is not None else ())]
         with _named_for_good():
             self.manifest = RunManifest(
-                directory, fence.check, about, entry, trainer.environments, earlier
+                directory, fence.check, about, entry, facts.environments, earlier
             )
         self.manifest.complete_with(workload.data_files, workload.fingerprint)
         if remote is not None:
@@ -90,19 +120,19 @@ class Records:
         self.checkpointer = Checkpointer(directory, fence, every, keep, self.manifest, remote)
         units = config.global_batch_size * workload.units_per_sample
         self._progress = Progress(
-            start_step, trainer.last_step, workload.unit, units, config.log_every
+            start_step, facts.last_step, workload.unit, units, config.log_every
         )
-        sizes = {"world_size": world.size, "last_step": trainer.last_step}
+        sizes = {"world_size": world.size, "last_step": facts.last_step}
         was = read_status(directory)
         after = was.reason if was is not None and was.word in ("running", "failed") else ""
         self._row("start", start_step, **sizes, after=after)
         if not config.elastic:  # there a change of hosts is a restart to torchrun, too
             say_restart("" if start_step else "; there is no checkpoint yet, so it begins anew")
         if start_step:
-            if not source:
+            if not facts.source:
                 self.checkpointer.resumed(start_step)
-            whose = f", from the checkpoint of {source}" if source else ""
-            say(f"resuming at step {start_step} of {trainer.last_step}{whose}")
+            whose = f", from the checkpoint of {facts.source}" if facts.source else ""
+            say(f"resuming at step {start_step} of {facts.last_step}{whose}")
         self._write_status("running", start_step)
         self.checkpointer.begin(start_step)
 
@@ -279,26 +309,26 @@ def _named_for_good() -> Iterator[None]:
         ) from None
 
 
-def _describe_run(trainer: Trainer, fence: Fence) -> dict[str, Any]:
-    config, world, workload = trainer.config, trainer.world, trainer.workload
+def _describe_run(facts: StartFacts, fence: Fence) -> dict[str, Any]:
+    config, world, workload = facts.config, facts.world, facts.workload
     trained = [p for p in workload.model.parameters() if p.requires_grad]
     return {
         "name": os.environ.get("DDPGEN_JOB", ""),
         "unit": workload.unit,
         "units_per_step": config.global_batch_size * workload.units_per_sample,
-        "settings": trainer.settings,
+        "settings": facts.settings,
         "facts": manifest.facts(config, world.device),
         "world_size": world.size,
         "attempt": fence.attempt,
         "generation": fence.generation,
         "code": manifest.code(),
-        "exact_on_any_world_size": config.reduction == "tree" and trainer.repeats,
+        "exact_on_any_world_size": config.reduction == "tree" and facts.repeats,
         "parameters": sum(p.numel() for p in trained),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),
     }
 
 
-def _describe_start(trainer: Trainer, about: dict[str, Any], argv: Sequence[str]) -> dict[str, Any]:
+def _describe_start(facts: StartFacts, about: dict[str, Any], from_step: int) -> dict[str, Any]:
     start = {
         **{
             name: about[name]
@@ -306,12 +336,12 @@ def _describe_start(trainer: Trainer, about: dict[str, Any], argv: Sequence[str]
         },
         "tier": os.environ.get("DDPGEN_TIER", ""),
         "started": round(time.time(), 3),
-        "from_step": trainer.state.step,
-        "last_step": trainer.last_step,
+        "from_step": from_step,
+        "last_step": facts.last_step,
         "bundle": "",
-        "argv": list(argv),
-        "shares": [len(part) for part in trainer.parts],
-        "hosts": trainer.hosts,
+        "argv": list(facts.argv),
+        "shares": [len(part) for part in facts.parts],
+        "hosts": facts.hosts,
         "data": {},
     }
-    return {**start, "accepted": trainer.accepted} if trainer.accepted else start
+    return {**start, "accepted": facts.accepted} if facts.accepted else start

@@ -23,11 +23,11 @@ from train.console import say, say_restart
 from train.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
 from train.lock import HeldByLiveJobError, is_replaced, keep_alive, read_lock, take
 from train.node import Node, is_over, record_crash
+from train.placeholders import MASTER_PORT, NEWEST
 from train.replaced import Replacement
 from train.scheduler import VARIABLE, Scheduled
 from train.status import Status, read_status, write_status
 from train.stop import is_for, reason_in
-from train.supervisor.words import MASTER_PORT, NEWEST
 
 EXIT_USAGE = 2  # argparse's, click's and many others'
 # How often a process looks whether it is to stop.

@@ -11,7 +11,7 @@ from typing import Any
 
 from train.config import RunConfig
 from train.errors import TrainError
-from train.workload import did_you_mean
+from train.words import did_you_mean
 
 _STATE = ("metric", "mode", "evaluated", "best_step", "best", "reference", "waited")
 

@@ -1,6 +1,6 @@
-"""What a worker sees to before its first step, and the checks that refuse a run before it trains.
+"""A worker before its first step: it meets the others, and a run that cannot be exact is refused.
 
-The order in which they happen is trainer.run's.
+trainer.run has the order of the checks that need a model.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,20 @@ from train import bits, manifest
 from train.checkpoint.resume import Found
 from train.config import RunConfig
 from train.console import say
-from train.data import shares_by_weight
+from train.data import ranges, shares_by_weight
+from train.environment import environment, identity
 from train.errors import TrainError, start_command
+from train.health.phase import NOW, WAITING, doing
 from train.health.reporter import Reporter
 from train.lock import Fence, FencedOffError, claim
 from train.node import Node
 from train.parallel import agreement
-from train.parallel.process_group import Place, World, another_connection
+from train.parallel.gradients import Gradients
+from train.parallel.process_group import Place, World, another_connection, join, leave
 from train.provenance import differences
+from train.run_info import RunInfo
 from train.scheduler import VARIABLE
+from train.stop import StopRequest
 from train.weights import weights_sha256
 
 if TYPE_CHECKING:
@@ -35,6 +41,67 @@ if TYPE_CHECKING:
 
 # How long the peers wait for what rank 0 brings from a store, or there: it may be large and far away.
 STORE_S = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The world that a worker has joined.
+
+    `parts`: the micro-batches of a step that each rank computes. `environments`: by host, what it computes with.
+    `stop`: the request to stop. `fence`: the right to write to the directory, on rank 0 alone. `host`: the status of
+    this host, on the first rank of each of several hosts.
+    """
+
+    world: World
+    parts: list[range]
+    assembly: agreement.Assembly
+    environments: dict[str, Any]
+    stop: StopRequest
+    fence: Fence | None
+    host: Node | None
+
+
+def meet(info: RunInfo) -> Meeting:
+    """Join the process group, compare the hosts, and take the directory. Raises TrainError, FencedOffError."""
+    config, directory, node = info.config, info.directory, info.node
+    NOW.name = "starting"
+    place = Place.from_environment(os.environ)
+    check_world_size(config, place, node is not None)
+    fence = None
+    if place.rank == 0 and node is None:
+        # Started without a launch script, rank 0 claims the directory for itself.
+        fence = Fence(directory, info.attempt or claim_by_hand(directory))
+    manifest.pin(config.threads)
+    timeouts = config.rendezvous_timeout, config.collective_timeout
+    with doing("joining"), WAITING:
+        world = join(place, config.backend, *timeouts, info.failures)
+    # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
+    scheduler = os.environ.get(VARIABLE, "")
+    stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
+    facts = manifest.facts(config, world.device)
+    here = environment(facts, world.device) if place.local_rank == 0 else {}
+    assembly = agreement.assemble(world, config.weight, facts, identity(here), directory, node)
+    environments = assembly.gather_environments(world, here)
+    connect_reporters(info.reporter, world)
+    host = None
+    if node is not None:
+        if place.local_rank == 0:
+            agreement.enter(node, assembly)
+            host = node
+        fence = agreement.take_directory(directory, assembly, world)
+    parts = ranges(shares(config, assembly))
+    if world.rank == 0:
+        agreement.introduce(assembly, world.backend, parts, config.determinism)
+    return Meeting(world, parts, assembly, environments, stop, fence, host)
+
+
+def part(world: World, info: RunInfo, gradients: Gradients | None = None) -> None:
+    """A good end: nobody leaves before all are done."""
+    if info.failures is not None:
+        world.barrier()
+        info.failures.close()
+    info.reporter.stop()
+    leave(world, gradients)
 
 
 def check_world_size(config: RunConfig, place: Place, among_hosts: bool) -> None:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,10 +26,8 @@ from train.data import (
     MicroBatchFetcher,
     SampleOrder,
     fetch_batches,
-    ranges,
     to_device,
 )
-from train.environment import environment, identity
 from train.errors import EXIT_CHANGED, TrainError
 from train.evaluate import evaluate, names
 from train.health.phase import (
@@ -52,11 +51,11 @@ from train.parallel import agreement
 from train.parallel.buffers import Buffers
 from train.parallel.gradients import AllReduceGradients, Gradients, TreeGradients
 from train.parallel.local_sockets import SocketReducer, connect
-from train.parallel.process_group import Place, World, join, leave
+from train.parallel.process_group import World
 from train.parallel.step_exchange import StepExchange, StepResult
 from train.profile import Profile
-from train.records import Records
-from train.scheduler import VARIABLE
+from train.records import Records, StartFacts
+from train.run_info import RunInfo
 from train.selection import Selection
 from train.state import State
 from train.stop import BY_OPTION, BY_SIGNAL, PREEMPTED, StopRequest, foremost
@@ -64,7 +63,7 @@ from train.timing import StepClock
 from train.workload import Context, load_workload
 
 if TYPE_CHECKING:
-    from train.worker import Worker
+    from train.checkpoint.remote import RemoteCheckpoints
 
 # How long the peers wait for the last checkpoint: slow disks are common, endless ones are not.
 LAST_SAVE_S = 3600.0
@@ -79,57 +78,23 @@ class Outcome(Enum):
     """The processes part to meet again as another world; the job goes on."""
 
 
-def run(worker: Worker) -> int:
+def run(info: RunInfo) -> int:
     """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises."""
-    config, directory = worker.config, worker.directory
-    node, failures = worker.node, worker.failures
-    NOW.name = "starting"
-    place = Place.from_environment(os.environ)
-    startup.check_world_size(config, place, node is not None)
-    fence = None
-    if place.rank == 0 and node is None:
-        # Started without a launch script, rank 0 claims the directory for itself.
-        fence = Fence(directory, worker.attempt or startup.claim_by_hand(directory))
-    manifest.pin(config.threads)
-    timeouts = config.rendezvous_timeout, config.collective_timeout
-    with doing("joining"), WAITING:
-        world = join(place, config.backend, *timeouts, failures)
-    # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
-    scheduler = os.environ.get(VARIABLE, "")
-    stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
-    facts = manifest.facts(config, world.device)
-    here = environment(facts, world.device) if place.local_rank == 0 else {}
-    assembly = agreement.assemble(world, config.weight, facts, identity(here), directory, node)
-    environments = assembly.gather_environments(world, here)
-    startup.connect_reporters(worker.reporter, world)
-    host = None
-    if node is not None:
-        if place.local_rank == 0:
-            agreement.enter(node, assembly)
-            host = node
-        fence = agreement.take_directory(directory, assembly, world)
-    parts = ranges(startup.shares(config, assembly))
-    if world.rank == 0:
-        agreement.introduce(assembly, world.backend, parts, config.determinism)
-    if config.probe:
-        from train.probe import measure
-
-        with doing("probing"):
-            measure.probe(world, parts, assembly, directory, stop, fence, host)
-        _part(world, worker)
-        return 0
+    config, directory = info.config, info.directory
+    met = startup.meet(info)
+    world, fence = met.world, met.fence
     with doing("building model and data"):
-        trainer = Trainer(config, world, parts, stop, host)
+        trainer = Trainer(config, world, met.parts, met.stop, met.host)
     with (
-        startup.end_all_when_fenced_off(node),
+        startup.end_all_when_fenced_off(info.node),
         startup.open_store(config, directory, fence, world) as remote,
     ):
         with doing("loading the checkpoint"):
-            source = trainer.resume(directory, fence, assembly)
-        worker.reporter.follow(trainer.state)
+            source = trainer.resume(directory, fence, met.assembly)
+        info.reporter.follow(trainer.state)
         # Before DDP, which would quietly give every rank the parameters of rank 0.
         with doing("comparing the parameters"):
-            other_bits = assembly.other_bits()
+            other_bits = met.assembly.other_bits()
             startup.check_equal(trainer.state.model, trainer.last_step, world, other_bits)
         with doing("looking at the metrics"):
             trainer.check_metrics()
@@ -137,15 +102,22 @@ def run(worker: Worker) -> int:
             trainer.check_repeats()
         with doing("connecting the ranks"):
             trainer.connect()
-        trainer.rank_names, trainer.hosts = assembly.rank_names(), assembly.hosts()
-        trainer.environments = environments
         if fence is not None:
-            trainer.records = Records(directory, fence, trainer, source, remote, worker.argv)
-            worker.replaced.before_end = trainer.records.checkpointer.abandon
-            if failures is not None:
-                failures.before_end = trainer.records.checkpointer.settle
-        if host is not None:
-            host.write("running", trainer.state.step)
+            records = trainer.open_records(
+                directory,
+                fence,
+                remote,
+                source=source,
+                argv=info.argv,
+                rank_names=met.assembly.rank_names(),
+                hosts=met.assembly.hosts(),
+                environments=met.environments,
+            )
+            info.replaced.before_end = records.checkpointer.abandon
+            if info.failures is not None:
+                info.failures.before_end = records.checkpointer.settle
+        if met.host is not None:
+            met.host.write("running", trainer.state.step)
         # Nobody trains before the status says `running`: a rank that fails at once says so after it.
         world.barrier()
         try:
@@ -156,29 +128,19 @@ def run(worker: Worker) -> int:
             if trainer.records is not None:
                 # A peer's crash does not spoil what was copied before it: let it get to the disk.
                 trainer.records.checkpointer.settle()
-    _part(world, worker, trainer)
-    return EXIT_CHANGED if outcome is Outcome.LEFT else 0
-
-
-def _part(world: World, worker: Worker, trainer: Trainer | None = None) -> None:
-    """A good end: nobody leaves before all are done."""
-    if worker.failures is not None:
-        world.barrier()
-        worker.failures.close()
-    worker.reporter.stop()
-    leave(world, trainer and trainer.gradients)
-    if trainer is not None and trainer.records is not None:
+    startup.part(world, info, trainer.gradients)
+    if trainer.records is not None:
         trackers.finish(trainer.records.trackers)  # now, as no rank waits for this one any more
+    return EXIT_CHANGED if outcome is Outcome.LEFT else 0
 
 
 class Trainer:
     """One rank's part of a run.
 
-    `parts`: the micro-batches of a step that are each rank's; `mine` those of this one. `records`: what
-    is written down, by rank 0; None on the others. `host`: on several hosts, on the first rank of each:
-    where its status is. `repeats`: whether a micro-batch gives the same bits when it is computed again.
-    `hosts`, `environments`, `accepted`: what manifest.json says of this start under these names;
-    `earlier`: of the one that wrote the checkpoint. `state` is all that changes.
+    `parts`: the micro-batches of a step that each rank computes; `mine`: those of this rank. `records`: on rank 0.
+    `host`: the status of this host, on the first rank of each of several hosts. `repeats`: whether a micro-batch
+    gives the same bits when it is computed again. `accepted`: the changed settings that this start goes on with.
+    `earlier`: the starts before, as the checkpoint names them. `state` is all that changes.
     """
 
     records: Records | None = None
@@ -186,9 +148,6 @@ class Trainer:
     buffers: Buffers | None = None
     exchange: StepExchange
     repeats = True
-    rank_names: Sequence[str] = ()
-    hosts: Mapping[str, Any] = {}
-    environments: Mapping[str, Any] = {}
     earlier: Sequence[Mapping[str, Any]] = ()
     accepted: Sequence[str] = ()
     tracker_run = ""
@@ -304,6 +263,40 @@ class Trainer:
         else:
             self.gradients = AllReduceGradients(model, world, config, self.clock)
         self.exchange = StepExchange(world, self.mine, config.micro_batches, sockets)
+
+    def open_records(
+        self,
+        directory: Path,
+        fence: Fence,
+        remote: RemoteCheckpoints | None = None,
+        *,
+        rank_names: Sequence[str],
+        source: str = "",
+        argv: Sequence[str] = (),
+        hosts: Mapping[str, Any] = MappingProxyType({}),
+        environments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Records:
+        """Begin to write down the run, on rank 0. StartFacts says what the arguments are. Raises FencedOffError, OSError."""
+        facts = StartFacts(
+            config=self.config,
+            world=self.world,
+            workload=self.workload,
+            plan=self.plan,
+            settings=self.settings,
+            last_step=self.last_step,
+            parts=self.parts,
+            repeats=self.repeats,
+            accepted=self.accepted,
+            earlier=self.earlier,
+            tracker_run=self.tracker_run,
+            rank_names=rank_names,
+            source=source,
+            argv=argv,
+            hosts=hosts,
+            environments=environments,
+        )
+        self.records = Records(directory, fence, facts, self.state, remote)
+        return self.records
 
     def train(self) -> Outcome:
         """Train until the last step, or until the ranks agree to stop or to leave."""

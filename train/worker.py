@@ -10,10 +10,10 @@ import gc
 import os
 import signal
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from train import portable, processes
+from train import nccl, portable, processes
 from train.config import RunConfig, parse
 from train.console import say
 from train.errors import (
@@ -31,9 +31,18 @@ from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
 from train.lock import FencedOffError
 from train.node import MOST_REASON, Node, is_over, record_crash, record_end
-from train.probe import nccl
 from train.replaced import Replacement
+from train.run_info import RunInfo
 from train.status import read_status
+
+# Imports the part that works on a run, and torch with it.
+Load = Callable[[], Callable[[RunInfo], int]]
+
+
+def _load_trainer() -> Callable[[RunInfo], int]:
+    from train import trainer
+
+    return trainer.run
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,21 +54,17 @@ def main(argv: Sequence[str]) -> int:
     return work(parse(argv), argv)
 
 
-def work(config: RunConfig, argv: Sequence[str]) -> int:
+def work(config: RunConfig, argv: Sequence[str], load: Load = _load_trainer) -> int:
     """The same, for settings that are parsed. `argv`: what the manifest says they were given as."""
     processes.die_with_parent(signal.SIGKILL)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
         # torchrun is to ignore it under Slurm, and has passed that on: it could not end this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return Worker(config, os.environ, argv).run()
+    return Worker(config, os.environ, argv).run(load)
 
 
 class Worker:
-    """One process of an attempt: what it was started with, and how its end is reported.
-
-    `reporter` sends heartbeats; `replaced` ends this process when a later start has taken over. `node` and
-    `failures` are there when the job was started on several hosts, each by its script.
-    """
+    """One process of an attempt, and how its end is reported. RunInfo says what its parts are for."""
 
     def __init__(self, config: RunConfig, env: Mapping[str, str], argv: Sequence[str]) -> None:
         """`env`: torchrun's variables, and what the supervisor says of the launch. `argv`: as given."""
@@ -77,8 +82,8 @@ class Worker:
         )
         self.failures: FatalErrorBroadcast | None = None
 
-    def run(self) -> int:
-        """Its exit code."""
+    def run(self, load: Load = _load_trainer) -> int:
+        """Its exit code. `load` imports torch."""
         held = self.node.directory if self.node else self.directory
         if self.attempt and is_over(held, self.attempt, self._rank):
             return 0
@@ -91,7 +96,7 @@ class Worker:
             # of the one line that matters. Read by torch when it is imported.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         try:
-            return self._train()
+            return self._work(load)
         except FencedOffError as error:
             self.reporter.fail(error, waited=False)
             self._say(str(error))
@@ -103,23 +108,30 @@ class Worker:
             self._crash(error)
             return EXIT_FAILED
 
-    def _train(self) -> int:
+    def _work(self, load: Load) -> int:
         # Imports torch, which takes seconds: not before it is known that there is something to run. It makes
         # 250,000 objects that stay; the garbage collector would look at them again and again.
         nccl.record_collectives(os.environ, self.directory)
-        if self.config.probe:
-            nccl.log_to_file(os.environ, self._rank, self.directory)
         if self.config.determinism == portable.PORTABLE:
             portable.pin(os.environ)
         with doing("importing torch"):
             gc.disable()
-            from train import trainer
-
+            run = load()
             gc.freeze()
             gc.enable()
 
+        info = RunInfo(
+            self.config,
+            self.argv,
+            self.directory,
+            self.attempt,
+            self.node,
+            self.failures,
+            self.reporter,
+            self.replaced,
+        )
         try:
-            return trainer.run(self)
+            return run(info)
         except Exception:
             # Whatever it is, it then comes of that: of others that have ended, or of the fence.
             self.replaced.end_if_come()

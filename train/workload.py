@@ -6,14 +6,13 @@ is missing. Knows nothing of steps, checkpoints or reductions.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 from train.errors import TrainError, peer_failure
+from train.words import did_you_mean
 
 BUILT_IN = ("gpt", "mnist", "toy")
 
@@ -242,9 +242,3 @@ def _check_data(name: str, workload: Workload) -> None:
             )
         if len(value) == 0:
             raise TrainError(f"workload {name!r}: {part} is empty")
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """What a misspelt word may stand for, to be added to a message; else ""."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

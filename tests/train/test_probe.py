@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.train import workers
-from train.probe import figures, measure, nccl, wire
+from train import nccl
+from train.probe import figures, measure, wire
 from train.probe.figures import Collective, Figures, Nic, Pair
 
 TOY = "toy"

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from train.report import plots
-from train.report.command import at_end, main
+from train.report.command import main
 from train.report.history import History, history, load, read
 from train.report.page import duration, page
 from train.status import Status, write_status
+from train.supervisor.report import say_report
 
 HEAD = {"attempt": "a", "generation": 1}
 
@@ -193,20 +194,24 @@ def test_the_command_writes_the_page_and_names_it(
 
 
 def test_the_end_of_a_long_run_writes_it_and_never_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def said(lasted_s: float) -> str:
+        say_report(tmp_path, lasted_s)
+        return capsys.readouterr().err
+
     monkeypatch.chdir(Path(__file__).parents[2])
-    assert at_end(tmp_path, 100.0) == ""  # a script's run has no metrics
+    assert said(100.0) == ""  # a script's run has no metrics
     (tmp_path / "metrics.jsonl").write_text(
         "".join(json.dumps(each) + "\n" for each in killed_and_preempted())
     )
-    assert at_end(tmp_path, 59.0) == ""
+    assert said(59.0) == ""
     assert not (tmp_path / "report.html").exists()
-    assert at_end(tmp_path, 61.0) == f"what happened, as a page: {tmp_path}/report.html"
+    assert said(61.0).endswith(f": what happened, as a page: {tmp_path}/report.html\n")
     assert "<svg" in (tmp_path / "report.html").read_text()
     (tmp_path / "report.html").unlink()
     (tmp_path / "report.html").mkdir()
-    assert at_end(tmp_path, 61.0) == ""
+    assert said(61.0) == ""
 
 
 def test_a_directory_without_a_run_is_one_clear_error(

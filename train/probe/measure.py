@@ -17,16 +17,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from train import nccl, startup
 from train.console import say
 from train.files import replace_file
+from train.health.phase import doing
 from train.lock import Fence
 from train.node import Node
 from train.parallel import tree
 from train.parallel.agreement import Assembly
 from train.parallel.gradients import connect_reducer
 from train.parallel.process_group import World
-from train.probe import figures, nccl, wire
+from train.probe import figures, wire
 from train.probe.figures import Collective, Figures, Nic, Pair
+from train.run_info import RunInfo
 from train.status import Status, record_status
 from train.stop import StopRequest, foremost
 
@@ -39,27 +42,21 @@ _ALL_PAIRS = 8  # of more hosts only neighbours are measured
 _MESSAGE = 16 << 20  # bytes
 
 
-def probe(
-    world: World,
-    parts: Sequence[range],
-    assembly: Assembly,
-    directory: Path,
-    stop: StopRequest,
-    fence: Fence | None,
-    host: Node | None,
-) -> None:
-    """Measure, and have the status say how it ended. `parts`: the micro-batches of a step that are each rank's.
-
-    `fence`: rank 0's right to write to the directory; `host`: where a host's own status is.
-    """
-    record = partial(_record_status, directory, fence, host)
-    record("running", "")
-    complete = Probe(world, parts, assembly, directory, stop).run()
-    reason = "" if complete else foremost(world.all_gather(stop.reason))
-    record("done" if complete else "stopped", reason)
-    if fence is not None:
-        fence.close()
-    stop.close()
+def run(info: RunInfo) -> int:
+    """Meet the other ranks and measure. The status says how it ended. Returns the exit code. Raises TrainError."""
+    met = startup.meet(info)
+    world, fence, stop = met.world, met.fence, met.stop
+    record = partial(_record_status, info.directory, fence, met.host)
+    with doing("probing"):
+        record("running", "")
+        complete = Probe(world, met.parts, met.assembly, info.directory, stop).run()
+        reason = "" if complete else foremost(world.all_gather(stop.reason))
+        record("done" if complete else "stopped", reason)
+        if fence is not None:
+            fence.close()
+        stop.close()
+    startup.part(world, info)
+    return 0
 
 
 def _record_status(

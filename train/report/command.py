@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +15,6 @@ from train.report.history import load
 from train.report.page import page
 
 FILE = "report.html"
-_WORTH_S = 60.0
-_DRAW_S = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,21 +39,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"{called}: no curves, as matplotlib is not installed here", file=sys.stderr)
     print(output)
     return 0
-
-
-def at_end(directory: Path, lasted_s: float) -> str:
-    """Write the report of a run that is done; a line that says so, or "" where there is none.
-
-    Only where its curves can be drawn, and of a run that took longer than a minute: drawing takes seconds. In a
-    process of its own, as nothing of it may change how the run ends.
-    """
-    if lasted_s < _WORTH_S or not plots.available() or not (directory / "metrics.jsonl").exists():
-        return ""
-    argv = [sys.executable, "-m", "train", "report", "--", str(directory)]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(argv, capture_output=True, timeout=_DRAW_S, check=False)
-        return f"what happened, as a page: {directory / FILE}" if done.returncode == 0 else ""
-    return ""
 
 
 def write(directory: Path, output: Path) -> None:

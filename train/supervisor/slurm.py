@@ -27,6 +27,7 @@ from train.scheduler import VARIABLE
 from train.supervisor.decision import goes_on, word_of
 from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Signal
 from train.supervisor.options import ONLY_CHECK, check_arguments, ports
+from train.supervisor.report import say_report
 from train.supervisor.slurm_decision import (
     AGAIN,
     Begun,
@@ -57,7 +58,7 @@ from train.supervisor.slurm_step import (
     parent_title,
     store_of,
 )
-from train.supervisor.supervisor import NotBegunError, tell_of_report
+from train.supervisor.supervisor import NotBegunError
 from train.supervisor.words import Command
 from train.supervisor.workers import Workers
 
@@ -469,7 +470,7 @@ class Slurm:
         """The job does not come back: say so, have its status say so, and free its directory, if Slurm agrees."""
         code = decision.code
         if self._taken and code == 0:
-            tell_of_report(self.directory.path, time.monotonic() - self._since)
+            say_report(self.directory.path, time.monotonic() - self._since)
         if decision.line:
             say(decision.line)
         if self._only_preflight or not self._is_batch_script:

@@ -37,6 +37,7 @@ from train.supervisor import decision, directory, install, words
 from train.supervisor.decision import End, ExitReport, Request
 from train.supervisor.events import LATE_S, Event, Events, Exit, Result, Signal
 from train.supervisor.options import check_arguments
+from train.supervisor.report import say_report
 from train.supervisor.tier import Tier
 from train.supervisor.words import Command
 from train.supervisor.workers import Pin, Workers, for_workers, pins
@@ -77,7 +78,7 @@ class Supervisor:
             outcome = self._tier.not_begun(str(stop))
         if outcome.code == 0 and self._workers is not None and self._tier.decides:
             # Before the last line, which says how the job ended: programs read it.
-            tell_of_report(self.checkpoint_dir, time.monotonic() - self._began)
+            say_report(self.checkpoint_dir, time.monotonic() - self._began)
         for line in outcome.lines:
             say(line)
         if self._attempt and outcome.code and not outcome.comes_back:
@@ -406,14 +407,6 @@ class Supervisor:
         if not saved and not self.member.is_head:
             return ""  # the checkpoints, or the record of saves, may be on the host of rank 0
         return decision.goes_on(program, saved)
-
-
-def tell_of_report(checkpoint_dir: Path, lasted_s: float) -> None:
-    """The job is done: have its report written, where that can be, and say where it is."""
-    from train.report.command import at_end
-
-    if line := at_end(checkpoint_dir, lasted_s):
-        say(line)
 
 
 def _hold(bundle: Path) -> int | None:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from train.placeholders import MASTER_PORT, NEWEST
+
 _PLACEHOLDER = re.compile(
     "{(nodes|head|port|address|node_rank|first_rank|world_size|launch|is_head|checkpoint_dir|store)}"
 )
@@ -20,10 +22,7 @@ _PLACEHOLDER = re.compile(
 _SCRIPTS = re.compile(
     r"(?<!\$){({?)(checkpoint_dir|job|attempt|world_size|array_index|port|newest|--)}(}?)"
 )
-# torchrun chooses the port where the processes meet: each of them fills it in (train.runner).
-MASTER_PORT = "{master-port}"
-# The newest checkpoint that `resume.exists` matches: each process looks (train.runner).
-NEWEST, _RESUMES = "{newest-checkpoint}", "--resume-arg="
+_RESUMES = "--resume-arg="
 # What follows one of these is the user's text, in which braces mean braces.
 _USERS = re.compile("--(arg|workload)=")
 _TORCHRUN = ("-m", "torch.distributed.run")

@@ -21,7 +21,8 @@ from torch import nn
 
 from train.console import say
 from train.errors import TrainError
-from train.workload import Context, Workload, did_you_mean
+from train.words import did_you_mean
+from train.workload import Context, Workload
 from train.workloads import arguments
 from train.workloads.idx import read_labelled_images
 from train.workloads.labelled import Labelled, loss, metrics

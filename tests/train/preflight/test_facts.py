@@ -12,6 +12,7 @@ import pytest
 
 from train.preflight import facts
 from train.preflight.facts import Torch
+from train.processor import isa
 
 VERSION = """\
 from typing import Optional
@@ -105,7 +106,7 @@ def test_the_torch_of_this_interpreter_says_the_same_of_itself() -> None:
         assert found is not None
         assert (found.version, found.cuda or "-") == (version, cuda)
         if os.uname().machine == "x86_64":
-            assert facts.isa(Path("/proc"), env) in (capability, "x86_64")
+            assert isa(Path("/proc"), env) in (capability, "x86_64")
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the levels are x86's")
@@ -127,11 +128,11 @@ def test_the_level_is_the_processors_or_a_lower_one_that_was_asked_for(
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n")
     env = {"ATEN_CPU_CAPABILITY": wanted} if wanted else {}
-    assert facts.isa(tmp_path, env) == expected
+    assert isa(tmp_path, env) == expected
 
 
 def test_a_host_without_proc_has_its_architecture_and_no_machine(tmp_path: Path) -> None:
-    assert facts.isa(tmp_path, {}) == os.uname().machine
+    assert isa(tmp_path, {}) == os.uname().machine
     assert "machine" not in facts.gather(None, tmp_path, tmp_path)
 
 

@@ -1,0 +1,24 @@
+"""`python -m train run --probe`: a worker that measures instead of training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from train import nccl, worker
+from train.config import RunConfig
+from train.run_info import RunInfo
+
+
+def work(config: RunConfig, argv: Sequence[str]) -> int:
+    """Run one worker. Returns its exit code."""
+    directory = Path(config.checkpoint_dir).absolute()
+    nccl.log_to_file(os.environ, int(os.environ.get("RANK", "0")), directory)
+    return worker.work(config, argv, _load)
+
+
+def _load() -> Callable[[RunInfo], int]:
+    from train.probe import measure
+
+    return measure.run

@@ -1,0 +1,33 @@
+"""A worker process as it was started: its settings, its directory, and the parts that guard it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from train.config import RunConfig
+from train.fatal_error import FatalErrorBroadcast
+from train.health.reporter import Reporter
+from train.node import Node
+from train.replaced import Replacement
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Made once by the worker, before torch is imported.
+
+    `argv`: the arguments that `config` was parsed from, for manifest.json. `attempt`: this acquisition of the
+    directory, "" if the process was started by hand. `node` and `failures` are there if a launch script on each of
+    several hosts started the job. `reporter` sends heartbeats. `replaced` ends this process when a later start has
+    taken over.
+    """
+
+    config: RunConfig
+    argv: Sequence[str]
+    directory: Path
+    attempt: str
+    node: Node | None
+    failures: FatalErrorBroadcast | None
+    reporter: Reporter
+    replaced: Replacement
