@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from train import processes
-from train.errors import EXIT_STOPPED
+from train.base import processes
+from train.base.errors import EXIT_STOPPED
 
 
 def main(script: str) -> int:

@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from train.errors import exit_now
+from train.base.errors import exit_now
 
 _USAGE = """\
 usage: python -m train [run] --workload=… …   train (see python -m train run --help)

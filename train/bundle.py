@@ -16,8 +16,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from train.errors import TrainError
-from train.files import open_file, replace_file
+from train.base.errors import TrainError
+from train.base.files import open_file, replace_file
 
 # A small archive may unpack to any size, and its files are held in memory.
 _MOST_BYTES = 1 << 30

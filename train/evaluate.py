@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from train import rng
+from train.base.errors import TrainError
 from train.config import RunConfig
 from train.data import batch_reader, ranges, to_device
-from train.errors import TrainError
 from train.health.phase import WAITING
 from train.metrics import RESERVED
 from train.parallel.process_group import World

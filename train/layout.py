@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from train.files import read_file
+from train.base.files import read_file
 
 MARKER = "checkpoint.json"
 BEST = "best.json"  # names the checkpoint of the best evaluation, which retention leaves alone

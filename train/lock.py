@@ -28,12 +28,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from train.console import say
-from train.errors import TrainError
-from train.files import locked, replace_file
+from train.base.console import say
+from train.base.errors import TrainError
+from train.base.files import locked, replace_file
+from train.base.processes import ENDED, machine, process_state, start_time
+from train.base.scheduler import Scheduled
 from train.layout import steps_on_disk, stop_file
-from train.processes import ENDED, machine, process_state, start_time
-from train.scheduler import Scheduled
 from train.status import read_status
 
 HEARTBEAT_S = 5.0
@@ -59,7 +59,7 @@ class Holder:
     """What the lock file says. `attempt`: who holds it; that is the launch id in the checkpoint directory
     of a job on several hosts, of which each host has an attempt of its own. `starts`: the newest step each
     generation of the attempt found committed; `worlds`: the hosts each one began with (see Start).
-    `scheduler`: which start of which scheduler's job it is (see train.scheduler), "" for none."""
+    `scheduler`: which start of which scheduler's job it is (see train.base.scheduler), "" for none."""
 
     attempt: str
     generation: int

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from train.console import say
+from train.base.console import say
 from train.health.stacks import innermost_user_line
 
 # What every row has; no metric may be called so.

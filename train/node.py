@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.console import say
-from train.files import replace_file
+from train.base.console import say
+from train.base.files import replace_file
 from train.layout import steps_on_disk
 from train.lock import FencedOffError, read_lock
 from train.status import Status, read_status, record_status, write_status

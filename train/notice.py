@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from train.base.console import say
 from train.config import seconds
-from train.console import say
 from train.notices import ADDRESS, Cloud, clouds
 from train.notices.service import AbsentError, ServiceError
 from train.status import read_status

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from train.base.errors import TrainError
 from train.config import RunConfig
-from train.errors import TrainError
 from train.lean import keep_steps_uncompiled, without_compiler
 from train.portable import PORTABLE
 from train.workload import Workload

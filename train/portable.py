@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
-from train.processor import isa
+from train.base.processor import isa
 
 PORTABLE = "portable"
 # None: has to be unset, as it would ask for something else.

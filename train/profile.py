@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from train.console import say
+from train.base.console import say
 from train.health.phase import doing
 from train.parallel.process_group import World
 from train.timing import StepClock

@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections.abc import Mapping
 
-from train.errors import EXIT_STOPPED
+from train.base.errors import EXIT_STOPPED
 from train.runner import Runner
 
 _SHELLS = 128  # a shell ends with this and the signal that ended its command

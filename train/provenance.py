@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from train.errors import TrainError
-from train.files import read_file
+from train.base.errors import TrainError
+from train.base.files import read_file
 from train.status import Status, read_status
 
 MANIFEST = "manifest.json"

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train import manifest, trackers
+from train.base.console import Progress, clock, say, say_restart
+from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, NotInStoreError, SaveFailedError
-from train.console import Progress, clock, say, say_restart
-from train.errors import TrainError
 from train.layout import BEST, best_step, step_directory
 from train.lock import Fence
 from train.metrics import MetricsLog

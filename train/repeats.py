@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train.console import say
-from train.errors import TrainError
+from train.base.console import say
+from train.base.errors import TrainError
 from train.health.stacks import innermost_user_line
 from train.parallel.process_group import World
 

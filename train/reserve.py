@@ -13,8 +13,8 @@ import errno
 import socket
 from collections.abc import Sequence
 
-from train import nic
-from train.nic import NetworkError
+from train.base import nic
+from train.base.nic import NetworkError
 
 
 def reserve(address: str, ports: Sequence[int], start: int) -> socket.socket:

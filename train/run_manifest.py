@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from train import bundle, provenance
-from train.console import say
-from train.files import open_file, read_file, replace_file
+from train.base.console import say
+from train.base.files import open_file, read_file, replace_file
 from train.lock import FencedOffError
 from train.provenance import MANIFEST, Start
 from train.status import read_status

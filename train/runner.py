@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train import saves
-from train.console import say, say_restart
-from train.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
+from train.base.console import say, say_restart
+from train.base.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
+from train.base.placeholders import MASTER_PORT, NEWEST
+from train.base.scheduler import VARIABLE, Scheduled
 from train.lock import HeldByLiveJobError, is_replaced, keep_alive, read_lock, take
 from train.node import Node, is_over, record_crash
-from train.placeholders import MASTER_PORT, NEWEST
 from train.replaced import Replacement
-from train.scheduler import VARIABLE, Scheduled
 from train.status import Status, read_status, write_status
 from train.stop import is_for, reason_in
 

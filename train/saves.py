@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from train.files import read_file
+from train.base.files import read_file
 
 _LARGEST_RECORD = 64 << 20
 # torch.save ends with the checksums of all that is in the file.

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from train import processes
+from train.base import processes
+from train.base.console import say
+from train.base.errors import EXIT_FAILED, EXIT_STOPPED, LATE, LOSS, peer_failure
 from train.config import seconds
-from train.console import say
-from train.errors import EXIT_FAILED, EXIT_STOPPED, LATE, LOSS, peer_failure
 from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
 from train.integrations import progress, renames

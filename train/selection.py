@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from train.base.errors import TrainError
+from train.base.words import did_you_mean
 from train.config import RunConfig
-from train.errors import TrainError
-from train.words import did_you_mean
 
 _STATE = ("metric", "mode", "evaluated", "best_step", "best", "reference", "waited")
 

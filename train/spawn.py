@@ -15,9 +15,9 @@ import subprocess
 from collections.abc import Sequence
 from types import FrameType
 
-from train.console import say
-from train.errors import EXIT_FAILED
-from train.processes import die_with_parent
+from train.base.console import say
+from train.base.errors import EXIT_FAILED
+from train.base.processes import die_with_parent
 
 # As torchrun's: long enough to write down what is under way.
 GRACE_S = 30.0

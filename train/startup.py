@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from train import bits, manifest
+from train.base.console import say
+from train.base.errors import TrainError, start_command
+from train.base.scheduler import VARIABLE
 from train.checkpoint.resume import Found
 from train.config import RunConfig
-from train.console import say
 from train.data import ranges, shares_by_weight
 from train.environment import environment, identity
-from train.errors import TrainError, start_command
 from train.health.phase import NOW, WAITING, doing
 from train.health.reporter import Reporter
 from train.lock import Fence, FencedOffError, claim
@@ -32,7 +33,6 @@ from train.parallel.gradients import Gradients
 from train.parallel.process_group import Place, World, another_connection, join, leave
 from train.provenance import differences
 from train.run_info import RunInfo
-from train.scheduler import VARIABLE
 from train.stop import StopRequest
 from train.weights import weights_sha256
 

@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.console import plain
-from train.errors import TrainError
-from train.files import read_file, replace_file
+from train.base.console import plain
+from train.base.errors import TrainError
+from train.base.files import read_file, replace_file
 
 WORDS = ("running", "done", "stopped", "failed")
 _MOST_REASON = 10_000

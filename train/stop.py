@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from train.files import read_file
-from train.scheduler import SCHEDULERS, Scheduled
+from train.base.files import read_file
+from train.base.scheduler import SCHEDULERS, Scheduled
 
 POLL_S = 0.25
 
@@ -44,7 +44,7 @@ class StopRequest:
     """
 
     def __init__(self, stop_file: Path, scheduler: str = "", watches: bool = True) -> None:
-        """`scheduler`: which start of which scheduler's job this is (see train.scheduler), "" for none.
+        """`scheduler`: which start of which scheduler's job this is (see train.base.scheduler), "" for none.
         `watches`: whether it looks for the file, as one process of each host does: a file server has
         better things to do than to answer hundreds of looks a second."""
         self._file, self._scheduler = stop_file, scheduler
@@ -103,7 +103,7 @@ def first_line(content: bytes) -> str:
 
 
 def is_for(reason: str, scheduler: str) -> bool:
-    """Whether a stop file with this first line ends the start `scheduler` (see train.scheduler).
+    """Whether a stop file with this first line ends the start `scheduler` (see train.base.scheduler).
 
     One that names a scheduler's job, `slurm JOB RESTART WHY`, ends that start of it and those before;
     any other ends whoever finds it.

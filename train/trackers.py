@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
-from train.console import say
+from train.base.console import say
 from train.metrics import RESERVED
 
 # How long a tracker may take for its last rows: the machine may be about to go.

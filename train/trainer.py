@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from train import manifest, repeats, rng, startup, trackers
+from train.base.errors import EXIT_CHANGED, TrainError
 from train.checkpoint.resume import find, restore
 from train.config import RunConfig
 from train.data import (
@@ -28,7 +29,6 @@ from train.data import (
     fetch_batches,
     to_device,
 )
-from train.errors import EXIT_CHANGED, TrainError
 from train.evaluate import evaluate, names
 from train.health.phase import (
     BACKWARD,

@@ -13,10 +13,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from train import nccl, portable, processes
-from train.config import RunConfig, parse
-from train.console import say
-from train.errors import (
+from train import nccl, portable
+from train.base import processes
+from train.base.console import say
+from train.base.errors import (
     EXIT_FAILED,
     LATE,
     LOSS,
@@ -25,6 +25,7 @@ from train.errors import (
     exit_at_once,
     peer_failure,
 )
+from train.config import RunConfig, parse
 from train.fatal_error import LAST_WAIT_S, FatalErrorBroadcast
 from train.health.phase import doing
 from train.health.reporter import Reporter

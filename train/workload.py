@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from train.errors import TrainError, peer_failure
-from train.words import did_you_mean
+from train.base.errors import TrainError, peer_failure
+from train.base.words import did_you_mean
 
 BUILT_IN = ("gpt", "mnist", "toy")
 

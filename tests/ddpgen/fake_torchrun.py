@@ -20,7 +20,7 @@ from train.status import Status, write_status
 DIRECTORY = Path(os.environ["DDPGEN_CHECKPOINT_DIR"])
 WORKER = """
 import signal, time
-from train import processes
+from train.base import processes
 processes.die_with_parent(signal.SIGKILL)
 print("up", flush=True)
 time.sleep(600)

@@ -16,7 +16,7 @@ from ddpgen.driver import state
 from ddpgen.monitor import record
 from ddpgen.monitor.report import Report
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
-from train.processes import machine, start_time
+from train.base.processes import machine, start_time
 
 Spec = Callable[..., Path]
 HOSTS = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"

@@ -33,7 +33,7 @@ import os, sys
 from pathlib import Path
 from train.layout import node_directory
 from train.supervisor.directory import acquire
-from train.errors import Refusal
+from train.base.errors import Refusal
 whole, host = Path(sys.argv[1]), sys.argv[2]
 held = node_directory(whole, host)
 try:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from train.base.errors import TrainError
 from train.data import (
     BatchPlan,
     MicroBatchFetcher,
@@ -20,7 +21,6 @@ from train.data import (
     shares_by_weight,
     to_device,
 )
-from train.errors import TrainError
 
 
 def at(order: SampleOrder, start: int, count: int) -> list[int]:

@@ -17,7 +17,8 @@ import pytest
 
 from tests.ports import free_port
 from tests.train.test_diagnosis import beat
-from train import lock, processes
+from train import lock
+from train.base import processes
 from train.health import doctor, heartbeats, network, view
 from train.health.diagnosis import examine
 from train.health.heartbeats import Beat, Heard, HostView

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from train.base.errors import TrainError
 from train.data import ranges
-from train.errors import TrainError
 from train.lock import FencedOffError, claim
 from train.node import Node
 from train.parallel.agreement import Assembly, Member

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.train.world import in_world
+from train.base.errors import PeerGoneError, PeerLateError
 from train.data import ranges
-from train.errors import PeerGoneError, PeerLateError
 from train.parallel.gradients import join_levels
 from train.parallel.local_sockets import MOST_NUMBERS, LocalSockets, SocketReducer, connect
 from train.parallel.process_group import World

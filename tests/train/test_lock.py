@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from train import lock
-from train.errors import TrainError
-from train.files import locked
+from train.base.errors import TrainError
+from train.base.files import locked
 from train.layout import MARKER, step_directory
 from train.lock import Fence, FencedOffError, HeldByLiveJobError, Start, claim, read_lock, take
 from train.node import Node, record_crash, record_end, settle_end

@@ -26,9 +26,9 @@ import torch
 from tests.train.workers import TIMEOUT_S, run
 from tests.train.world import in_world
 from train import bundle, run_manifest, weights
+from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.environment import distributions, identity
-from train.errors import TrainError
 from train.node import Node
 from train.parallel.agreement import assemble
 from train.parallel.process_group import World

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.ports import free_port
-from train import nic
+from train.base import nic
+from train.base.nic import Interface, NetworkError, choose, interfaces
 from train.health.network import own_place
-from train.nic import Interface, NetworkError, choose, interfaces
 
 
 def loopback() -> str:

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from tests.train.world import in_world
+from train.base.errors import GONE, LATE, PeerGoneError, PeerLateError, peer_failure
 from train.config import parse
-from train.errors import GONE, LATE, PeerGoneError, PeerLateError, peer_failure
 from train.lock import claim
 from train.parallel.process_group import World
 from train.status import Status, read_status

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from train import processes
+from train.base import processes
 
 # proc_pid_stat(5): pid, name, state, ppid, pgrp, session, tty, tpgid, flags, ..., starttime (the 22nd).
 STAT = b"4711 (a) name) %s 1 4711 4711 0 -1 %d" + b" 0" * 12 + b" 99 0 0\n"

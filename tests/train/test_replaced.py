@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from train.base.scheduler import Scheduled
 from train.health.reporter import Reporter
 from train.lock import claim, take
 from train.node import Node
 from train.replaced import Replacement
-from train.scheduler import Scheduled
 from train.status import Status, read_status
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from train import nic, reserve
-from train.nic import NetworkError
+from train import reserve
+from train.base import nic
+from train.base.nic import NetworkError
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.train.world import in_world
+from train.base.errors import TrainError
 from train.checkpoint import disk, resume
-from train.errors import TrainError
 from train.layout import step_directory
 from train.parallel.process_group import World
 

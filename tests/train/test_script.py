@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.own_script import ROOT, Job, wait_for_line
-from train.errors import EXIT_FAILED
+from train.base.errors import EXIT_FAILED
 from train.lock import claim
 from train.status import Status, read_status, write_status
 from train.supervisor.words import NEWEST

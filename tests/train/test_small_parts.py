@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from train import manifest, provenance, records, rng
+from train.base.console import Progress, clock, say, say_restart
+from train.base.errors import TrainError, start_command
 from train.config import Period, RunConfig, parse, period, seconds
-from train.console import Progress, clock, say, say_restart
-from train.errors import TrainError, start_command
 from train.metrics import MetricsLog
 from train.optim import LearningRate, lr_factor
 from train.parallel import gradients

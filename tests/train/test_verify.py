@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from train import bundle
+from train.base.errors import Refusal, TrainError
 from train.checkpoint.disk import BadCheckpointError
 from train.config import Period, parse
-from train.errors import Refusal, TrainError
 from train.provenance import library_flags
 from train.verify import command, record
 from train.verify.compare import Difference, Rank

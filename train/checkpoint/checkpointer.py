@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from train.base.console import say
+from train.base.files import replace_file
 from train.checkpoint import disk
 from train.config import Period
-from train.console import say
-from train.files import replace_file
 from train.layout import BEST, step_directory
 from train.lock import Fence, FencedOffError
 from train.state import State

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from train.files import open_file, read_file
+from train.base.files import open_file, read_file
 from train.layout import MARKER, best_step, step_directory, steps_on_disk
 
 _READ_BYTES = 1 << 22

@@ -9,10 +9,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from train.base.console import say
+from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.checkpoint.disk import BadCheckpointError, parse_marker
-from train.console import say
-from train.errors import TrainError
 from train.layout import MARKER, step_directory
 from train.store.places import Store, StoreError, why
 from train.store.retries import with_retries

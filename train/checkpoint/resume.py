@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from train.base.console import say
+from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.checkpoint.disk import Checkpoint
-from train.console import say
-from train.errors import TrainError
 from train.layout import step_directory
 from train.parallel.process_group import World
 from train.provenance import is_start

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from train.files import replace_file
+from train.base.files import replace_file
 from train.store.places import Store
 
 _NAME = re.compile(r"metrics/(\d{9,})-(\d{9,})\.jsonl")

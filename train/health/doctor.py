@@ -19,15 +19,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from train import lock, processes
-from train.console import plain
-from train.files import open_file, read_file
+from train import lock
+from train.base import processes
+from train.base.console import plain
+from train.base.files import open_file, read_file
+from train.base.scheduler import Scheduled
 from train.health import heartbeats, network, view
 from train.health.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, RankState, duration, ranks
 from train.health.view import Preflight
 from train.layout import steps_on_disk
 from train.lock import Holder
-from train.scheduler import Scheduled
 from train.status import Status, read_status
 
 EXIT_WELL, EXIT_WRONG, EXIT_USAGE = 0, 1, 2

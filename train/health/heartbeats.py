@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from train.console import plain
-from train.files import read_file, replace_file
-from train.processes import machine
+from train.base.console import plain
+from train.base.files import read_file, replace_file
+from train.base.processes import machine
 
 NAME = "heartbeats"
 MOST_BYTES = 4 << 20

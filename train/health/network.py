@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from train import nic
+from train.base import nic
 
 TRY_S = 2.0
 MOST_HOSTS = 16

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from train import processes
+from train.base import processes
 from train.health import heartbeats, network
 from train.health.diagnosis import ENDED
 from train.health.exchange import Exchange

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train import processes
-from train.console import plain
-from train.files import read_file
+from train.base import processes
+from train.base.console import plain
+from train.base.files import read_file
 from train.health import heartbeats
 from train.health.diagnosis import Diagnosis, examine
 from train.health.heartbeats import HostView

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from train.console import say
+from train.base.console import say
 from train.integrations.session import Session
 
 TRANSFORMERS, LIGHTNING = "transformers", "lightning"

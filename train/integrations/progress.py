@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from train.console import say
-from train.files import replace_file
+from train.base.console import say
+from train.base.files import replace_file
 from train.integrations.order import DataPosition, Iteration, fault
 
 _SHOWN = 3

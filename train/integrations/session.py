@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from train.console import say
+from train.base.console import say
 from train.health.phase import NOW, SCRIPT
 from train.integrations.order import Epochs, Iteration
 from train.integrations.progress import Progress

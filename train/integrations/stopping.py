@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from train.console import say
+from train.base.console import say
 from train.integrations.progress import Progress
 
 _ASKED, _READY, _LAST = "ddpgen/stop-asked", "ddpgen/ranks-ready", "ddpgen/last-step"

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from train import bits, lock
-from train.console import say
-from train.errors import ToldError, TrainError, start_command
+from train.base.console import say
+from train.base.errors import ToldError, TrainError, start_command
+from train.base.scheduler import VARIABLE
 from train.layout import steps_on_disk
 from train.lock import Fence, FencedOffError, Start
 from train.node import Node
 from train.parallel.process_group import World
 from train.portable import PORTABLE, is_met
-from train.scheduler import VARIABLE
 from train.status import Status, write_status
 
 # A holder on another machine may have to be watched for a minute or three before it counts as dead.

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from train.errors import TrainError
+from train.base.errors import TrainError
 from train.parallel.local_sockets import Reducer, Waitable
 from train.parallel.reduction import LocalSums, flatten
 

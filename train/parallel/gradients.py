@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from train.base.console import say
+from train.base.errors import TrainError
 from train.config import RunConfig
-from train.console import say
-from train.errors import TrainError
 from train.lean import without_compiler
 from train.parallel.process_group import World
 from train.parallel.reduction import (

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from train.errors import PeerGoneError, PeerLateError
+from train.base.errors import PeerGoneError, PeerLateError
 from train.parallel import tree
 from train.parallel.process_group import World
 

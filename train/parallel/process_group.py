@@ -25,7 +25,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 from torch.distributed.rendezvous import rendezvous
 
-from train.errors import TrainError
+from train.base.errors import TrainError
 from train.fatal_error import FatalErrorBroadcast
 from train.health.phase import WAITING
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from train import nic
-from train.nic import NetworkError
+from train.base import nic
+from train.base.nic import NetworkError
 from train.preflight import directory, facts, gpus, limits, network
 from train.preflight.facts import Torch
 from train.preflight.finding import Finding

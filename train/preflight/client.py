@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
-from train.console import plain
+from train.base.console import plain
+from train.base.nic import is_loopback
 from train.layout import node_directory
-from train.nic import is_loopback
 from train.preflight import links, messages
 from train.preflight.common import REPLY_S, SILENT_S, Waiting, examined, is_bad, slack_s
 from train.preflight.finding import Finding, ordered

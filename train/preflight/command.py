@@ -17,9 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from train import lock
-from train.console import plain, say
-from train.errors import EXIT_UNAVAILABLE
-from train.files import replace_file
+from train.base.console import plain, say
+from train.base.errors import EXIT_UNAVAILABLE
+from train.base.files import replace_file
 from train.layout import node_directory
 from train.preflight import checks, compare, phrases
 from train.preflight.checks import Look

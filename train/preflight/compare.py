@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from train.nic import is_loopback
+from train.base.nic import is_loopback
 from train.preflight import link_findings
 from train.preflight.finding import NOTE, Finding, ordered
 from train.preflight.phrases import listed

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from train import saves
+from train.base.processor import isa
 from train.preflight.settings import Settings
-from train.processor import isa
 
 _PROC = Path("/proc")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from train import nic
-from train.nic import Interface, NetworkError, carrying, is_loopback, listed
+from train.base import nic
+from train.base.nic import Interface, NetworkError, carrying, is_loopback, listed
 from train.preflight.finding import Finding
 from train.preflight.settings import Settings
 

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from train.console import plain
+from train.base.console import plain
 from train.preflight.finding import ERROR, NOTE, WARNING, Finding
 
 _MOST = 6  # names in a sentence

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from train.console import plain
-from train.nic import is_loopback
+from train.base.console import plain
+from train.base.nic import is_loopback
 from train.preflight import links, messages
 from train.preflight.common import REPLY_S, SILENT_S, Waiting, is_bad, slack_s
 from train.preflight.finding import WARNING, Finding

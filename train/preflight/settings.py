@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from train.scheduler import Scheduled
+from train.base.scheduler import Scheduled
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Settings:
     (else only the count is known); "" where only the name is known, as of a scheduler's nodes.
     `least`: how many hosts are enough to begin (an elastic job),
     equal to `nodes` otherwise. `timeout_s`: how long a host that has not arrived is waited for.
-    `scheduler`: which start of which scheduler's job this is (see train.scheduler), "" for none;
+    `scheduler`: which start of which scheduler's job this is (see train.base.scheduler), "" for none;
     `script`: what people type to start the job; `saves`: patterns of the saves from which a user's script
     goes on (train.resume); `only`: nothing will be started after the check.
     """

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from train import nic
+from train.base import nic
 
 LINE = 256 * 1024  # bytes of a message
 # Small enough for any path: a network that loses large packets must not stop us from saying so.

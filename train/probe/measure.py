@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from train import nccl, startup
-from train.console import say
-from train.files import replace_file
+from train.base.console import say
+from train.base.files import replace_file
 from train.health.phase import doing
 from train.lock import Fence
 from train.node import Node

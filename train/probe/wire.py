@@ -10,7 +10,7 @@ import socket
 import time
 from pathlib import Path
 
-from train import nic
+from train.base import nic
 from train.preflight import network
 from train.probe.figures import Nic
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from train.errors import EXIT_FAILED
-from train.files import replace_file
+from train.base.errors import EXIT_FAILED
+from train.base.files import replace_file
 from train.report import plots
 from train.report.history import load
 from train.report.page import page

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.files import open_text, read_file
+from train.base.files import open_text, read_file
 from train.layout import step_directory, steps_on_disk
 from train.provenance import MANIFEST, MOST_BYTES
 from train.status import Status, read_status

@@ -14,8 +14,8 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from train.console import say
-from train.errors import TrainError
+from train.base.console import say
+from train.base.errors import TrainError
 from train.lock import FencedOffError
 from train.store.places import Store, StoreError, why
 from train.store.retries import Answering, with_retries

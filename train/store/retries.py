@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from train.console import say
+from train.base.console import say
 from train.store.places import Store, StoreError, why
 
 # How often, and after how many seconds each, a store is asked again before a start gives up.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from train.console import say
+from train.base.console import say
 from train.stop import BY_USER, create_stop_file, first_line
 from train.store.places import Store, open_store
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _supervise(argv: Sequence[str], events: Events) -> int:
-    from train.errors import EXIT_USAGE
+    from train.base.errors import EXIT_USAGE
     from train.supervisor import words
     from train.supervisor.options import add_options, take_leading
     from train.supervisor.supervisor import Supervisor

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from train.errors import EXIT_FAILED, EXIT_STOPPED
+from train.base.errors import EXIT_FAILED, EXIT_STOPPED
 from train.status import Status
 
 GO_ON, ANEW, AGAIN = "to go on", "to begin anew", "to start it again"

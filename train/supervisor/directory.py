@@ -11,11 +11,11 @@ import json
 import os
 from pathlib import Path
 
-from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal
-from train.files import read_file
+from train.base.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal
+from train.base.files import read_file
+from train.base.scheduler import Scheduled
 from train.layout import steps_on_disk
 from train.lock import HeldByLiveJobError, check_not_replaced, claim
-from train.scheduler import Scheduled
 from train.status import Status, write_status
 
 

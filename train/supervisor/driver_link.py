@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from train.console import say
+from train.base.console import say
 from train.supervisor.events import Due, Event, Events, Readable, Signal
 
 # The driver sends a beat every 5 s.

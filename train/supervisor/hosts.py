@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from train.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal, start_command
 from train.config import seconds
-from train.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal, start_command
 from train.layout import step_directory
 from train.supervisor import decision, directory
 from train.supervisor.decision import End, ExitReport, Request

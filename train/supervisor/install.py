@@ -20,10 +20,10 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from train.console import say
-from train.errors import EXIT_UNAVAILABLE, Refusal
-from train.files import locked, read_file, replace_file
-from train.processes import die_with_parent
+from train.base.console import say
+from train.base.errors import EXIT_UNAVAILABLE, Refusal
+from train.base.files import locked, read_file, replace_file
+from train.base.processes import die_with_parent
 
 # What has been installed: written last, so that its presence says that all is there.
 INSTALLED = "installed.txt"

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from train.console import say
+from train.base.console import say
 from train.supervisor import directory
 from train.supervisor.decision import End, ExitReport, at_end
 from train.supervisor.tier import Membership, Tier

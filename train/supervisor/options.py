@@ -8,9 +8,9 @@ import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from train.base.errors import EXIT_USAGE, Refusal
 from train.config import parse as parse_run
 from train.config import seconds
-from train.errors import EXIT_USAGE, Refusal
 from train.preflight.finding import codes
 from train.supervisor.words import Command
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from train.console import say
+from train.base.console import say
 
 # A shorter run is not worth the seconds that drawing takes.
 _WORTH_S = 60.0

@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from train import notice
-from train.errors import EXIT_UNAVAILABLE, Refusal
-from train.files import locked, replace_file
+from train.base.errors import EXIT_UNAVAILABLE, Refusal
+from train.base.files import locked, replace_file
 from train.notices import clouds
 from train.supervisor import decision, directory
 from train.supervisor.decision import End, ExitReport, Request

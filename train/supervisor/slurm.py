@@ -20,10 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train import nic, reserve
-from train.console import clock, say
-from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
-from train.scheduler import VARIABLE
+from train import reserve
+from train.base import nic
+from train.base.console import clock, say
+from train.base.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
+from train.base.scheduler import VARIABLE
 from train.supervisor.decision import goes_on, word_of
 from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Signal
 from train.supervisor.options import ONLY_CHECK, check_arguments, ports

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from train.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
+from train.base.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
 from train.status import Status
 from train.supervisor.decision import GO_ON
 from train.supervisor.slurm_job import State

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train import lock
+from train.base.console import say
+from train.base.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
+from train.base.files import locked, read_file, replace_file
 from train.bundle import LISTING
-from train.console import say
-from train.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
-from train.files import locked, read_file, replace_file
 from train.layout import steps_on_disk
 from train.status import Status, read_status, write_status
 from train.stop import create_stop_file, is_for, reason_in

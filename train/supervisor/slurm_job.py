@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from train import nic
-from train.console import say
+from train.base import nic
+from train.base.console import say
 
 # The answer may come as late as Slurm's own MessageTimeout, some times over.
 _ANSWER_S = 60.0

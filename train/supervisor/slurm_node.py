@@ -12,7 +12,7 @@ import os
 import signal
 from pathlib import Path
 
-from train.scheduler import VARIABLE, Scheduled
+from train.base.scheduler import VARIABLE, Scheduled
 from train.supervisor.decision import End, ExitReport, Request, crash
 from train.supervisor.slurm import Slurm
 from train.supervisor.slurm_decision import AGAIN

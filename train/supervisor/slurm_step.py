@@ -15,7 +15,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from train.errors import EXIT_UNAVAILABLE, Refusal
+from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.supervisor.slurm_decision import Failure
 from train.supervisor.slurm_directory import FAILED
 from train.supervisor.words import Command, shown

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from train.placeholders import MASTER_PORT, NEWEST
+from train.base.placeholders import MASTER_PORT, NEWEST
 
 _PLACEHOLDER = re.compile(
     "{(nodes|head|port|address|node_rank|first_rank|world_size|launch|is_head|checkpoint_dir|store)}"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from train.processes import adopt_orphans, children, die_with_parent
+from train.base.processes import adopt_orphans, children, die_with_parent
 
 # What the workers leave behind may be about to end by itself; so many seconds later it is asked, then killed.
 _LEFTOVERS = ((2.5, signal.SIGKILL), (1.0, signal.SIGTERM))

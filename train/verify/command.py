@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from train.console import say
-from train.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal, TrainError
+from train.base.console import say
+from train.base.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal, TrainError
 from train.layout import MARKER, step_directory
 from train.provenance import MANIFEST, Start, library_flags, read_manifest
 from train.verify import compare, record

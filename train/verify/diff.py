@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from train import bundle, provenance
-from train.console import plain
-from train.errors import EXIT_USAGE, TrainError
-from train.files import open_file, read_file
+from train.base.console import plain
+from train.base.errors import EXIT_USAGE, TrainError
+from train.base.files import open_file, read_file
 from train.layout import MARKER, step_directory, steps_on_disk
 from train.metrics import RESERVED, as_json_value
 from train.verify.compare import (

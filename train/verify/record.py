@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from train.base.errors import EXIT_USAGE, Refusal, TrainError
+from train.base.files import open_text
 from train.bundle import contents
-from train.errors import EXIT_USAGE, Refusal, TrainError
-from train.files import open_text
 from train.layout import steps_on_disk
 from train.provenance import MANIFEST, Start, differences, read_manifest, weights_of
 from train.report import history

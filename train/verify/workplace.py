@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from train import bundle
-from train.errors import EXIT_STOPPED, EXIT_USAGE, Refusal, TrainError
-from train.files import read_file
+from train.base.errors import EXIT_STOPPED, EXIT_USAGE, Refusal, TrainError
+from train.base.files import read_file
+from train.base.processes import die_with_parent
 from train.layout import MARKER, step_directory
-from train.processes import die_with_parent
 from train.provenance import MANIFEST, MOST_BYTES, Start
 from train.status import read_status
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from train.errors import TrainError
+from train.base.errors import TrainError
 
 
 def whole(name: str, value: Any, at_least: int = 1) -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from train.console import say
-from train.errors import TrainError
+from train.base.console import say
+from train.base.errors import TrainError
 from train.workload import Context, Workload
 from train.workloads import arguments
 from train.workloads.text import Text, read_text

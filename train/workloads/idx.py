@@ -12,7 +12,7 @@ import zlib
 
 import torch
 
-from train.errors import TrainError
+from train.base.errors import TrainError
 
 GZIP_MAGIC = b"\x1f\x8b"
 UNSIGNED_BYTE = 0x08

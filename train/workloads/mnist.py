@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.console import say
-from train.errors import TrainError
-from train.words import did_you_mean
+from train.base.console import say
+from train.base.errors import TrainError
+from train.base.words import did_you_mean
 from train.workload import Context, Workload
 from train.workloads import arguments
 from train.workloads.idx import read_labelled_images

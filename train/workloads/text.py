@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from train.errors import TrainError
+from train.base.errors import TrainError
 
 SEPARATOR = b"\0"  # between two files: a byte no text contains, so a model can learn the border
 SNIFFED = 8192  # a file with a zero byte this early is taken for binary, as git and grep do

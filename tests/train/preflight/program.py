@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from train import processes
-from train.errors import start_command
+from train.base import processes
+from train.base.errors import start_command
+from train.base.scheduler import VARIABLE
 from train.preflight.command import run
 from train.preflight.settings import Settings
-from train.scheduler import VARIABLE
 
 
 def main(argv: Sequence[str]) -> int:

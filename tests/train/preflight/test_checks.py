@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from train import nic
+from train.base import nic
 from train.preflight import checks, command, directory, facts, limits
 from train.preflight.limits import Limits
 from train.preflight.report import Report

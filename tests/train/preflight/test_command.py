@@ -25,7 +25,7 @@ from train.preflight.report import PreflightResult, Report
 def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> Any:
     """Run it in this process, as a job on one machine; exit code and what it said."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr("train.processes.die_with_parent", lambda *_: None)
+    monkeypatch.setattr("train.base.processes.die_with_parent", lambda *_: None)
 
     def call(*words: str, directory: Path = tmp_path / "ckpt", **more: Any) -> tuple[int, str]:
         given = {"job": "j", "checkpoint_dir": str(directory), "me": "here", **more}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from train.base.processor import isa
 from train.preflight import facts
 from train.preflight.facts import Torch
-from train.processor import isa
 
 VERSION = """\
 from typing import Optional

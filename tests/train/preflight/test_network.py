@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from train import nic
-from train.nic import Interface, NetworkError
+from train.base import nic
+from train.base.nic import Interface, NetworkError
 from train.preflight import network
 from train.preflight.finding import Finding
 from train.preflight.network import kind

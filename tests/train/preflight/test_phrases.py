@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.console import plain
+from train.base.console import plain
 from train.preflight.finding import CODES, NOTE, SEVERITIES, Finding
 from train.preflight.phrases import table as render
 

@@ -26,7 +26,7 @@ from tests.train.store.faults import (
     through,
     whole_steps,
 )
-from train.errors import TrainError
+from train.base.errors import TrainError
 from train.layout import MARKER
 from train.lock import FencedOffError
 from train.store import owner as owner_module

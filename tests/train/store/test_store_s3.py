@@ -21,8 +21,8 @@ from tests.ports import free_port
 from tests.real.jobs import assert_same_bits
 from tests.train.store.faults import KILLED, Machine, through, whole_steps
 from tests.train.workers import Run, run
+from train.base.errors import TrainError
 from train.checkpoint.checkpointer import Checkpointer
-from train.errors import TrainError
 from train.layout import MARKER
 from train.store import retries
 from train.store.places import open_store

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from train.errors import Refusal
+from train.base.errors import Refusal
 from train.layout import MARKER, node_directory, step_directory
 from train.lock import claim, read_lock, take
 from train.supervisor.directory import acquire

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.project.tree import ROOT
-from train.errors import EXIT_UNAVAILABLE, EXIT_USAGE
+from train.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from train.status import Status
 from train.supervisor.decision import End, ExitReport, at_end, not_begun, word_of
 from train.supervisor.sky import Sky

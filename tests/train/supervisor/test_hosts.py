@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.train.supervisor.test_driver_link import Recorded
-from train import nic
-from train.errors import Refusal
+from train.base import nic
+from train.base.errors import Refusal
 from train.supervisor.decision import ExitReport
 from train.supervisor.events import Event, Signal
 from train.supervisor.hosts import HostEntry, Hosts, Listed, membership, read

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from train.errors import EXIT_UNAVAILABLE, Refusal
-from train.scheduler import Scheduled
+from train.base.errors import EXIT_UNAVAILABLE, Refusal
+from train.base.scheduler import Scheduled
 from train.status import Status
 from train.supervisor.decision import End
 from train.supervisor.options import add_options

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.supervisor.test_slurm_job import shown
-from train.scheduler import VARIABLE
+from train.base.scheduler import VARIABLE
 from train.supervisor.slurm_directory import Directory
 
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from train import lock
-from train.errors import Refusal
+from train.base.errors import Refusal
 from train.status import Status, read_status, write_status
 from train.supervisor.slurm_decision import CRASH, Begun, Failure
 from train.supervisor.slurm_directory import Directory, checkpoint_directory

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.train.workloads.training import train
-from train.errors import TrainError
+from train.base.errors import TrainError
 from train.workload import Context
 from train.workloads import gpt
 

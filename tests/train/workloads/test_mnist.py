@@ -19,7 +19,7 @@ from tests.train.workers import run
 from tests.train.workloads import idx_files
 from tests.train.workloads.http_files import Site
 from tests.train.workloads.training import train
-from train.errors import TrainError
+from train.base.errors import TrainError
 from train.workload import Context
 from train.workloads import mnist
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from train.errors import TrainError
+from train.base.errors import TrainError
 from train.workloads.text import Text, read_text
 
 ALL = 10**9

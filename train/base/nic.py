@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from train.errors import TrainError
+from train.base.errors import TrainError
 
 _UP = 0x1  # IFF_UP, the same on Linux and macOS
 _RUNNING = 0x40  # IFF_RUNNING: up, and with a carrier

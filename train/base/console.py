@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TextIO
 
-from train.scheduler import VARIABLE
+from train.base.scheduler import VARIABLE
 
 
 def say(message: str, rank: int | None = None) -> None:
