@@ -130,13 +130,13 @@ def measure(
 
 def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     """One rank: set up every contender, then let them take turns."""
-    from train import portable
+    from train.run import portable
 
     if portable.is_asked(case["argv"]):
         portable.pin(os.environ)
-    from train.config import parse
     from train.manifest import pin
     from train.parallel.process_group import Place, join
+    from train.run.config import parse
 
     place = Place.from_environment(os.environ)
     pin(1)
@@ -198,8 +198,8 @@ def ours(
 ) -> Callable[[int], None]:
     """The trainer as a job has it, with its records in `directory`. `clock`: instead of its own."""
     from train.data import fetch_batches
-    from train.lock import Fence, claim
-    from train.stop import StopRequest
+    from train.run.lock import Fence, claim
+    from train.run.stop import StopRequest
     from train.trainer import Trainer
 
     directory.mkdir(exist_ok=True, parents=True)

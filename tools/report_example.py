@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.real.jobs import ROOT, Job
 from train.base.errors import EXIT_STOPPED
-from train.stop import PREEMPTED, create_stop_file
+from train.run.stop import PREEMPTED, create_stop_file
 
 PAGE = ROOT / "docs/report-example.html"
 

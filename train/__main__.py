@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Run one worker, which trains or measures. Returns its exit code."""
-    from train.config import parse
+    from train.run.config import parse
 
     config = parse(argv)
     if config.probe:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.nn import functional
 
-from train.portable import PORTABLE
+from train.run.portable import PORTABLE
 
 # Seen with torch 2.13 on x86, one setting changed at a time; MKL as on another maker's processor as well.
 _CAUSES = {

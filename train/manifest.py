@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from train import bits
-from train.config import RunConfig
-from train.provenance import LIBRARY_FLAGS
+from train.run.config import RunConfig
+from train.run.provenance import LIBRARY_FLAGS
 
 # Settings that may change between two runs of one job without changing what is computed.
 _FREE = {

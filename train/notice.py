@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train.base.console import say
-from train.config import seconds
 from train.notices import ADDRESS, Cloud, clouds
 from train.notices.service import AbsentError, ServiceError
-from train.status import read_status
-from train.stop import PREEMPTED, create_stop_file, reason_in
+from train.run.config import seconds
+from train.run.status import read_status
+from train.run.stop import PREEMPTED, create_stop_file, reason_in
 
 # Another place for a cloud's service, for tests: DDPGEN_METADATA_AWS=http://127.0.0.1:8000
 _ADDRESS_VARIABLE = "DDPGEN_METADATA_"

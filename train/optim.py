@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from train.base.errors import TrainError
-from train.config import RunConfig
 from train.lean import keep_steps_uncompiled, without_compiler
-from train.portable import PORTABLE
+from train.run.config import RunConfig
+from train.run.portable import PORTABLE
 from train.workload import Workload
 
 # The part of torch.optim.Optimizer that a run uses.

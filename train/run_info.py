@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.config import RunConfig
 from train.fatal_error import FatalErrorBroadcast
 from train.health.reporter import Reporter
-from train.node import Node
-from train.replaced import Replacement
+from train.run.config import RunConfig
+from train.run.node import Node
+from train.run.replaced import Replacement
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from train import saves
 from train.base.console import say, say_restart
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED, exit_at_once
 from train.base.placeholders import MASTER_PORT, NEWEST
 from train.base.scheduler import VARIABLE, Scheduled
-from train.lock import HeldByLiveJobError, is_replaced, keep_alive, read_lock, take
-from train.node import Node, is_over, record_crash
-from train.replaced import Replacement
-from train.status import Status, read_status, write_status
-from train.stop import is_for, reason_in
+from train.run import saves
+from train.run.lock import HeldByLiveJobError, is_replaced, keep_alive, read_lock, take
+from train.run.node import Node, is_over, record_crash
+from train.run.replaced import Replacement
+from train.run.status import Status, read_status, write_status
+from train.run.stop import is_for, reason_in
 
 EXIT_USAGE = 2  # argparse's, click's and many others'
 # How often a process looks whether it is to stop.

@@ -23,7 +23,6 @@ from typing import Any
 from train.base import processes
 from train.base.console import say
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED, LATE, LOSS, peer_failure
-from train.config import seconds
 from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
 from train.integrations import progress, renames
@@ -33,11 +32,12 @@ from train.integrations.progress import BeginsAnewError, Progress
 from train.integrations.session import Session, StopTraining
 from train.integrations.starts import Starts, UnlikeStartsError
 from train.integrations.stopping import StopAtStep, where_they_met
-from train.metrics import MetricsLog
-from train.node import MOST_REASON
 from train.program import Program
+from train.run.config import seconds
+from train.run.metrics import MetricsLog
+from train.run.node import MOST_REASON
+from train.run.status import one_line, read_status
 from train.runner import Runner
-from train.status import one_line, read_status
 
 # Words in torch's errors where it finds no GPU. The last one: a build without CUDA lacks such functions.
 _GPU = ("CUDA", "NVIDIA driver", "GPU", "NCCL", "_cuda_")

@@ -11,7 +11,7 @@ from typing import Any
 
 from train.base.errors import TrainError
 from train.base.words import did_you_mean
-from train.config import RunConfig
+from train.run.config import RunConfig
 
 _STATE = ("metric", "mode", "evaluated", "best_step", "best", "reference", "waited")
 

@@ -21,19 +21,19 @@ from train.base.console import say
 from train.base.errors import TrainError, start_command
 from train.base.scheduler import VARIABLE
 from train.checkpoint.resume import Found
-from train.config import RunConfig
 from train.data import ranges, shares_by_weight
 from train.environment import environment, identity
 from train.health.phase import NOW, WAITING, doing
 from train.health.reporter import Reporter
-from train.lock import Fence, FencedOffError, claim
-from train.node import Node
 from train.parallel import agreement
 from train.parallel.gradients import Gradients
 from train.parallel.process_group import Place, World, another_connection, join, leave
-from train.provenance import differences
+from train.run.config import RunConfig
+from train.run.lock import Fence, FencedOffError, claim
+from train.run.node import Node
+from train.run.provenance import differences
+from train.run.stop import StopRequest
 from train.run_info import RunInfo
-from train.stop import StopRequest
 from train.weights import weights_sha256
 
 if TYPE_CHECKING:

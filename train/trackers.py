@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
 from train.base.console import say
-from train.metrics import RESERVED
+from train.run.metrics import RESERVED
 
 # How long a tracker may take for its last rows: the machine may be about to go.
 FINISH_S = 10

@@ -21,7 +21,6 @@ import torch
 from train import manifest, repeats, rng, startup, trackers
 from train.base.errors import EXIT_CHANGED, TrainError
 from train.checkpoint.resume import find, restore
-from train.config import RunConfig
 from train.data import (
     BatchPlan,
     MicroBatchFetcher,
@@ -44,8 +43,6 @@ from train.health.phase import (
     WAITING,
     doing,
 )
-from train.lock import Fence
-from train.node import Node
 from train.optim import LearningRate, build_optimizers
 from train.parallel import agreement
 from train.parallel.buffers import Buffers
@@ -55,10 +52,13 @@ from train.parallel.process_group import World
 from train.parallel.step_exchange import StepExchange, StepResult
 from train.profile import Profile
 from train.records import Records, StartFacts
+from train.run.config import RunConfig
+from train.run.lock import Fence
+from train.run.node import Node
+from train.run.stop import BY_OPTION, BY_SIGNAL, PREEMPTED, StopRequest, foremost
 from train.run_info import RunInfo
 from train.selection import Selection
 from train.state import State
-from train.stop import BY_OPTION, BY_SIGNAL, PREEMPTED, StopRequest, foremost
 from train.timing import StepClock
 from train.workload import Context, load_workload
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from train import nccl, portable
+from train import nccl
 from train.base import processes
 from train.base.console import say
 from train.base.errors import (
@@ -25,16 +25,17 @@ from train.base.errors import (
     exit_at_once,
     peer_failure,
 )
-from train.config import RunConfig, parse
 from train.fatal_error import LAST_WAIT_S, FatalErrorBroadcast
 from train.health.phase import doing
 from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
-from train.lock import FencedOffError
-from train.node import MOST_REASON, Node, is_over, record_crash, record_end
-from train.replaced import Replacement
+from train.run import portable
+from train.run.config import RunConfig, parse
+from train.run.lock import FencedOffError
+from train.run.node import MOST_REASON, Node, is_over, record_crash, record_end
+from train.run.replaced import Replacement
+from train.run.status import read_status
 from train.run_info import RunInfo
-from train.status import read_status
 
 # Imports the part that works on a run, and torch with it.
 Load = Callable[[], Callable[[RunInfo], int]]

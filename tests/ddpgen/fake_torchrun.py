@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from string import Template
 
-from train.status import Status, write_status
+from train.run.status import Status, write_status
 
 DIRECTORY = Path(os.environ["DDPGEN_CHECKPOINT_DIR"])
 WORKER = """

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from tests.ddpgen.conftest import GPT, HOSTILE, ROOT, Run
-from train import lock
+from train.run import lock
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="parent-death signal")
 TIMEOUT_S = 30

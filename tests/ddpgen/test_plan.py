@@ -113,7 +113,7 @@ def test_where_checkpoints_go(directory: str, source: str) -> None:
 def test_training_accepts_every_flag_a_plan_can_hold() -> None:
     """The argv is the contract with train/: its own parser reads what we write."""
     pytest.importorskip("torch")
-    from train.config import parse
+    from train.run.config import parse
 
     text = GPT + "  grad_clip: 1.0\n  find_unused_parameters: true\n  args: {depth: 2}\ncode: .\n"
     words = command(text)
@@ -124,7 +124,7 @@ def test_training_accepts_every_flag_a_plan_can_hold() -> None:
 
 def test_training_is_told_what_is_the_best_when_to_stop_early_and_whom_to_tell() -> None:
     pytest.importorskip("torch")
-    from train.config import parse
+    from train.run.config import parse
 
     text = GPT + "  eval_every: 5 steps\n  best: {metric: f1, mode: max}\n"
     text += "  early_stop: {patience: 3, min_delta: 0.01}\n  trackers: [wandb, tensorboard]\n  profile: 3..5\n"

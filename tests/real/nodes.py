@@ -31,7 +31,7 @@ TRAIN = (
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from train.layout import node_directory
+from train.run.layout import node_directory
 from train.supervisor.directory import acquire
 from train.base.errors import Refusal
 whole, host = Path(sys.argv[1]), sys.argv[2]

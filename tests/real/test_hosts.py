@@ -18,8 +18,8 @@ from tests import wheels
 from tests.real import fleet, jobs
 from tests.real.conftest import NewRig
 from tests.real.rig import Host, Rig
-from train.bundle import unpack
-from train.provenance import read_manifest
+from train.run.bundle import unpack
+from train.run.provenance import read_manifest
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.real import jobs
-from train.bundle import unpack
-from train.provenance import read_manifest
+from train.run.bundle import unpack
+from train.run.provenance import read_manifest
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 

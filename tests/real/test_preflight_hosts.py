@@ -245,7 +245,7 @@ def test_a_directory_that_a_live_job_holds(stage: Stage) -> None:
     job = stage.job()
     held = f"{Machine.home}/ddpgen/checkpoints/job"
     claims = (
-        "import sys, pathlib; from train.lock import claim; "
+        "import sys, pathlib; from train.run.lock import claim; "
         f"claim(pathlib.Path('{held}/nodes/laptop'), 'other', int(sys.argv[1]))"
     )
     words = f'sleep 600 & {sys.executable} -c "{claims}" $! && echo held; wait'

@@ -17,8 +17,8 @@ import pytest
 from tests.ports import free_port
 from tests.real import jobs
 from tests.real.nodes import Host, c10d, hosts, until_step
-from train.lock import read_lock, take
-from train.status import Status, write_status
+from train.run.lock import read_lock, take
+from train.run.status import Status, write_status
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(240)]
 

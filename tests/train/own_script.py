@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from train.lock import claim
-from train.status import Status, read_status, write_status
+from train.run.lock import claim
+from train.run.status import Status, read_status, write_status
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.train.test_hosts import assembly, with_member
-from train import bits, provenance
+from train import bits
+from train.run import provenance
 
 CPU = torch.device("cpu")
 _PROBE = """

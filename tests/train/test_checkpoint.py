@@ -17,8 +17,8 @@ import torch
 from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, SaveFailedError, best_interval
 from train.checkpoint.disk import copy_tensors, newest_valid
-from train.config import Period
-from train.layout import MARKER, step_directory, steps_on_disk
+from train.run.config import Period
+from train.run.layout import MARKER, step_directory, steps_on_disk
 
 STATE = {"model.pt": {"w": torch.arange(6.0).view(2, 3)}, "optimizer.pt": {"lr": 0.1}}
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.metrics import MetricsLog
 from train.report.history import load
+from train.run.metrics import MetricsLog
 from train.verify.compare import (
     Origin,
     environment_differences,

@@ -17,13 +17,13 @@ import pytest
 
 from tests.ports import free_port
 from tests.train.test_diagnosis import beat
-from train import lock
 from train.base import processes
 from train.health import doctor, heartbeats, network, view
 from train.health.diagnosis import examine
 from train.health.heartbeats import Beat, Heard, HostView
-from train.layout import MARKER, step_directory
-from train.status import Status, write_status
+from train.run import lock
+from train.run.layout import MARKER, step_directory
+from train.run.status import Status, write_status
 
 NO_PROCESS = 2**22 + 1
 RUNNING = Status("running", "abc", 100)

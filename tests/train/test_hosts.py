@@ -10,9 +10,9 @@ import pytest
 
 from train.base.errors import TrainError
 from train.data import ranges
-from train.lock import FencedOffError, claim
-from train.node import Node
 from train.parallel.agreement import Assembly, Member
+from train.run.lock import FencedOffError, claim
+from train.run.node import Node
 
 
 def assembly(*hosts: tuple[str, int], **of_all: Any) -> Assembly:

@@ -17,14 +17,22 @@ from typing import Any
 
 import pytest
 
-from train import lock
 from train.base.errors import TrainError
 from train.base.files import locked
-from train.layout import MARKER, step_directory
-from train.lock import Fence, FencedOffError, HeldByLiveJobError, Start, claim, read_lock, take
-from train.node import Node, record_crash, record_end, settle_end
 from train.program import Program
-from train.status import Status, read_status, write_status
+from train.run import lock
+from train.run.layout import MARKER, step_directory
+from train.run.lock import (
+    Fence,
+    FencedOffError,
+    HeldByLiveJobError,
+    Start,
+    claim,
+    read_lock,
+    take,
+)
+from train.run.node import Node, record_crash, record_end, settle_end
+from train.run.status import Status, read_status, write_status
 
 
 @pytest.fixture

@@ -25,15 +25,16 @@ import torch
 
 from tests.train.workers import TIMEOUT_S, run
 from tests.train.world import in_world
-from train import bundle, run_manifest, weights
+from train import weights
 from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.environment import distributions, identity
-from train.node import Node
 from train.parallel.agreement import assemble
 from train.parallel.process_group import World
-from train.provenance import merged, read_manifest
-from train.run_manifest import RunManifest, fingerprint
+from train.run import bundle, manifest
+from train.run.manifest import RunManifest, fingerprint
+from train.run.node import Node
+from train.run.provenance import merged, read_manifest
 
 PARTS = Path(__file__).with_name("own_parts.py")
 
@@ -172,15 +173,15 @@ def test_nothing_waits_for_data_files_that_take_long_to_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "HERE", made_bundle(tmp_path / "bundle", a="1"))
-    monkeypatch.setattr(run_manifest, "_CHECKPOINTS_S", 0.01)
-    monkeypatch.setattr(run_manifest, "_END_S", 0.0)
+    monkeypatch.setattr(manifest, "_CHECKPOINTS_S", 0.01)
+    monkeypatch.setattr(manifest, "_END_S", 0.0)
     hashing = [threading.Event(), threading.Event()]
-    monkeypatch.setattr(run_manifest, "fingerprint", lambda paths, known: paths[0].wait(60) and {})
+    monkeypatch.setattr(manifest, "fingerprint", lambda paths, known: paths[0].wait(60) and {})
     begun = [begun_manifest(tmp_path / name) for name in ("hashed", "too late")]
-    for manifest, event in zip(begun, hashing, strict=True):
-        manifest.complete_with([event], "points 1")  # type: ignore[list-item]
-        assert manifest.marker()["start"]["data"] == {}
-        assert manifest._left_s <= 0, "the next checkpoint waits no more"
+    for one, event in zip(begun, hashing, strict=True):
+        one.complete_with([event], "points 1")  # type: ignore[list-item]
+        assert one.marker()["start"]["data"] == {}
+        assert one._left_s <= 0, "the next checkpoint waits no more"
     hashing[0].set()
     begun[0]._wait(60)
     begun[0].end("stopped", 3)
@@ -206,9 +207,9 @@ def test_a_run_ends_while_its_data_files_are_still_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "HERE", made_bundle(tmp_path / "bundle", a="1"))
-    monkeypatch.setattr(run_manifest, "_CHECKPOINTS_S", 0.5)
-    monkeypatch.setattr(run_manifest, "_END_S", 0.5)
-    monkeypatch.setattr(run_manifest, "fingerprint", lambda *_: time.sleep(2 * TIMEOUT_S))
+    monkeypatch.setattr(manifest, "_CHECKPOINTS_S", 0.5)
+    monkeypatch.setattr(manifest, "_END_S", 0.5)
+    monkeypatch.setattr(manifest, "fingerprint", lambda *_: time.sleep(2 * TIMEOUT_S))
     done = run(tmp_path / "run", f"{PARTS}:described", 1)
     assert done.codes == [0], done.output
     (start,) = read_manifest(done.directory)["starts"]
@@ -343,9 +344,9 @@ def test_data_files_are_hashed_once_whole_or_by_their_ends(
 ) -> None:
     for name, size in (("small", 10), ("large", 40), ("more", 10)):
         (tmp_path / name).write_bytes(bytes(range(size)))
-    monkeypatch.setattr(run_manifest, "_WHOLE_BYTES", 20)
-    monkeypatch.setattr(run_manifest, "_ALL_BYTES", 15)
-    monkeypatch.setattr(run_manifest, "_END_BYTES", 4)
+    monkeypatch.setattr(manifest, "_WHOLE_BYTES", 20)
+    monkeypatch.setattr(manifest, "_ALL_BYTES", 15)
+    monkeypatch.setattr(manifest, "_END_BYTES", 4)
     paths = [str(tmp_path / name) for name in ("small", "large", "more", "none")]
     found = fingerprint(paths)
 

@@ -20,7 +20,7 @@ from tests.train.metadata import AZURE_WHEN, FAULTS, WHEN, Metadata, azure_event
 from train import notice
 from train.notices import Cloud, clouds
 from train.notices.service import AbsentError, Service, ServiceError
-from train.status import Status, write_status
+from train.run.status import Status, write_status
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 30.0

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from tests.train.world import in_world
 from train.base.errors import GONE, LATE, PeerGoneError, PeerLateError, peer_failure
-from train.config import parse
-from train.lock import claim
 from train.parallel.process_group import World
-from train.status import Status, read_status
+from train.run.config import parse
+from train.run.lock import claim
+from train.run.status import Status, read_status
 from train.worker import Worker
 
 

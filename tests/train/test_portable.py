@@ -16,8 +16,8 @@ import torch
 
 from tests.train.test_hosts import assembly, with_member
 from tests.train.workers import run
-from train import portable
 from train.parallel.agreement import introduce
+from train.run import portable
 
 OLDER = {
     "ATEN_CPU_CAPABILITY": "default",
@@ -30,7 +30,7 @@ OLDER = {
 _PROBE = """
 import ctypes, json, os, sys
 from pathlib import Path
-from train import portable
+from train.run import portable
 from train.parallel.agreement import introduce
 determinism, intel = sys.argv[1:]
 if determinism == "portable":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.own_script import Job, wait_for_line
-from train.lock import claim
+from train.run.lock import claim
 
 GONE_S = 20.0
 LOOP = "echo $$; while :; do sleep 0.05; done"

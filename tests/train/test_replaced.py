@@ -11,10 +11,10 @@ import pytest
 
 from train.base.scheduler import Scheduled
 from train.health.reporter import Reporter
-from train.lock import claim, take
-from train.node import Node
-from train.replaced import Replacement
-from train.status import Status, read_status
+from train.run.lock import claim, take
+from train.run.node import Node
+from train.run.replaced import Replacement
+from train.run.status import Status, read_status
 
 ROOT = Path(__file__).parents[2]
 ENV = {"DDPGEN_SCHEDULER": "slurm 4711 0"}

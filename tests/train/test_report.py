@@ -16,7 +16,7 @@ from train.report import plots
 from train.report.command import main
 from train.report.history import History, history, load, read
 from train.report.page import duration, page
-from train.status import Status, write_status
+from train.run.status import Status, write_status
 from train.supervisor.report import say_report
 
 HEAD = {"attempt": "a", "generation": 1}

@@ -14,8 +14,8 @@ import torch
 from tests.train.world import in_world
 from train.base.errors import TrainError
 from train.checkpoint import disk, resume
-from train.layout import step_directory
 from train.parallel.process_group import World
+from train.run.layout import step_directory
 
 FILES = ("model.pt", "optimizer.pt")
 # Three hosts, with one, two and two processes.

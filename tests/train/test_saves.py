@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from train.saves import Saved, digest, newest, newest_of, patterns, remedy
+from train.run.saves import Saved, digest, newest, newest_of, patterns, remedy
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from tests.train.own_script import ROOT, Job, wait_for_line
 from train.base.errors import EXIT_FAILED
-from train.lock import claim
-from train.status import Status, read_status, write_status
+from train.run.lock import claim
+from train.run.status import Status, read_status, write_status
 from train.supervisor.words import NEWEST
 
 ARGPARSE = """\
@@ -224,7 +224,7 @@ def test_a_cause_that_is_met_again_is_kept_in_each_restart(job: Job) -> None:
 import sys
 sys.path.append({str(ROOT)!r})
 from pathlib import Path
-from train.status import Status, write_status
+from train.run.status import Status, write_status
 write_status(Path({str(job.directory)!r}), {cause!r})
 """
     loses = "raise RuntimeError('Connection closed by peer [127.0.0.1]')"

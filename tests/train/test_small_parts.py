@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 import torch
 
-from train import manifest, provenance, records, rng
+from train import manifest, records, rng
 from train.base.console import Progress, clock, say, say_restart
 from train.base.errors import TrainError, start_command
-from train.config import Period, RunConfig, parse, period, seconds
-from train.metrics import MetricsLog
 from train.optim import LearningRate, lr_factor
 from train.parallel import gradients
 from train.parallel.process_group import Place
+from train.run import provenance
+from train.run.config import Period, RunConfig, parse, period, seconds
+from train.run.metrics import MetricsLog
+from train.run.status import Status, read_status, write_status
 from train.startup import check_world_size
-from train.status import Status, read_status, write_status
 from train.timing import StepClock
 from train.workload import Context, Workload, load_workload
 
@@ -103,7 +104,7 @@ def test_two_threads_that_write_a_status_at_once_both_do(
         real(descriptor)
         both.wait()
 
-    monkeypatch.setattr("train.status.os.fsync", meet)
+    monkeypatch.setattr("train.run.status.os.fsync", meet)
     told = [Status("failed", "abc123", 40, why) for why in ("heard", "met")]
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(write_status, tmp_path, each) for each in told]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.real.jobs import checkpoints
 from tests.train.workers import Run, run
-from train import lock
+from train.run import lock
 
 DROPOUT = f"{Path(__file__).with_name('odd_models.py')}:dropout"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from train import stop
-from train.stop import StopRequest, foremost, is_for, reason_in
+from train.run import stop
+from train.run.stop import StopRequest, foremost, is_for, reason_in
 
 
 @pytest.fixture

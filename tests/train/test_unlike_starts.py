@@ -15,8 +15,8 @@ from tests.train.own_script import Job
 from train.integrations import starts
 from train.integrations.progress import Progress
 from train.integrations.starts import Start, Starts, UnlikeStartsError, difference
-from train.lock import claim
-from train.status import Status, read_status, write_status
+from train.run.lock import claim
+from train.run.status import Status, read_status, write_status
 
 DESK = Start("desk", 20, "/d/ckpt.pt", "aa")
 NONE = Start("laptop")

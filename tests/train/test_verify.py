@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from train import bundle
 from train.base.errors import Refusal, TrainError
 from train.checkpoint.disk import BadCheckpointError
-from train.config import Period, parse
-from train.provenance import library_flags
+from train.run import bundle
+from train.run.config import Period, parse
+from train.run.provenance import library_flags
 from train.verify import command, record
 from train.verify.compare import Difference, Rank
 from train.verify.record import Part

@@ -21,7 +21,7 @@ from tests.ports import free_port
 from tests.real.jobs import checkpoints
 from train import trainer  # noqa: F401 (what a run imports later, and every fork would import anew)
 from train.__main__ import run as main
-from train.lock import claim
+from train.run.lock import claim
 
 TIMEOUT_S = 90.0
 _port = functools.cache(free_port)  # one run at a time, and there are many

@@ -22,14 +22,14 @@ import torch
 from train.base.console import say
 from train.base.files import replace_file
 from train.checkpoint import disk
-from train.config import Period
-from train.layout import BEST, step_directory
-from train.lock import Fence, FencedOffError
+from train.run.config import Period
+from train.run.layout import BEST, step_directory
+from train.run.lock import Fence, FencedOffError
 from train.state import State
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
-    from train.run_manifest import RunManifest
+    from train.run.manifest import RunManifest
 
 # Less than the 30 s that torchrun leaves a worker between SIGTERM and SIGKILL.
 SETTLE_S = 20.0

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import torch
 
 from train.base.files import open_file, read_file
-from train.layout import MARKER, best_step, step_directory, steps_on_disk
+from train.run.layout import MARKER, best_step, step_directory, steps_on_disk
 
 _READ_BYTES = 1 << 22
 _MARKER_BYTES = 1 << 26

@@ -13,7 +13,7 @@ from train.base.console import say
 from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.checkpoint.disk import BadCheckpointError, parse_marker
-from train.layout import MARKER, step_directory
+from train.run.layout import MARKER, step_directory
 from train.store.places import Store, StoreError, why
 from train.store.retries import with_retries
 

@@ -16,18 +16,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from train import provenance
 from train.base import processes
 from train.base.console import say
 from train.base.errors import TrainError
 from train.base.files import replace_file
 from train.base.scheduler import VARIABLE, Scheduled
-from train.bundle import ARCHIVES
 from train.checkpoint.download import Contents, bring_newest, contents, object_name
 from train.checkpoint.segments import Segments
-from train.layout import BEST, MARKER, best_step, parse_best, step_directory
-from train.lock import Fence, FencedOffError
-from train.status import Status
+from train.run import provenance
+from train.run.bundle import ARCHIVES
+from train.run.layout import BEST, MARKER, best_step, parse_best, step_directory
+from train.run.lock import Fence, FencedOffError
+from train.run.status import Status
 from train.store.owner import MANIFEST, Owner, Ownership
 from train.store.places import Store, StoreError, is_on_disk_of, open_store, why
 from train.store.retries import Answering, HangsError, Line, with_retries

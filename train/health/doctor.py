@@ -19,7 +19,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from train import lock
 from train.base import processes
 from train.base.console import plain
 from train.base.files import open_file, read_file
@@ -27,9 +26,10 @@ from train.base.scheduler import Scheduled
 from train.health import heartbeats, network, view
 from train.health.diagnosis import GOES_ON, TO_COME, WAITS, Diagnosis, RankState, duration, ranks
 from train.health.view import Preflight
-from train.layout import steps_on_disk
-from train.lock import Holder
-from train.status import Status, read_status
+from train.run import lock
+from train.run.layout import steps_on_disk
+from train.run.lock import Holder
+from train.run.status import Status, read_status
 
 EXIT_WELL, EXIT_WRONG, EXIT_USAGE = 0, 1, 2
 _SIGNS = ("status", "lock", "nodes", heartbeats.NAME, "metrics.jsonl", "preflight.json")

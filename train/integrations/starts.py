@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from train.integrations.progress import Progress
 from train.integrations.stopping import where_they_met
-from train.saves import digest, remedy
+from train.run.saves import digest, remedy
 
 # The ranks complete their first step together, unless only some of them have an optimizer. Those that come
 # later are compared at a later step.

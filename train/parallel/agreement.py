@@ -16,16 +16,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from train import bits, lock
+from train import bits
 from train.base.console import say
 from train.base.errors import ToldError, TrainError, start_command
 from train.base.scheduler import VARIABLE
-from train.layout import steps_on_disk
-from train.lock import Fence, FencedOffError, Start
-from train.node import Node
 from train.parallel.process_group import World
-from train.portable import PORTABLE, is_met
-from train.status import Status, write_status
+from train.run import lock
+from train.run.layout import steps_on_disk
+from train.run.lock import Fence, FencedOffError, Start
+from train.run.node import Node
+from train.run.portable import PORTABLE, is_met
+from train.run.status import Status, write_status
 
 # A holder on another machine may have to be watched for a minute or three before it counts as dead.
 TAKE_S = 300.0

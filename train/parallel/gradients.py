@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.base.console import say
 from train.base.errors import TrainError
-from train.config import RunConfig
 from train.lean import without_compiler
 from train.parallel.process_group import World
 from train.parallel.reduction import (
@@ -27,6 +26,7 @@ from train.parallel.reduction import (
     plan_stages,
     tree_hook,
 )
+from train.run.config import RunConfig
 from train.timing import StepClock
 
 

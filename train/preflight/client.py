@@ -15,7 +15,6 @@ from dataclasses import asdict, replace
 
 from train.base.console import plain
 from train.base.nic import is_loopback
-from train.layout import node_directory
 from train.preflight import links, messages
 from train.preflight.common import REPLY_S, SILENT_S, Waiting, examined, is_bad, slack_s
 from train.preflight.finding import Finding, ordered
@@ -43,6 +42,7 @@ from train.preflight.wire import (
     resolve,
     within,
 )
+from train.run.layout import node_directory
 
 _AGAIN_S = 0.25
 _SOON_S = 0.05  # at first: hosts that are started together come within a moment

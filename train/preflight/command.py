@@ -16,17 +16,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from train import lock
 from train.base.console import plain, say
 from train.base.errors import EXIT_UNAVAILABLE
 from train.base.files import replace_file
-from train.layout import node_directory
 from train.preflight import checks, compare, phrases
 from train.preflight.checks import Look
 from train.preflight.directory import TOKEN
 from train.preflight.finding import ERROR, WARNING, Finding, eased, ordered
 from train.preflight.report import Link, PreflightResult, Report
 from train.preflight.settings import Settings
+from train.run import lock
+from train.run.layout import node_directory
 
 FILE = "preflight.json"
 _VERSION = 1

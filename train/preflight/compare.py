@@ -15,7 +15,7 @@ from train.preflight.finding import NOTE, Finding, ordered
 from train.preflight.phrases import listed
 from train.preflight.report import Link, Report
 from train.preflight.settings import Settings
-from train.saves import Saved, remedy
+from train.run.saves import Saved, remedy
 
 Values = Mapping[str, str]  # what each host has, by host, the head first
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from train import lock
-from train.layout import node_directory
 from train.preflight.finding import NOTE, Finding
 from train.preflight.settings import Settings
+from train.run import lock
+from train.run.layout import node_directory
 
 TOKEN = ".preflight-token"
 _TRIAL = 1 << 20  # bytes written

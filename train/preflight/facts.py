@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train import saves
 from train.base.processor import isa
 from train.preflight.settings import Settings
+from train.run import saves
 
 _PROC = Path("/proc")
 

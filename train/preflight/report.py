@@ -92,7 +92,7 @@ class Report:
     `facts` holds what compare.py looks at, by name. A fact that this host does not know is absent. They are machine
     (boot id and network namespace), torch ("2.13.0+cpu"), python ("3.11.7"), cuda, nccl, code (digest
     of train/ and code/), spec (digest of the job), isa ("avx512", "avx2", "default", or the
-    architecture), filesystem (a token: equal on hosts that see one directory), save (train.saves.Saved as
+    architecture), filesystem (a token: equal on hosts that see one directory), save (train.run.saves.Saved as
     JSON: from where a user's script would go on).
     """
 

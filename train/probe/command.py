@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from train import nccl, worker
-from train.config import RunConfig
+from train.run.config import RunConfig
 from train.run_info import RunInfo
 
 

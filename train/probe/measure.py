@@ -21,17 +21,17 @@ from train import nccl, startup
 from train.base.console import say
 from train.base.files import replace_file
 from train.health.phase import doing
-from train.lock import Fence
-from train.node import Node
 from train.parallel import tree
 from train.parallel.agreement import Assembly
 from train.parallel.gradients import connect_reducer
 from train.parallel.process_group import World
 from train.probe import figures, wire
 from train.probe.figures import Collective, Figures, Nic, Pair
+from train.run.lock import Fence
+from train.run.node import Node
+from train.run.status import Status, record_status
+from train.run.stop import StopRequest, foremost
 from train.run_info import RunInfo
-from train.status import Status, record_status
-from train.stop import StopRequest, foremost
 
 FILE = "probe.json"
 SIZES = tuple(4096 * 4**n for n in range(9))  # 4 KB to 256 MB

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from train.base.files import open_text, read_file
-from train.layout import step_directory, steps_on_disk
-from train.provenance import MANIFEST, MOST_BYTES
-from train.status import Status, read_status
+from train.run.layout import step_directory, steps_on_disk
+from train.run.provenance import MANIFEST, MOST_BYTES
+from train.run.status import Status, read_status
 
 _ENDS = ("done", "stopped", "left")
 Row = Mapping[str, Any]

@@ -16,7 +16,7 @@ from typing import Any
 
 from train.base.console import say
 from train.base.errors import TrainError
-from train.lock import FencedOffError
+from train.run.lock import FencedOffError
 from train.store.places import Store, StoreError, why
 from train.store.retries import Answering, with_retries
 

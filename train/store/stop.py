@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from train.base.console import say
-from train.stop import BY_USER, create_stop_file, first_line
+from train.run.stop import BY_USER, create_stop_file, first_line
 from train.store.places import Store, open_store
 
 STOP = "stop"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED
-from train.status import Status
+from train.run.status import Status
 
 GO_ON, ANEW, AGAIN = "to go on", "to begin anew", "to start it again"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from train.base.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal
 from train.base.files import read_file
 from train.base.scheduler import Scheduled
-from train.layout import steps_on_disk
-from train.lock import HeldByLiveJobError, check_not_replaced, claim
-from train.status import Status, write_status
+from train.run.layout import steps_on_disk
+from train.run.lock import HeldByLiveJobError, check_not_replaced, claim
+from train.run.status import Status, write_status
 
 
 def of(path: str, part: str = "") -> Path:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from train.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal, start_command
-from train.config import seconds
-from train.layout import step_directory
+from train.run.config import seconds
+from train.run.layout import step_directory
 from train.supervisor import decision, directory
 from train.supervisor.decision import End, ExitReport, Request
 from train.supervisor.driver_link import DriverLink, take_standard_input

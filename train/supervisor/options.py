@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from train.base.errors import EXIT_USAGE, Refusal
-from train.config import parse as parse_run
-from train.config import seconds
 from train.preflight.finding import codes
+from train.run.config import parse as parse_run
+from train.run.config import seconds
 from train.supervisor.words import Command
 
 # The option that every tier has in front of the user's arguments.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
-from train.status import Status
+from train.run.status import Status
 from train.supervisor.decision import GO_ON
 from train.supervisor.slurm_job import State
 

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from train import lock
 from train.base.console import say
 from train.base.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.base.files import locked, read_file, replace_file
-from train.bundle import LISTING
-from train.layout import steps_on_disk
-from train.status import Status, read_status, write_status
-from train.stop import create_stop_file, is_for, reason_in
+from train.run import lock
+from train.run.bundle import LISTING
+from train.run.layout import steps_on_disk
+from train.run.status import Status, read_status, write_status
+from train.run.stop import create_stop_file, is_for, reason_in
 from train.supervisor.directory import steps_saved
 from train.supervisor.slurm_decision import AGAIN, Begun, Failure
 from train.supervisor.slurm_job import Controller, is_over

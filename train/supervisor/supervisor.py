@@ -21,19 +21,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train import portable, saves
 from train.base import nic
 from train.base.console import say
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.processes import end_group
 from train.base.scheduler import VARIABLE, Scheduled
-from train.layout import node_directory, steps_on_disk
-from train.lock import keep_alive
-from train.node import Node, settle_end
 from train.preflight import command as preflight
 from train.preflight.settings import Settings
-from train.status import Status, read_status
-from train.stop import create_stop_file
+from train.run import portable, saves
+from train.run.layout import node_directory, steps_on_disk
+from train.run.lock import keep_alive
+from train.run.node import Node, settle_end
+from train.run.status import Status, read_status
+from train.run.stop import create_stop_file
 from train.supervisor import decision, directory, install, words
 from train.supervisor.decision import End, ExitReport, Request
 from train.supervisor.events import LATE_S, Event, Events, Exit, Result, Signal

@@ -21,8 +21,8 @@ from typing import Any
 
 from train.base.console import say
 from train.base.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal, TrainError
-from train.layout import MARKER, step_directory
-from train.provenance import MANIFEST, Start, library_flags, read_manifest
+from train.run.layout import MARKER, step_directory
+from train.run.provenance import MANIFEST, Start, library_flags, read_manifest
 from train.verify import compare, record
 from train.verify.compare import Difference, Origin, Rank
 from train.verify.record import Part, Record

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from train import bundle, provenance
 from train.base.console import plain
 from train.base.errors import EXIT_USAGE, TrainError
 from train.base.files import open_file, read_file
-from train.layout import MARKER, step_directory, steps_on_disk
-from train.metrics import RESERVED, as_json_value
+from train.run import bundle, provenance
+from train.run.layout import MARKER, step_directory, steps_on_disk
+from train.run.metrics import RESERVED, as_json_value
 from train.verify.compare import (
     LABELS,
     Difference,

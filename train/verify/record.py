@@ -14,11 +14,11 @@ from typing import Any
 
 from train.base.errors import EXIT_USAGE, Refusal, TrainError
 from train.base.files import open_text
-from train.bundle import contents
-from train.layout import steps_on_disk
-from train.provenance import MANIFEST, Start, differences, read_manifest, weights_of
 from train.report import history
-from train.status import read_status
+from train.run.bundle import contents
+from train.run.layout import steps_on_disk
+from train.run.provenance import MANIFEST, Start, differences, read_manifest, weights_of
+from train.run.status import read_status
 
 
 @dataclass(frozen=True)

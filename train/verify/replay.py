@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from train import worker
-from train.config import Period, RunConfig, parse
+from train.run.config import Period, RunConfig, parse
 
 
 def main(argv: Sequence[str]) -> int:

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train import bundle
 from train.base.errors import EXIT_STOPPED, EXIT_USAGE, Refusal, TrainError
 from train.base.files import read_file
 from train.base.processes import die_with_parent
-from train.layout import MARKER, step_directory
-from train.provenance import MANIFEST, MOST_BYTES, Start
-from train.status import read_status
+from train.run import bundle
+from train.run.layout import MARKER, step_directory
+from train.run.provenance import MANIFEST, MOST_BYTES, Start
+from train.run.status import read_status
 
 LOCK = "environment.lock"
 BUNDLE, CHECKPOINTS = "bundle", "checkpoints"

@@ -16,7 +16,7 @@ from tests.train.preflight.hosts import FACTS, host, links, settings
 from train.preflight.compare import judge
 from train.preflight.finding import ERROR, NOTE, SEVERITIES, WARNING
 from train.preflight.report import Link, Report
-from train.saves import Saved
+from train.run.saves import Saved
 
 
 @pytest.mark.parametrize(

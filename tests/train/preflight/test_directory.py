@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from train import lock
-from train.layout import node_directory
 from train.preflight import directory
 from train.preflight.finding import Finding
 from train.preflight.settings import Settings
+from train.run import lock
+from train.run.layout import node_directory
 
 
 @pytest.fixture

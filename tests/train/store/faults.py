@@ -18,8 +18,8 @@ import torch
 from train.checkpoint import disk
 from train.checkpoint import remote as remote_module
 from train.checkpoint.remote import RemoteCheckpoints, open_remote
-from train.layout import MARKER, step_directory
-from train.lock import Fence, claim
+from train.run.layout import MARKER, step_directory
+from train.run.lock import Fence, claim
 from train.store.places import DirectoryStore, Store
 
 KILLED = 137

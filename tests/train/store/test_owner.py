@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from train.base.errors import TrainError
-from train.lock import FencedOffError
+from train.run.lock import FencedOffError
 from train.store import owner as owner_module
 from train.store.owner import Owner, Ownership, read_owner
 from train.store.places import DirectoryStore, StoreError

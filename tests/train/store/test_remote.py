@@ -27,8 +27,8 @@ from tests.train.store.faults import (
     whole_steps,
 )
 from train.base.errors import TrainError
-from train.layout import MARKER
-from train.lock import FencedOffError
+from train.run.layout import MARKER
+from train.run.lock import FencedOffError
 from train.store import owner as owner_module
 from train.store import retries, stop
 from train.store.places import DirectoryStore

@@ -19,13 +19,13 @@ from tests.real.jobs import assert_same_bits
 from tests.train.store.faults import KILLED, Hook, remote, through, whole_steps
 from tests.train.test_manifest import made_bundle
 from tests.train.workers import Run, run
-from train import bundle, status
 from train.base.files import replace_file
-from train.bundle import unpack
 from train.checkpoint import checkpointer, disk
 from train.checkpoint.checkpointer import Checkpointer
-from train.layout import MARKER
-from train.stop import create_stop_file
+from train.run import bundle, status
+from train.run.bundle import unpack
+from train.run.layout import MARKER
+from train.run.stop import create_stop_file
 from train.store import owner as owner_module
 from train.store import retries, stop
 from train.store.owner import Owner, Ownership

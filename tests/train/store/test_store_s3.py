@@ -23,7 +23,7 @@ from tests.train.store.faults import KILLED, Machine, through, whole_steps
 from tests.train.workers import Run, run
 from train.base.errors import TrainError
 from train.checkpoint.checkpointer import Checkpointer
-from train.layout import MARKER
+from train.run.layout import MARKER
 from train.store import retries
 from train.store.places import open_store
 

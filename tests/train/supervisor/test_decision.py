@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.status import Status
+from train.run.status import Status
 from train.supervisor.decision import End, at_end, goes_on, not_begun, on_signal
 
 AGAIN = "bash local.sh"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from train.base.errors import Refusal
-from train.layout import MARKER, node_directory, step_directory
-from train.lock import claim, read_lock, take
+from train.run.layout import MARKER, node_directory, step_directory
+from train.run.lock import claim, read_lock, take
 from train.supervisor.directory import acquire
 
 

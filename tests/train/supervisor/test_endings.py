@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tests.project.tree import ROOT
 from train.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE
-from train.status import Status
+from train.run.status import Status
 from train.supervisor.decision import End, ExitReport, at_end, not_begun, word_of
 from train.supervisor.sky import Sky
 from train.supervisor.slurm_decision import (

@@ -12,7 +12,7 @@ import pytest
 
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.scheduler import Scheduled
-from train.status import Status
+from train.run.status import Status
 from train.supervisor.decision import End
 from train.supervisor.options import add_options
 from train.supervisor.sky import (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from train.status import Status
+from train.run.status import Status
 from train.supervisor.slurm_decision import (
     CRASH,
     REQUEUE,

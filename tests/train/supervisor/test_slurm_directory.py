@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from train import lock
 from train.base.errors import Refusal
-from train.status import Status, read_status, write_status
+from train.run import lock
+from train.run.status import Status, read_status, write_status
 from train.supervisor.slurm_decision import CRASH, Begun, Failure
 from train.supervisor.slurm_directory import Directory, checkpoint_directory
 from train.supervisor.slurm_job import Controller

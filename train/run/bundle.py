@@ -25,7 +25,7 @@ _LARGEST = _MOST_BYTES - (64 << 20)  # the archive has headers, too
 
 LISTING = "bundle.json"
 ARCHIVES = "bundles"
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parents[2]
 """The bundle that this module is a part of, if it is part of one."""
 
 

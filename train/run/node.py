@@ -15,9 +15,9 @@ from pathlib import Path
 
 from train.base.console import say
 from train.base.files import replace_file
-from train.layout import steps_on_disk
-from train.lock import FencedOffError, read_lock
-from train.status import Status, read_status, record_status, write_status
+from train.run.layout import steps_on_disk
+from train.run.lock import FencedOffError, read_lock
+from train.run.status import Status, read_status, record_status, write_status
 
 # Of an exception's text, which may be a page, so much goes into the status.
 MOST_REASON = 500

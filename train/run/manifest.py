@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train import bundle, provenance
 from train.base.console import say
 from train.base.files import open_file, read_file, replace_file
-from train.lock import FencedOffError
-from train.provenance import MANIFEST, Start
-from train.status import read_status
+from train.run import bundle, provenance
+from train.run.lock import FencedOffError
+from train.run.provenance import MANIFEST, Start
+from train.run.status import read_status
 
 # Of the data files.
 _WHOLE_BYTES = 256 << 20

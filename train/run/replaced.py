@@ -18,8 +18,8 @@ from train.base.console import plain, say
 from train.base.errors import TrainError, exit_at_once
 from train.base.scheduler import VARIABLE, Scheduled
 from train.health import heartbeats
-from train.lock import FencedOffError, is_replaced, read_lock
-from train.node import Node
+from train.run.lock import FencedOffError, is_replaced, read_lock
+from train.run.node import Node
 
 LOOK_S = 1.0
 # All processes of a large job look at one file of one file server.

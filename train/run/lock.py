@@ -33,8 +33,8 @@ from train.base.errors import TrainError
 from train.base.files import locked, replace_file
 from train.base.processes import ENDED, machine, process_state, start_time
 from train.base.scheduler import Scheduled
-from train.layout import steps_on_disk, stop_file
-from train.status import read_status
+from train.run.layout import steps_on_disk, stop_file
+from train.run.status import read_status
 
 HEARTBEAT_S = 5.0
 # A holder on another machine cannot be looked at; it counts as dead after this long in silence.

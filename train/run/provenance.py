@@ -13,7 +13,7 @@ from typing import Any
 
 from train.base.errors import TrainError
 from train.base.files import read_file
-from train.status import Status, read_status
+from train.run.status import Status, read_status
 
 MANIFEST = "manifest.json"
 SCHEMA = 2
