@@ -82,7 +82,7 @@ def beat(rank: int, size: int) -> Beat:
     made = Beat(rank, rank % EACH, size, host, 100 + rank, f"machine {host}", world="w")
     return replace(
         made, time=time.time(), monotonic=now, born=time.time() - 500, step=120, phase=EXCHANGE,
-        waits=True, where="train/parallel/step_exchange.py:58 in receive", in_step=20.0,
+        waits=True, where="train/distributed/step_exchange.py:58 in receive", in_step=20.0,
         in_phase=20.0, usual=0.1, stack=("train/trainer.py:310 in train_step",) * 8,
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from train.timing import StepClock  # noqa: E402 - the checkout, put there above
+from train.distributed.timing import StepClock  # noqa: E402 - the checkout, put there above
 
 GPT = "--arg=dropout=0.1 --optimizer=adamw --grad-clip=1.0 --global-batch-size=16"
 LARGER = "--arg=width=384 --arg=heads=6 --arg=seq_len=64 --arg=max_bytes=2000000"
@@ -134,8 +134,8 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
 
     if portable.is_asked(case["argv"]):
         portable.pin(os.environ)
+    from train.distributed.process_group import Place, join
     from train.manifest import pin
-    from train.parallel.process_group import Place, join
     from train.run.config import parse
 
     place = Place.from_environment(os.environ)

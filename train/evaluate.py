@@ -16,8 +16,8 @@ import torch.distributed as dist
 from train import rng
 from train.base.errors import TrainError
 from train.data import batch_reader, ranges, to_device
+from train.distributed.process_group import World
 from train.health.phase import WAITING
-from train.parallel.process_group import World
 from train.run.config import RunConfig
 from train.run.metrics import RESERVED
 from train.workload import Dataset, Workload

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from train import bits
+from train.distributed import bits
 from train.run.config import RunConfig
 from train.run.provenance import LIBRARY_FLAGS
 

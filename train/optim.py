@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from train.base.errors import TrainError
-from train.lean import keep_steps_uncompiled, without_compiler
+from train.distributed.lean import keep_steps_uncompiled, without_compiler
 from train.run.config import RunConfig
 from train.run.portable import PORTABLE
 from train.workload import Workload

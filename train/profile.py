@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from train.base.console import say
+from train.distributed.process_group import World
+from train.distributed.timing import StepClock
 from train.health.phase import doing
-from train.parallel.process_group import World
-from train.timing import StepClock
 
 _OPERATORS = 8
 

@@ -21,6 +21,7 @@ from train.base.console import Progress, clock, say, say_restart
 from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, NotInStoreError, SaveFailedError
+from train.distributed.timing import SlowRanks, remedy
 from train.run.layout import BEST, best_step, step_directory
 from train.run.lock import Fence
 from train.run.manifest import RunManifest
@@ -28,14 +29,13 @@ from train.run.metrics import MetricsLog
 from train.run.provenance import MANIFEST
 from train.run.status import Status, read_status, record_status
 from train.state import State
-from train.timing import SlowRanks, remedy
 from train.weights import weights_sha256
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
     from train.data import BatchPlan
-    from train.parallel.process_group import World
-    from train.parallel.step_exchange import StepResult
+    from train.distributed.process_group import World
+    from train.distributed.step_exchange import StepResult
     from train.run.config import RunConfig
     from train.workload import Workload
 

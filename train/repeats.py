@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from train.base.console import say
 from train.base.errors import TrainError
+from train.distributed.process_group import World
 from train.health.stacks import innermost_user_line
-from train.parallel.process_group import World
 
 # The methods of a process group through which every function of torch.distributed goes.
 _COLLECTIVE = re.compile(r"(?!__).*(all|reduce|gather|scatter|broadcast|barrier|send|recv)")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.fatal_error import FatalErrorBroadcast
+from train.distributed.failures import FatalErrorBroadcast
 from train.health.reporter import Reporter
 from train.run.config import RunConfig
 from train.run.node import Node

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train import bits, manifest
+from train import manifest
 from train.base.console import say
 from train.base.errors import TrainError, start_command
 from train.base.scheduler import VARIABLE
 from train.checkpoint.resume import Found
 from train.data import ranges, shares_by_weight
+from train.distributed import agreement, bits
+from train.distributed.gradients import Gradients
+from train.distributed.process_group import Place, World, another_connection, join, leave
 from train.environment import environment, identity
 from train.health.phase import NOW, WAITING, doing
 from train.health.reporter import Reporter
-from train.parallel import agreement
-from train.parallel.gradients import Gradients
-from train.parallel.process_group import Place, World, another_connection, join, leave
 from train.run.config import RunConfig
 from train.run.lock import Fence, FencedOffError, claim
 from train.run.node import Node

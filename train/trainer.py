@@ -28,6 +28,13 @@ from train.data import (
     fetch_batches,
     to_device,
 )
+from train.distributed import agreement
+from train.distributed.buffers import Buffers
+from train.distributed.gradients import AllReduceGradients, Gradients, TreeGradients
+from train.distributed.local_sockets import SocketReducer, connect
+from train.distributed.process_group import World
+from train.distributed.step_exchange import StepExchange, StepResult
+from train.distributed.timing import StepClock
 from train.evaluate import evaluate, names
 from train.health.phase import (
     BACKWARD,
@@ -44,12 +51,6 @@ from train.health.phase import (
     doing,
 )
 from train.optim import LearningRate, build_optimizers
-from train.parallel import agreement
-from train.parallel.buffers import Buffers
-from train.parallel.gradients import AllReduceGradients, Gradients, TreeGradients
-from train.parallel.local_sockets import SocketReducer, connect
-from train.parallel.process_group import World
-from train.parallel.step_exchange import StepExchange, StepResult
 from train.profile import Profile
 from train.records import Records, StartFacts
 from train.run.config import RunConfig
@@ -59,7 +60,6 @@ from train.run.stop import BY_OPTION, BY_SIGNAL, PREEMPTED, StopRequest, foremos
 from train.run_info import RunInfo
 from train.selection import Selection
 from train.state import State
-from train.timing import StepClock
 from train.workload import Context, load_workload
 
 if TYPE_CHECKING:

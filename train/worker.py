@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from train import nccl
 from train.base import processes
 from train.base.console import say
 from train.base.errors import (
@@ -25,7 +24,8 @@ from train.base.errors import (
     exit_at_once,
     peer_failure,
 )
-from train.fatal_error import LAST_WAIT_S, FatalErrorBroadcast
+from train.distributed import nccl
+from train.distributed.failures import LAST_WAIT_S, FatalErrorBroadcast
 from train.health.phase import doing
 from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line

@@ -73,7 +73,7 @@ def sharded_bytes(shape: Shape, gradient_bytes: float) -> float:
 
 
 def tree_bytes(shape: Shape, gradient_bytes: float) -> float:
-    """`reduction: tree` as train/parallel/reduction.py carries it out: an all-to-all of each member's
+    """`reduction: tree` as train/distributed/reduction.py carries it out: an all-to-all of each member's
     partial sums, then an all-gather; the ring's 2(N-1)/N where each has one partial sum.
 
     Inside each host and then between hosts, where all have the same number of processes, more than one.

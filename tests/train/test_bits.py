@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tests.train.test_hosts import assembly, with_member
-from train import bits
+from train.distributed import bits
 from train.run import provenance
 
 CPU = torch.device("cpu")
 _PROBE = """
 import json, sys, torch
-from train import bits
+from train.distributed import bits
 torch.set_num_threads(int(sys.argv[1]))
 print(json.dumps(dict(bits.probe(torch.device("cpu")))))
 """

@@ -16,7 +16,7 @@ NOW = 1_000.0
 FORWARD = {"phase": "forward", "where": "my_model.py:88 in forward", "waits": False}
 TIMED_OUT = {"ended": "RuntimeError: Timed out waiting", "waited": True}
 SOON = {"in_step": 2.0}
-AT_EXCHANGE = f"{EXCHANGE}, train/parallel/step_exchange.py:58 in receive"
+AT_EXCHANGE = f"{EXCHANGE}, train/distributed/step_exchange.py:58 in receive"
 HOST_GONE = "the host or its network is gone, or it is frozen there"
 NETWORK = "each for the others: look at the network between them"
 WAIT = f"in step 121, {EXCHANGE}"
@@ -28,7 +28,7 @@ def beat(rank: int, size: int = 4, **more: Any) -> Beat:
     host = "a" if rank < size / 2 else "b"
     made = Beat(
         rank, rank, size, host, 100 + rank, f"machine {host}", world="w", born=NOW - 500, time=NOW,
-        step=120, phase=EXCHANGE, waits=True, where="train/parallel/step_exchange.py:58 in receive",
+        step=120, phase=EXCHANGE, waits=True, where="train/distributed/step_exchange.py:58 in receive",
         in_step=20.0, in_phase=20.0, usual=0.1,
     )  # fmt: skip
     return replace(made, **more)

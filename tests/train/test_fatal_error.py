@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from tests.ports import free_port
-from train.fatal_error import FatalErrorBroadcast
+from train.distributed.failures import FatalErrorBroadcast
 
 
 def stores(count: int) -> list[dist.TCPStore]:

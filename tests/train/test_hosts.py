@@ -10,7 +10,7 @@ import pytest
 
 from train.base.errors import TrainError
 from train.data import ranges
-from train.parallel.agreement import Assembly, Member
+from train.distributed.agreement import Assembly, Member
 from train.run.lock import FencedOffError, claim
 from train.run.node import Node
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 STEP = """
 import sys, torch
-from train.lean import keep_steps_uncompiled, without_compiler
+from train.distributed.lean import keep_steps_uncompiled, without_compiler
 model = torch.nn.Linear(2, 2)
 with without_compiler():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -82,7 +82,7 @@ optimizer.step()
 def test_the_weights_are_those_of_torchs_own_step() -> None:
     code = """
 from copy import deepcopy
-from train.lean import keep_steps_uncompiled
+from train.distributed.lean import keep_steps_uncompiled
 import torch
 for name, more in (('AdamW', {'lr': .1}), ('SGD', {'lr': .1, 'momentum': .9}), ('Adam', {'lr': .1})):
     kind, found = getattr(torch.optim, name), []

@@ -13,11 +13,11 @@ import torch
 from tests.train.world import in_world
 from train.base.errors import PeerGoneError, PeerLateError
 from train.data import ranges
-from train.parallel.gradients import join_levels
-from train.parallel.local_sockets import MOST_NUMBERS, LocalSockets, SocketReducer, connect
-from train.parallel.process_group import World
-from train.parallel.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
-from train.parallel.step_exchange import StepExchange, StepResult
+from train.distributed.gradients import join_levels
+from train.distributed.local_sockets import MOST_NUMBERS, LocalSockets, SocketReducer, connect
+from train.distributed.process_group import World
+from train.distributed.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
+from train.distributed.step_exchange import StepExchange, StepResult
 
 LEAVES = 7
 VALUES = torch.randn(LEAVES, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

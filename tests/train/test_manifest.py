@@ -28,9 +28,9 @@ from tests.train.world import in_world
 from train import weights
 from train.base.errors import TrainError
 from train.checkpoint import disk
+from train.distributed.agreement import assemble
+from train.distributed.process_group import World
 from train.environment import distributions, identity
-from train.parallel.agreement import assemble
-from train.parallel.process_group import World
 from train.run import bundle, manifest
 from train.run.manifest import RunManifest, fingerprint
 from train.run.node import Node

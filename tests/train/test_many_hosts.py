@@ -47,7 +47,7 @@ def beat(clock: Clock, rank: int, size: int = SIZE) -> Beat:
     made = Beat(rank, rank % EACH, size, host, 100 + rank, f"machine {host}", world="w")
     return replace(
         made, time=now, monotonic=now, born=now - 500, step=120, phase=EXCHANGE, waits=True,
-        where="train/parallel/step_exchange.py:58 in receive", in_step=20.0, in_phase=20.0,
+        where="train/distributed/step_exchange.py:58 in receive", in_step=20.0, in_phase=20.0,
         usual=0.1, every=SIZE / 1000, stack=("a frame of the stack",) * 8,
     )  # fmt: skip
 

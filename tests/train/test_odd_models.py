@@ -15,7 +15,7 @@ from tests.train import odd_models
 from tests.train.workers import Run, run
 from train import rng
 from train.data import BatchPlan, SampleOrder
-from train.parallel.buffers import Buffers
+from train.distributed.buffers import Buffers
 
 MODELS = Path(__file__).with_name("odd_models.py")
 

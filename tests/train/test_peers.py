@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tests.train.world import in_world
 from train.base.errors import GONE, LATE, PeerGoneError, PeerLateError, peer_failure
-from train.parallel.process_group import World
+from train.distributed.process_group import World
 from train.run.config import parse
 from train.run.lock import claim
 from train.run.status import Status, read_status

@@ -16,7 +16,7 @@ import torch
 
 from tests.train.test_hosts import assembly, with_member
 from tests.train.workers import run
-from train.parallel.agreement import introduce
+from train.distributed.agreement import introduce
 from train.run import portable
 
 OLDER = {
@@ -31,12 +31,12 @@ _PROBE = """
 import ctypes, json, os, sys
 from pathlib import Path
 from train.run import portable
-from train.parallel.agreement import introduce
+from train.distributed.agreement import introduce
 determinism, intel = sys.argv[1:]
 if determinism == "portable":
     portable.pin(os.environ)
 import torch
-from train import bits
+from train.distributed import bits
 if intel:
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so"))
     place = ctypes.cast(library.mkl_serv_intel_cpu_true, ctypes.c_void_p).value

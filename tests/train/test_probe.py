@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.train import workers
-from train import nccl
+from train.distributed import nccl
 from train.probe import figures, measure, wire
 from train.probe.figures import Collective, Figures, Nic, Pair
 

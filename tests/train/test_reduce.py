@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from tests.train.world import in_world
 from train.data import ranges
-from train.parallel.gradients import join_levels
-from train.parallel.process_group import World
-from train.parallel.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
+from train.distributed.gradients import join_levels
+from train.distributed.process_group import World
+from train.distributed.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
 
 
 def leaves(count: int, size: int) -> list[torch.Tensor]:

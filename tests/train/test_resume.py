@@ -14,7 +14,7 @@ import torch
 from tests.train.world import in_world
 from train.base.errors import TrainError
 from train.checkpoint import disk, resume
-from train.parallel.process_group import World
+from train.distributed.process_group import World
 from train.run.layout import step_directory
 
 FILES = ("model.pt", "optimizer.pt")

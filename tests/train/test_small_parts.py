@@ -17,15 +17,15 @@ import torch
 from train import manifest, records, rng
 from train.base.console import Progress, clock, say, say_restart
 from train.base.errors import TrainError, start_command
+from train.distributed import gradients
+from train.distributed.process_group import Place
+from train.distributed.timing import StepClock
 from train.optim import LearningRate, lr_factor
-from train.parallel import gradients
-from train.parallel.process_group import Place
 from train.run import provenance
 from train.run.config import Period, RunConfig, parse, period, seconds
 from train.run.metrics import MetricsLog
 from train.run.status import Status, read_status, write_status
 from train.startup import check_world_size
-from train.timing import StepClock
 from train.workload import Context, Workload, load_workload
 
 REQUIRED = [

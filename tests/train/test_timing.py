@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.train import workers
-from train import timing
-from train.timing import Slow, SlowRanks, StepClock, remedy, slowest
+from train.distributed import timing
+from train.distributed.timing import Slow, SlowRanks, StepClock, remedy, slowest
 
 PARTS = Path(__file__).with_name("own_parts.py")
 

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 
 from tests.train.workers import run
+from train.distributed.gradients import AllReduceGradients, TreeGradients
+from train.distributed.process_group import World
+from train.distributed.step_exchange import StepResult
+from train.distributed.timing import StepClock
 from train.health.phase import (
     BACKWARD,
     BUFFERS,
@@ -21,10 +25,6 @@ from train.health.phase import (
     SNAPSHOT,
     UPDATE,
 )  # fmt: skip
-from train.parallel.gradients import AllReduceGradients, TreeGradients
-from train.parallel.process_group import World
-from train.parallel.step_exchange import StepResult
-from train.timing import StepClock
 from train.trainer import Outcome, Trainer
 
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from train.data import ranges
-from train.parallel import tree
-from train.parallel.reduction import plain_sum_is_the_tree, plan_stages
+from train.distributed import tree
+from train.distributed.reduction import plain_sum_is_the_tree, plan_stages
 
 
 def reference(first: int, size: int, leaves: int) -> str:

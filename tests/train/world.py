@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train.parallel.process_group import Place, World
+from train.distributed.process_group import Place, World
 
 TIMEOUT_S = 60.0
 

@@ -23,7 +23,7 @@ from train.base.console import say
 from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.checkpoint.disk import Checkpoint
-from train.parallel.process_group import World
+from train.distributed.process_group import World
 from train.run.layout import step_directory
 from train.run.provenance import is_start
 from train.state import State

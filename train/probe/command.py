@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from train import nccl, worker
+from train import worker
+from train.distributed import nccl
 from train.run.config import RunConfig
 from train.run_info import RunInfo
 

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train import nccl, startup
+from train import startup
 from train.base.console import say
 from train.base.files import replace_file
+from train.distributed import nccl, tree
+from train.distributed.agreement import Assembly
+from train.distributed.gradients import connect_reducer
+from train.distributed.process_group import World
 from train.health.phase import doing
-from train.parallel import tree
-from train.parallel.agreement import Assembly
-from train.parallel.gradients import connect_reducer
-from train.parallel.process_group import World
 from train.probe import figures, wire
 from train.probe.figures import Collective, Figures, Nic, Pair
 from train.run.lock import Fence

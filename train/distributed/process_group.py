@@ -26,7 +26,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from train.base.errors import TrainError
-from train.fatal_error import FatalErrorBroadcast
+from train.distributed.failures import FatalErrorBroadcast
 from train.health.phase import WAITING
 
 _LOOK_S = 5.0

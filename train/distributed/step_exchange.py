@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from train.distributed.local_sockets import MOST_NUMBERS, LocalSockets, Message
+from train.distributed.process_group import World
 from train.health.phase import WAITING
-from train.parallel.local_sockets import MOST_NUMBERS, LocalSockets, Message
-from train.parallel.process_group import World
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class StepResult:
     leave: bool
     changed_buffers: list[float]
     times: list[list[float]]
-    """Each rank's report of train/timing.py, in the steps in which there is one."""
+    """Each rank's report of train/distributed/timing.py, in the steps in which there is one."""
 
 
 class StepExchange:

@@ -1,7 +1,7 @@
 """The gradient of a step as one fixed sum, whoever computes the parts.
 
 Owns the DDP communication hook of `reduction: tree` and the local sums that precede it. Knows
-nothing of models, steps or files. The order of the additions is train/parallel/tree.py's; here they are
+nothing of models, steps or files. The order of the additions is train/distributed/tree.py's; here they are
 carried out: each rank adds up its own micro-batches, then every rank gets one chunk of the bucket
 from all others (all-to-all), finishes the tree for it, and gives the sum back (all-gather). That
 moves the bytes of a ring all-reduce. With several hosts it is done first among the ranks of a host
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from train.parallel import tree
+from train.distributed import tree
 
 Tensors = list[torch.Tensor]
 

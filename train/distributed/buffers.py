@@ -14,8 +14,8 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from train.base.errors import TrainError
-from train.parallel.local_sockets import Reducer, Waitable
-from train.parallel.reduction import LocalSums, flatten
+from train.distributed.local_sockets import Reducer, Waitable
+from train.distributed.reduction import LocalSums, flatten
 
 
 class Buffers:

@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.base.console import say
 from train.base.errors import TrainError
-from train.lean import without_compiler
-from train.parallel.process_group import World
-from train.parallel.reduction import (
+from train.distributed.lean import without_compiler
+from train.distributed.process_group import World
+from train.distributed.reduction import (
     Level,
     LocalSums,
     ThroughHostMemory,
@@ -26,8 +26,8 @@ from train.parallel.reduction import (
     plan_stages,
     tree_hook,
 )
+from train.distributed.timing import StepClock
 from train.run.config import RunConfig
-from train.timing import StepClock
 
 
 def wrap(

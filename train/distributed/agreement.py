@@ -16,11 +16,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from train import bits
 from train.base.console import say
 from train.base.errors import ToldError, TrainError, start_command
 from train.base.scheduler import VARIABLE
-from train.parallel.process_group import World
+from train.distributed import bits
+from train.distributed.process_group import World
 from train.run import lock
 from train.run.layout import steps_on_disk
 from train.run.lock import Fence, FencedOffError, Start

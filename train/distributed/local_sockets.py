@@ -19,8 +19,8 @@ from typing import Protocol
 import torch
 
 from train.base.errors import PeerGoneError, PeerLateError
-from train.parallel import tree
-from train.parallel.process_group import World
+from train.distributed import tree
+from train.distributed.process_group import World
 
 # At most four messages lie in a socket unread: two sums of this step and two of the one before, as
 # nobody ends a step without everybody's messages. So no sender ever waits for a reader.
@@ -39,7 +39,7 @@ class Waitable(Protocol):
 
 
 class Reducer(Protocol):
-    """What train.parallel.reduction.TreeReducer is for tensors outside DDP's buckets."""
+    """What train.distributed.reduction.TreeReducer is for tensors outside DDP's buckets."""
 
     def reduce(self, rows: list[torch.Tensor], out: torch.Tensor) -> Waitable: ...
 

@@ -51,7 +51,7 @@ class FatalErrorBroadcast:
 
     def listen(self, store: Store, world_size: int) -> None:
         """Begin to listen: the processes have met in `store`."""
-        from train.parallel.process_group import another_connection  # loads torch
+        from train.distributed.process_group import another_connection  # loads torch
 
         # Two connections: one that waits takes no other request.
         self._store, waits = another_connection(store), another_connection(store)
