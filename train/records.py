@@ -21,6 +21,7 @@ from train.base.console import Progress, clock, say, say_restart
 from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.checkpoint.checkpointer import Checkpointer, NotInStoreError, SaveFailedError
+from train.checkpoint.state import State
 from train.distributed.timing import SlowRanks, remedy
 from train.run.layout import BEST, best_step, step_directory
 from train.run.lock import Fence
@@ -28,7 +29,6 @@ from train.run.manifest import RunManifest
 from train.run.metrics import MetricsLog
 from train.run.provenance import MANIFEST
 from train.run.status import Status, read_status, record_status
-from train.state import State
 from train.weights import weights_sha256
 
 if TYPE_CHECKING:

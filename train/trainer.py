@@ -21,6 +21,8 @@ import torch
 from train import manifest, repeats, rng, startup, trackers
 from train.base.errors import EXIT_CHANGED, TrainError
 from train.checkpoint.resume import find, restore
+from train.checkpoint.selection import Selection
+from train.checkpoint.state import State
 from train.data import (
     BatchPlan,
     MicroBatchFetcher,
@@ -58,8 +60,6 @@ from train.run.lock import Fence
 from train.run.node import Node
 from train.run.stop import BY_OPTION, BY_SIGNAL, PREEMPTED, StopRequest, foremost
 from train.run_info import RunInfo
-from train.selection import Selection
-from train.state import State
 from train.workload import Context, load_workload
 
 if TYPE_CHECKING:

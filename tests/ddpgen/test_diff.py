@@ -79,7 +79,7 @@ def test_bundles_differ_in_their_specs_and_their_files_as_they_are_now(
     (changed / "bundle.json").write_text(json.dumps(listing))
     assert run("diff", "a", "b").out == (
         "train.args.depth: - -> 2\n"
-        "only in a: train/state.py\n"
+        "only in a: train/checkpoint/state.py\n"
         "\n"
         "--- a: code/model.py\n"
         "+++ b: code/model.py\n"

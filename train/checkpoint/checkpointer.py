@@ -22,10 +22,10 @@ import torch
 from train.base.console import say
 from train.base.files import replace_file
 from train.checkpoint import disk
+from train.checkpoint.state import State
 from train.run.config import Period
 from train.run.layout import BEST, step_directory
 from train.run.lock import Fence, FencedOffError
-from train.state import State
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints

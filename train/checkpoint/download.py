@@ -13,9 +13,9 @@ from train.base.console import say
 from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.checkpoint.disk import BadCheckpointError, parse_marker
+from train.checkpoint.store.places import Store, StoreError, why
+from train.checkpoint.store.retries import with_retries
 from train.run.layout import MARKER, step_directory
-from train.store.places import Store, StoreError, why
-from train.store.retries import with_retries
 
 _LARGE = 256 << 20  # bytes; what takes long enough for a line that says so
 

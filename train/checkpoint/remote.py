@@ -23,15 +23,15 @@ from train.base.files import replace_file
 from train.base.scheduler import VARIABLE, Scheduled
 from train.checkpoint.download import Contents, bring_newest, contents, object_name
 from train.checkpoint.segments import Segments
+from train.checkpoint.store.owner import MANIFEST, Owner, Ownership
+from train.checkpoint.store.places import Store, StoreError, is_on_disk_of, open_store, why
+from train.checkpoint.store.retries import Answering, HangsError, Line, with_retries
+from train.checkpoint.store.stop import STOP
 from train.run import provenance
 from train.run.bundle import ARCHIVES
 from train.run.layout import BEST, MARKER, best_step, parse_best, step_directory
 from train.run.lock import Fence, FencedOffError
 from train.run.status import Status
-from train.store.owner import MANIFEST, Owner, Ownership
-from train.store.places import Store, StoreError, is_on_disk_of, open_store, why
-from train.store.retries import Answering, HangsError, Line, with_retries
-from train.store.stop import STOP
 
 # Some mounts upload behind one's back: the newest may not be there yet when they have said so.
 _LEAST = 2

@@ -23,10 +23,10 @@ from train.base.console import say
 from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.checkpoint.disk import Checkpoint
+from train.checkpoint.state import State
 from train.distributed.process_group import World
 from train.run.layout import step_directory
 from train.run.provenance import is_start
-from train.state import State
 
 # A tenth of a second at 1 Gbit/s, two at the 50 Mbit/s of a bad Wi-Fi.
 PIECE_BYTES = 1 << 24

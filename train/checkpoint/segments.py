@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from train.base.files import replace_file
-from train.store.places import Store
+from train.checkpoint.store.places import Store
 
 _NAME = re.compile(r"metrics/(\d{9,})-(\d{9,})\.jsonl")
 

@@ -33,7 +33,7 @@ from train.supervisor.words import Command
 EXIT_PREEMPTED = 175
 SKY_EXIT_STOPPED = 130
 _TOLD = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_TASK_ID")
-# Of a start before this one: what it was asked, and which owner of the store it was (train/store).
+# Of a start before this one: what it was asked, and which owner of the store it was (train/checkpoint/store).
 _LEFTOVERS = ("stop", "store-turn")
 _MOST = 64
 _NOTICES_EVERY_S = 5.0

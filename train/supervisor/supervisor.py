@@ -243,7 +243,7 @@ class Supervisor:
 
     def _watch_store(self, place: str) -> None:
         """From now on make the stop file when the user asks for a stop in the store."""
-        from train.store import stop  # only where there is a store
+        from train.checkpoint.store import stop  # only where there is a store
 
         scheduled = Scheduled.parse(self._tier.scheduler)
         about = place, scheduled.job if scheduled else self._attempt, self._stop_file

@@ -18,9 +18,9 @@ import torch
 from train.checkpoint import disk
 from train.checkpoint import remote as remote_module
 from train.checkpoint.remote import RemoteCheckpoints, open_remote
+from train.checkpoint.store.places import DirectoryStore, Store
 from train.run.layout import MARKER, step_directory
 from train.run.lock import Fence, claim
-from train.store.places import DirectoryStore, Store
 
 KILLED = 137
 # A hook gets the number of the operation, its kind and the object's name, before it is done.

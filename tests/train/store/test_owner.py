@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from train.base.errors import TrainError
+from train.checkpoint.store import owner as owner_module
+from train.checkpoint.store.owner import Owner, Ownership, read_owner
+from train.checkpoint.store.places import DirectoryStore, StoreError
 from train.run.lock import FencedOffError
-from train.store import owner as owner_module
-from train.store.owner import Owner, Ownership, read_owner
-from train.store.places import DirectoryStore, StoreError
 
 
 @pytest.fixture

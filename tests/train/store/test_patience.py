@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.train.store.faults import Faulty
-from train.store import retries
-from train.store.places import DirectoryStore
-from train.store.retries import Answering, HangsError
+from train.checkpoint.store import retries
+from train.checkpoint.store.places import DirectoryStore
+from train.checkpoint.store.retries import Answering, HangsError
 
 
 class Hanging:

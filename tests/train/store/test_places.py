@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from fsspec.registry import _registry
 
-from train.store import places
-from train.store.places import DirectoryStore, Store, StoreError, open_store, why
+from train.checkpoint.store import places
+from train.checkpoint.store.places import DirectoryStore, Store, StoreError, open_store, why
 
 
 @pytest.fixture(params=["directory", "memory"])

@@ -27,11 +27,11 @@ from tests.train.store.faults import (
     whole_steps,
 )
 from train.base.errors import TrainError
+from train.checkpoint.store import owner as owner_module
+from train.checkpoint.store import retries, stop
+from train.checkpoint.store.places import DirectoryStore
 from train.run.layout import MARKER
 from train.run.lock import FencedOffError
-from train.store import owner as owner_module
-from train.store import retries, stop
-from train.store.places import DirectoryStore
 
 STEPS = (2, 4, 6, 8)
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from train.checkpoint.segments import Segments
-from train.store.places import DirectoryStore
+from train.checkpoint.store.places import DirectoryStore
 
 
 def rows(file: Path) -> list[tuple[str, int]]:

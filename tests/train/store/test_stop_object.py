@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from train.store import stop
-from train.store.places import Store, StoreError, open_store
+from train.checkpoint.store import stop
+from train.checkpoint.store.places import Store, StoreError, open_store
 
 WAIT_S = 30
 

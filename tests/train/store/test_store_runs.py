@@ -22,14 +22,14 @@ from tests.train.workers import Run, run
 from train.base.files import replace_file
 from train.checkpoint import checkpointer, disk
 from train.checkpoint.checkpointer import Checkpointer
+from train.checkpoint.store import owner as owner_module
+from train.checkpoint.store import retries, stop
+from train.checkpoint.store.owner import Owner, Ownership
+from train.checkpoint.store.places import DirectoryStore
 from train.run import bundle, status
 from train.run.bundle import unpack
 from train.run.layout import MARKER
 from train.run.stop import create_stop_file
-from train.store import owner as owner_module
-from train.store import retries, stop
-from train.store.owner import Owner, Ownership
-from train.store.places import DirectoryStore
 
 MODELS = Path(__file__).parents[1] / "odd_models.py"
 EVERY_2 = "--checkpoint-every=2 steps"
@@ -164,7 +164,7 @@ def test_the_best_checkpoint_stays_in_the_store_for_a_new_machine(
 def test_without_a_store_none_of_it_is_imported() -> None:
     code = (
         "import sys; import train.trainer\n"
-        "assert not [m for m in sys.modules if m.startswith('train.store')], sys.modules"
+        "assert not [m for m in sys.modules if m.startswith('train.checkpoint.store')], sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 

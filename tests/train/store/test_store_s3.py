@@ -23,9 +23,9 @@ from tests.train.store.faults import KILLED, Machine, through, whole_steps
 from tests.train.workers import Run, run
 from train.base.errors import TrainError
 from train.checkpoint.checkpointer import Checkpointer
+from train.checkpoint.store import retries
+from train.checkpoint.store.places import open_store
 from train.run.layout import MARKER
-from train.store import retries
-from train.store.places import open_store
 
 MODELS = Path(__file__).parents[1] / "odd_models.py"
 KEY, SECRET = "someone", "a-secret"

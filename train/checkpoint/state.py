@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from train.selection import Selection
+from train.checkpoint.selection import Selection
 
 
 @dataclass

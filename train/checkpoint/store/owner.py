@@ -16,9 +16,9 @@ from typing import Any
 
 from train.base.console import say
 from train.base.errors import TrainError
+from train.checkpoint.store.places import Store, StoreError, why
+from train.checkpoint.store.retries import Answering, with_retries
 from train.run.lock import FencedOffError
-from train.store.places import Store, StoreError, why
-from train.store.retries import Answering, with_retries
 
 OWNER, MANIFEST = "owner.json", "manifest.json"
 LOOK_S = 10.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from train.base.console import say
-from train.store.places import Store, StoreError, why
+from train.checkpoint.store.places import Store, StoreError, why
 
 # How often, and after how many seconds each, a store is asked again before a start gives up.
 PAUSES_S = (0.0, 2.0, 10.0, 30.0)

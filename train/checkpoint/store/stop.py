@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from train.base.console import say
+from train.checkpoint.store.places import Store, open_store
 from train.run.stop import BY_USER, create_stop_file, first_line
-from train.store.places import Store, open_store
 
 STOP = "stop"
 _OBEYED = "stop-obeyed"
