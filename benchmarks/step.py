@@ -135,8 +135,8 @@ def work(case: dict[str, Any], blocks: int, seconds: float) -> None:
     if portable.is_asked(case["argv"]):
         portable.pin(os.environ)
     from train.distributed.process_group import Place, join
-    from train.manifest import pin
     from train.run.config import parse
+    from train.training.numerics import pin
 
     place = Place.from_environment(os.environ)
     pin(1)
@@ -197,10 +197,10 @@ def ours(
     config: Any, world: Any, directory: Path, clock: StepClock | None = None
 ) -> Callable[[int], None]:
     """The trainer as a job has it, with its records in `directory`. `clock`: instead of its own."""
-    from train.data import fetch_batches
     from train.run.lock import Fence, claim
     from train.run.stop import StopRequest
     from train.trainer import Trainer
+    from train.training.data import fetch_batches
 
     directory.mkdir(exist_ok=True, parents=True)
     trainer = Trainer(config, world, evenly(config, world), StopRequest(directory / "stop"))
@@ -226,8 +226,8 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from train.data import batch_reader
     from train.trainer import Trainer
+    from train.training.data import batch_reader
 
     trainer = Trainer(config, world, evenly(config, world), stop=None)
     workload, state = trainer.workload, trainer.state
@@ -260,7 +260,7 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
 
 def evenly(config: Any, world: Any) -> list[range]:
     """The micro-batches of each rank."""
-    from train.data import ranges, shares_by_weight
+    from train.training.data import ranges, shares_by_weight
 
     return ranges(shares_by_weight(config.micro_batches, [Fraction(1)] * world.size))
 

@@ -18,18 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train import manifest, repeats, rng, startup, trackers
 from train.base.errors import EXIT_CHANGED, TrainError
 from train.checkpoint.resume import find, restore
 from train.checkpoint.selection import Selection
 from train.checkpoint.state import State
-from train.data import (
-    BatchPlan,
-    MicroBatchFetcher,
-    SampleOrder,
-    fetch_batches,
-    to_device,
-)
 from train.distributed import agreement
 from train.distributed.buffers import Buffers
 from train.distributed.gradients import AllReduceGradients, Gradients, TreeGradients
@@ -37,7 +29,6 @@ from train.distributed.local_sockets import SocketReducer, connect
 from train.distributed.process_group import World
 from train.distributed.step_exchange import StepExchange, StepResult
 from train.distributed.timing import StepClock
-from train.evaluate import evaluate, names
 from train.health.phase import (
     BACKWARD,
     BUFFERS,
@@ -52,14 +43,17 @@ from train.health.phase import (
     WAITING,
     doing,
 )
-from train.optim import LearningRate, build_optimizers
-from train.profile import Profile
-from train.records import Records, StartFacts
 from train.run.config import RunConfig
 from train.run.lock import Fence
 from train.run.node import Node
 from train.run.stop import BY_OPTION, BY_SIGNAL, PREEMPTED, StopRequest, foremost
-from train.run_info import RunInfo
+from train.training import numerics, repeats, rng, startup, trackers
+from train.training.data import BatchPlan, MicroBatchFetcher, SampleOrder, fetch_batches, to_device
+from train.training.evaluate import evaluate, names
+from train.training.optim import LearningRate, build_optimizers
+from train.training.profile import Profile
+from train.training.records import Records, StartFacts
+from train.training.run_info import RunInfo
 from train.workload import Context, load_workload
 
 if TYPE_CHECKING:
@@ -194,7 +188,7 @@ class Trainer:
         # Here, because it reads the base rates: in a checkpoint's optimizer they are scheduled already.
         own = self.workload.schedule
         self.learning_rate = LearningRate(optimizers, config, self.last_step, own)
-        self.settings = manifest.settings(config, self.last_step, own is not None)
+        self.settings = numerics.settings(config, self.last_step, own is not None)
         self.clock = StepClock()
         if config.profile is not None:
             self.profile = Profile(config.profile, directory / "profile", world, self.clock)

@@ -35,7 +35,7 @@ from train.run.lock import FencedOffError
 from train.run.node import MOST_REASON, Node, is_over, record_crash, record_end
 from train.run.replaced import Replacement
 from train.run.status import read_status
-from train.run_info import RunInfo
+from train.training.run_info import RunInfo
 
 # Imports the part that works on a run, and torch with it.
 Load = Callable[[], Callable[[RunInfo], int]]

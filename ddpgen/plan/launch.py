@@ -103,7 +103,7 @@ def shares(micro_batches: int, weights: Sequence[int | Fraction]) -> Iterator[tu
     """Each rank's range of micro-batches, in proportion to the ranks' weights.
 
     What does not divide goes to the largest remainders, among equals to the first ranks; every rank
-    gets one at least, from the one that has most. train/data.py counts the same.
+    gets one at least, from the one that has most. train/training/data.py counts the same.
     """
     total = sum(weights)
     counts = [int(weight * micro_batches // total) for weight in weights]

@@ -12,9 +12,9 @@ from ddpgen.plan import cost, parameters, quantities
 from ddpgen.plan.cost import Interruptions, Link, Overlap, Shape
 from ddpgen.spec.fields import Refused
 from train.checkpoint.checkpointer import best_interval
-from train.data import ranges
 from train.distributed import tree
 from train.distributed.reduction import plain_sum_is_the_tree, plan_stages
+from train.training.data import ranges
 from train.workload import Context
 from train.workloads import gpt, mnist, toy
 

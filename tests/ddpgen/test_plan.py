@@ -33,7 +33,7 @@ def command(text: str) -> list[str]:
 def test_the_generator_and_the_training_share_out_alike(
     micro_batches: int, weights: list[Fraction]
 ) -> None:
-    data = pytest.importorskip("train.data")
+    data = pytest.importorskip("train.training.data")
     if micro_batches >= len(weights):
         counts = [end - first for first, end in shares(micro_batches, weights)]
         assert counts == list(data.shares_by_weight(micro_batches, weights))

@@ -86,7 +86,7 @@ def test_another_nccl_on_one_host(stage: Stage) -> None:
 
 def test_code_that_was_changed_on_one_host(stage: Stage) -> None:
     job = stage.job()
-    edited(job.at("laptop", "train/optim.py"), lambda text: text + "# a quick fix\n")
+    edited(job.at("laptop", "train/training/optim.py"), lambda text: text + "# a quick fix\n")
     launch = job.start()
     stage.ends(launch)
     launch.names("VER005", "laptop")

@@ -39,7 +39,7 @@ ENVIRONMENT: dict[str, Any] = {
     "library_flags": {},
     "distributions": {"numpy": "2.2.6", "torch": "2.13.0"},
 }
-FILES = {"code/model.py": b"x = 1\ny = 2\n", "train/data.py": b"pass\n"}
+FILES = {"code/model.py": b"x = 1\ny = 2\n", "train/training/data.py": b"pass\n"}
 
 
 def origin(**changes: Any) -> Origin:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.base.errors import TrainError
-from train.data import (
+from train.training.data import (
     BatchPlan,
     MicroBatchFetcher,
     SampleOrder,

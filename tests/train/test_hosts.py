@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from train.base.errors import TrainError
-from train.data import ranges
 from train.distributed.agreement import Assembly, Member
 from train.run.lock import FencedOffError, claim
 from train.run.node import Node
+from train.training.data import ranges
 
 
 def assembly(*hosts: tuple[str, int], **of_all: Any) -> Assembly:

@@ -12,12 +12,12 @@ import torch
 
 from tests.train.world import in_world
 from train.base.errors import PeerGoneError, PeerLateError
-from train.data import ranges
 from train.distributed.gradients import join_levels
 from train.distributed.local_sockets import MOST_NUMBERS, LocalSockets, SocketReducer, connect
 from train.distributed.process_group import World
 from train.distributed.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
 from train.distributed.step_exchange import StepExchange, StepResult
+from train.training.data import ranges
 
 LEAVES = 7
 VALUES = torch.randn(LEAVES, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

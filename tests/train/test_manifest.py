@@ -25,16 +25,16 @@ import torch
 
 from tests.train.workers import TIMEOUT_S, run
 from tests.train.world import in_world
-from train import weights
 from train.base.errors import TrainError
 from train.checkpoint import disk
 from train.distributed.agreement import assemble
 from train.distributed.process_group import World
-from train.environment import distributions, identity
 from train.run import bundle, manifest
 from train.run.manifest import RunManifest, fingerprint
 from train.run.node import Node
 from train.run.provenance import merged, read_manifest
+from train.training import weights
+from train.training.environment import distributions, identity
 
 PARTS = Path(__file__).with_name("own_parts.py")
 

@@ -13,9 +13,9 @@ import torch
 from tests.real.jobs import assert_same_bits, checkpoints
 from tests.train import odd_models
 from tests.train.workers import Run, run
-from train import rng
-from train.data import BatchPlan, SampleOrder
 from train.distributed.buffers import Buffers
+from train.training import rng
+from train.training.data import BatchPlan, SampleOrder
 
 MODELS = Path(__file__).with_name("odd_models.py")
 

@@ -14,8 +14,8 @@ import torch
 from tests.real.jobs import assert_same_bits, checkpoints, rows
 from tests.train import own_parts
 from tests.train.workers import Run, run
-from train import repeats
 from train.checkpoint import disk
+from train.training import repeats
 
 PARTS = Path(__file__).with_name("own_parts.py")
 

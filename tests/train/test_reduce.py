@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from tests.train.world import in_world
-from train.data import ranges
 from train.distributed.gradients import join_levels
 from train.distributed.process_group import World
 from train.distributed.reduction import LocalSums, TreeReducer, flatten, plain_sum_is_the_tree
+from train.training.data import ranges
 
 
 def leaves(count: int, size: int) -> list[torch.Tensor]:

@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from train import manifest, records, rng
 from train.base.console import Progress, clock, say, say_restart
 from train.base.errors import TrainError, start_command
 from train.distributed import gradients
 from train.distributed.process_group import Place
 from train.distributed.timing import StepClock
-from train.optim import LearningRate, lr_factor
 from train.run import provenance
 from train.run.config import Period, RunConfig, parse, period, seconds
 from train.run.metrics import MetricsLog
 from train.run.status import Status, read_status, write_status
-from train.startup import check_world_size
+from train.training import numerics, records, rng
+from train.training.optim import LearningRate, lr_factor
+from train.training.startup import check_world_size
 from train.workload import Context, Workload, load_workload
 
 REQUIRED = [
@@ -262,12 +262,12 @@ def test_seeds_depend_on_purpose_and_position() -> None:
 
 
 def test_settings_that_change_the_bits_are_told_from_those_that_do_not() -> None:
-    was = manifest.settings(config(), 10)
+    was = numerics.settings(config(), 10)
     free = config(
         "--world-size=4", "--shares=2,1,1", "--weight=3/2", "--checkpoint-keep=9", "--log-every=1"
     )
-    assert provenance.differences(was, manifest.settings(free, 99)) == []
-    other = manifest.settings(config("--lr=0.5", "--schedule=cosine"), 10)
+    assert provenance.differences(was, numerics.settings(free, 99)) == []
+    other = numerics.settings(config("--lr=0.5", "--schedule=cosine"), 10)
     assert provenance.differences(was, other) == [
         "last_step: None -> 10",
         "lr: 0.001 -> 0.5",

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.train import workers
-from train import trackers
-from train.trackers import Follower, Points
+from train.training import trackers
+from train.training.trackers import Follower, Points
 
 PARTS = Path(__file__).with_name("own_parts.py")
 ABOUT = {"unit": "samples", "units_per_step": 12, "settings": {"lr": 0.1}}

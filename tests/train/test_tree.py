@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from train.data import ranges
 from train.distributed import tree
 from train.distributed.reduction import plain_sum_is_the_tree, plan_stages
+from train.training.data import ranges
 
 
 def reference(first: int, size: int, leaves: int) -> str:

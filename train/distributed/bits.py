@@ -33,7 +33,7 @@ _CAUSES = {
 def probe(device: torch.device, determinism: str = "default") -> Mapping[str, str]:
     """The hash of each operation's result, by the operation's name; computed once for each device.
 
-    `determinism`: with "portable" the update is that of train.optim, whose square root is not MKL's.
+    `determinism`: with "portable" the update is that of train.training.optim, whose square root is not MKL's.
     """
     with torch.no_grad():
         results = _compute(device)

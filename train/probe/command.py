@@ -9,7 +9,7 @@ from pathlib import Path
 from train import worker
 from train.distributed import nccl
 from train.run.config import RunConfig
-from train.run_info import RunInfo
+from train.training.run_info import RunInfo
 
 
 def work(config: RunConfig, argv: Sequence[str]) -> int:

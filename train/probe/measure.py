@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train import startup
 from train.base.console import say
 from train.base.files import replace_file
 from train.distributed import nccl, tree
@@ -31,7 +30,8 @@ from train.run.lock import Fence
 from train.run.node import Node
 from train.run.status import Status, record_status
 from train.run.stop import StopRequest, foremost
-from train.run_info import RunInfo
+from train.training import startup
+from train.training.run_info import RunInfo
 
 FILE = "probe.json"
 SIZES = tuple(4096 * 4**n for n in range(9))  # 4 KB to 256 MB

@@ -263,7 +263,7 @@ def _judged(found: Record, part: Part, procs: int, replayed: Path) -> Result:
 def _has_its_hash(found: Record, step: int, replayed: Path) -> bool:
     """True if the weights of `step` have the hash in the manifest, or there is no hash of them."""
     from train.checkpoint.disk import unpickle
-    from train.weights import weights_sha256
+    from train.training.weights import weights_sha256
 
     if step not in found.weights:
         return True

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train import rng
 from train.base.errors import TrainError
-from train.data import batch_reader, ranges, to_device
 from train.distributed.process_group import World
 from train.health.phase import WAITING
 from train.run.config import RunConfig
 from train.run.metrics import RESERVED
+from train.training import rng
+from train.training.data import batch_reader, ranges, to_device
 from train.workload import Dataset, Workload
 
 Means = dict[str, float]

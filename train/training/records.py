@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from train import manifest, trackers
 from train.base.console import Progress, clock, say, say_restart
 from train.base.errors import TrainError
 from train.checkpoint import disk
@@ -29,14 +28,15 @@ from train.run.manifest import RunManifest
 from train.run.metrics import MetricsLog
 from train.run.provenance import MANIFEST
 from train.run.status import Status, read_status, record_status
-from train.weights import weights_sha256
+from train.training import numerics, trackers
+from train.training.weights import weights_sha256
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
-    from train.data import BatchPlan
     from train.distributed.process_group import World
     from train.distributed.step_exchange import StepResult
     from train.run.config import RunConfig
+    from train.training.data import BatchPlan
     from train.workload import Workload
 
 
@@ -317,11 +317,11 @@ def _describe_run(facts: StartFacts, fence: Fence) -> dict[str, Any]:
         "unit": workload.unit,
         "units_per_step": config.global_batch_size * workload.units_per_sample,
         "settings": facts.settings,
-        "facts": manifest.facts(config, world.device),
+        "facts": numerics.facts(config, world.device),
         "world_size": world.size,
         "attempt": fence.attempt,
         "generation": fence.generation,
-        "code": manifest.code(),
+        "code": numerics.code(),
         "exact_on_any_world_size": config.reduction == "tree" and facts.repeats,
         "parameters": sum(p.numel() for p in trained),
         "gradient_bytes": sum(p.numel() * p.element_size() for p in trained),

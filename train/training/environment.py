@@ -27,7 +27,7 @@ _PROC = Path("/proc")
 
 
 def environment(facts: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Everything about this host. `facts`: manifest.facts."""
+    """Everything about this host. `facts`: numerics.facts."""
     system = os.uname()
     return {
         **facts,

@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from train import manifest
 from train.base.console import say
 from train.base.errors import TrainError, start_command
 from train.base.scheduler import VARIABLE
 from train.checkpoint.resume import Found
-from train.data import ranges, shares_by_weight
 from train.distributed import agreement, bits
 from train.distributed.gradients import Gradients
 from train.distributed.process_group import Place, World, another_connection, join, leave
-from train.environment import environment, identity
 from train.health.phase import NOW, WAITING, doing
 from train.health.reporter import Reporter
 from train.run.config import RunConfig
@@ -33,8 +30,11 @@ from train.run.lock import Fence, FencedOffError, claim
 from train.run.node import Node
 from train.run.provenance import differences
 from train.run.stop import StopRequest
-from train.run_info import RunInfo
-from train.weights import weights_sha256
+from train.training import numerics
+from train.training.data import ranges, shares_by_weight
+from train.training.environment import environment, identity
+from train.training.run_info import RunInfo
+from train.training.weights import weights_sha256
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
@@ -71,14 +71,14 @@ def meet(info: RunInfo) -> Meeting:
     if place.rank == 0 and node is None:
         # Started without a launch script, rank 0 claims the directory for itself.
         fence = Fence(directory, info.attempt or claim_by_hand(directory))
-    manifest.pin(config.threads)
+    numerics.pin(config.threads)
     timeouts = config.rendezvous_timeout, config.collective_timeout
     with doing("joining"), WAITING:
         world = join(place, config.backend, *timeouts, info.failures)
     # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
     scheduler = os.environ.get(VARIABLE, "")
     stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
-    facts = manifest.facts(config, world.device)
+    facts = numerics.facts(config, world.device)
     here = environment(facts, world.device) if place.local_rank == 0 else {}
     assembly = agreement.assemble(world, config.weight, facts, identity(here), directory, node)
     environments = assembly.gather_environments(world, here)
@@ -206,14 +206,14 @@ def check_settings(
             "--accept-changes to the training command to go on from it with the new settings "
             f"({start_command(len(world.layout) > 1)} --accept-changes)"
         )
-    if world.rank == 0 and found.source.meta.get("code") != manifest.code():
+    if world.rank == 0 and found.source.meta.get("code") != numerics.code():
         say(
             f"your code has changed since the checkpoint of step {found.source.step} was written; going on "
             "from it all the same. To start anew, give the job another name or checkpoint.dir"
         )
     if world.rank == 0:
         was = found.source.meta.get("facts", {})
-        now = _as_json(manifest.facts(config, world.device))
+        now = _as_json(numerics.facts(config, world.device))
         changed = differences(was, now)
         odd = bits.changed(was.get("bits", {}), now["bits"])
         if odd:

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from train import rng
 from train.base import processes
 from train.base.errors import TrainError
+from train.training import rng
 from train.workload import Dataset
 
 _BLOCK = 2048
