@@ -9,12 +9,12 @@ import hashlib
 import json
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from train.distributed import bits
+from train.run.bundle import HERE, LISTING
 from train.run.config import RunConfig
 from train.run.provenance import LIBRARY_FLAGS
 
@@ -61,7 +61,7 @@ def code() -> str:
     Read from bundle.json beside this package, so that the working directory does not matter.
     """
     try:
-        bundle = json.loads((Path(__file__).parents[1] / "bundle.json").read_text("utf-8"))
+        bundle = json.loads((HERE / LISTING).read_text("utf-8"))
         files = {str(k): str(v) for k, v in bundle["files"].items() if k.startswith("code/")}
     except (OSError, ValueError, KeyError, AttributeError):
         return ""

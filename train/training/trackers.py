@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
 from train.base.console import say
+from train.run.bundle import HERE
 from train.run.metrics import RESERVED
 
 # How long a tracker may take for its last rows: the machine may be about to go.
@@ -62,10 +63,11 @@ def start(names: Sequence[str], directory: Path, run: str, step: int, every: int
     started: Processes = []
     for name in names:
         command = [sys.executable, "-m", __name__, name, *about]
-        root, pipe = Path(__file__).parents[1], subprocess.PIPE
         try:
             # In a session of its own: Ctrl-C is for the training, whose last row it waits for.
-            started += [subprocess.Popen(command, cwd=root, stdin=pipe, start_new_session=True)]
+            started += [
+                subprocess.Popen(command, cwd=HERE, stdin=subprocess.PIPE, start_new_session=True)
+            ]
         except OSError as error:
             say(f"{name} cannot be started ({error.strerror}); training goes on without it", 0)
     return started
