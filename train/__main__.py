@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"python -m train: unknown command {command!r}", file=sys.stderr)
         return 2
     if command == "script":
-        from train.script import main as script
+        from train.script.script import main as script
 
         code = script(rest)
     else:

@@ -16,10 +16,10 @@ import pytest
 
 from tests.ports import free_port
 from tests.train.own_script import ROOT, Job, wait_for_line
-from train.integrations.order import DataPosition, fault
-from train.integrations.progress import BeginsAnewError, Progress, torn, whole
-from train.integrations.session import Session
-from train.integrations.stopping import StopAtStep
+from train.script.hooks.order import DataPosition, fault
+from train.script.hooks.progress import BeginsAnewError, Progress, torn, whole
+from train.script.hooks.session import Session
+from train.script.hooks.stopping import StopAtStep
 
 LOOP = """\
 import os, sys, time
@@ -409,7 +409,7 @@ def test_a_hook_comes_after_the_import_and_the_module_is_as_it_was(tmp_path: Pat
     (tmp_path / "lib" / "__init__.py").write_text("import lib.inner\nVALUE = lib.inner.VALUE\n")
     (tmp_path / "lib" / "inner.py").write_text("VALUE = 1\n")
     code = """\
-from train.integrations.imports import after_import
+from train.script.hooks.imports import after_import
 after_import({"lib.inner": lambda module: setattr(module, "VALUE", 2), "json": lambda m: print(m.__name__)})
 import lib, importlib.resources
 print(lib.VALUE, type(lib.inner.__loader__).__name__, lib.inner.__spec__.loader is lib.inner.__loader__)
@@ -679,5 +679,5 @@ def test_who_waits_in_vain_names_the_rank_and_the_line_that_it_waited_for(job: J
     assert stands.search(said), said
     assert stands.search(job.status.reason), job.status
     assert "rank 0 waited in step 4, backward" in said
-    assert "train/integrations" not in said
+    assert "train/script/hooks" not in said
     assert 'loop.py", line 12, in <module>' in said

@@ -19,7 +19,6 @@ import pytest
 
 from train.base.errors import TrainError
 from train.base.files import locked
-from train.program import Program
 from train.run import lock
 from train.run.layout import MARKER, step_directory
 from train.run.lock import (
@@ -33,6 +32,7 @@ from train.run.lock import (
 )
 from train.run.node import Node, record_crash, record_end, settle_end
 from train.run.status import Status, read_status, write_status
+from train.script.program import Program
 
 
 @pytest.fixture

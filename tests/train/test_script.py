@@ -157,7 +157,7 @@ def test_what_no_restart_cures_is_not_repeated(job: Job, text: str, said: str) -
     assert (code, job.status.word) == (1, "failed")
     assert said in job.status.reason
     assert "runpy" not in output
-    assert "train/script.py" not in output
+    assert "train/script/script.py" not in output
     assert job.run("print('ran')") == (0, "")  # torchrun's restart
 
 

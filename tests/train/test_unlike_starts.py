@@ -12,11 +12,11 @@ import pytest
 
 from tests.ports import free_port
 from tests.train.own_script import Job
-from train.integrations import starts
-from train.integrations.progress import Progress
-from train.integrations.starts import Start, Starts, UnlikeStartsError, difference
 from train.run.lock import claim
 from train.run.status import Status, read_status, write_status
+from train.script.hooks import starts
+from train.script.hooks.progress import Progress
+from train.script.hooks.starts import Start, Starts, UnlikeStartsError, difference
 
 DESK = Start("desk", 20, "/d/ckpt.pt", "aa")
 NONE = Start("laptop")

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from train.integrations.progress import BeginsAnewError, Progress
+from train.script.hooks.progress import BeginsAnewError, Progress
 
 _EVENTS = ("os.rename", "os.link")  # os.replace raises the first one
 

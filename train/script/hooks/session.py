@@ -13,10 +13,10 @@ from typing import Any
 
 from train.base.console import say
 from train.health.phase import NOW, SCRIPT
-from train.integrations.order import Epochs, Iteration
-from train.integrations.progress import Progress
-from train.integrations.starts import Starts
-from train.integrations.stopping import StopAtStep
+from train.script.hooks.order import Epochs, Iteration
+from train.script.hooks.progress import Progress
+from train.script.hooks.starts import Starts
+from train.script.hooks.stopping import StopAtStep
 
 # A row of metrics this often; on a GPU a look at the loss waits for it.
 _ROW_S = 1.0

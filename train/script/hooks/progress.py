@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from train.base.console import say
 from train.base.files import replace_file
-from train.integrations.order import DataPosition, Iteration, fault
+from train.script.hooks.order import DataPosition, Iteration, fault
 
 _SHOWN = 3
 

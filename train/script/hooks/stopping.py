@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from train.base.console import say
-from train.integrations.progress import Progress
+from train.script.hooks.progress import Progress
 
 _ASKED, _READY, _LAST = "ddpgen/stop-asked", "ddpgen/ranks-ready", "ddpgen/last-step"
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from train.base.console import say
-from train.integrations.session import Session
+from train.script.hooks.session import Session
 
 TRANSFORMERS, LIGHTNING = "transformers", "lightning"
 _HOLDS = {
@@ -162,7 +162,7 @@ def hook_accelerate(session: Session, module: Any) -> None:
 
 def hooks(session: Session) -> dict[str, Callable[[ModuleType], None]]:
     """The hook of each module."""
-    from train.integrations import in_torch
+    from train.script.hooks import in_torch
 
     every = {
         "torch": in_torch.hook_torch,

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 
 from train.base.errors import EXIT_STOPPED
-from train.runner import Runner
+from train.script.process import Runner
 
 _SHELLS = 128  # a shell ends with this and the signal that ended its command
 # However this process ends, so does all that its child has started: the kernel would only end the child.

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from train.health.phase import BACKWARD, doing
-from train.integrations.order import Iteration
-from train.integrations.session import Session
+from train.script.hooks.order import Iteration
+from train.script.hooks.session import Session
 
 # Bytes that a trial writes after a failed save.
 _TRIAL = 1 << 20

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from train.integrations.progress import Progress
-from train.integrations.stopping import where_they_met
 from train.run.saves import digest, remedy
+from train.script.hooks.progress import Progress
+from train.script.hooks.stopping import where_they_met
 
 # The ranks complete their first step together, unless only some of them have an optimizer. Those that come
 # later are compared at a later step.

@@ -1,7 +1,7 @@
 """`python -m train script [OPTION …] FILE [ARG …]`: a user's own training loop under the same launch artefacts.
 
-A script in Python is run as it would be by itself, and hooks tell what it does (train.integrations); any other
-program is a child (train.program).
+A script in Python is run as it would be by itself, and hooks tell what it does (train.script.hooks); any other
+program is a child (train.script.program).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from train.base.console import say
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED, LATE, LOSS, peer_failure
 from train.health.reporter import Reporter
 from train.health.stacks import innermost_user_line
-from train.integrations import progress, renames
-from train.integrations.frameworks import hooks
-from train.integrations.imports import after_import
-from train.integrations.progress import BeginsAnewError, Progress
-from train.integrations.session import Session, StopTraining
-from train.integrations.starts import Starts, UnlikeStartsError
-from train.integrations.stopping import StopAtStep, where_they_met
-from train.program import Program
 from train.run.config import seconds
 from train.run.metrics import MetricsLog
 from train.run.node import MOST_REASON
 from train.run.status import one_line, read_status
-from train.runner import Runner
+from train.script.hooks import progress, renames
+from train.script.hooks.frameworks import hooks
+from train.script.hooks.imports import after_import
+from train.script.hooks.progress import BeginsAnewError, Progress
+from train.script.hooks.session import Session, StopTraining
+from train.script.hooks.starts import Starts, UnlikeStartsError
+from train.script.hooks.stopping import StopAtStep, where_they_met
+from train.script.process import Runner
+from train.script.program import Program
 
 # Words in torch's errors where it finds no GPU. The last one: a build without CUDA lacks such functions.
 _GPU = ("CUDA", "NVIDIA driver", "GPU", "NCCL", "_cuda_")
