@@ -1,7 +1,7 @@
 """Two specs, or two bundles, compared: the fields of their jobs, and the files they come out as.
 
 Owns which of their parts are compared, and how differences read. What runs left behind is compared by the
-training module (train/verify/diff.py).
+training module (train/tools/verify/diff.py).
 """
 
 from __future__ import annotations

@@ -48,11 +48,11 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
 # Where the function of each is that runs without torch.
 _SMALL = {
     "supervise": ("train.supervisor.command", "main"),
-    "doctor": ("train.health.doctor", "main"),
-    "report": ("train.report.command", "main"),
-    "verify": ("train.verify.command", "main"),
-    "replay": ("train.verify.replay", "main"),
-    "diff": ("train.verify.diff", "main"),
+    "doctor": ("train.tools.doctor", "main"),
+    "report": ("train.tools.report.command", "main"),
+    "verify": ("train.tools.verify.command", "main"),
+    "replay": ("train.tools.verify.replay", "main"),
+    "diff": ("train.tools.verify.diff", "main"),
     "spawn": ("train.spawn", "main"),
     "notice": ("train.notice", "main"),
     "install": ("train.supervisor.install", "main"),
@@ -92,7 +92,7 @@ def run(argv: Sequence[str]) -> int:
 
     config = parse(argv)
     if config.probe:
-        from train.probe.command import work
+        from train.tools.probe.command import work
     else:
         from train.worker import work
     return work(config, argv)

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.report.history import load
 from train.run.metrics import MetricsLog
-from train.verify.compare import (
+from train.tools.report.history import load
+from train.tools.verify.compare import (
     Origin,
     environment_differences,
     first_loss_difference,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.train.workers import run
-from train.verify.diff import main
+from train.tools.verify.diff import main
 
 ROOT = Path(__file__).resolve().parents[2]
 

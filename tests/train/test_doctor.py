@@ -18,12 +18,13 @@ import pytest
 from tests.ports import free_port
 from tests.train.test_diagnosis import beat
 from train.base import processes
-from train.health import doctor, heartbeats, network, view
+from train.health import heartbeats, network, view
 from train.health.diagnosis import examine
 from train.health.heartbeats import Beat, Heard, HostView
 from train.run import lock
 from train.run.layout import MARKER, step_directory
 from train.run.status import Status, write_status
+from train.tools import doctor
 
 NO_PROCESS = 2**22 + 1
 RUNNING = Status("running", "abc", 100)
@@ -245,7 +246,7 @@ def test_a_directory_that_is_closed_is_named(
     monkeypatch.setattr(Path, "iterdir", closed)  # root reads everything
     assert ask()[0] == 0
     monkeypatch.setattr(doctor, "steps_on_disk", closed)
-    monkeypatch.setattr("train.health.doctor.os.listdir", closed)
+    monkeypatch.setattr("train.tools.doctor.os.listdir", closed)
     code, said = ask()
     assert code == 1
     assert "cannot be read: nodes: Permission denied" in said

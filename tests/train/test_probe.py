@@ -11,8 +11,8 @@ import pytest
 
 from tests.train import workers
 from train.distributed import nccl
-from train.probe import figures, measure, wire
-from train.probe.figures import Collective, Figures, Nic, Pair
+from train.tools.probe import figures, measure, wire
+from train.tools.probe.figures import Collective, Figures, Nic, Pair
 
 TOY = "toy"
 

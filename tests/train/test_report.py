@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from train.report import plots
-from train.report.command import main
-from train.report.history import History, history, load, read
-from train.report.page import duration, page
 from train.run.status import Status, write_status
 from train.supervisor.report import say_report
+from train.tools.report import plots
+from train.tools.report.command import main
+from train.tools.report.history import History, history, load, read
+from train.tools.report.page import duration, page
 
 HEAD = {"attempt": "a", "generation": 1}
 

@@ -17,11 +17,11 @@ from train.checkpoint.disk import BadCheckpointError
 from train.run import bundle
 from train.run.config import Period, parse
 from train.run.provenance import library_flags
-from train.verify import command, record
-from train.verify.compare import Difference, Rank
-from train.verify.record import Part
-from train.verify.replay import replayed
-from train.verify.workplace import check_workload, copy_checkpoint, processes_that_fit
+from train.tools.verify import command, record
+from train.tools.verify.compare import Difference, Rank
+from train.tools.verify.record import Part
+from train.tools.verify.replay import replayed
+from train.tools.verify.workplace import check_workload, copy_checkpoint, processes_that_fit
 
 SETTINGS = {"lr": 0.1, "global_batch_size": 8, "micro_batch_size": 2, "threads": 1, "reduction": "tree"}  # fmt: skip
 

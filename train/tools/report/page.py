@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from train.report import plots
-from train.report.history import History, Start
 from train.run.provenance import weights_of
+from train.tools.report import plots
+from train.tools.report.history import History, Start
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --paper: #fff; --card: #f6f8fa; }

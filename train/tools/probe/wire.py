@@ -12,7 +12,7 @@ from pathlib import Path
 
 from train.base import nic
 from train.preflight import network
-from train.probe.figures import Nic
+from train.tools.probe.figures import Nic
 
 _SECONDS = 2.0
 _WARM_UP_S = 0.5

@@ -14,11 +14,11 @@ from typing import Any
 
 from train.base.errors import EXIT_USAGE, Refusal, TrainError
 from train.base.files import open_text
-from train.report import history
 from train.run.bundle import contents
 from train.run.layout import steps_on_disk
 from train.run.provenance import MANIFEST, Start, differences, read_manifest, weights_of
 from train.run.status import read_status
+from train.tools.report import history
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from train.report.history import History
+from train.tools.report.history import History
 
 # Okabe and Ito's palette, without those that vanish on white or black.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#888888"

@@ -23,10 +23,10 @@ from train.base.console import say
 from train.base.errors import EXIT_FAILED, EXIT_UNAVAILABLE, Refusal, TrainError
 from train.run.layout import MARKER, step_directory
 from train.run.provenance import MANIFEST, Start, library_flags, read_manifest
-from train.verify import compare, record
-from train.verify.compare import Difference, Origin, Rank
-from train.verify.record import Part, Record
-from train.verify.workplace import Replay, processes_that_fit, unpack, workplace
+from train.tools.verify import compare, record
+from train.tools.verify.compare import Difference, Origin, Rank
+from train.tools.verify.record import Part, Record
+from train.tools.verify.workplace import Replay, processes_that_fit, unpack, workplace
 
 EXIT_INTERRUPTED = 130
 _NAMED = 3

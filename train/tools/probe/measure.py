@@ -24,12 +24,12 @@ from train.distributed.agreement import Assembly
 from train.distributed.gradients import connect_reducer
 from train.distributed.process_group import World
 from train.health.phase import doing
-from train.probe import figures, wire
-from train.probe.figures import Collective, Figures, Nic, Pair
 from train.run.lock import Fence
 from train.run.node import Node
 from train.run.status import Status, record_status
 from train.run.stop import StopRequest, foremost
+from train.tools.probe import figures, wire
+from train.tools.probe.figures import Collective, Figures, Nic, Pair
 from train.training import startup
 from train.training.run_info import RunInfo
 

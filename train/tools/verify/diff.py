@@ -24,7 +24,7 @@ from train.base.files import open_file, read_file
 from train.run import bundle, provenance
 from train.run.layout import MARKER, step_directory, steps_on_disk
 from train.run.metrics import RESERVED, as_json_value
-from train.verify.compare import (
+from train.tools.verify.compare import (
     LABELS,
     Difference,
     Origin,
@@ -35,7 +35,7 @@ from train.verify.compare import (
     tensor_differences,
     verdict,
 )
-from train.verify.record import losses_of, rows_of
+from train.tools.verify.record import losses_of, rows_of
 
 _MODEL = "model.pt"
 _MARKER_BYTES = 1 << 26

@@ -20,6 +20,6 @@ def work(config: RunConfig, argv: Sequence[str]) -> int:
 
 
 def _load() -> Callable[[RunInfo], int]:
-    from train.probe import measure
+    from train.tools.probe import measure
 
     return measure.run

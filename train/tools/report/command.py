@@ -10,9 +10,9 @@ from pathlib import Path
 
 from train.base.errors import EXIT_FAILED
 from train.base.files import replace_file
-from train.report import plots
-from train.report.history import load
-from train.report.page import page
+from train.tools.report import plots
+from train.tools.report.history import load
+from train.tools.report.page import page
 
 FILE = "report.html"
 
