@@ -17,8 +17,7 @@ ARGS :=
 PYTEST := python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 # What runs before the job's own Python is there; pyproject.toml tells ruff the same.
-ON_SYSTEM_PYTHON := train/__main__.py $(addprefix train/,base health run preflight supervisor notices) \
-  $(patsubst %,train/%.py,notice reserve spawn tools/doctor)
+ON_SYSTEM_PYTHON := train/__main__.py train/tools/doctor.py $(addprefix train/,base health run preflight launch)
 
 BIN := $(CURDIR)/.venv/bin
 # Rendered scripts call `python3` as a user's would; this makes it .venv's.

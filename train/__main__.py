@@ -47,15 +47,15 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
 """
 # Where the function of each is that runs without torch.
 _SMALL = {
-    "supervise": ("train.supervisor.command", "main"),
+    "supervise": ("train.launch.command", "main"),
     "doctor": ("train.tools.doctor", "main"),
     "report": ("train.tools.report.command", "main"),
     "verify": ("train.tools.verify.command", "main"),
     "replay": ("train.tools.verify.replay", "main"),
     "diff": ("train.tools.verify.diff", "main"),
-    "spawn": ("train.spawn", "main"),
-    "notice": ("train.notice", "main"),
-    "install": ("train.supervisor.install", "main"),
+    "spawn": ("train.launch.spawn", "main"),
+    "notice": ("train.launch.notice", "main"),
+    "install": ("train.launch.install", "main"),
 }
 
 

@@ -33,7 +33,7 @@ _READS = frozenset([
 # Words that ask for a GPU, each with the one for a machine without GPUs.
 _ON_GPUS = {"cuda": "cpu", "nccl": "gloo"}
 _LET_IT_ASK = "let the script ask torch.cuda.is_available()"
-# The supervisor fills these in (train/supervisor/words.py), and `newest` in resume.args.
+# The supervisor fills these in (train/launch/words.py), and `newest` in resume.args.
 _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
 # An option that has a script go on, by its name.
 _RESUMES = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 DONE, FAILED, USAGE, NO_START, STOPPED = 0, 1, 2, 69, 75
 SSH_FAILED = 255  # ssh's own; the host scripts never end with it
 
-# The last line of a host's supervisor begins so: then come the launch's token and JSON (train/supervisor/hosts.py).
+# The last line of a host's supervisor begins so: then come the launch's token and JSON (train/launch/hosts.py).
 END_MARK = "ddpgen-end "
 _CONSEQUENCE = re.compile(r"\b(?:lost|timed out waiting for) (?:a|the|its) peer")
 _SOURCE = re.compile(r"(?:^|The last crash: )([^\s:]+): ")

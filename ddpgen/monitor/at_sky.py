@@ -25,7 +25,7 @@ from ddpgen.monitor.sky_jobs import Managed
 _REASON = "ddpgen stop"
 # Rank 0 renews its time stamp every 30 s.
 _LIVES_S = 120.0
-# Reasons of an end from which SkyPilot starts the job again (train/supervisor/sky.py).
+# Reasons of an end from which SkyPilot starts the job again (train/launch/sky.py).
 _COMES_BACK = ("preempted", "signal")
 _SOON = "asked for a clean stop, which it sees within some 10 s"
 

@@ -1,4 +1,4 @@
-"""A job → the command line of its supervisor (train/supervisor/words.py has its form). Pure.
+"""A job → the command line of its supervisor (train/launch/words.py has its form). Pure.
 
 Owns which options the supervisor, the launcher and the training get. What equals the runtime's default is
 left out: the bundle pins the runtime, and bundle.json records every value.

@@ -18,7 +18,7 @@ import pytest
 from ddpgen.monitor import slurm_jobs, watch
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from tests.ddpgen.programs import Programs, remembered
-from train.supervisor import slurm_job
+from train.launch import slurm_job
 
 HERE = Path(__file__).parent
 SLURM = GPT + "targets:\n  slurm: {}\n"

@@ -32,7 +32,7 @@ SCRIPT = """
 import os, sys
 from pathlib import Path
 from train.run.layout import node_directory
-from train.supervisor.directory import acquire
+from train.launch.directory import acquire
 from train.base.errors import Refusal
 whole, host = Path(sys.argv[1]), sys.argv[2]
 held = node_directory(whole, host)

@@ -14,7 +14,7 @@ from tests.ports import free_port
 from tests.real import jobs
 from tests.real.nodes import Host, hosts, static
 from tests.train.metadata import WHEN, metadata
-from train import notice
+from train.launch import notice
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tests.train.metadata import AZURE_WHEN, FAULTS, WHEN, Metadata, azure_event, metadata
-from train import notice
-from train.notices import Cloud, clouds
-from train.notices.service import AbsentError, Service, ServiceError
+from train.launch import notice
+from train.launch.notices import Cloud, clouds
+from train.launch.notices.service import AbsentError, Service, ServiceError
 from train.run.status import Status, write_status
 
 ROOT = Path(__file__).parents[2]
@@ -88,8 +88,8 @@ def test_every_cloud_says_nothing_until_it_takes_the_machine_back(server: Metada
 def test_a_service_that_fails_is_not_there_gives_no_notice_and_is_heard_again_afterwards(
     server: Metadata, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("train.notices.azure._PATIENCE_S", 1.0)
-    monkeypatch.setattr("train.notices.gcp._SLACK_S", 0.2)
+    monkeypatch.setattr("train.launch.notices.azure._PATIENCE_S", 1.0)
+    monkeypatch.setattr("train.launch.notices.gcp._SLACK_S", 0.2)
     server.fault = fault
     with pytest.raises(ServiceError):
         client(server).probe()
@@ -342,7 +342,7 @@ WATCH = """
 import sys
 from pathlib import Path
 from threading import Thread
-from train import notice
+from train.launch import notice
 Thread(target=notice.watch, args=(Path(sys.argv[1]), ("aws",), 0.2), daemon=True).start()
 sys.stdin.read()
 """

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from train.launch.report import say_report
 from train.run.status import Status, write_status
-from train.supervisor.report import say_report
 from train.tools.report import plots
 from train.tools.report.command import main
 from train.tools.report.history import History, history, load, read

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from train import reserve
 from train.base import nic
 from train.base.nic import NetworkError
+from train.launch import reserve
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def ports() -> range:
 
 def test_twenty_at_once_get_twenty_ports_and_give_them_back_in_the_end(ports: range) -> None:
     keep = (
-        "import sys; from train import reserve; "
+        "import sys; from train.launch import reserve; "
         f"kept = reserve.reserve('127.0.0.1', range({ports[0]}, {ports[-1] + 1}), 4711); "
         "print(kept.getsockname()[1], flush=True); sys.stdin.read()"
     )

@@ -9,9 +9,9 @@ import pytest
 
 from tests.train.own_script import ROOT, Job, wait_for_line
 from train.base.errors import EXIT_FAILED
+from train.launch.words import NEWEST
 from train.run.lock import claim
 from train.run.status import Status, read_status, write_status
-from train.supervisor.words import NEWEST
 
 ARGPARSE = """\
 import argparse, train_of_mine

@@ -62,7 +62,7 @@ def test_a_signal_reaches_all_that_a_command_has_started() -> None:
 
 def test_who_does_not_listen_is_killed_after_the_grace() -> None:
     code = (
-        "import sys; from train import spawn; spawn.GRACE_S = 0.3;"
+        "import sys; from train.launch import spawn; spawn.GRACE_S = 0.3;"
         "sys.exit(spawn.main(['--procs=1', '--first-rank=0', '--world-size=1', '--', 'bash', '-c',"
         "'trap : TERM; echo ready; while :; do sleep 0.1; done']))"
     )

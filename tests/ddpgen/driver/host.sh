@@ -14,7 +14,7 @@ if [ "${1:-}" = --install ]; then
   exit 0
 fi
 token=${1#--driven=}
-report() { # CRASHED REASON: as train/supervisor/hosts.py does
+report() { # CRASHED REASON: as train/launch/hosts.py does
   echo "ddpgen-end $token {\"crashed\": $1, \"reason\": \"$2\"}" >&2
 }
 exec 9<.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from train.launch.decision import End, at_end, goes_on, not_begun, on_signal
 from train.run.status import Status
-from train.supervisor.decision import End, at_end, goes_on, not_begun, on_signal
 
 AGAIN = "bash local.sh"
 GO_ON = f"to go on: {AGAIN}"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from train.base.errors import Refusal
+from train.launch.directory import acquire
 from train.run.layout import MARKER, node_directory, step_directory
 from train.run.lock import claim, read_lock, take
-from train.supervisor.directory import acquire
 
 
 def acquired(whole: Path, node: str, scheduler: str = "") -> str:
@@ -68,7 +68,7 @@ def test_a_full_disk_under_the_checkpoints_is_called_that(
     def full(*_: object, **_named: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("train.supervisor.directory.claim", full)
+    monkeypatch.setattr("train.launch.directory.claim", full)
     with pytest.raises(Refusal) as refused:
         acquired(tmp_path, "desk")
     said = f"the checkpoint directory {tmp_path} cannot be used: No space left on device"

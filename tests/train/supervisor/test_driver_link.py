@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from train.supervisor.driver_link import SILENCE_S, DriverLink
-from train.supervisor.events import Due, Event, Events, Readable, Signal
+from train.launch.driver_link import SILENCE_S, DriverLink
+from train.launch.events import Due, Event, Events, Readable, Signal
 
 PATIENCE_S = 300.0
 

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from tests.project.tree import ROOT
 from train.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE
-from train.run.status import Status
-from train.supervisor.decision import End, ExitReport, at_end, not_begun, word_of
-from train.supervisor.sky import Sky
-from train.supervisor.slurm_decision import (
+from train.launch.decision import End, ExitReport, at_end, not_begun, word_of
+from train.launch.sky import Sky
+from train.launch.slurm_decision import (
     CRASH,
     Begun,
     Failure,
@@ -24,8 +23,9 @@ from train.supervisor.slurm_decision import (
     decide,
     requeue,
 )
-from train.supervisor.slurm_job import State
-from train.supervisor.words import Command
+from train.launch.slurm_job import State
+from train.launch.words import Command
+from train.run.status import Status
 
 GUIDE = ROOT / "docs" / "troubleshooting.md"
 BEGIN = "<!-- made by make golden from tests/train/supervisor/test_endings.py -->\n"

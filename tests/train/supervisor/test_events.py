@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from train.supervisor.events import Due, Events, Exit, Readable, Result, Signal
+from train.launch.events import Due, Events, Exit, Readable, Result, Signal
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_signals_come_in_their_order(events: Events) -> None:
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     code = (
-        "import signal, os; from train.supervisor.events import Events\n"
+        "import signal, os; from train.launch.events import Events\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "events = Events([signal.SIGINT, signal.SIGTERM])\n"
         "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -44,7 +44,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 
 def test_a_signal_that_comes_after_the_end_changes_nothing() -> None:
     code = (
-        "import signal, os; from train.supervisor.events import Events\n"
+        "import signal, os; from train.launch.events import Events\n"
         "events = Events([signal.SIGTERM, signal.SIGUSR1])\n"
         "events.close(); del events\n"
         "os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGUSR1)\n"

@@ -16,12 +16,12 @@ import pytest
 from tests.train.supervisor.test_driver_link import Recorded
 from train.base import nic
 from train.base.errors import Refusal
-from train.supervisor.decision import ExitReport
-from train.supervisor.events import Event, Signal
-from train.supervisor.hosts import HostEntry, Hosts, Listed, membership, read
-from train.supervisor.supervisor import NotBegunError, Supervisor
-from train.supervisor.tier import Membership, Tier
-from train.supervisor.words import Command, workers
+from train.launch.decision import ExitReport
+from train.launch.events import Event, Signal
+from train.launch.hosts import HostEntry, Hosts, Listed, membership, read
+from train.launch.supervisor import NotBegunError, Supervisor
+from train.launch.tier import Membership, Tier
+from train.launch.words import Command, workers
 
 HOSTS = [
     HostEntry("desk", "10.0.0.1", 2),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from train.supervisor import install
+from train.launch import install
 
 WAIT_S = 30
 

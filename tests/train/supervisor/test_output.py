@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """\
 import os, signal, subprocess, sys
 from pathlib import Path
-from train.supervisor.local import KeptOutput
+from train.launch.local import KeptOutput
 kept = KeptOutput(Path(sys.argv[1]))
 print("own")
 for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

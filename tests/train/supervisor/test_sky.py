@@ -12,18 +12,11 @@ import pytest
 
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.scheduler import Scheduled
+from train.launch.decision import End
+from train.launch.options import add_options
+from train.launch.sky import Sky, check_secrets, enroll, membership, start, task_name
+from train.launch.words import Command
 from train.run.status import Status
-from train.supervisor.decision import End
-from train.supervisor.options import add_options
-from train.supervisor.sky import (
-    Sky,
-    check_secrets,
-    enroll,
-    membership,
-    start,
-    task_name,
-)
-from train.supervisor.words import Command
 
 ID = "sky-managed-2026-11-21-21-51-28-123456_spot_7-0"
 TOLD = {

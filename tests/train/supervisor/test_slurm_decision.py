@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from train.run.status import Status
-from train.supervisor.slurm_decision import (
+from train.launch.slurm_decision import (
     CRASH,
     REQUEUE,
     Begun,
@@ -20,7 +19,8 @@ from train.supervisor.slurm_decision import (
     may_be_lost,
     requeue,
 )
-from train.supervisor.slurm_job import State
+from train.launch.slurm_job import State
+from train.run.status import Status
 
 AGAIN = "to go on: sbatch slurm.sbatch"
 JOB = JobState(requeue_count=0, requeues=6, restarts=3, newest=20, begun=(Begun(0, 0),))

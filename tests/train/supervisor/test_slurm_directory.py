@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from train.base.errors import Refusal
+from train.launch.slurm_decision import CRASH, Begun, Failure
+from train.launch.slurm_directory import Directory, checkpoint_directory
+from train.launch.slurm_job import Controller
 from train.run import lock
 from train.run.status import Status, read_status, write_status
-from train.supervisor.slurm_decision import CRASH, Begun, Failure
-from train.supervisor.slurm_directory import Directory, checkpoint_directory
-from train.supervisor.slurm_job import Controller
 
 
 class Queue(Controller):

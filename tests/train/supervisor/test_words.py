@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from train.supervisor.words import Command, fill, shown, split, workers
+from train.launch.words import Command, fill, shown, split, workers
 
 NAMES = (
     "nodes head port address node_rank first_rank world_size launch is_head checkpoint_dir store"

@@ -14,7 +14,7 @@ from tests.project.tree import ROOT
 # In a process of its own, which becomes the parent of every orphan below it.
 PROGRAM = """
 import os, subprocess, sys
-from train.supervisor.workers import Workers
+from train.launch.workers import Workers
 helper = subprocess.Popen(["sleep", "100"])  # of this process itself, as a notice's watcher is
 workers = Workers([sys.executable, "-c", sys.argv[1]], os.environ)
 _, status = os.waitpid(workers.pid, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from train.notices.service import NOT_FOUND, UNAUTHORIZED, Answer, Service, ServiceError
+from train.launch.notices.service import NOT_FOUND, UNAUTHORIZED, Answer, Service, ServiceError
 
 _TOKEN = "/latest/api/token"
 _DATA = "/latest/meta-data"

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 from train.base.console import say
-from train.supervisor import directory
-from train.supervisor.decision import End, ExitReport, at_end
-from train.supervisor.tier import Membership, Tier
-from train.supervisor.words import Command
+from train.launch import directory
+from train.launch.decision import End, ExitReport, at_end
+from train.launch.tier import Membership, Tier
+from train.launch.words import Command
 
 _LAST_WORDS_S = 2.0
 

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from train.base.errors import EXIT_USAGE, Refusal
+from train.launch.words import Command
 from train.preflight.finding import codes
 from train.run.config import parse as parse_run
 from train.run.config import seconds
-from train.supervisor.words import Command
 
 # The option that every tier has in front of the user's arguments.
 ONLY_CHECK = {"--preflight": "only check whether the job can start"}

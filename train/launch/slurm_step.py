@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
-from train.supervisor.slurm_decision import Failure
-from train.supervisor.slurm_directory import FAILED
-from train.supervisor.words import Command, shown
+from train.launch.slurm_decision import Failure
+from train.launch.slurm_directory import FAILED
+from train.launch.words import Command, shown
 
 # A shell is the first process on a node. It needs no shared directory, and names one that is missing.
 # The refusal goes on file too, as keep_failure writes it, because srun may drop the last line that a node prints.

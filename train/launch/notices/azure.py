@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from train.notices.service import Service, ServiceError
+from train.launch.notices.service import Service, ServiceError
 
 _HEADERS = {"Metadata": "true"}
 _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from train.supervisor import decision
-from train.supervisor.decision import End, ExitReport, Request
-from train.supervisor.events import Event, Events
-from train.supervisor.options import ONLY_CHECK
-from train.supervisor.words import Command
+from train.launch import decision
+from train.launch.decision import End, ExitReport, Request
+from train.launch.events import Event, Events
+from train.launch.options import ONLY_CHECK
+from train.launch.words import Command
 
 _NAMED = 8  # of many hosts, so many are named in a line
 

@@ -19,14 +19,14 @@ from pathlib import Path
 from train.base.console import say
 from train.base.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.base.files import locked, read_file, replace_file
+from train.launch.directory import steps_saved
+from train.launch.slurm_decision import AGAIN, Begun, Failure
+from train.launch.slurm_job import Controller, is_over
 from train.run import lock
 from train.run.bundle import LISTING
 from train.run.layout import steps_on_disk
 from train.run.status import Status, read_status, write_status
 from train.run.stop import create_stop_file, is_for, reason_in
-from train.supervisor.directory import steps_saved
-from train.supervisor.slurm_decision import AGAIN, Begun, Failure
-from train.supervisor.slurm_job import Controller, is_over
 
 FAILED = "slurm-failed"
 _SNAPSHOT = "slurm-bundle-"

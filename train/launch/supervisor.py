@@ -26,6 +26,14 @@ from train.base.console import say
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.processes import end_group
 from train.base.scheduler import VARIABLE, Scheduled
+from train.launch import decision, directory, install, words
+from train.launch.decision import End, ExitReport, Request
+from train.launch.events import LATE_S, Event, Events, Exit, Result, Signal
+from train.launch.options import check_arguments
+from train.launch.report import say_report
+from train.launch.tier import Tier
+from train.launch.words import Command
+from train.launch.workers import Pin, Workers, for_workers, pins
 from train.preflight import command as preflight
 from train.preflight.settings import Settings
 from train.run import portable, saves
@@ -34,14 +42,6 @@ from train.run.lock import keep_alive
 from train.run.node import Node, settle_end
 from train.run.status import Status, read_status
 from train.run.stop import create_stop_file
-from train.supervisor import decision, directory, install, words
-from train.supervisor.decision import End, ExitReport, Request
-from train.supervisor.events import LATE_S, Event, Events, Exit, Result, Signal
-from train.supervisor.options import check_arguments
-from train.supervisor.report import say_report
-from train.supervisor.tier import Tier
-from train.supervisor.words import Command
-from train.supervisor.workers import Pin, Workers, for_workers, pins
 
 # What is called otherwise here than in a spec.
 _TIER_OF = {"host": "hosts", "slurm-node": "slurm"}

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from train.supervisor.events import Events, Signal
+from train.launch.events import Events, Signal
 
 # A signal that the artefact's shell has noticed before it became this process: its name.
 _NOTICED = "DDPGEN_SIGNAL"
@@ -48,9 +48,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _supervise(argv: Sequence[str], events: Events) -> int:
     from train.base.errors import EXIT_USAGE
-    from train.supervisor import words
-    from train.supervisor.options import add_options, take_leading
-    from train.supervisor.supervisor import Supervisor
+    from train.launch import words
+    from train.launch.options import add_options, take_leading
+    from train.launch.supervisor import Supervisor
 
     try:
         command = words.split(argv)
@@ -60,7 +60,7 @@ def _supervise(argv: Sequence[str], events: Events) -> int:
     name = command.options[0]
     # The other tiers' imports would take longer than all the rest of a start.
     module, adapter = _TIERS.get(name, _TIERS["local"])
-    tier: Any = getattr(importlib.import_module(f"train.supervisor.{module}"), adapter)
+    tier: Any = getattr(importlib.import_module(f"train.launch.{module}"), adapter)
     parser = argparse.ArgumentParser(prog="python -m train supervise", allow_abbrev=False)
     parser.add_argument("tier", choices=_TIERS)
     add_options(parser)

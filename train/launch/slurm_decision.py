@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
+from train.launch.decision import GO_ON
+from train.launch.slurm_job import State
 from train.run.status import Status
-from train.supervisor.decision import GO_ON
-from train.supervisor.slurm_job import State
 
 AGAIN = "sbatch slurm.sbatch"
 CRASH, REQUEUE = "crash", "requeue"

@@ -18,15 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from train import notice
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.files import locked, replace_file
-from train.notices import clouds
-from train.supervisor import decision, directory
-from train.supervisor.decision import End, ExitReport, Request
-from train.supervisor.options import names, ports
-from train.supervisor.tier import Membership, Tier
-from train.supervisor.words import Command
+from train.launch import decision, directory, notice
+from train.launch.decision import End, ExitReport, Request
+from train.launch.notices import clouds
+from train.launch.options import names, ports
+from train.launch.tier import Membership, Tier
+from train.launch.words import Command
 
 # SkyPilot is to start the job again. Of several machines on Slurm it keeps the highest code alone, and
 # those that end a moment later are killed, which is 143: so above that.

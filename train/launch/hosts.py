@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from train.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal, start_command
+from train.launch import decision, directory
+from train.launch.decision import End, ExitReport, Request
+from train.launch.driver_link import DriverLink, take_standard_input
+from train.launch.events import Event, Events
+from train.launch.options import ONLY_CHECK
+from train.launch.tier import Membership, Tier
+from train.launch.words import Command
 from train.run.config import seconds
 from train.run.layout import step_directory
-from train.supervisor import decision, directory
-from train.supervisor.decision import End, ExitReport, Request
-from train.supervisor.driver_link import DriverLink, take_standard_input
-from train.supervisor.events import Event, Events
-from train.supervisor.options import ONLY_CHECK
-from train.supervisor.tier import Membership, Tier
-from train.supervisor.words import Command
 
 _LISTED = Path("hosts", "hosts.json")
 _MOST_REASON = 4000

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train.base.console import say
-from train.notices import ADDRESS, Cloud, clouds
-from train.notices.service import AbsentError, ServiceError
+from train.launch.notices import ADDRESS, Cloud, clouds
+from train.launch.notices.service import AbsentError, ServiceError
 from train.run.config import seconds
 from train.run.status import read_status
 from train.run.stop import PREEMPTED, create_stop_file, reason_in

@@ -20,16 +20,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train import reserve
 from train.base import nic
 from train.base.console import clock, say
 from train.base.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.base.scheduler import VARIABLE
-from train.supervisor.decision import goes_on, word_of
-from train.supervisor.events import LATE_S, Due, Event, Events, Exit, Result, Signal
-from train.supervisor.options import ONLY_CHECK, check_arguments, ports
-from train.supervisor.report import say_report
-from train.supervisor.slurm_decision import (
+from train.launch import reserve
+from train.launch.decision import goes_on, word_of
+from train.launch.events import LATE_S, Due, Event, Events, Exit, Result, Signal
+from train.launch.options import ONLY_CHECK, check_arguments, ports
+from train.launch.report import say_report
+from train.launch.slurm_decision import (
     AGAIN,
     Begun,
     Failure,
@@ -42,16 +42,9 @@ from train.supervisor.slurm_decision import (
     requeue,
     standstill,
 )
-from train.supervisor.slurm_directory import Directory, checkpoint_directory
-from train.supervisor.slurm_job import (
-    Controller,
-    Shown,
-    State,
-    environment,
-    every_node_answers,
-    state,
-)
-from train.supervisor.slurm_step import (
+from train.launch.slurm_directory import Directory, checkpoint_directory
+from train.launch.slurm_job import Controller, Shown, State, environment, every_node_answers, state
+from train.launch.slurm_step import (
     StepErrors,
     in_short,
     is_step,
@@ -59,9 +52,9 @@ from train.supervisor.slurm_step import (
     parent_title,
     store_of,
 )
-from train.supervisor.supervisor import NotBegunError
-from train.supervisor.words import Command
-from train.supervisor.workers import Workers
+from train.launch.supervisor import NotBegunError
+from train.launch.words import Command
+from train.launch.workers import Workers
 
 # A controller that is being restarted answers a minute or two later.
 _PATIENT = (2, 5, 10, 20, 30, 30, 30)

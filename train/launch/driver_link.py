@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from train.base.console import say
-from train.supervisor.events import Due, Event, Events, Readable, Signal
+from train.launch.events import Due, Event, Events, Readable, Signal
 
 # The driver sends a beat every 5 s.
 SILENCE_S = 45.0

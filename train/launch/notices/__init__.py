@@ -33,8 +33,8 @@ class Cloud(Protocol):
 
 def clouds() -> dict[str, Callable[[str, float], Cloud]]:
     """All of them by name, to be made with the base of the service's URL and the period in seconds."""
-    from train.notices.aws import Aws
-    from train.notices.azure import Azure
-    from train.notices.gcp import Gcp
+    from train.launch.notices.aws import Aws
+    from train.launch.notices.azure import Azure
+    from train.launch.notices.gcp import Gcp
 
     return {"aws": Aws, "gcp": Gcp, "azure": Azure}

@@ -13,12 +13,12 @@ import signal
 from pathlib import Path
 
 from train.base.scheduler import VARIABLE, Scheduled
-from train.supervisor.decision import End, ExitReport, Request, crash
-from train.supervisor.slurm import Slurm
-from train.supervisor.slurm_decision import AGAIN
-from train.supervisor.slurm_directory import Directory
-from train.supervisor.tier import Membership, Tier
-from train.supervisor.words import Command
+from train.launch.decision import End, ExitReport, Request, crash
+from train.launch.slurm import Slurm
+from train.launch.slurm_decision import AGAIN
+from train.launch.slurm_directory import Directory
+from train.launch.tier import Membership, Tier
+from train.launch.words import Command
 
 
 class SlurmNode(Tier):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from train.notices.service import AbsentError, Answer, Service, ServiceError
+from train.launch.notices.service import AbsentError, Answer, Service, ServiceError
 
 _FLAVOR = {"Metadata-Flavor": "Google"}
 _INSTANCE = "/computeMetadata/v1/instance"
