@@ -21,7 +21,7 @@ RUNNING = frozenset([
     "COMPLETING", "CONFIGURING", "EXPEDITING", "POWER_UP_NODE", "RESIZING", "RUNNING", "SIGNALING", "STAGE_OUT",
     "STOPPED", "SUSPENDED", "UPDATE_DB",
 ])  # fmt: skip
-# train/launch/slurm_job.py has the same.
+# train/launch/slurm/job.py has the same.
 OVER = frozenset([
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",

@@ -27,7 +27,7 @@ OWNED = frozenset([
     "reservation", "signal", "test-only", "time", "wrap",
 ])  # fmt: skip
 # Options that say how a step runs, and not what the job gets. srun does not read what sbatch leaves of them in the
-# environment (train/launch/slurm_job.py).
+# environment (train/launch/slurm/job.py).
 OF_STEPS = frozenset([
     "acctg-freq", "cpu-freq", "distribution", "gpu-bind", "gpu-freq", "hint", "mem-bind", "network",
     "profile", "threads-per-core",

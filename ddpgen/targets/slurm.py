@@ -107,7 +107,7 @@ def _values(job: SlurmJob) -> dict[str, Any]:
     nodes = f"{least} to {most}" if least < most else f"{most}"
     directory = pieces(checkpoint_dir(job))
     task = ("-", Var("SLURM_ARRAY_TASK_ID")) if job.array is not None else ()
-    # Every start but the first one runs this copy of the bundle (train/launch/slurm_directory.py).
+    # Every start but the first one runs this copy of the bundle (train/launch/slurm/directory.py).
     saved = Joined((*directory, *task, "/slurm-bundle-", Var("SLURM_JOB_ID")))
     first = re.match("[0-9]+", job.array or "")
     return {

@@ -18,7 +18,7 @@ import pytest
 from ddpgen.monitor import slurm_jobs, watch
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from tests.ddpgen.programs import Programs, remembered
-from train.launch import slurm_job
+from train.launch.slurm import job
 
 HERE = Path(__file__).parent
 SLURM = GPT + "targets:\n  slurm: {}\n"
@@ -45,8 +45,8 @@ class Cluster(Programs):
         for path in self.state.glob("scontrol.*"):
             path.unlink()
         said: dict[str, str] = {}
-        for job in jobs:
-            number, state, *why = job.split()
+        for name in jobs:
+            number, state, *why = name.split()
             first, _, task = number.partition("_")
             array = f"ArrayJobId={first} ArrayTaskId={task} " if task else ""
             nodes = "NodeList=(null)" if state == "PENDING" else "NodeList=node[1-2]"
@@ -599,7 +599,7 @@ def test_a_task_and_a_log_are_found_in_what_scontrol_says() -> None:
 def test_every_state_is_known_once_and_the_runtime_agrees() -> None:
     groups = (slurm_jobs.WAITING, slurm_jobs.RUNNING, slurm_jobs.OVER)
     assert sum(map(len, groups)) == len(frozenset().union(*groups)) == 29
-    assert slurm_jobs.OVER == slurm_job.OVER
+    assert slurm_jobs.OVER == job.OVER
 
 
 @pytest.mark.parametrize("state", ["LAUNCH_FAILED", "RECONFIG_FAIL", "SOMETHING_NEW"])

@@ -26,8 +26,8 @@ _TIERS = {
     "local": ("local", "Local"),
     "host": ("hosts", "Hosts"),
     "sky": ("sky", "Sky"),
-    "slurm": ("slurm", "Slurm"),
-    "slurm-node": ("slurm_node", "SlurmNode"),
+    "slurm": ("slurm.batch", "Slurm"),
+    "slurm-node": ("slurm.node", "SlurmNode"),
 }
 
 

@@ -12,7 +12,7 @@ from tests.project.tree import ROOT
 from train.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from train.launch.decision import End, ExitReport, at_end, not_begun, word_of
 from train.launch.sky import Sky
-from train.launch.slurm_decision import (
+from train.launch.slurm.decision import (
     CRASH,
     Begun,
     Failure,
@@ -23,7 +23,7 @@ from train.launch.slurm_decision import (
     decide,
     requeue,
 )
-from train.launch.slurm_job import State
+from train.launch.slurm.job import State
 from train.launch.words import Command
 from train.run.status import Status
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.train.supervisor.test_slurm_job import shown
 from train.base.scheduler import VARIABLE
-from train.launch.slurm_directory import Directory
+from train.launch.slurm.directory import Directory
 
 ROOT = Path(__file__).parents[3]
 SCONTROL = """\

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from train.launch.slurm_decision import (
+from train.launch.slurm.decision import (
     CRASH,
     REQUEUE,
     Begun,
@@ -19,7 +19,7 @@ from train.launch.slurm_decision import (
     may_be_lost,
     requeue,
 )
-from train.launch.slurm_job import State
+from train.launch.slurm.job import State
 from train.run.status import Status
 
 AGAIN = "to go on: sbatch slurm.sbatch"

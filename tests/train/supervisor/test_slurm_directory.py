@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from train.base.errors import Refusal
-from train.launch.slurm_decision import CRASH, Begun, Failure
-from train.launch.slurm_directory import Directory, checkpoint_directory
-from train.launch.slurm_job import Controller
+from train.launch.slurm.decision import CRASH, Begun, Failure
+from train.launch.slurm.directory import Directory, checkpoint_directory
+from train.launch.slurm.job import Controller
 from train.run import lock
 from train.run.status import Status, read_status, write_status
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from train.launch.slurm_directory import Directory
-from train.launch.slurm_job import (
+from train.launch.slurm.directory import Directory
+from train.launch.slurm.job import (
     Controller,
     Shown,
     State,
@@ -20,7 +20,7 @@ from train.launch.slurm_job import (
     kill_wait_s,
     state,
 )
-from train.launch.slurm_step import in_short, is_step, on_each_node, store_of
+from train.launch.slurm.step import in_short, is_step, on_each_node, store_of
 from train.launch.words import Command
 
 ROOT = Path(__file__).parents[3]
@@ -168,7 +168,7 @@ def test_a_wait_for_the_controller_is_said_once_and_at_long_intervals(
     assert "scontrol requeue 7 failed" in capsys.readouterr().err
     # A command that hangs is said to hang before it has ended.
     (command / "scontrol").write_text("#!/bin/bash\nsleep 0.5\n")
-    monkeypatch.setattr("train.launch.slurm_job._SILENCE_S", 0.05)
+    monkeypatch.setattr("train.launch.slurm.job._SILENCE_S", 0.05)
     assert Controller("7").requeue() == ""
     assert capsys.readouterr().err.endswith("scontrol requeue 7 has not answered yet\n")
 

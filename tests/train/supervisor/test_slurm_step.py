@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from train.launch.slurm_decision import Failure
-from train.launch.slurm_step import StepErrors
+from train.launch.slurm.decision import Failure
+from train.launch.slurm.step import StepErrors
 
 SHELL = "ddpgen 2026-11-25 12:56:50 node2: node2 does not see /scratch/c/bundle-2"
 REFUSED_IN_THE_SHELL = f"""\

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
-from train.launch.slurm_decision import Failure
-from train.launch.slurm_directory import FAILED
+from train.launch.slurm.decision import Failure
+from train.launch.slurm.directory import FAILED
 from train.launch.words import Command, shown
 
 # A shell is the first process on a node. It needs no shared directory, and names one that is missing.

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from train.base.scheduler import VARIABLE, Scheduled
 from train.launch.decision import End, ExitReport, Request, crash
-from train.launch.slurm import Slurm
-from train.launch.slurm_decision import AGAIN
-from train.launch.slurm_directory import Directory
+from train.launch.slurm.batch import Slurm
+from train.launch.slurm.decision import AGAIN
+from train.launch.slurm.directory import Directory
 from train.launch.tier import Membership, Tier
 from train.launch.words import Command
 

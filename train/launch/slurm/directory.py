@@ -20,8 +20,8 @@ from train.base.console import say
 from train.base.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.base.files import locked, read_file, replace_file
 from train.launch.directory import steps_saved
-from train.launch.slurm_decision import AGAIN, Begun, Failure
-from train.launch.slurm_job import Controller, is_over
+from train.launch.slurm.decision import AGAIN, Begun, Failure
+from train.launch.slurm.job import Controller, is_over
 from train.run import lock
 from train.run.bundle import LISTING
 from train.run.layout import steps_on_disk

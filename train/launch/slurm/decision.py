@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
 from train.launch.decision import GO_ON
-from train.launch.slurm_job import State
+from train.launch.slurm.job import State
 from train.run.status import Status
 
 AGAIN = "sbatch slurm.sbatch"

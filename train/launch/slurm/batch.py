@@ -2,8 +2,8 @@
 
 Takes the directory, starts `supervise slurm-node` on every node by srun, waits, turns Slurm's signals
 into the stop file, and puts the job back into the queue. What the end of a start means is
-slurm_decision.py's; what Slurm says is slurm_job.py's; the files are slurm_directory.py's; the command of
-srun is slurm_step.py's.
+decision.py's; what Slurm says is job.py's; the files are directory.py's; the command of
+srun is step.py's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from train.launch.decision import goes_on, word_of
 from train.launch.events import LATE_S, Due, Event, Events, Exit, Result, Signal
 from train.launch.options import ONLY_CHECK, check_arguments, ports
 from train.launch.report import say_report
-from train.launch.slurm_decision import (
+from train.launch.slurm.decision import (
     AGAIN,
     Begun,
     Failure,
@@ -42,9 +42,9 @@ from train.launch.slurm_decision import (
     requeue,
     standstill,
 )
-from train.launch.slurm_directory import Directory, checkpoint_directory
-from train.launch.slurm_job import Controller, Shown, State, environment, every_node_answers, state
-from train.launch.slurm_step import (
+from train.launch.slurm.directory import Directory, checkpoint_directory
+from train.launch.slurm.job import Controller, Shown, State, environment, every_node_answers, state
+from train.launch.slurm.step import (
     StepErrors,
     in_short,
     is_step,

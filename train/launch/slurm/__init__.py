@@ -1,0 +1,9 @@
+"""A job of Slurm: batch.py on its first node, for each start; node.py on every node, started there by srun.
+
+batch.py       one start, from the batch script to the requeue
+decision.py    the meaning of a start's end             (functions over values)
+directory.py   the job's files in the checkpoint directory
+job.py         scontrol's words about the job
+node.py        the tier of the supervisor on a node
+step.py        srun's command, and the end of its step
+"""
