@@ -48,13 +48,14 @@ from train.run.lock import Fence
 from train.run.node import Node
 from train.run.stop import BY_OPTION, BY_SIGNAL, PREEMPTED, StopRequest, foremost
 from train.training import numerics, repeats, rng, startup, trackers
+from train.training.builder import load_workload
 from train.training.data import BatchPlan, MicroBatchFetcher, SampleOrder, fetch_batches, to_device
 from train.training.evaluate import evaluate, names
 from train.training.optim import LearningRate, build_optimizers
 from train.training.profile import Profile
 from train.training.records import Records, StartFacts
 from train.training.run_info import RunInfo
-from train.workload import Context, load_workload
+from train.workload import Context
 
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints

@@ -24,9 +24,10 @@ from train.run.config import Period, RunConfig, parse, period, seconds
 from train.run.metrics import MetricsLog
 from train.run.status import Status, read_status, write_status
 from train.training import numerics, records, rng
+from train.training.builder import load_workload
 from train.training.optim import LearningRate, lr_factor
 from train.training.startup import check_world_size
-from train.workload import Context, Workload, load_workload
+from train.workload import Context, Workload
 
 REQUIRED = [
     "--workload=toy",

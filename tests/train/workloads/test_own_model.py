@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.train.workloads.training import batch_of, train
-from train.workload import Context, Workload, load_workload
+from train.training.builder import load_workload
+from train.workload import Context, Workload
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "code" / "own_model"
 
