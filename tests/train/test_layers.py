@@ -76,7 +76,7 @@ def test_every_room_has_its_floor() -> None:
     assert sum(map(len, FLOORS)) == len(set().union(*FLOORS))
 
 
-@pytest.mark.parametrize("arrow", ARROWS, ids=" -> ".join)
+@pytest.mark.parametrize("arrow", sorted(ARROWS), ids=" -> ".join)
 def test_an_import_leads_downwards(arrow: tuple[str, str]) -> None:
     depth = {each: n for n, floor in enumerate(FLOORS) for each in floor}
     above, below = arrow
