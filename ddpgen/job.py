@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import __version__
-from ddpgen.bundle import code, lock, script, source
+from ddpgen.adopt import program
+from ddpgen.bundle import code, lock, source
 from ddpgen.errors import (
     Finding,
     Position,
@@ -22,10 +23,11 @@ from ddpgen.errors import (
 )
 from ddpgen.plan import supervise
 from ddpgen.spec import reader, yamltree
-from ddpgen.spec.fields import Group, Groups, Kind, NodeCount, Nodes, Refused, did_you_mean, show
+from ddpgen.spec.fields import Group, Groups, Kind, Nodes, Refused, did_you_mean, show
+from ddpgen.spec.plain import plain
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import Conflict
-from ddpgen.spec.times import Every, Period, Span, StepSpan
+from ddpgen.spec.times import Every, Span, StepSpan
 from ddpgen.spec.yamltree import Scalar
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
         tier = TARGETS[reading.tier]
         conflicts = (
             *code.check(reading.job, home),
-            *script.check(reading.job, home),
+            *program.check(reading.job, home),
             *lock.check(reading.job, reading.filename),
             *_unknown_codes(reading.job),
             *tier.check(reading.job),
@@ -94,9 +96,9 @@ def _unknown_codes(job: JobSpec) -> Iterator[Conflict]:
     """What is to be ignored and does not exist. The list of codes is the guide's."""
     if not job.preflight.ignore:
         return
-    from ddpgen import explain, resources
+    from ddpgen import guide, resources
 
-    known = tuple(explain.sections(resources.document(explain.GUIDE)))
+    known = tuple(guide.sections(resources.document(guide.GUIDE)))
     for wanted in job.preflight.ignore:
         if wanted not in known:
             remedy = did_you_mean(wanted, known, "`ddpgen explain` lists all codes")
@@ -278,16 +280,3 @@ def _value(kind: Kind, value: Any) -> Any:
     if isinstance(kind, StepSpan):
         return Span(*value)
     return tuple(value) if isinstance(value, list) else value
-
-
-def plain(value: Any) -> Any:
-    """A spec as what JSON can hold, every default written out."""
-    if isinstance(value, Period):
-        return str(value)
-    if isinstance(value, NodeCount):
-        return str(value) if value.elastic else int(value)
-    if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value

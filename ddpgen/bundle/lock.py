@@ -1,7 +1,7 @@
 """The lock beside a spec, NAME.lock of NAME.yaml: whether it is there, whole and not outdated.
 
 Owns the lines at its head; the rest is a requirements file with hashes, or there is none and the head names
-a container. How one is made is ddpgen/lock.py's.
+a container. How one is made is ddpgen/reproduce/resolve.py's.
 """
 
 from __future__ import annotations

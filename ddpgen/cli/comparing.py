@@ -26,8 +26,8 @@ def diff(a: str, b: str, as_json: bool) -> None:
     Example:
       ddpgen diff build/checkpoints/gpt build/checkpoints/gpt-again
     """
-    from ddpgen import diff as differ
-    from ddpgen.launch import become_module
+    from ddpgen.programs import become_module
+    from ddpgen.reproduce import diff as differ
 
     for name in (a, b):
         if not Path(name).exists():
@@ -79,7 +79,7 @@ def verify(
     Example:
       ddpgen verify checkpoints/gpt --procs 3
     """
-    from ddpgen.launch import become_module
+    from ddpgen.programs import become_module
 
     place = keep.absolute() if keep else None
     options = given(**{"from": begin}, steps=steps, procs=procs, keep=place, json=as_json)
@@ -109,8 +109,8 @@ def reproduce(
     """
     import shutil
 
-    from ddpgen import reproduce as again
-    from ddpgen.launch import START, Interrupts, become_module, output_of_module
+    from ddpgen.programs import START, Interrupts, become_module, output_of_module
+    from ddpgen.reproduce import again
 
     if target is not None and (procs is not None or steps is not None):
         raise click.UsageError("--procs and --steps are for a run here; leave --target out.")

@@ -147,7 +147,7 @@ def doctor(job: str, target: str | None, output: Path | None, as_json: bool) -> 
     Example:
       ddpgen doctor checkpoints/gpt
     """
-    from ddpgen.launch import become_module
+    from ddpgen.programs import become_module
 
     become_module("doctor", visible(job, target, output), given(json=as_json))
 
@@ -169,7 +169,7 @@ def report(job: str, target: str | None, output: Path | None) -> None:
     Example:
       ddpgen report examples/gpt.yaml -o report.html
     """
-    from ddpgen.launch import become_module
+    from ddpgen.programs import become_module
 
     place = output.absolute() if output else None
     become_module("report", visible(job, target), given(output=place))

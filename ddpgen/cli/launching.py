@@ -63,8 +63,8 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
       ddpgen launch examples/gpt.yaml --target local -- --steps=50
     """
     from ddpgen import job
-    from ddpgen.launch import START, become
     from ddpgen.monitor import record
+    from ddpgen.programs import START, become
     from ddpgen.shell import as_argument
 
     if target == "all":

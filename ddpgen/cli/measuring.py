@@ -27,7 +27,7 @@ from ddpgen.cli.shared import (
 from ddpgen.errors import FileTroubleError
 
 if TYPE_CHECKING:
-    from ddpgen.plan.cost import Link
+    from ddpgen.measure.cost import Link
 
 
 @cli.command()
@@ -78,7 +78,8 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
     Example:
       ddpgen predict examples/gpt.yaml --link 1GbE --step-time 100ms
     """
-    from ddpgen import job, measured, predict, predict_page
+    from ddpgen import job
+    from ddpgen.measure import measured, page, predict
 
     if target == "all":
         raise click.UsageError("predict is for one tier: name it.")
@@ -91,11 +92,11 @@ def predict(spec: str, target: str | None, as_json: bool, plot: Path | None, **a
     with refusals():
         found = predict.predict(jobs, tier, predict.Asked(**asked), run)
     if plot is not None:
-        from ddpgen import plot as pictures
+        from ddpgen.measure import plot as pictures
 
         pictures.prediction(found, plot)
         click.echo(f"wrote {plot}", err=True)
-    click.echo(predict_page.as_json(found) if as_json else predict_page.as_text(found))
+    click.echo(page.as_json(found) if as_json else page.as_text(found))
 
 
 @cli.command()
@@ -116,9 +117,10 @@ def probe(spec: str, target: str, to: Path | None) -> None:
     Example:
       ddpgen probe examples/gpt.yaml --target local
     """
-    from ddpgen import job, probe
-    from ddpgen.launch import START, Interrupts
+    from ddpgen import job
+    from ddpgen.measure import probe
     from ddpgen.monitor import record
+    from ddpgen.programs import START, Interrupts
     from ddpgen.shell import as_argument
 
     if target == "all":
@@ -193,9 +195,10 @@ def bench(
     Example:
       ddpgen bench examples/gpt.yaml --shapes 1,2 --repeats 1
     """
-    from ddpgen import bench as benched
-    from ddpgen import bench_table, job
-    from ddpgen import plot as pictures
+    from ddpgen import job
+    from ddpgen.measure import bench as benched
+    from ddpgen.measure import bench_table
+    from ddpgen.measure import plot as pictures
 
     _refuse_other_pictures(plot)
     if plot is not None:

@@ -18,7 +18,7 @@ def explain(codes: tuple[str, ...]) -> None:
     """
     import shutil
 
-    from ddpgen import explain as guides
+    from ddpgen import guide as guides
     from ddpgen.resources import document
 
     guide = document(guides.GUIDE)

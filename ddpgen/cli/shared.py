@@ -64,7 +64,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         self.name = name
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        from ddpgen.plan import quantities
+        from ddpgen.measure import quantities
         from ddpgen.spec.fields import Refused
 
         try:

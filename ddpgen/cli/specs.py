@@ -21,7 +21,7 @@ from ddpgen.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from ddpgen.scaffold import Question
+    from ddpgen.adopt.scaffold import Question
 
 
 @cli.command()
@@ -44,7 +44,7 @@ def init(output: Path, script: Path | None, **answers: Any) -> None:
       ddpgen init --name demo --workload gpt --procs 2 --steps 200 -o demo.yaml
       ddpgen init --script nanoGPT/train.py -o nanogpt.yaml
     """
-    from ddpgen import scaffold
+    from ddpgen.adopt import scaffold
 
     scaffold.refuse_existing(output)
     if script is not None:
@@ -63,7 +63,7 @@ def init(output: Path, script: Path | None, **answers: Any) -> None:
 def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> None:
     import re
 
-    from ddpgen import scaffold
+    from ddpgen.adopt import scaffold
 
     for name in ("workload", "steps"):
         if answers[name] is not None:
@@ -80,7 +80,7 @@ def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> Non
 
 def _answer(question: Question) -> Any:
     """The answer typed on a terminal, asked again until a spec may hold it; elsewhere the default."""
-    from ddpgen import scaffold
+    from ddpgen.adopt import scaffold
 
     if not sys.stdin.isatty():
         return question.default
@@ -107,8 +107,7 @@ def adopt(script: Path, output: Path | None) -> None:
     Example:
       ddpgen adopt train.sbatch -o job.yaml
     """
-    from ddpgen import scaffold
-    from ddpgen.adopt import file
+    from ddpgen.adopt import file, scaffold
 
     if output is not None:
         scaffold.refuse_existing(output)
@@ -186,8 +185,8 @@ def lock(spec: str, requirements: Path | None, container: str | None, output: Pa
         torch@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
     """
     from ddpgen import job
-    from ddpgen import lock as locks
     from ddpgen.bundle import lock as form
+    from ddpgen.reproduce import resolve as locks
 
     if container is not None and requirements is not None:
         raise click.UsageError(

@@ -16,10 +16,10 @@ from ddpgen.driver.plan import Plan
 from ddpgen.driver.screen import folded, table
 from ddpgen.driver.ssh import Ssh
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.launch import START, become
 from ddpgen.monitor import places
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report
+from ddpgen.programs import START, become
 from ddpgen.shell import as_argument
 
 _RUNS = {"yes": "runs", "no": "does not run", "unknown": "may run"}  # its script, as the host says

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 from ddpgen.driver import state
 from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError
-from ddpgen.launch import become
 from ddpgen.monitor import places, scripts
 from ddpgen.monitor.places import Place
 from ddpgen.monitor.report import JobStatus, Report
+from ddpgen.programs import become
 from ddpgen.resources import resource
 
 
@@ -78,4 +78,4 @@ def lives(lock: Mapping[str, Any] | None) -> bool | None:
 def _processes() -> Mapping[str, Any]:
     """What the training module's own file knows of processes: it needs nothing but Python, and is run, not
     imported."""
-    return runpy.run_path(str(resource("train") / "processes.py"))
+    return runpy.run_path(str(resource("train") / "base" / "processes.py"))

@@ -15,11 +15,11 @@ from ddpgen.driver import state
 from ddpgen.driver.screen import table
 from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.launch import become
 from ddpgen.monitor import bucket, sky_jobs, skypilot, store
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report, ago
 from ddpgen.monitor.sky_jobs import Managed
+from ddpgen.programs import become
 
 # What the job records as the reason of its end, behind `user: `.
 _REASON = "ddpgen stop"

@@ -18,12 +18,12 @@ from ddpgen.driver.ends import SSH_FAILED
 from ddpgen.driver.screen import table
 from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.launch import become, say
 from ddpgen.monitor import places, scripts, slurm_jobs
 from ddpgen.monitor.places import Login, Place
 from ddpgen.monitor.record import Following, Launched
 from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.monitor.slurm_jobs import QueuedJob
+from ddpgen.programs import become, say
 from ddpgen.spec.slurm import SlurmJob
 
 _MOST_TASKS = 8  # of an array have their directories looked at

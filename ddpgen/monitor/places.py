@@ -20,8 +20,8 @@ from ddpgen.driver.ends import SSH_FAILED
 from ddpgen.driver.plan import Plan, PlannedHost, at_login
 from ddpgen.driver.ssh import Ssh, ready
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.launch import stream
 from ddpgen.monitor import scripts
+from ddpgen.programs import stream
 from ddpgen.shell import as_argument
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.slurm import SlurmJob

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.launch import say
 from ddpgen.monitor import at_sky, bucket, sky_jobs, skypilot, snapshot, store
 from ddpgen.monitor.record import Launched
+from ddpgen.programs import say
 from ddpgen.spec.sky import SkyJob
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ddpgen.driver import state
 from ddpgen.errors import FileTroubleError, TargetUnavailableError
-from ddpgen.launch import say
 from ddpgen.monitor import places, scripts, slurm_jobs, snapshot
 from ddpgen.monitor.places import Login, Place, Ran
 from ddpgen.monitor.record import Launched
 from ddpgen.plan import slurm
+from ddpgen.programs import say
 from ddpgen.spec.slurm import SlurmJob
 
 _SCRIPT = "slurm.sbatch"

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from ddpgen.job import plain
 from ddpgen.spec.fields import REQUIRED, Arguments, Group, Groups, Kind, Leaf, Pairs, Texts
 from ddpgen.spec.job import TIERS, JobSpec
+from ddpgen.spec.plain import plain
 from ddpgen.spec.reader import MODELS
 from ddpgen.spec.times import Duration, Every, Steps
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddpgen import bench, bench_table, job, plot
-from ddpgen.bench_table import Ran, Table
-from ddpgen.plan.cost import Link
+from ddpgen import job
+from ddpgen.measure import bench, bench_table, plot
+from ddpgen.measure.bench_table import Ran, Table
+from ddpgen.measure.cost import Link
 from ddpgen.spec.fields import Refused
 from tests.ddpgen.conftest import GPT, Run
 

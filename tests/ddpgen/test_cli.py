@@ -17,7 +17,7 @@ import click
 import pytest
 import yaml
 
-from ddpgen import __version__, errors, job, launch
+from ddpgen import __version__, errors, job, programs
 from ddpgen.cli import cli
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 
@@ -70,7 +70,7 @@ def test_the_training_module_is_found_where_python_takes_safe_paths_only(
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     monkeypatch.setenv("DDPGEN_CALLED_AS", "ddpgen verify")
-    assert launch.output_of_module("verify", tmp_path, []) == (0, f"none {ROOT}\n")
+    assert programs.output_of_module("verify", tmp_path, []) == (0, f"none {ROOT}\n")
 
 
 def test_a_probe_without_figures_ends_as_its_launch_did(run: Run, spec: Spec) -> None:
@@ -244,7 +244,7 @@ def test_launch_renders_echoes_the_command_and_becomes_it(
         became.append(argv)
         raise SystemExit(75)
 
-    monkeypatch.setattr(launch.os, "execvp", execvp)
+    monkeypatch.setattr(programs.os, "execvp", execvp)
     outcome = run("launch", spec(), "--target", "local", "--", "--steps=5", "a b")
     assert outcome.code == 75
     assert became == [["bash", "build/gpt/local.sh", "--steps=5", "a b"]]

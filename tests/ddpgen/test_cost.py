@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from ddpgen.plan import cost, parameters, quantities
-from ddpgen.plan.cost import Interruptions, Link, Overlap, Shape
+from ddpgen.measure import cost, parameters, quantities
+from ddpgen.measure.cost import Interruptions, Link, Overlap, Shape
 from ddpgen.spec.fields import Refused
 from train.checkpoint.checkpointer import best_interval
 from train.distributed import tree

@@ -73,7 +73,7 @@ def test_bundles_differ_in_their_specs_and_their_files_as_they_are_now(
     changed = tmp_path / "b"
     (changed / "code" / "model.py").write_text("x = 1\ny = 3\n")
     (changed / "code" / "table.bin").write_bytes(b"\0\xfe\0")
-    (changed / "train" / "state.py").unlink()
+    (changed / "train" / "checkpoint" / "state.py").unlink()
     listing = json.loads((changed / "bundle.json").read_text())
     listing["spec"]["local"]["train"]["args"] = {"depth": 2}
     (changed / "bundle.json").write_text(json.dumps(listing))

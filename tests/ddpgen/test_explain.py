@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen import explain, resources
+from ddpgen import guide, resources
 from ddpgen.errors import BugError
 from tests.ddpgen.conftest import ROOT, Run
 
@@ -46,13 +46,13 @@ ip -br addr    # a comment stays, and a long line is not broken into two, so tha
 
 
 def test_a_section_is_plain_text_with_commands_as_they_are() -> None:
-    assert explain.listing(GUIDE) == (
+    assert guide.listing(GUIDE) == (
         "NIC001   no such *interface*\nNIC010   another\nPORT001  taken"
     )
-    assert explain.explained(GUIDE, ["port001", "NIC010", "Port001"], 40) == (
+    assert guide.explained(GUIDE, ["port001", "NIC010", "Port001"], 40) == (
         "PORT001: taken\n\nCause. Last.\n\n\nNIC010: another\n\nCause. Text."
     )
-    assert explain.explained(GUIDE, ["NIC001"], 40) == (
+    assert guide.explained(GUIDE, ["NIC001"], 40) == (
         "NIC001: no such *interface*\n"
         "\n"
         "Cause. The `nic` of the spec is not\n"
@@ -106,8 +106,8 @@ def test_a_guide_that_is_missing_is_a_broken_installation(
 def test_the_guide_in_the_wheel_is_found_where_the_wheel_puts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    placed = tmp_path / "ddpgen" / "_data" / "docs" / explain.GUIDE
+    placed = tmp_path / "ddpgen" / "_data" / "docs" / guide.GUIDE
     placed.parent.mkdir(parents=True)
-    placed.write_bytes((ROOT / "docs" / explain.GUIDE).read_bytes())
+    placed.write_bytes((ROOT / "docs" / guide.GUIDE).read_bytes())
     monkeypatch.setattr(resources, "__file__", str(tmp_path / "ddpgen" / "resources.py"))
-    assert "### NIC001" in resources.document(explain.GUIDE)
+    assert "### NIC001" in resources.document(guide.GUIDE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.bundle.script import check, outline
+from ddpgen.adopt.program import check, outline
 from ddpgen.spec.reader import read
 from tests.ddpgen.conftest import ROOT, Run
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen import job, reproduce
+from ddpgen import job
 from ddpgen.errors import BundleRefusedError, TargetUnavailableError
+from ddpgen.reproduce import again
 from tests.ddpgen.conftest import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -24,7 +25,7 @@ def bundled(spec: Path, place: Path) -> Path:
 
 @pytest.mark.parametrize("spec", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_is_rendered_alike_from_its_bundle(spec: Path, tmp_path: Path) -> None:
-    said = reproduce.compared(bundled(spec, tmp_path))
+    said = again.compared(bundled(spec, tmp_path))
     assert said == "rendered by ddpgen 0.1.0; this one, 0.1.0, renders the same bytes"
 
 
@@ -34,41 +35,41 @@ def test_what_another_version_rendered_is_named(tmp_path: Path) -> None:
     listing["files"].update({"local.sh": "0", "train/old.py": "0", "code/mine.py": "0"})
     listing["ddpgen"] = "0.0.9"
     (bundle / "bundle.json").write_text(json.dumps(listing))
-    assert reproduce.compared(bundle) == (
+    assert again.compared(bundle) == (
         "rendered by ddpgen 0.0.9; this one, 0.1.0, renders another local.sh, train/old.py. What runs is the run's own"
     )
     del listing["spec"]["local"]["nodes"]
     (bundle / "bundle.json").write_text(json.dumps(listing))
-    assert "this one, 0.1.0, cannot render it: " in reproduce.compared(bundle)
+    assert "this one, 0.1.0, cannot render it: " in again.compared(bundle)
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
-    assert reproduce.place(tmp_path / "ckpt", tmp_path / "new") == tmp_path / "new"
-    assert reproduce.place(tmp_path / "gpt", None) == Path("build/gpt-reproduced").absolute()
+    assert again.place(tmp_path / "ckpt", tmp_path / "new") == tmp_path / "new"
+    assert again.place(tmp_path / "gpt", None) == Path("build/gpt-reproduced").absolute()
     (tmp_path / "tried" / "bundle").mkdir(parents=True)
-    assert reproduce.place(tmp_path / "ckpt", tmp_path / "tried") == tmp_path / "tried"
+    assert again.place(tmp_path / "ckpt", tmp_path / "tried") == tmp_path / "tried"
     (tmp_path / "file").touch()
     for taken in (tmp_path, tmp_path / "file"):
         with pytest.raises(BundleRefusedError, match="is not empty; remove it, or give another"):
-            reproduce.place(tmp_path / "ckpt", taken)
+            again.place(tmp_path / "ckpt", taken)
 
 
 def test_the_runs_own_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleRefusedError, match="is in the run's own directory; give another"):
-        reproduce.place(tmp_path / "ckpt", tmp_path / "ckpt" / "again")
+        again.place(tmp_path / "ckpt", tmp_path / "ckpt" / "again")
 
 
 def test_it_is_launched_only_where_its_checkpoints_are_its_own(tmp_path: Path) -> None:
     bundle = bundled(ROOT / "examples/gpt.yaml", tmp_path)
     for tier in ("local", "slurm"):
-        assert reproduce.launched(bundle, tier)[1] == tmp_path / "checkpoints/gpt"
+        assert again.launched(bundle, tier)[1] == tmp_path / "checkpoints/gpt"
     for tier in ("hosts", "sky"):
         with pytest.raises(TargetUnavailableError, match=f"on {tier} this job would go on from"):
-            reproduce.launched(bundle, tier)
+            again.launched(bundle, tier)
     shutil.rmtree(bundle)
     bundle = bundled(ROOT / "examples/toy.yaml", tmp_path)
     with pytest.raises(TargetUnavailableError, match="rendered for local, not for slurm"):
-        reproduce.launched(bundle, "slurm")
+        again.launched(bundle, "slurm")
     spec = (
         (ROOT / "examples/toy.yaml").read_text().replace("  every:", "  dir: /data/toy\n  every:")
     )
@@ -76,4 +77,4 @@ def test_it_is_launched_only_where_its_checkpoints_are_its_own(tmp_path: Path) -
     shutil.rmtree(bundle)
     bundle = bundled(tmp_path / "toy.yaml", tmp_path)
     with pytest.raises(TargetUnavailableError, match="on local this job would go on from"):
-        reproduce.launched(bundle, "local")
+        again.launched(bundle, "local")

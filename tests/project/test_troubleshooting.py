@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from ddpgen.explain import Section, sections
+from ddpgen.guide import Section, sections
 from tests.project.tree import ROOT
 from train.preflight.finding import CODES
 

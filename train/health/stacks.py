@@ -37,7 +37,7 @@ _PACKAGES = re.compile(r".*/(site|dist)-packages/")
 _LINES = 6
 _OURS, _LIBRARY, _USER, _HOOK = "ours", "library", "user", "hook"
 # What stands around a user's own script is not worth showing.
-_WITHIN = {"workloads": _USER, "integrations": _HOOK, "script.py": _HOOK, "runner.py": _HOOK}
+_WITHIN = {"workloads": _USER, "script": _HOOK}
 
 
 @dataclass(frozen=True)

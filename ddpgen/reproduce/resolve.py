@@ -17,7 +17,7 @@ from typing import Any
 
 from ddpgen.bundle import lock
 from ddpgen.errors import FileTroubleError, TargetUnavailableError
-from ddpgen.launch import output
+from ddpgen.programs import output
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import JobSpec
 

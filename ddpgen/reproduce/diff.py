@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ddpgen import job
 from ddpgen.bundle import write
 from ddpgen.errors import SpecUnreadableError
+from ddpgen.spec.plain import plain
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.yamltree import Listing, Node, Table, dotted
 
@@ -67,7 +68,7 @@ def specs(a: str, b: str) -> Found:
     both = [tier for tier in left if tier in right]
     fields = []
     for tier in both:
-        was, now = job.plain(left[tier].job), job.plain(right[tier].job)
+        was, now = plain(left[tier].job), plain(right[tier].job)
         for path, *values in _differing(was, now):
             places = (_place(side[tier], path) for side in (left, right))
             fields.append(Field((tier,), dotted(path), *values, *places))

@@ -6,7 +6,7 @@ import math
 import re
 
 from ddpgen.errors import Position
-from ddpgen.plan.cost import Link
+from ddpgen.measure.cost import Link
 from ddpgen.spec.fields import Refused, decimal, show
 from ddpgen.spec.times import Duration
 from ddpgen.spec.yamltree import Scalar

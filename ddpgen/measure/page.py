@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ddpgen.plan.cost import StepCost
-from ddpgen.plan.quantities import count, time
-from ddpgen.predict import HELPS, Checkpoints, Prediction, counted
+from ddpgen.measure.cost import StepCost
+from ddpgen.measure.predict import HELPS, Checkpoints, Prediction, counted
+from ddpgen.measure.quantities import count, time
 
 
 def as_json(found: Prediction) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddpgen.bench_table import Row, Table
 from ddpgen.errors import FileTroubleError, TargetUnavailableError
-from ddpgen.plan.quantities import time
-from ddpgen.predict import Prediction, counted
+from ddpgen.measure.bench_table import Row, Table
+from ddpgen.measure.predict import Prediction, counted
+from ddpgen.measure.quantities import time
 
 _BLUE, _RED, _AMBER, _GREEN = "#4878a8", "#d1603d", "#e0a458", "#5a9367"
 

@@ -13,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpgen import job, probe
-from ddpgen.bench_table import BLOCK, WARM_UP, Ran, read
+from ddpgen import job
 from ddpgen.driver import plan
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.launch import START, Interrupts, say
+from ddpgen.measure import probe
+from ddpgen.measure.bench_table import BLOCK, WARM_UP, Ran, read
 from ddpgen.monitor import at_slurm, places, record, submit_slurm
 from ddpgen.monitor.places import Place
+from ddpgen.programs import START, Interrupts, say
 from ddpgen.shell import as_argument
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import JobSpec

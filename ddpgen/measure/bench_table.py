@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddpgen.driver.state import mapping
-from ddpgen.plan import cost
-from ddpgen.plan.quantities import time
-from ddpgen.predict import DTYPE_BYTES, shape_of
-from ddpgen.predict_page import table
+from ddpgen.measure import cost
+from ddpgen.measure.page import table
+from ddpgen.measure.predict import DTYPE_BYTES, shape_of
+from ddpgen.measure.quantities import time
 from ddpgen.spec.job import JobSpec
 
 WARM_UP = 5  # steps at the start of each run, which do not count
@@ -60,7 +60,7 @@ class Ran:
 @dataclass(frozen=True)
 class Row:
     """A shape, medians over the samples of all its runs. `efficiency`: of the first shape's speed, in each
-    process. `predicted_s`: a step by ddpgen/plan/cost.py."""
+    process. `predicted_s`: a step by ddpgen/measure/cost.py."""
 
     shape: str
     tier: str

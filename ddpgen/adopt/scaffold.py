@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddpgen.bundle import script
+from ddpgen.adopt import program
 from ddpgen.errors import (
     AnswerRefusedError,
     BundleRefusedError,
@@ -103,7 +103,7 @@ def write_for_script(path: Path, file: Path, *, name: str, procs: int) -> None:
     if not folder.is_relative_to(home):
         what = f"--script: {file} does not lie below {home}, where the spec is"
         raise AnswerRefusedError(f"{what}; write it above the script: -o {folder}/job.yaml")
-    seen = script.outline(file)
+    seen = program.outline(file)
     text = _OF_A_SCRIPT.format(
         name=name.replace("\n", " "),
         quoted_name=json.dumps(name),

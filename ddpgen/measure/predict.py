@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from ddpgen.measured import Run
-from ddpgen.plan import cost, launch, parameters, quantities
-from ddpgen.plan.cost import Interruptions, Link, Overlap, Shape, StepCost
+from ddpgen.measure import cost, parameters, quantities
+from ddpgen.measure.cost import Interruptions, Link, Overlap, Shape, StepCost
+from ddpgen.measure.measured import Run
+from ddpgen.plan import launch
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.hosts import HostsJob
 from ddpgen.spec.job import JobSpec

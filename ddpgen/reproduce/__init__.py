@@ -1,0 +1,1 @@
+"""A run done again, compared with another, and its environment locked."""
