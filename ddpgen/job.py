@@ -21,7 +21,6 @@ from ddpgen.errors import (
     SpecUnreadableError,
     TargetUnavailableError,
 )
-from ddpgen.plan import supervise
 from ddpgen.spec import reader, yamltree
 from ddpgen.spec.fields import Group, Groups, Kind, Nodes, Refused, did_you_mean, show
 from ddpgen.spec.plain import plain
@@ -29,6 +28,7 @@ from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.times import Every, Span, StepSpan
 from ddpgen.spec.yamltree import Scalar
+from ddpgen.tiers import command
 
 if TYPE_CHECKING:
     from ddpgen.bundle.write import Written
@@ -74,7 +74,7 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
 
     Adds what only the files and the tiers can say.
     """
-    from ddpgen.targets import TARGETS
+    from ddpgen.tiers.tier import TARGETS
 
     findings: set[Finding] = set()
     for reading in readings:
@@ -107,7 +107,7 @@ def _unknown_codes(job: JobSpec) -> Iterator[Conflict]:
 
 def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
     """The tiers that `--target` means. Raises TargetUnavailableError."""
-    from ddpgen.targets import TARGETS
+    from ddpgen.tiers.tier import TARGETS
 
     if target == "all":
         return [name for name in TARGETS if name in readings]
@@ -129,7 +129,7 @@ def artefacts(
 ) -> list[Artefact]:
     """Render these tiers."""
     from ddpgen.render import Renderer
-    from ddpgen.targets import TARGETS
+    from ddpgen.tiers.tier import TARGETS
 
     renderer = Renderer(templates)
     rendered: list[Artefact] = []
@@ -178,7 +178,7 @@ def write_bundle(
         *(write.Item(name, file=file) for name, file in sources.items()),
     ]
     if any(job.locked for job in jobs):
-        items.append(write.Item(supervise.LOCK, file=lock.place(readings[tiers[0]].filename)))
+        items.append(write.Item(command.LOCK, file=lock.place(readings[tiers[0]].filename)))
     facts = {
         "ddpgen": __version__,
         "name": jobs[0].name,

@@ -13,7 +13,7 @@ from ddpgen.errors import Finding, SpecInvalidError
 from ddpgen.spec import reader, secrets
 from ddpgen.spec.job import INTERFACE
 from ddpgen.spec.rules import INTERFACE_NAMES
-from ddpgen.targets import TARGETS
+from ddpgen.tiers.tier import TARGETS
 from ddpgen.yamltext import scalar
 
 _ORDER = (

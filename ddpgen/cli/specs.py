@@ -148,7 +148,7 @@ def plan(spec: str, target: str, as_json: bool) -> None:
     Example:
       ddpgen plan examples/gpt.yaml
     """
-    from ddpgen.plan import tables
+    from ddpgen.tiers import tables
 
     readings, tiers = checked(spec, target)
     if not as_json:

@@ -14,9 +14,9 @@ from ddpgen.errors import FileTroubleError, TargetUnavailableError
 from ddpgen.monitor import places, scripts, slurm_jobs, snapshot
 from ddpgen.monitor.places import Login, Place, Ran
 from ddpgen.monitor.record import Launched
-from ddpgen.plan import slurm
 from ddpgen.programs import say
 from ddpgen.spec.slurm import SlurmJob
+from ddpgen.tiers.slurm import directives
 
 _SCRIPT = "slurm.sbatch"
 _LOGS = "logs"
@@ -84,7 +84,7 @@ def _measured_warning(place: Place, job: SlurmJob) -> int | None:
     if found.longest_step_s is None or found.write_s is None:
         return None
     measured = replace(job, step_time=found.longest_step_s, write_time=found.write_s)
-    wanted = int(slurm.warning_s(measured))
+    wanted = int(directives.warning_s(measured))
     return None if job.time is not None and wanted > job.time / 2 else wanted
 
 

@@ -49,7 +49,7 @@ def _other(bundle: Path, sums: dict[str, str]) -> Iterator[str]:
     import hashlib
 
     from ddpgen.render import Renderer
-    from ddpgen.targets import TARGETS
+    from ddpgen.tiers.tier import TARGETS
 
     renderer = Renderer()
     rendered = {

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ddpgen.plan.launch import ranks
 from ddpgen.render import Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import read
-from ddpgen.targets import TARGETS
+from ddpgen.tiers.ranks import ranks
+from ddpgen.tiers.tier import TARGETS
 from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash, faults
 
 PAIR = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"

@@ -20,8 +20,8 @@ FLOORS = [
     {"measure", "reproduce"},
     {"job", "monitor"},
     {"adopt", "bundle"},
-    {"targets"},
-    {"plan", "render"},
+    {"tiers"},
+    {"render"},
     {"guide", "programs"},
     {"spec"},
     {"resources", "shell", "yamltext"},
@@ -33,10 +33,15 @@ PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "pace", "plan", "re
 PURE_MONITOR = {
     f"monitor.{name}" for name in ("bucket", "report", "scripts", "sky_jobs", "slurm_jobs")
 }
+# A tier's folder: the values of its template are a matter of the spec alone.
+PURE_TIERS = {
+    "tiers.ranks", "tiers.command", "tiers.tables", "tiers.slurm.directives", "tiers.sky.directives",
+}  # fmt: skip
 PURE_MODULES = (
     {"measure.bench_table", "errors", "guide", "measure.page", "shell", "yamltext"}
     | PURE_DRIVER
     | PURE_MONITOR
+    | PURE_TIERS
 )
 IMPURE = {
     "jinja2",
@@ -126,12 +131,22 @@ def test_an_import_leads_downwards(arrow: tuple[str, str]) -> None:
     assert depth[above] < depth[below], f"{sorted(ARROWS[arrow])} import {below}"
 
 
+def test_no_tier_knows_another() -> None:
+    folders = {path.parent.name for path in (ROOT / "ddpgen" / "tiers").glob("*/__init__.py")}
+    for name, path in modules().items():
+        package, _, rest = name.partition(".")
+        own = rest.partition(".")[0]
+        if package == "tiers" and own in folders:
+            used = {n.split(".")[2] for n in imports(path) if n.startswith("ddpgen.tiers.")}
+            assert used & folders <= {own}, name
+
+
 def test_the_top_stays_small() -> None:
     assert len(list((ROOT / "ddpgen").glob("[!_]*.py"))) <= 9
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in modules() if n in PURE_MODULES or n.split(".")[0] in ("spec", "plan")]
+    "name", [n for n in modules() if n in PURE_MODULES or n.split(".")[0] == "spec"]
 )
 def test_pure_modules_import_nothing_that_touches_the_world(name: str) -> None:
     roots = {imported.partition(".")[0] for imported in imports(modules()[name])}
@@ -196,7 +211,7 @@ def test_render_loads_no_heavy_library_and_nothing_of_other_commands(tmp_path: P
             "programs",
             "spec.schema",
             "adopt.scaffold",
-            "plan.tables",
+            "tiers.tables",
             "measure",
         ]
     }

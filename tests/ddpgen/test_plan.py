@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpgen.plan.launch import checkpoint_dir, shares
-from ddpgen.plan.launch import command as supervised
 from ddpgen.shell import quote
 from ddpgen.spec.reader import read
+from ddpgen.tiers.ranks import checkpoint_dir, shares
+from ddpgen.tiers.ranks import command as supervised
 from tests.ddpgen.conftest import GPT, ROOT, TOLD_OF, Run
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpgen.plan.launch import checkpoint_dir, command, interpreter
-from ddpgen.plan.supervise import Supervise
 from ddpgen.shell import quote
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import read
+from ddpgen.tiers.command import Supervise
+from ddpgen.tiers.ranks import checkpoint_dir, command, interpreter
 from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash, faults
 
 BUCKET = "bucket: s3://bbb"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.plan.launch import command
-from ddpgen.plan.slurm import directives as slurm_options
-from ddpgen.plan.tables import as_text, facts
 from ddpgen.shell import sections
 from ddpgen.spec.reader import read
 from ddpgen.spec.slurm import SlurmJob
+from ddpgen.tiers.ranks import command
+from ddpgen.tiers.slurm.directives import directives as slurm_options
+from ddpgen.tiers.tables import as_text, facts
 from tests.ddpgen.conftest import GPT as SMALL
 from tests.ddpgen.conftest import ROOT, Run, check_bash, faults
 

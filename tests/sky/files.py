@@ -13,7 +13,7 @@ import yaml
 from ddpgen import job
 from ddpgen.render import Renderer
 from ddpgen.spec.reader import read
-from ddpgen.targets import TARGETS
+from ddpgen.tiers.tier import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = [

@@ -10,13 +10,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen.plan import sky, slurm
 from ddpgen.shell import Joined, Word, at_home, pieces
 from ddpgen.spec.hosts import HostsJob
 from ddpgen.spec.job import Checkpoint, JobSpec, Rendezvous, Stop, Train
 from ddpgen.spec.sky import SkyJob
 from ddpgen.spec.slurm import SlurmJob
 from ddpgen.spec.times import seconds
+from ddpgen.tiers.sky import directives as sky
+from ddpgen.tiers.slurm import directives as slurm
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -1,7 +1,4 @@
-"""One module per tier; the registry that makes them known.
-
-A target is a module with check() and render(). Targets never import each other.
-"""
+"""The interface of a tier, and the one list of them. Tiers never import each other."""
 
 from __future__ import annotations
 
@@ -11,11 +8,14 @@ from typing import Protocol
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
-from ddpgen.targets import hosts, local, sky, slurm
+from ddpgen.tiers.hosts import render as hosts
+from ddpgen.tiers.local import render as local
+from ddpgen.tiers.sky import render as sky
+from ddpgen.tiers.slurm import render as slurm
 
 
 class Target(Protocol):
-    """What a tier's module offers."""
+    """The module `render` in a tier's folder."""
 
     def check(self, job: JobSpec) -> Iterable[Conflict]:
         """What this tier cannot do of what the job asks."""

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddpgen.plan.launch import address, again, backend, example, of_host, ssh_host, values
 from ddpgen.render import Artefact, Renderer
 from ddpgen.resources import package_files
 from ddpgen.spec import rules
@@ -19,6 +18,7 @@ from ddpgen.spec.fields import did_you_mean, show
 from ddpgen.spec.hosts import ADDRESS, Host, HostsJob
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
+from ddpgen.tiers.ranks import address, again, backend, example, of_host, ssh_host, values
 
 _ONESELF = ("localhost", "localhost.localdomain", "0.0.0.0")
 

@@ -1,7 +1,7 @@
 """The tier `slurm`: one batch script for sbatch.
 
 Owns what a job for Slurm may not say, and which values the script is made of. What they mean to sbatch
-and srun is ddpgen/plan/slurm.py's; Slurm itself is only met by the script.
+and srun is ddpgen/tiers/slurm/directives.py's; Slurm itself is only met by the script.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from ddpgen import __version__
-from ddpgen.plan import slurm
-from ddpgen.plan.launch import checkpoint_dir, command, interpreter, values
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import Joined, Var, pieces
 from ddpgen.spec import rules
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.slurm import SlurmJob
+from ddpgen.tiers.ranks import checkpoint_dir, command, interpreter, values
+from ddpgen.tiers.slurm import directives
 
 
 def check(job: JobSpec) -> Iterator[Conflict]:
@@ -40,7 +40,7 @@ def check(job: JobSpec) -> Iterator[Conflict]:
 def _directives(job: SlurmJob) -> Iterator[Conflict]:
     for i, option in enumerate(job.extra):
         name = option[2:].partition("=")[0]
-        if name in slurm.OWNED:
+        if name in directives.OWNED:
             what = f"--{name} is said by this tier itself"
             yield Conflict((f"extra[{i}]", "extra"), what, "use the field for it (docs/slurm.md)")
     if job.gpu_type and not job.gpus_per_node:
@@ -57,7 +57,7 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
 def _times(job: SlurmJob) -> Iterator[Conflict]:
     if job.time is None:
         return
-    warned = slurm.warning_s(job)
+    warned = directives.warning_s(job)
     if warned >= job.time:
         what = (
             f"the warning comes {warned:g} s before the end of {job.time:g} s: at once, every time"
@@ -94,7 +94,7 @@ def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
 
     if job.setup:
         add("slurm.setup.sh", "setup.sh.j2", placed)
-    lines = (*slurm.activation(job), *job.python.activate)
+    lines = (*directives.activation(job), *job.python.activate)
     if job.environment.container and (lines or job.env):
         inside = {**placed, "activate": lines, "activation": "slurm.container.activate.sh"}
         add("slurm.container.sh", "container.sh.j2", inside)
@@ -111,7 +111,7 @@ def _values(job: SlurmJob) -> dict[str, Any]:
     saved = Joined((*directory, *task, "/slurm-bundle-", Var("SLURM_JOB_ID")))
     first = re.match("[0-9]+", job.array or "")
     return {
-        "directives": slurm.directives(job),
+        "directives": directives.directives(job),
         "counted": f"{nodes} node(s), {job.procs_per_node} process(es) on each",
         "version": __version__,
         "check_only": f"--array={first[0]} --time=5" if first else "--time=5",

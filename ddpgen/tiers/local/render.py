@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpgen.plan.launch import command, values
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
+from ddpgen.tiers.ranks import command, values
 
 
 def check(job: JobSpec) -> Iterator[Conflict]:

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ddpgen import shell
-from ddpgen.plan import launch, sky, slurm
-from ddpgen.plan.launch import Rank
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.sky import SkyJob
 from ddpgen.spec.slurm import SlurmJob
+from ddpgen.tiers import ranks as launch
+from ddpgen.tiers.ranks import Rank
+from ddpgen.tiers.sky import directives as sky
+from ddpgen.tiers.slurm import directives as slurm
 
 MOST_RANKS = 64  # a table longer than a few screens tells nobody anything
 

@@ -10,13 +10,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen.plan import sky, slurm, supervise
-from ddpgen.plan.supervise import Supervise
 from ddpgen.shell import Joined, Var, Word, at_home
 from ddpgen.spec.hosts import Host, HostsJob
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.sky import SkyJob
 from ddpgen.spec.slurm import SlurmJob
+from ddpgen.tiers import command as supervise
+from ddpgen.tiers.command import Supervise
+from ddpgen.tiers.sky import directives as sky
+from ddpgen.tiers.slurm import directives as slurm
 
 if TYPE_CHECKING:
     from fractions import Fraction

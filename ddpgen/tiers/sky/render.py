@@ -1,7 +1,7 @@
 """The tier `sky`: one task for SkyPilot, and the script that its machines run.
 
 Owns what a job for SkyPilot may not say, and which values the files are made of. What they mean to
-SkyPilot is ddpgen/plan/sky.py's; SkyPilot itself is never imported.
+SkyPilot is ddpgen/tiers/sky/directives.py's; SkyPilot itself is never imported.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ddpgen.plan import sky
-from ddpgen.plan.launch import command, values
-from ddpgen.plan.supervise import LOCK, store
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import Word, at_home
 from ddpgen.spec import rules
 from ddpgen.spec.job import Checkpoint, JobSpec
 from ddpgen.spec.rules import Conflict
 from ddpgen.spec.sky import Bucket, SkyJob
+from ddpgen.tiers.command import LOCK, store
+from ddpgen.tiers.ranks import command, values
+from ddpgen.tiers.sky import directives
 
 _PACKAGES = {
     "s3": "s3fs",
@@ -185,13 +185,13 @@ def _install(job: SkyJob) -> tuple[tuple[Word, ...], ...]:
     """The words of `train install`; none where nothing is installed."""
     if job.locked:
         return ((LOCK,),)
-    return ((sky.environment(job), "--", *job.requirements),) if job.requirements else ()
+    return ((directives.environment(job), "--", *job.requirements),) if job.requirements else ()
 
 
 def _values(job: SkyJob) -> dict[str, Any]:
     bucket, recovery = job.bucket, job.recovery
-    kinds = list(sky.alternatives(job))
-    common = tuple(sky.resources(job))
+    kinds = list(directives.alternatives(job))
+    common = tuple(directives.resources(job))
     kept = store(job)
     kept_at = bucket.url.rstrip("/") + kept.removeprefix(bucket.path) if bucket else kept
     return {
@@ -208,13 +208,13 @@ def _values(job: SkyJob) -> dict[str, Any]:
         ),
         "bucket_url": bucket.url.rstrip("/") if bucket else None,
         "bucket_path": bucket.path if bucket else "",
-        "bucket_mode": sky.MODES[bucket.mode] if bucket else "",
+        "bucket_mode": directives.MODES[bucket.mode] if bucket else "",
         "cached": bucket is not None and bucket.mode == "cached",
         "stop_object": f"{kept_at}/stop",
         "secrets": job.secrets,
         "secrets_given": "".join(f" --secret {secret}" for secret in job.secrets),
-        "exit_preempted": sky.EXIT_PREEMPTED,
-        "hook": sky.hook(job),
+        "exit_preempted": directives.EXIT_PREEMPTED,
+        "hook": directives.hook(job),
         "sets_up": bool(job.setup or job.requirements or job.locked),
         "setup_lines": bool(job.setup),
         "script": "sky.setup.sh",

@@ -1,0 +1,1 @@
+"""A list of hosts: a script for each, and the driver that starts them by ssh."""
