@@ -52,8 +52,8 @@ def status(
     Example:
       ddpgen status examples/gpt.yaml --watch
     """
-    from ddpgen.monitor import commands
     from ddpgen.monitor import report as reports
+    from ddpgen.tiers import commands
 
     if watch and as_json:
         raise click.UsageError(
@@ -77,7 +77,8 @@ def status(
 
 
 def _watch(meant: Following | Path, interval: int | None) -> None:
-    from ddpgen.monitor import commands, watch
+    from ddpgen.monitor import watch
+    from ddpgen.tiers import commands
 
     tier, title = "local", str(meant)
     if not isinstance(meant, Path):
@@ -106,7 +107,7 @@ def logs(job: str, target: str | None, output: Path | None, follow: bool, lines:
     Example:
       ddpgen logs examples/gpt.yaml
     """
-    from ddpgen.monitor import commands
+    from ddpgen.tiers import commands
 
     sys.exit(commands.logs(find_run(job, target, output), lines, follow))
 
@@ -127,7 +128,7 @@ def stop(job: str, target: str | None, output: Path | None, now: bool) -> None:
     Example:
       ddpgen stop examples/gpt.yaml
     """
-    from ddpgen.monitor import commands
+    from ddpgen.tiers import commands
 
     for line in commands.stop(find_run(job, target, output), now):
         click.echo(line)

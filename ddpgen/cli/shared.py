@@ -170,9 +170,10 @@ def write_bundle(
 
 def submit(job: JobSpec, directory: Path, arguments: Sequence[str]) -> Launched:
     """Hand a bundle to Slurm or SkyPilot."""
-    from ddpgen.monitor import submit_sky, submit_slurm
     from ddpgen.spec.sky import SkyJob
     from ddpgen.spec.slurm import SlurmJob
+    from ddpgen.tiers.sky import submit as submit_sky
+    from ddpgen.tiers.slurm import submit as submit_slurm
 
     if isinstance(job, SkyJob):
         return submit_sky.submit(job, directory, arguments)
@@ -184,7 +185,7 @@ def find_run(name: str, target: str | None, output: Path | None) -> Following | 
     """Which job is meant, on which tier; a checkpoint directory as it is."""
     from ddpgen import job
     from ddpgen.bundle.write import LISTING
-    from ddpgen.monitor import commands
+    from ddpgen.tiers import commands
 
     if target == "all":
         raise click.UsageError("name one tier, not all.")
@@ -210,7 +211,7 @@ def find_run(name: str, target: str | None, output: Path | None) -> Following | 
 
 def visible(job: str, target: str | None, output: Path | None = None) -> Path:
     """The checkpoint directory that is meant, on this machine."""
-    from ddpgen.monitor import commands
+    from ddpgen.tiers import commands
 
     if os.path.isdir(job) and not os.path.exists(os.path.join(job, "bundle.json")):
         return Path(job)

@@ -18,7 +18,7 @@ from ddpgen.driver import plan
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.measure import probe
 from ddpgen.measure.bench_table import BLOCK, WARM_UP, Ran, read
-from ddpgen.monitor import at_slurm, places, record, submit_slurm
+from ddpgen.monitor import places, record
 from ddpgen.monitor.places import Place
 from ddpgen.programs import START, Interrupts, say
 from ddpgen.shell import as_argument
@@ -28,6 +28,7 @@ from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import conflicts
 from ddpgen.spec.slurm import SlurmJob
 from ddpgen.spec.times import Period
+from ddpgen.tiers.slurm import follow, submit
 
 STEPS = 30
 LEAST_STEPS = WARM_UP + BLOCK
@@ -140,12 +141,12 @@ def _once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, Ra
 
 def _on_slurm(made: SlurmJob, bundle: Path, interrupts: Interrupts) -> int:
     """Submit it and wait for its end, which is within the job's time limit."""
-    launched = submit_slurm.submit(made, bundle, [])
+    launched = submit.submit(made, bundle, [])
     record.remember(bundle, launched)
     following = record.Following(made, "slurm", bundle, launched)
-    while at_slurm.lives(following):
+    while follow.lives(following):
         if interrupts.heard.wait(_POLL_S):
-            for line in at_slurm.stop(following):
+            for line in follow.stop(following):
                 say(line)
             return _STOPPED
     return 0

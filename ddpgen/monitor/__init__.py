@@ -1,8 +1,7 @@
-"""What has been launched: submit it to Slurm or SkyPilot, say how it stands, show its output, stop it.
+"""A job that was launched, as far as it does not depend on the tier: where it is, how it stands, and how that is shown.
 
-`commands` finds the tier and hands over to its `at_…`. `submit_…` launch. `slurm_jobs` and `sky_jobs` are the
-formats of the two schedulers' programs; `places` runs those here or on a login node, `skypilot` here, and
-`scripts` are the texts for bash. What a checkpoint directory says is asked by the text `driver/remote.LOOK` and read by
-`driver/state`, on every tier. `report` is how a job stands, in words, `bucket` and `store` where and how a bucket says
-the same, `record` what was launched last. Nothing of it is loaded to render.
+`places` runs programs here or on a login node, and `scripts` has the texts for bash. The text `driver/remote.LOOK` asks
+what a checkpoint directory says, and `driver/state` reads the answer, on every tier. `report` says in words how a job
+stands, `screen` and `watch` show it live. `record` keeps what was launched last, `snapshot` the bundle of it.
+`tiers/commands.py` finds the tier of a run, and each tier has its own `follow` and `submit`. A render loads none of them.
 """

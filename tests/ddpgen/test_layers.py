@@ -18,10 +18,11 @@ FLOORS = [
     {"__main__"},
     {"cli"},
     {"measure", "reproduce"},
-    {"job", "monitor"},
-    {"adopt", "bundle"},
+    {"job"},
+    {"adopt"},
     {"tiers"},
-    {"render"},
+    {"monitor", "render"},
+    {"bundle"},
     {"guide", "programs"},
     {"spec"},
     {"resources", "shell", "yamltext"},
@@ -30,12 +31,11 @@ FLOORS = [
     {"driver"},
 ]
 PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "pace", "plan", "remote", "state")}
-PURE_MONITOR = {
-    f"monitor.{name}" for name in ("bucket", "report", "scripts", "sky_jobs", "slurm_jobs")
-}
+PURE_MONITOR = {"monitor.report", "monitor.scripts"}
 # A tier's folder: the values of its template are a matter of the spec alone.
 PURE_TIERS = {
     "tiers.ranks", "tiers.command", "tiers.tables", "tiers.slurm.directives", "tiers.sky.directives",
+    "tiers.slurm.jobs", "tiers.sky.jobs", "tiers.sky.bucket",
 }  # fmt: skip
 PURE_MODULES = (
     {"measure.bench_table", "errors", "guide", "measure.page", "shell", "yamltext"}

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from ddpgen.cli.shared import find_run
-from ddpgen.monitor import bucket, commands, sky_jobs, store
+from ddpgen.tiers import commands
+from ddpgen.tiers.sky import bucket, jobs, store
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from tests.ddpgen.programs import Programs, remembered
 
@@ -463,7 +464,7 @@ def test_an_answer_that_is_none_is_told_and_nothing_is_guessed(
 def test_a_program_that_hangs_is_given_up(
     run: Run, launched: Sky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddpgen.monitor.skypilot.ANSWER_S", 0.5)
+    monkeypatch.setattr("ddpgen.tiers.sky.skypilot.ANSWER_S", 0.5)
     (launched.state / "queue.then").write_text("exec tail -f /dev/null\n")
     outcome = run("status", "job.yaml")
     assert outcome.code == 69
@@ -871,6 +872,6 @@ def test_a_row_with_anything_in_it_does_no_harm() -> None:
         "details": "a\x1b[1mb\x1b[0m\x1b]0;x\x07\u202e",
     }
     said = json.dumps([strange, {"job_id": "2"}, {}])
-    assert sky_jobs.from_queue(said) == [sky_jobs.Managed("1", "", "", why="ab]0;x")]
-    assert sky_jobs.from_queue("[" * 100_000) is None
-    assert sky_jobs.from_queue("[]\nbye\n") == []
+    assert jobs.from_queue(said) == [jobs.Managed("1", "", "", why="ab]0;x")]
+    assert jobs.from_queue("[" * 100_000) is None
+    assert jobs.from_queue("[]\nbye\n") == []

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.monitor import slurm_jobs, watch
+from ddpgen.monitor import watch
+from ddpgen.tiers.slurm import jobs as slurm_jobs
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from tests.ddpgen.programs import Programs, remembered
 from train.launch.slurm import job

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor import at_hosts
 from ddpgen.monitor.record import Following
+from ddpgen.tiers.hosts import follow
 from tests.ddpgen.conftest import GPT, Run
 from tests.ddpgen.driver.conftest import Stage, rest, until
 
@@ -141,7 +141,7 @@ def test_the_watching_asks_the_hosts_itself(stage: Make, monkeypatch: pytest.Mon
         step = {"kind": "step", "step": 40, "attempt": "1f3a", "time": time.time(), "loss": 2.5}
         (there(ours, "lap") / "metrics.jsonl").write_text(f"{json.dumps(step)}\n")
         ours.door("desk", "refused" if word.startswith("running") else "open")
-        with at_hosts.asking(Following(None, "hosts", ours.bundle, None)) as ask:  # type: ignore[arg-type]
+        with follow.asking(Following(None, "hosts", ours.bundle, None)) as ask:  # type: ignore[arg-type]
             status = ask()
         (report,) = status.reports
         facts = report.facts()
@@ -158,7 +158,7 @@ def test_the_watching_asks_the_hosts_itself(stage: Make, monkeypatch: pytest.Mon
     for host in ("desk", "lap"):
         ours.door(host, "refused")
     with (
-        at_hosts.asking(Following(None, "hosts", ours.bundle, None)) as ask,  # type: ignore[arg-type]
+        follow.asking(Following(None, "hosts", ours.bundle, None)) as ask,  # type: ignore[arg-type]
         pytest.raises(TargetUnavailableError, match="lap: ssh: connect to host lap"),
     ):
         ask()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddpgen.monitor import bucket as follow
-from ddpgen.monitor.store import ask_to_stop, look
+from ddpgen.tiers.sky import bucket as follow
+from ddpgen.tiers.sky.store import ask_to_stop, look
 from tests.train.store import faults
 from tests.train.store.faults import (
     KILLED,

@@ -42,7 +42,7 @@ _SRUN_INPUTS = (
 )
 _NOT_FOR_SRUN = frozenset(f"SLURM_{name}" for name in _SRUN_INPUTS.split())
 # The states of a job that has ended and does not come back (squeue(1), JOB STATE CODES; up to Slurm 25.11). One that
-# goes back into the queue is COMPLETING until it is PENDING. ddpgen/monitor/slurm_jobs.py has the same.
+# goes back into the queue is COMPLETING until it is PENDING. ddpgen/tiers/slurm/jobs.py has the same.
 OVER = frozenset([
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",

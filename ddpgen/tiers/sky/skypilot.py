@@ -15,14 +15,15 @@ from pathlib import Path
 
 from ddpgen.driver import child
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor import places, sky_jobs
+from ddpgen.monitor import places
 from ddpgen.monitor.places import Ran
+from ddpgen.tiers.sky import jobs
 
 VARIABLE = "DDPGEN_SKY"
 # It starts its server when there is none, and wakes a controller in the cloud.
 ANSWER_S = 300.0
 INSTALL = (
-    f"python3 -m venv ~/skypilot && ~/skypilot/bin/pip install 'skypilot[aws]=={sky_jobs.FITS}.*', then "
+    f"python3 -m venv ~/skypilot && ~/skypilot/bin/pip install 'skypilot[aws]=={jobs.FITS}.*', then "
     f"{VARIABLE}=~/skypilot/bin/sky, or have it on PATH"
 )
 
@@ -69,7 +70,7 @@ def _run(argv: Sequence[str], within: float | None, shown_in: Path | None = None
             f"{shlex.join(argv)}: no answer within {within:.0f} s; is SkyPilot's server up? {argv[0]} api "
             "info tells"
         )
-    return Ran(outcome.code, sky_jobs.plain(outcome.output.decode("utf-8", "replace")))
+    return Ran(outcome.code, jobs.plain(outcome.output.decode("utf-8", "replace")))
 
 
 def _show(data: bytes) -> None:

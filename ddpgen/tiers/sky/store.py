@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddpgen.driver.state import mapping
-from ddpgen.monitor.bucket import R2_ACCOUNT, STOP, Address
+from ddpgen.tiers.sky.bucket import R2_ACCOUNT, STOP, Address
 
 ANSWER_S = 40.0
 SHORT_S = 15.0  # where the answer is only good to know

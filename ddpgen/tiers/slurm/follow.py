@@ -18,13 +18,14 @@ from ddpgen.driver.ends import SSH_FAILED
 from ddpgen.driver.screen import table
 from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.monitor import places, scripts, slurm_jobs
+from ddpgen.monitor import places, scripts
 from ddpgen.monitor.places import Login, Place
 from ddpgen.monitor.record import Following, Launched
 from ddpgen.monitor.report import JobStatus, Report
-from ddpgen.monitor.slurm_jobs import QueuedJob
 from ddpgen.programs import become, say
 from ddpgen.spec.slurm import SlurmJob
+from ddpgen.tiers.slurm import jobs as slurm_jobs
+from ddpgen.tiers.slurm.jobs import QueuedJob
 
 _MOST_TASKS = 8  # of an array have their directories looked at
 

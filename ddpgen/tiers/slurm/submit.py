@@ -11,12 +11,12 @@ from pathlib import Path
 
 from ddpgen.driver import state
 from ddpgen.errors import FileTroubleError, TargetUnavailableError
-from ddpgen.monitor import places, scripts, slurm_jobs, snapshot
+from ddpgen.monitor import places, scripts, snapshot
 from ddpgen.monitor.places import Login, Place, Ran
 from ddpgen.monitor.record import Launched
 from ddpgen.programs import say
 from ddpgen.spec.slurm import SlurmJob
-from ddpgen.tiers.slurm import directives
+from ddpgen.tiers.slurm import directives, jobs
 
 _SCRIPT = "slurm.sbatch"
 _LOGS = "logs"
@@ -41,7 +41,7 @@ def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launched:
         except TargetUnavailableError as error:
             message = f"{error}\nwhether it was submitted all the same, squeue --me tells"
             raise TargetUnavailableError(message) from None
-        found = slurm_jobs.submitted(said)
+        found = jobs.submitted(said)
         if code != 0 or found is None:
             raise TargetUnavailableError("sbatch has not submitted the job, see above")
         number, cluster = found
@@ -92,7 +92,7 @@ def _sbatch(place: Place, argv: list[str], directory: str) -> Ran:
     """Run it; what it says is shown, but for the job's id. Raises TargetUnavailableError."""
     say(f"+ {place.typed(argv, directory)}")
     answer = place.run(argv, directory, _SUBMIT_S)
-    shown = "".join(line for line in answer.said.splitlines(True) if not slurm_jobs.submitted(line))
+    shown = "".join(line for line in answer.said.splitlines(True) if not jobs.submitted(line))
     if shown.strip():
         say(shown.rstrip("\n"))
     return answer

@@ -15,11 +15,12 @@ from ddpgen.driver import state
 from ddpgen.driver.screen import table
 from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.monitor import bucket, sky_jobs, skypilot, store
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report, ago
-from ddpgen.monitor.sky_jobs import Managed
 from ddpgen.programs import become
+from ddpgen.tiers.sky import bucket, skypilot, store
+from ddpgen.tiers.sky import jobs as sky_jobs
+from ddpgen.tiers.sky.jobs import Managed
 
 # What the job records as the reason of its end, behind `user: `.
 _REASON = "ddpgen stop"

@@ -11,11 +11,15 @@ from pathlib import Path
 from ddpgen.bundle import write
 from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.monitor import at_hosts, at_local, at_sky, at_slurm, record
+from ddpgen.monitor import record
 from ddpgen.monitor.places import Place
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus
 from ddpgen.spec.job import JobSpec
+from ddpgen.tiers.hosts import follow as at_hosts
+from ddpgen.tiers.local import follow as at_local
+from ddpgen.tiers.sky import follow as at_sky
+from ddpgen.tiers.slurm import follow as at_slurm
 
 
 class UnclearError(DdpgenError):

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor import at_sky, bucket, sky_jobs, skypilot, snapshot, store
+from ddpgen.monitor import snapshot
 from ddpgen.monitor.record import Launched
 from ddpgen.programs import say
 from ddpgen.spec.sky import SkyJob
+from ddpgen.tiers.sky import bucket, follow, jobs, skypilot, store
 
 
 def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
@@ -28,7 +29,7 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
     _check_name_is_free(job.name)
     _check_bucket(job)
     copy = snapshot.take(bundle)
-    words = sky_jobs.launch(job.name, job.secrets, arguments)
+    words = jobs.launch(job.name, job.secrets, arguments)
     say(f"+ {skypilot.typed(words, str(copy))}")
     queue = skypilot.typed(["jobs", "queue"])
     try:
@@ -36,7 +37,7 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
     except KeyboardInterrupt:
         say(f"whether it was launched all the same, {queue} tells")
         raise
-    number = sky_jobs.submitted(answer.said)
+    number = jobs.submitted(answer.said)
     if number is None:  # refused, or its server went away and may go on with it
         raise TargetUnavailableError(
             f"SkyPilot has named no job that it launched, see above; {queue} tells what there is"
@@ -59,22 +60,22 @@ def _missing(job: SkyJob, arguments: Sequence[str]) -> Iterator[str]:
 def _check_version() -> None:
     """Raise TargetUnavailableError for another SkyPilot, or a program that is none."""
     answer = skypilot.ask(["--version"])
-    if answer.code != 0 or not sky_jobs.fits(answer.said):
+    if answer.code != 0 or not jobs.fits(answer.said):
         raise TargetUnavailableError(
-            f"{skypilot.typed(['--version'])} says {sky_jobs.complaint(answer.said)!r}, and ddpgen is for "
-            f"SkyPilot {sky_jobs.FITS}; {skypilot.INSTALL}"
+            f"{skypilot.typed(['--version'])} says {jobs.complaint(answer.said)!r}, and ddpgen is for "
+            f"SkyPilot {jobs.FITS}; {skypilot.INSTALL}"
         )
 
 
 def _check_name_is_free(name: str) -> None:
     """Raise TargetUnavailableError when a job of this name lives: two would want the same place in the
     bucket, and the second finds that out on machines that are paid for."""
-    seen = at_sky.find(name)
+    seen = follow.find(name)
     if seen.trouble:
         raise TargetUnavailableError(seen.why)
     if seen.live:
         told = ", ".join(f"{job.id} ({job.words})" for job in seen.live)
-        ends = skypilot.typed(sky_jobs.cancel([job.id for job in seen.live]))
+        ends = skypilot.typed(jobs.cancel([job.id for job in seen.live]))
         raise TargetUnavailableError(
             f"there is a job called {name} already: {told}; ddpgen stop ends it cleanly, {ends} at once"
         )
