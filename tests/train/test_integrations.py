@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.ports import free_port
-from tests.train.own_script import ROOT, Job, wait_for_line
+from tests.train.own_script import ROOT, ForkedJob, Job, wait_for_line
 from train.script.hooks.order import DataPosition, fault
 from train.script.hooks.progress import BeginsAnewError, Progress, torn, whole
 from train.script.hooks.session import Session
@@ -46,6 +46,12 @@ print("ends at", step, flush=True)
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
+    return ForkedJob(tmp_path)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Job:
+    """In an interpreter of its own, where the script is the first to import torch."""
     return Job(tmp_path)
 
 
@@ -64,21 +70,21 @@ TO_AN_OPEN_FILE = ('"ckpt.pt")\nprint', 'open("ckpt.pt", "wb"))\nprint')
     ],
 )
 def test_a_restart_goes_on_from_what_was_saved_or_is_refused(
-    job: Job, change: tuple[str, str], options: tuple[str, ...], begins: int | None
+    started: Job, change: tuple[str, str], options: tuple[str, ...], begins: int | None
 ) -> None:
     text = LOOP.replace(*change)
-    assert job.run(text, options, "--steps=10") == (0, "begins at 0\nends at 10\n")
-    assert job.status == job.says("done", step=10)
-    kept = (job.work / "ckpt.pt").read_bytes()
-    code, said = job.run(text, options, "--steps=12")
+    assert started.run(text, options, "--steps=10") == (0, "begins at 0\nends at 10\n")
+    assert started.status == started.says("done", step=10)
+    kept = (started.work / "ckpt.pt").read_bytes()
+    code, said = started.run(text, options, "--steps=12")
     if begins is not None:
         assert (code, said) == (0, f"begins at {begins}\nends at 12\n")
-        assert job.status == job.says("done", step=12)
+        assert started.status == started.says("done", step=12)
         return
-    assert (code, job.status.word) == (1, "failed")
+    assert (code, started.status.word) == (1, "failed")
     assert "ddpgen: the script begins anew, and an earlier start has saved" in said
     assert "train.resume" in said
-    assert (job.work / "ckpt.pt").read_bytes() == kept
+    assert (started.work / "ckpt.pt").read_bytes() == kept
 
 
 # Ways in which a script gives a file that it has saved under another name its own.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.own_script import ROOT, Job, wait_for_line
+from tests.train.own_script import ROOT, ForkedJob, Job, wait_for_line
 from train.base.errors import EXIT_FAILED
 from train.launch.words import NEWEST
 from train.run.lock import claim
@@ -152,7 +152,8 @@ def test_an_exception_is_noted_with_its_line_and_may_be_tried_again(job: Job) ->
         ),
     ],
 )
-def test_what_no_restart_cures_is_not_repeated(job: Job, text: str, said: str) -> None:
+def test_what_no_restart_cures_is_not_repeated(tmp_path: Path, text: str, said: str) -> None:
+    job = ForkedJob(tmp_path)
     code, output = job.run(text)
     assert (code, job.status.word) == (1, "failed")
     assert said in job.status.reason

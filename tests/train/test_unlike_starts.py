@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.ports import free_port
-from tests.train.own_script import Job
+from tests.train.own_script import ForkedJob
 from train.run.lock import claim
 from train.run.status import Status, read_status, write_status
 from train.script.hooks import starts
@@ -190,7 +190,7 @@ for _ in range(3):
 """
 
 
-def run_on_two_hosts(hosts: list[Job]) -> list[tuple[int, str]]:
+def run_on_two_hosts(hosts: list[ForkedJob]) -> list[tuple[int, str]]:
     """The exit code and the output of the script's process on each host."""
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = []
@@ -207,7 +207,7 @@ def run_on_two_hosts(hosts: list[Job]) -> list[tuple[int, str]]:
 
 
 def test_two_processes_of_which_one_lacks_the_checkpoint_end_before_a_save(tmp_path: Path) -> None:
-    hosts = [Job(tmp_path / "desk"), Job(tmp_path / "laptop")]
+    hosts = [ForkedJob(tmp_path / "desk"), ForkedJob(tmp_path / "laptop")]
     ends = run_on_two_hosts(hosts)
     assert [code for code, _ in ends] == [0, 0], ends
     kept = hosts[0].work / "ckpt.pt"
