@@ -94,8 +94,11 @@ class ForkedJob(Job):
         # The reporter's thread asks for an address, while the script's start looks through sys.modules.
         import encodings.idna  # noqa: F401
 
-        import torch._dynamo  # torch imports it for the first optimizer of a script
+        import torch
 
+        from tests.train.workers import import_compiler
+
+        import_compiler()
         torch.set_num_threads(1)  # a fork has no threads of OpenMP, and would wait for them
         return Fork(["script", *words], self.home, self.environment(variables))
 

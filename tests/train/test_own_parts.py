@@ -13,7 +13,7 @@ import torch
 
 from tests.real.jobs import assert_same_bits, checkpoints, rows
 from tests.train import own_parts
-from tests.train.workers import Run, run
+from tests.train.workers import Run, import_compiler, run
 from train.checkpoint import disk
 from train.training import repeats
 
@@ -48,6 +48,7 @@ def test_a_schedule_of_ones_own_sets_the_rate_through_a_restart(tmp_path: Path) 
 
 
 def test_several_optimizers_step_together_to_the_same_bits(tmp_path: Path) -> None:
+    import_compiler()
     flags = ("--steps=8", "--schedule=cosine", "--warmup-steps=2", "--grad-clip=0.5")
     alone = completed(tmp_path / "alone", "two_optimizers", 1, *flags)
     start = own_parts.Gan().state_dict()
@@ -74,12 +75,14 @@ def test_several_optimizers_step_together_to_the_same_bits(tmp_path: Path) -> No
 def test_what_is_no_optimizer_is_named_before_the_first_step(
     returns: str, what: str, tmp_path: Path
 ) -> None:
+    import_compiler()
     done = trained(tmp_path, "two_optimizers", 1, f'--arg=returns="{returns}"')
     assert done.status.startswith("failed ")
     assert what in done.status
 
 
 def test_a_checkpoint_of_other_optimizers_is_refused(tmp_path: Path) -> None:
+    import_compiler()
     completed(tmp_path, "two_optimizers", 1, "--steps=2")
     done = trained(tmp_path, "two_optimizers", 1, "--steps=4", '--arg=returns="one"')
     assert done.codes == [1]

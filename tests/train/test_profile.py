@@ -27,6 +27,7 @@ def steps_in(trace: Path) -> int:
 
 
 def test_every_rank_traces_its_steps_and_the_bits_stay(tmp_path: Path) -> None:
+    workers.import_compiler()
     plain = workers.run(tmp_path / "plain", f"{PARTS}:no_split", 2)
     run = workers.run(tmp_path / "run", f"{PARTS}:no_split", 2, "--profile=2..4", "--log-every=1")
     assert run.codes == [0, 0], run.output
@@ -44,6 +45,7 @@ def test_every_rank_traces_its_steps_and_the_bits_stay(tmp_path: Path) -> None:
 
 
 def test_a_start_within_the_range_traces_what_is_left_of_it(tmp_path: Path) -> None:
+    workers.import_compiler()
     args = ("--profile=2..9", "--checkpoint-every=1 steps", "--steps=6")
     args += (f"--arg=killed={json.dumps(str(tmp_path / 'killed'))}",)
     run = workers.run(tmp_path, f"{PARTS}:augmented", 2, *args)
@@ -57,6 +59,7 @@ def test_a_start_within_the_range_traces_what_is_left_of_it(tmp_path: Path) -> N
 
 
 def test_a_profile_that_cannot_be_written_costs_a_line(tmp_path: Path) -> None:
+    workers.import_compiler()
     (tmp_path / "profile").touch()
     run = workers.run(tmp_path, f"{PARTS}:no_split", 1, "--profile=2..3")
     assert run.codes == [0], run.output

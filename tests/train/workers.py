@@ -82,6 +82,14 @@ def run(directory: Path, workload: str, processes: int, *arguments: str) -> Run:
     return Run([w.exitcode for w in workers], log.read_text(errors="replace"), directory)
 
 
+def import_compiler() -> None:
+    """Import what torch imports for an optimizer that a workload makes itself, and for a profile.
+
+    Each fork would import it by itself, which takes three seconds of processor.
+    """
+    import torch._dynamo  # noqa: F401
+
+
 def _work(rank: int, processes: int, env: dict[str, str], argv: list[str], log: Path) -> None:
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
