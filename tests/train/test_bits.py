@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ print(json.dumps(dict(bits.probe(torch.device("cpu")))))
 IS_X86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
+@functools.cache
 def elsewhere(threads: int = 1, **env: str) -> dict[str, str]:
     """What the probe gives in another process."""
     argv = [sys.executable, "-c", _PROBE, str(threads)]

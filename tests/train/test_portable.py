@@ -6,10 +6,11 @@ Other hosts are this one with its libraries told otherwise: what an older proces
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -26,53 +27,71 @@ OLDER = {
     "MKL_CBWR": "COMPATIBLE",
     "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
 }
-# MKL asks this function of its own whose processor it runs on: it is made to return argv[2].
-_PROBE = """
+# For each probe that is asked for: a fork of one process with torch loaded, which has computed nothing yet, so that
+# its libraries have not read the variables. MKL asks a function of its own whose processor it runs on.
+_PROBES = """
 import ctypes, json, os, sys
 from pathlib import Path
-from train.run import portable
-from train.distributed.agreement import introduce
-determinism, intel = sys.argv[1:]
-if determinism == "portable":
-    portable.pin(os.environ)
 import torch
+from train.run import portable
 from train.distributed import bits
-if intel:
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so"))
-    place = ctypes.cast(library.mkl_serv_intel_cpu_true, ctypes.c_void_p).value
-    writable = ctypes.CDLL(None).mprotect(ctypes.c_void_p(place & -4096), ctypes.c_size_t(8192), 7)
-    assert writable == 0
-    ctypes.memmove(place, b"\\xb8" + int(intel).to_bytes(4, "little") + b"\\xc3", 6)  # mov eax, …; ret
-torch.set_num_threads(1)
-print(json.dumps(dict(bits.probe(torch.device("cpu"), determinism))))
+def probe(determinism, intel, env):
+    os.environ.update(env)
+    if determinism == "portable":
+        portable.pin(os.environ)
+    if intel:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so"))
+        place = ctypes.cast(library.mkl_serv_intel_cpu_true, ctypes.c_void_p).value
+        writable = ctypes.CDLL(None).mprotect(ctypes.c_void_p(place & -4096), ctypes.c_size_t(8192), 7)
+        assert writable == 0
+        ctypes.memmove(place, b"\\xb8" + int(intel).to_bytes(4, "little") + b"\\xc3", 6)  # mov eax, …; ret
+    torch.set_num_threads(1)
+    print(json.dumps(dict(bits.probe(torch.device("cpu"), determinism))), flush=True)
+for wanted in json.loads(sys.argv[1]):
+    if not os.fork():
+        probe(*wanted)
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
 needs_avx2 = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="needs x86 with AVX2"
 )
 
 
-def probed(determinism: str, intel: str = "", **env: str) -> dict[str, str]:
-    """What the bit probe gives in a process of its own; `intel`: 1 or 0, the maker that MKL sees."""
+class Wanted(NamedTuple):
+    """A probe. `intel`: 1 or 0, the maker that MKL sees; `env`: what the libraries are told."""
+
+    determinism: str
+    intel: str = ""
+    env: Mapping[str, str] = {}
+
+
+def probed(*wanted: Wanted) -> list[dict[str, str]]:
+    """What each of these probes gives."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROBE, determinism, intel],
-        env={**os.environ, **env}, capture_output=True, timeout=60, check=True,
+        [sys.executable, "-c", _PROBES, json.dumps(wanted)],
+        capture_output=True, timeout=60, check=True,
     )  # fmt: skip
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @needs_avx2
 def test_an_older_host_and_one_of_another_maker_give_the_same_bits_only_with_portable() -> None:
-    intel, amd, older = probed("default", "1"), probed("default", "0"), probed("default", **OLDER)
+    intel, amd, older, expected, *others = probed(
+        Wanted("default", "1"),
+        Wanted("default", "0"),
+        Wanted("default", env=OLDER),
+        Wanted("portable"),
+        Wanted("portable", env=OLDER),
+        Wanted("portable", "1"),
+        Wanted("portable", "0"),
+    )
     assert {name for name in intel if intel[name] != amd[name]} == {"gemm", "adamw"}
     changed = {"gemm", "convolution", "gelu", "softmax", "layer_norm", "randn"}
     if torch.__version__.startswith("2.4."):
         changed.add("adamw")
     assert {name for name in amd if amd[name] != older[name]} == changed
-    expected = probed("portable")
-    assert probed("portable", **OLDER) == expected
-    assert probed("portable", "1") == expected
-    assert probed("portable", "0") == expected
+    assert others == [expected] * 3
 
 
 @needs_avx2
