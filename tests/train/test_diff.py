@@ -7,17 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from tests.real import jobs
 from tests.train.workers import run
 from train.tools.verify.diff import main
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Its first loss has a softmax that depends on the instruction set, the bytes of a file and a line of code.
 OWN = """
@@ -66,53 +65,47 @@ RUNS = {
 }
 
 
+# Torch is imported once for all runs. It has computed nothing before the forks, so each reads its own variables.
+TRAIN = """
+import json, os, runpy, sys, torch
+for bundle, variables, argv in json.loads(sys.argv[1]):
+    if not os.fork():
+        os.environ.update(variables)
+        os.chdir(bundle)
+        sys.path[0], sys.argv[1:] = bundle, argv
+        runpy.run_module("train", run_name="__main__", alter_sys=True)
+    assert os.wait()[1] == 0
+"""
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The checkpoint directories of RUNS, by name: all trained at once, each from a bundle of its own."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint directories of RUNS, by name: each trained from a bundle of its own."""
     top = tmp_path_factory.mktemp("runs")
-    trained = {name: start(top / name, made) for name, made in RUNS.items()}
-    for name, process in trained.items():
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, f"{name}: {output}"
-    yield top
-    for process in trained.values():
-        process.kill()
+    starts = [start(top / name, made) for name, made in RUNS.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, json.dumps(starts)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return top
 
 
-def start(place: Path, made: Made) -> subprocess.Popen[str]:
-    files = {
-        "job/code/own.py": OWN.replace(LINE, made.line),
-        "job/job.yaml": "name: own\ncode: code\ntrain: {workload: own.py:build, steps: 3, global_batch_size: 4, "
-        "micro_batch_size: 2}\n",
-    }
-    for path, text in files.items():
-        (place / path).parent.mkdir(parents=True, exist_ok=True)
-        (place / path).write_text(text)
+def start(place: Path, made: Made) -> tuple[str, dict[str, str], list[str]]:
+    """A bundle, the variables and the words of its training."""
+    job = {"workload": "own.py:build", "steps": 3, "global_batch_size": 4, "micro_batch_size": 2}
+    bundle = jobs.render(
+        place, {"name": "own", "train": job}, {"own.py": OWN.replace(LINE, made.line)}
+    )
     (place / "train.bin").write_bytes(
         bytes([made.byte, *(i * 31 % 251 for i in range(8 * 64 - 1))])
     )
-    render = [
-        sys.executable,
-        "-m",
-        "ddpgen",
-        "render",
-        "job/job.yaml",
-        "--target=local",
-        "-o",
-        "bundle",
-    ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(render, cwd=place, env=env, check=True, capture_output=True, timeout=60)
-    name, value = made.variable
-    env = {**os.environ, "HOME": str(place), **({name: value} if name else {})}
     argv = [
-        "--workload=own.py:build", "--code-dir=code", "--steps=3", "--global-batch-size=4", "--micro-batch-size=2",
-        "--optimizer=sgd", "--lr=0.1", f"--checkpoint-dir={place}", *filter(None, [made.argument]),
+        "run", "--workload=own.py:build", "--code-dir=code", "--steps=3", "--global-batch-size=4",
+        "--micro-batch-size=2", "--optimizer=sgd", "--lr=0.1", f"--checkpoint-dir={place}",
+        *filter(None, [made.argument]),
     ]  # fmt: skip
-    return subprocess.Popen(
-        [sys.executable, "-m", "train", "run", *argv],
-        cwd=place / "bundle", env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    return str(bundle), {"HOME": str(place), **dict(filter(all, [made.variable]))}, argv
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -22,17 +25,52 @@ optimizer.step()
 """
 
 
-def python(code: str) -> list[str]:
-    """What a fresh Python prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+# Runs each line of its standard input in a fork, so that torch is imported once for all of them.
+SERVER = """
+import json, os, sys, torch
+for line in sys.stdin:
+    if not os.fork():
+        exec(json.loads(line), {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    print("failed" if os.wait()[1] else "ended", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """A fresh Python that has imported torch, and nothing of the compiler."""
+    argv = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+Python = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def python(server: subprocess.Popen[str]) -> Python:
+    """What a fork of it prints that runs this code."""
+
+    def run(code: str) -> list[str]:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        print(json.dumps(code), file=server.stdin, flush=True)
+        lines: list[str] = []
+        for line in server.stdout:
+            if line == "ended\n":
+                return lines
+            assert line != "failed\n", lines
+            lines.append(line.rstrip("\n"))
+        raise AssertionError(lines)
+
+    return run
 
 
 @pytest.mark.skipif(int(version("torch").split(".")[1]) < 6, reason="it imports both by itself")
-def test_a_training_imports_neither_compiler_nor_sympy(tmp_path: Path) -> None:
+def test_a_training_imports_neither_compiler_nor_sympy(python: Python, tmp_path: Path) -> None:
     argv = [
         "--workload=toy", "--steps=2", "--global-batch-size=4", "--micro-batch-size=2",
         "--optimizer=adamw", "--eval-every=1", f"--checkpoint-dir={tmp_path}",
@@ -55,12 +93,12 @@ def test_a_training_imports_neither_compiler_nor_sympy(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_compiler_is_there_for_whoever_asks(use: str) -> None:
+def test_the_compiler_is_there_for_whoever_asks(python: Python, use: str) -> None:
     asks = "import torch._dynamo.utils\nprint(torch._dynamo is sys.modules['torch._dynamo'])"
     assert python(f"{STEP}\n{use}\n{asks}") == ["True", "True"]
 
 
-def test_hooks_of_the_users_are_called_and_may_import_it() -> None:
+def test_hooks_of_the_users_are_called_and_may_import_it(python: Python) -> None:
     """In another thread, too: a step hides nothing."""
     code = """
 import threading
@@ -79,7 +117,7 @@ optimizer.step()
     assert python(STEP + code) == ["True"] * 4
 
 
-def test_the_weights_are_those_of_torchs_own_step() -> None:
+def test_the_weights_are_those_of_torchs_own_step(python: Python) -> None:
     code = """
 from copy import deepcopy
 from train.distributed.lean import keep_steps_uncompiled
