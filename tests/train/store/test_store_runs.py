@@ -265,12 +265,12 @@ def test_a_slow_store_holds_nothing_up_and_nothing_piles_up_before_it(
             uploading.release()
 
     through(monkeypatch, hook)
-    done = trained(tmp_path / "one", bucket, "--checkpoint-every=1 steps", steps=400)
+    done = trained(tmp_path / "one", bucket, "--checkpoint-every=1 steps", steps=150)
     assert done.codes == [0, 0], done.output
-    assert whole_steps(bucket)[-1] == 400
+    assert whole_steps(bucket)[-1] == 150
     uploads = len(list((bucket / "metrics").iterdir())) - 1
     assert 1 <= uploads < 100, "as many as there was time for"
-    assert steps_said(done) == list(range(1, 401))
+    assert steps_said(done) == list(range(1, 151))
 
 
 def test_the_others_wait_for_a_slow_store_longer_than_for_a_peer(
