@@ -91,9 +91,6 @@ class ForkedJob(Job):
     def start(self, *words: str, stderr: int = subprocess.STDOUT, **variables: str) -> Fork:  # type: ignore[override]
         """`python -m train script WORDS`, with standard error in the output."""
         assert stderr == subprocess.STDOUT
-        # The reporter's thread asks for an address, while the script's start looks through sys.modules.
-        import encodings.idna  # noqa: F401
-
         import torch
 
         from tests.train.workers import import_compiler

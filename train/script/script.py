@@ -135,7 +135,7 @@ class Script(Runner):
         renames.follow(session.progress)
         # The script sees its own directory first, as under `python FILE`, and not this package: its
         # own module may well be called `train`.
-        for name in [n for n in sys.modules if n == "train" or n.startswith("train.")]:
+        for name in [n for n in list(sys.modules) if n == "train" or n.startswith("train.")]:
             del sys.modules[name]
         sys.path[0] = str(self._path.parent)
         sys.argv = [str(self._path), *arguments]
