@@ -58,7 +58,7 @@ class PathOption(click.Path):
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """A number with its unit, as the function of this name in plan/quantities.py reads it."""
+    """A number with its unit, as the function of this name in measure/quantities.py reads it."""
 
     def __init__(self, name: str) -> None:
         self.name = name

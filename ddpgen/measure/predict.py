@@ -1,7 +1,7 @@
 """`ddpgen predict`: what a step of a job costs on a link, over node counts, and what would make it shorter.
 
 Owns which numbers of the job, the command line and the newest run (measured.py) go into the formulas of
-plan/cost.py. The page for people is predict_page.py's. Reads and measures nothing itself.
+cost.py. The page for people is page.py's. Reads and measures nothing itself.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def _machines(job: JobSpec) -> Iterator[Conflict]:
     if job.world_size > MOST_PROCESSES:
         what = f"{job.world_size} processes are more than ddpgen plans for"
         yield Conflict(("nodes", "procs_per_node"), what, f"start at most {MOST_PROCESSES}")
-    # A host of the tier hosts may have another nic: see targets/hosts.py.
+    # A host of the tier hosts may have another nic: see tiers/hosts/render.py.
     if job.nodes != 1 and job.nic in ("lo", "lo0") and not isinstance(job, HostsJob):
         what = "loopback leads every machine to itself"
         yield Conflict(("nic",), what, "name the interface towards the others, or leave it out")
@@ -226,7 +226,7 @@ def _machines(job: JobSpec) -> Iterator[Conflict]:
 
 def _devices(job: JobSpec) -> Iterator[Conflict]:
     if isinstance(job, HostsJob):
-        return  # each host has its own: see targets/hosts.py
+        return  # each host has its own: see tiers/hosts/render.py
     gpus = job.gpus_per_node or 0
     if job.backend == "nccl" and not gpus:
         what = "nccl talks between GPUs, and the job asks for none"

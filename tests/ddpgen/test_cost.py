@@ -1,4 +1,4 @@
-"""The arithmetic of plan/cost.py against known cases, and against what train/ really sends."""
+"""The arithmetic of measure/cost.py against known cases, and against what train/ really sends."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Owns noticing them, whom a stop file is for, the reason that goes into the status, and the making of the file.
 Decides nothing: one rank's notice becomes every rank's decision in the exchange of a step
-(parallel/step_exchange.py), and nothing is ever saved inside a signal handler.
+(distributed/step_exchange.py), and nothing is ever saved inside a signal handler.
 """
 
 from __future__ import annotations
