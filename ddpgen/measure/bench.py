@@ -146,7 +146,7 @@ def _on_slurm(made: SlurmJob, bundle: Path, interrupts: Interrupts) -> int:
     following = record.Following(made, "slurm", bundle, launched)
     while follow.lives(following):
         if interrupts.heard.wait(_POLL_S):
-            for line in follow.stop(following):
+            for line in follow.stop(following, now=False):
                 say(line)
             return _STOPPED
     return 0

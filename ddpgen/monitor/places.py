@@ -21,6 +21,7 @@ from ddpgen.driver.plan import Plan, PlannedHost, at_login
 from ddpgen.driver.ssh import Ssh, ready
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import scripts
+from ddpgen.monitor.record import Following
 from ddpgen.programs import stream
 from ddpgen.shell import as_argument
 from ddpgen.spec.job import JobSpec
@@ -188,3 +189,8 @@ def tail(files: Sequence[str], lines: int, follow: bool) -> list[str]:
     """The command that shows the end of files of this machine."""
     named = [as_argument(short(file)) for file in files]
     return ["tail", "-n", str(lines), *(["-F"] if follow else []), *named]
+
+
+def directory(following: Following) -> Path:
+    """The checkpoint directory of a job that keeps it on this machine."""
+    return Path(Place(str(following.beside)).checkpoints(following.job))

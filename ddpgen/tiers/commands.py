@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from ddpgen.bundle import write
 from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.monitor import record
-from ddpgen.monitor.places import Place
+from ddpgen.monitor import places, record
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus
 from ddpgen.spec.job import JobSpec
-from ddpgen.tiers.hosts import follow as at_hosts
-from ddpgen.tiers.local import follow as at_local
-from ddpgen.tiers.sky import follow as at_sky
-from ddpgen.tiers.slurm import follow as at_slurm
+from ddpgen.tiers.hosts import follow as hosts
+from ddpgen.tiers.local import follow as local
+from ddpgen.tiers.sky import follow as sky
+from ddpgen.tiers.slurm import follow as slurm
+
+
+class Follow(Protocol):
+    """The module `follow` in a tier's folder. Its functions raise TargetUnavailableError."""
+
+    AT_ONCE: str
+    """How to end a job at once, for a tier that leaves --now to its own tools; else ""."""
+
+    def keeps_here(self, following: Following) -> bool:
+        """True if the checkpoint directory is on this machine."""
+
+    def launched_at(self, following: Following) -> float | None:
+        """When the newest launch began, if something besides the record of launches knows."""
+
+    def lives(self, following: Following) -> bool:
+        """Whether a run lives of which this machine's checkpoint directory does not tell."""
+
+    def status(self, following: Following) -> JobStatus:
+        """How it stands; or this process becomes one that shows it."""
+
+    def asking(
+        self, following: Following
+    ) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
+        """The function that tells how it stands, as often as it is called; connections stay."""
+
+    def stop(self, following: Following, now: bool) -> Iterator[str]:
+        """Ask for a clean stop, or end it `now`; lines that say what came of it."""
+
+    def logs(self, following: Following, lines: int, follow: bool) -> int:
+        """Show the end of the output; the exit code. Raises DdpgenError where there is nothing yet."""
+
+
+FOLLOW: Mapping[str, Follow] = {"local": local, "hosts": hosts, "slurm": slurm, "sky": sky}
 
 
 class UnclearError(DdpgenError):
@@ -56,60 +88,49 @@ def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Fol
 
 def _newest_run(following: Following) -> float | None:
     """When the tier's newest run was launched or has last said something; None without one."""
-    times = [following.launched.time] if following.launched else []
-    if following.tier == "hosts" and (launch := at_hosts.newest_launch(following)):
-        times.append(launch.stat().st_mtime)
+    tier = FOLLOW[following.tier]
+    launched = following.launched.time if following.launched else None
+    times = [time for time in (launched, tier.launched_at(following)) if time is not None]
     if _found_here(following) is not None:
         with contextlib.suppress(OSError):
-            times.append((directory(following) / "status").stat().st_mtime)
+            times.append((places.directory(following) / "status").stat().st_mtime)
     return max(times, default=None)
 
 
 def _lives(following: Following) -> bool:
     """Whether the tier's newest run lives, as far as can be found out."""
     found = _found_here(following)
-    here = at_local.lives(found.lock) if found is not None else None
-    if found is not None and (here is not None or following.tier == "local"):
-        return found.word == "running" and bool(here)
-    ask = {"hosts": at_hosts.lives, "slurm": at_slurm.lives, "sky": at_sky.lives}
+    here = local.lock_lives(found.lock) if found is not None else None
+    if found is not None and here is not None:
+        return found.word == "running" and here
     try:
-        return following.tier in ask and ask[following.tier](following)
+        return FOLLOW[following.tier].lives(following)
     except TargetUnavailableError:
         return False
 
 
 def _found_here(following: Following) -> JobState | None:
     """What the checkpoint directory on this machine says of a run of this tier; None without one."""
-    where = directory(following)
-    if _is_elsewhere(following) or not os.path.exists(where / "status"):
+    where = places.directory(following)
+    if not FOLLOW[following.tier].keeps_here(following) or not os.path.exists(where / "status"):
         return None
-    found = at_local.look(where)
+    found = local.look(where)
     return found if found.started_by == following.tier else None
-
-
-def _is_elsewhere(following: Following) -> bool:
-    return following.tier == "sky" or getattr(following.job, "login", None) is not None
-
-
-def directory(following: Following) -> Path:
-    """The checkpoint directory of a job that keeps it on this machine."""
-    return Path(Place(str(following.beside)).checkpoints(following.job))
 
 
 def visible(following: Following) -> Path:
     """The checkpoint directory, for what has to look into it here. Raises TargetUnavailableError."""
-    where = directory(following)
-    if _is_elsewhere(following) or (following.tier == "hosts" and not where.is_dir()):
+    if not FOLLOW[following.tier].keeps_here(following):
         raise TargetUnavailableError(
             f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; run "
             "ddpgen doctor CHECKPOINT_DIR where the job runs"
         )
-    return where
+    return places.directory(following)
 
 
 def checkpoint_directory(path: Path) -> Path:
     """`path`, absolute. Raises DdpgenError where no job has left anything in it."""
-    found = at_local.look(path.absolute())
+    found = local.look(path.absolute())
     kept = os.path.exists(path / "metrics.jsonl")  # False where it may not be read
     if found.there == "yes" and not (found.word or found.lock or found.newest is not None or kept):
         raise DdpgenError(
@@ -122,10 +143,10 @@ def checkpoint_directory(path: Path) -> Path:
 def status(following: Following | Path, captured: bool = False) -> JobStatus:
     """How the job of a spec, or in a checkpoint directory, stands. Raises TargetUnavailableError.
 
-    On hosts this process becomes run.sh, unless the status is `captured` for programs.
+    On some tiers this process becomes another one that shows it, unless the status is `captured` for programs.
     """
-    if isinstance(following, Following) and following.tier == "hosts" and not captured:
-        at_hosts.status(following)
+    if isinstance(following, Following) and not captured:
+        return FOLLOW[following.tier].status(following)
     with asking(following) as ask:
         return ask()
 
@@ -133,37 +154,24 @@ def status(following: Following | Path, captured: bool = False) -> JobStatus:
 def asking(
     following: Following | Path,
 ) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
-    """What tells how it stands, as often as it is called; connections stay. Raises TargetUnavailableError, as
-    that does."""
+    """The function that tells how it stands, as often as it is called; connections stay. Raises
+    TargetUnavailableError, as that does."""
     if isinstance(following, Path):
-        return contextlib.nullcontext(functools.partial(at_local.status, following))
-    if following.tier == "hosts":
-        return at_hosts.asking(following)
-    if following.tier == "slurm":
-        return at_slurm.asking(following)
-    if following.tier == "sky":
-        return contextlib.nullcontext(functools.partial(at_sky.status, following))
-    return contextlib.nullcontext(functools.partial(at_local.status, directory(following)))
+        return local.asking(following)
+    return FOLLOW[following.tier].asking(following)
 
 
 def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
     """Ask for a clean stop, or end it `now`, where that is a tier's to do; lines that say what came of it.
 
-    Raises TargetUnavailableError.
+    Raises TargetUnavailableError, DdpgenError.
     """
-    tier = "local" if isinstance(following, Path) else following.tier
-    if now and tier != "sky":
-        at_once = "scancel JOBID" if tier == "slurm" else "press Ctrl-C twice where it runs"
-        raise DdpgenError(f"--now is for sky; on {tier}: {at_once}")
+    name = "local" if isinstance(following, Path) else following.tier
+    if now and (at_once := FOLLOW[name].AT_ONCE):
+        raise DdpgenError(f"--now is for sky; on {name}: {at_once}")
     if isinstance(following, Path):
-        return at_local.stop(following)
-    if tier == "hosts":
-        at_hosts.stop(following)
-    if tier == "slurm":
-        return at_slurm.stop(following)
-    if tier == "sky":
-        return at_sky.stop(following, now)
-    return at_local.stop(directory(following))
+        return local.stop(following, now)
+    return FOLLOW[name].stop(following, now)
 
 
 def logs(following: Following | Path, lines: int, follow: bool) -> int:
@@ -172,8 +180,5 @@ def logs(following: Following | Path, lines: int, follow: bool) -> int:
     Raises TargetUnavailableError, DdpgenError where there is nothing yet.
     """
     if isinstance(following, Path):
-        return at_local.logs(following, lines, follow)
-    if following.tier == "local":
-        return at_local.logs(directory(following), lines, follow)
-    tier = {"hosts": at_hosts.logs, "slurm": at_slurm.logs, "sky": at_sky.logs}[following.tier]
-    return tier(following, lines, follow)
+        return local.logs(following, lines, follow)
+    return FOLLOW[following.tier].logs(following, lines, follow)

@@ -25,6 +25,9 @@ from ddpgen.shell import as_argument
 _RUNS = {"yes": "runs", "no": "does not run", "unknown": "may run"}  # its script, as the host says
 
 
+AT_ONCE = "press Ctrl-C twice where it runs"
+
+
 def status(following: Following) -> NoReturn:
     """Become run.sh, which shows a table of the hosts."""
     become(_run_sh(following, "--status"))
@@ -60,7 +63,7 @@ def _ask(hosts: Plan, ssh: Ssh) -> JobStatus:
     return JobStatus([*rows, *folded(troubles), report], report.over, ", ".join(words))
 
 
-def stop(following: Following) -> NoReturn:
+def stop(following: Following, now: bool) -> NoReturn:
     """Become run.sh, which asks every host."""
     become(_run_sh(following, "--stop"))
 
@@ -69,7 +72,7 @@ def logs(following: Following, lines: int, follow: bool) -> NoReturn:
     """Become run.sh, or what shows every host's file of the newest launch as it grows."""
     if not follow:
         become(_run_sh(following, "--logs"))
-    launch = newest_launch(following)
+    launch = _newest_launch(following)
     if launch is None:
         raise DdpgenError("no host has said anything yet; see ddpgen logs without --follow")
     become(places.tail(sorted(map(str, launch.glob("*.log"))), lines, follow))
@@ -81,7 +84,18 @@ def lives(following: Following) -> bool:
         return any(report.runs for report in ask().reports)
 
 
-def newest_launch(following: Following) -> Path | None:
+def launched_at(following: Following) -> float | None:
+    """When the newest launch began in which a host said something."""
+    launch = _newest_launch(following)
+    return launch.stat().st_mtime if launch is not None else None
+
+
+def keeps_here(following: Following) -> bool:
+    """True if the checkpoint directory is on this machine."""
+    return places.directory(following).is_dir()
+
+
+def _newest_launch(following: Following) -> Path | None:
     """The logs of the newest launch in which a host said something."""
     return newest_logs(following.beside / "logs" / following.job.name)
 

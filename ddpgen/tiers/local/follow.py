@@ -5,9 +5,10 @@ Owns whether the processes in the lock live, as the training module judges it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import runpy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,24 +17,36 @@ from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError
 from ddpgen.monitor import places, scripts
 from ddpgen.monitor.places import Place
+from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.programs import become
 from ddpgen.resources import resource
 
+AT_ONCE = "press Ctrl-C twice where it runs"
 
-def status(directory: Path) -> JobStatus:
+
+def status(following: Following | Path) -> JobStatus:
     """How the job in a checkpoint directory stands. Raises TargetUnavailableError."""
+    directory = _directory(following)
     found = look(directory)
-    report = Report(places.short(str(directory)), found, lives(found.lock))
+    report = Report(places.short(str(directory)), found, lock_lives(found.lock))
     return JobStatus([report, *_elsewhere(found)], report.over)
 
 
-def stop(directory: Path) -> Iterator[str]:
+def asking(
+    following: Following | Path,
+) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
+    """The function that tells how it stands, as often as it is called. Raises TargetUnavailableError, as that does."""
+    return contextlib.nullcontext(functools.partial(status, following))
+
+
+def stop(following: Following | Path, now: bool) -> Iterator[str]:
     """Ask for a clean stop, if there may be somebody to ask. Raises TargetUnavailableError."""
+    directory = _directory(following)
     found, shown = look(directory), places.short(str(directory))
     if found.there != "yes" or found.lock is None:
         yield f"nothing to stop: no job has begun in {shown}"
-    elif lives(found.lock) is False:
+    elif lock_lives(found.lock) is False:
         ended = Report(shown, found, runs=False).facts()["state"]
         yield f"nothing to stop: nothing runs in {shown}: {ended}"
     else:
@@ -42,14 +55,34 @@ def stop(directory: Path) -> Iterator[str]:
         yield from _elsewhere(found)
 
 
-def logs(directory: Path, lines: int, follow: bool) -> NoReturn:
+def logs(following: Following | Path, lines: int, follow: bool) -> NoReturn:
     """Become the end of what is kept of the newest start: all that a user's script has printed; of a
     workload, its metrics. Raises DdpgenError where there is nothing yet."""
+    directory = _directory(following)
     file = max((directory / "logs").glob("*.log"), default=directory / "metrics.jsonl")
     if not file.exists() and not follow:
         message = f"{places.short(str(file))} is not there: no step is on record yet"
         raise DdpgenError(f"{message}; what local.sh says goes to the terminal it runs in")
     become(places.tail([str(file)], lines, follow))
+
+
+def lives(following: Following) -> bool:
+    """The lock has told already whether it lives, where it is of this machine."""
+    return False
+
+
+def launched_at(following: Following) -> float | None:
+    """When the newest launch began, if something besides the record of launches knows."""
+    return None
+
+
+def keeps_here(following: Following) -> bool:
+    """True if the checkpoint directory is on this machine."""
+    return True
+
+
+def _directory(following: Following | Path) -> Path:
+    return following if isinstance(following, Path) else places.directory(following)
 
 
 def look(directory: Path) -> JobState:
@@ -58,11 +91,11 @@ def look(directory: Path) -> JobState:
 
 
 def _elsewhere(found: JobState) -> Iterator[str]:
-    if found.lock is not None and lives(found.lock) is None and found.word == "running":
+    if found.lock is not None and lock_lives(found.lock) is None and found.word == "running":
         yield f"it was started on {found.lock.get('host', 'another host')}: ddpgen status there tells whether it lives"
 
 
-def lives(lock: Mapping[str, Any] | None) -> bool | None:
+def lock_lives(lock: Mapping[str, Any] | None) -> bool | None:
     """Whether a process of the lock is there; None when it is not of this boot of this host."""
     if lock is None:
         return False

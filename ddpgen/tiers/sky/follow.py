@@ -7,8 +7,10 @@ controller is lost.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 from ddpgen.driver import state
@@ -29,6 +31,9 @@ _LIVES_S = 120.0
 # Reasons of an end from which SkyPilot starts the job again (train/launch/sky.py).
 _COMES_BACK = ("preempted", "signal")
 _SOON = "asked for a clean stop, which it sees within some 10 s"
+
+
+AT_ONCE = ""  # --now is for this tier
 
 
 class Seen(NamedTuple):
@@ -83,6 +88,11 @@ def status(following: Following) -> JobStatus:
     return JobStatus(said, over, ", ".join(f"{job.id} {job.words}" for job in seen.jobs))
 
 
+def asking(following: Following) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
+    """The function that tells how it stands, as often as it is called. Raises TargetUnavailableError, as that does."""
+    return contextlib.nullcontext(functools.partial(status, following))
+
+
 def stop(following: Following, now: bool) -> Iterator[str]:
     """Cancel what waits, and ask what runs for a clean stop; or cancel all of it, `now`.
 
@@ -120,6 +130,16 @@ def logs(following: Following, lines: int, follow: bool) -> NoReturn:
 def lives(following: Following) -> bool:
     """Whether one of the jobs waits or runs, as far as SkyPilot says."""
     return bool(_look(following).live)
+
+
+def launched_at(following: Following) -> float | None:
+    """When the newest launch began, if something besides the record of launches knows."""
+    return None
+
+
+def keeps_here(following: Following) -> bool:
+    """False: the machines have it, and the bucket."""
+    return False
 
 
 def find(name: str, launched: str = "") -> Seen:

@@ -30,6 +30,9 @@ from ddpgen.tiers.slurm.jobs import QueuedJob
 _MOST_TASKS = 8  # of an array have their directories looked at
 
 
+AT_ONCE = "scancel JOBID"
+
+
 class Asked(NamedTuple):
     """A job of the spec, where its Slurm is, and what was launched last there."""
 
@@ -90,7 +93,13 @@ def _status(asked: Asked) -> JobStatus:
     return JobStatus(said, over, ", ".join(jobs))
 
 
-def stop(following: Following) -> Iterator[str]:
+def status(following: Following) -> JobStatus:
+    """How it stands. Raises TargetUnavailableError."""
+    with asking(following) as ask:
+        return ask()
+
+
+def stop(following: Following, now: bool) -> Iterator[str]:
     """Cancel what waits, ask what runs for a clean stop. Raises TargetUnavailableError."""
     with _reach(following) as asked:
         _, seen = _look(asked)
@@ -139,6 +148,16 @@ def lives(following: Following) -> bool:
     """Whether one of the jobs waits or runs. Raises TargetUnavailableError."""
     with _reach(following) as asked:
         return any(not each.over for each in _look(asked)[1])
+
+
+def launched_at(following: Following) -> float | None:
+    """When the newest launch began, if something besides the record of launches knows."""
+    return None
+
+
+def keeps_here(following: Following) -> bool:
+    """True if the checkpoint directory is on this machine."""
+    return following.job.login is None if isinstance(following.job, SlurmJob) else True
 
 
 @contextlib.contextmanager
