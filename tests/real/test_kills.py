@@ -19,6 +19,7 @@ import torch
 
 from tests.real import jobs
 from tests.real.rig import processes
+from tests.train import workers
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -91,10 +92,15 @@ def rendered(place: Path, processes: int, **job: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The weights of one process that nothing has launched."""
     place = tmp_path_factory.mktemp("undisturbed")
-    done = jobs.run(rendered(place, 1))
-    assert done.process.returncode == 0, done.output
-    return jobs.final_tensors(place / "ckpt")
+    (place / "model.py").write_text(MODEL)
+    settings = {**TRAIN, "log_every": 1}
+    del settings["workload"]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    done = workers.run(place / "ckpt", f"{place}/model.py:build", 1, *flags)
+    assert done.codes == [0], done.output
+    return done.tensors()
 
 
 def samples_of(row: dict[str, Any]) -> list[int]:
@@ -121,11 +127,11 @@ def assert_every_sample_is_there_once(directory: Path) -> None:
 
 
 def kill(victim: str, job: jobs.Job, dice: random.Random) -> None:
-    workers = job.workers()
+    ranks = job.workers()
     if victim == "worker":
-        os.kill(dice.choice(workers), signal.SIGKILL)
+        os.kill(dice.choice(ranks), signal.SIGKILL)
     elif victim == "all workers":
-        processes.send(workers, signal.SIGKILL)
+        processes.send(ranks, signal.SIGKILL)
     elif victim == "agent":
         os.kill(job.agent(), signal.SIGKILL)
     else:
@@ -138,7 +144,9 @@ VICTIMS = ["worker", "all workers", "agent", "launch script"]
 @pytest.mark.parametrize(
     "victims",
     [
-        pytest.param(["worker", "agent", "launch script"], id="each"),
+        # In the day an agent is killed in test_verify.py.
+        pytest.param(["worker", "launch script"], id="two"),
+        pytest.param(["worker", "agent", "launch script"], marks=pytest.mark.nightly, id="each"),
         *(pytest.param([each] * 4, marks=pytest.mark.nightly, id=each) for each in VICTIMS),
     ],
 )
