@@ -52,7 +52,7 @@ def test_steps_are_seen_to_go_by_until_the_end(tmp_path: Path) -> None:
         "workload": jobs.PACED, "steps": STEPS, "global_batch_size": 8, "micro_batch_size": 4,
         "args": {"pause": 0.05, "until": str(until)},
     }  # fmt: skip
-    job = jobs.Job(jobs.render(tmp_path, jobs.spec(train, procs_per_node=2)))
+    job = jobs.Job(jobs.render(tmp_path, jobs.spec(train)))
     job.until_step(1)
     directory = tmp_path / "checkpoints" / "job"
     first, second = Terminal(directory), Terminal(directory)
