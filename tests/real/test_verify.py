@@ -154,6 +154,7 @@ def test_what_was_changed_in_the_records_is_named(killed: Path, tmp_path: Path) 
     assert found.stderr.count("replaying") == 1, found.stderr
 
 
+@pytest.mark.nightly
 def test_a_manifest_that_was_edited_runs_no_code_from_outside_of_the_bundle(
     killed: Path, tmp_path: Path
 ) -> None:
