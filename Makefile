@@ -52,7 +52,7 @@ nightly: static sky frameworks ## every test, and the promised times alone on th
 	DDPGEN_TEST_TIMES=1 python -m pytest tests/real/test_preflight*.py tests/real/test_probe.py
 	@# The lock's torch is neither the oldest that is supported nor the newest.
 	for torch in torch==2.4.0 torch; do tools/venv.sh $$torch && $(PYTEST:python=.venv-$$torch/bin/python) \
-	  tests/train --ignore=tests/train/preflight --ignore=tests/train/supervisor || exit; done
+	  tests/train --ignore=tests/train/preflight --ignore=tests/train/launch || exit; done
 
 static: venv ## lint and types, side by side
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types
@@ -75,7 +75,7 @@ bench: venv ## the benchmarks against their baselines, interleaved; figures in b
 
 golden: venv ## write the golden files anew from what is rendered now; read their diff before committing
 	python -m pytest tests/ddpgen/test_plan.py tests/ddpgen/test_hosts.py tests/ddpgen/test_slurm.py tests/ddpgen/test_sky.py tests/ddpgen/test_schema.py \
-	  tests/train/supervisor/test_endings.py --update-golden
+	  tests/train/launch/test_endings.py --update-golden
 	git diff --stat -- tests/golden
 
 docs: venv ## make docs/report-example.html anew, by a run that is killed twice and preempted once

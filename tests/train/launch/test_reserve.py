@@ -14,7 +14,7 @@ from train.base import nic
 from train.base.nic import NetworkError
 from train.launch import reserve
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from train.launch.slurm.job import (
 from train.launch.slurm.step import in_short, is_step, on_each_node, store_of
 from train.launch.words import Command
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SHOWN = """\
 JobId={id} {array}JobName={name}
    UserId=trainer(2000) GroupId=trainer(2000) MCS_label=N/A

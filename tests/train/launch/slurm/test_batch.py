@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.supervisor.test_slurm_job import shown
+from tests.train.launch.slurm.test_job import shown
 from train.base.scheduler import VARIABLE
 from train.launch.slurm.directory import Directory
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SCONTROL = """\
 #!/bin/bash
 cd {place}

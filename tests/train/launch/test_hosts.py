@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.supervisor.test_driver_link import Recorded
+from tests.train.launch.test_driver_link import Recorded
 from train.base import nic
 from train.base.errors import Refusal
 from train.launch.decision import ExitReport

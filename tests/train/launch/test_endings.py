@@ -28,7 +28,7 @@ from train.launch.words import Command
 from train.run.status import Status
 
 GUIDE = ROOT / "docs" / "troubleshooting.md"
-BEGIN = "<!-- made by make golden from tests/train/supervisor/test_endings.py -->\n"
+BEGIN = "<!-- made by make golden from tests/train/launch/test_endings.py -->\n"
 END = "<!-- end -->\n"
 
 DONE = Status("done", "a", 400)

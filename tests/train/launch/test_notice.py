@@ -22,7 +22,7 @@ from train.launch.notices import Cloud, clouds
 from train.launch.notices.service import AbsentError, Service, ServiceError
 from train.run.status import Status, write_status
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 30.0
 NAMES = tuple(clouds())
 NOWHERE = "http://127.0.0.1:9"  # discard: nobody listens
