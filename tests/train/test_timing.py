@@ -105,8 +105,8 @@ def test_a_slow_rank_is_in_the_log_and_the_metrics(tmp_path: Path) -> None:
 
 def test_a_rank_with_a_larger_share_is_told_of_that() -> None:
     assert remedy(0, [3, 3, 2]) == (
-        "it has 3 micro-batches of a step and others 2: give it a smaller share, or choose a global_batch_size that is "
+        "it has 3 micro-batches of a step and others 2: choose a global_batch_size that is "
         "shared out evenly"
     )
-    alone = "give it a smaller share, or see what else runs there"
+    alone = "see what else runs there; on the tier hosts, share: gives a slower host fewer micro-batches"
     assert remedy(2, [3, 3, 2]) == remedy(1, [3, 3]) == alone

@@ -107,10 +107,10 @@ def remedy(rank: int, shares: Sequence[int]) -> str:
     """What to do about a slow rank. `shares`: the micro-batches of each rank."""
     if shares[rank] > min(shares):
         return (
-            f"it has {shares[rank]} micro-batches of a step and others {min(shares)}: give it a smaller share, or choose "
-            "a global_batch_size that is shared out evenly"
+            f"it has {shares[rank]} micro-batches of a step and others {min(shares)}: choose a global_batch_size that is "
+            "shared out evenly"
         )
-    return "give it a smaller share, or see what else runs there"
+    return "see what else runs there; on the tier hosts, share: gives a slower host fewer micro-batches"
 
 
 class SlowRanks:
