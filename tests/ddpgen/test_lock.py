@@ -96,8 +96,8 @@ def test_requirements_that_cannot_be_read_are_a_fault_of_the_spec(
 
 
 def python_with_pip(place: Path) -> Path:
-    """The Python of a virtual environment with nothing but pip, copied from here: venv would install it, which takes
-    five seconds."""
+    """Make a virtual environment with nothing but a copy of pip, because venv takes five seconds to install pip. Returns
+    its Python."""
     argv = [sys.executable, "-m", "venv", "--without-pip", place]
     subprocess.run(argv, check=True, timeout=120)
     (packages,) = place.glob("lib/python*/site-packages")

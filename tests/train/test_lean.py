@@ -52,7 +52,7 @@ Python = Callable[[str], list[str]]
 
 @pytest.fixture
 def python(server: subprocess.Popen[str]) -> Python:
-    """What a fork of it prints that runs this code."""
+    """Run code in a fork of the server. Returns the lines that the code prints."""
 
     def run(code: str) -> list[str]:
         assert server.stdin is not None

@@ -27,8 +27,8 @@ OLDER = {
     "MKL_CBWR": "COMPATIBLE",
     "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
 }
-# For each probe that is asked for: a fork of one process with torch loaded, which has computed nothing yet, so that
-# its libraries have not read the variables. MKL asks a function of its own whose processor it runs on.
+# Each probe is a fork of one process with torch loaded. That process has computed nothing, so that the libraries have
+# not read their variables yet. MKL asks a function of its own whose processor it runs on.
 _PROBES = """
 import ctypes, json, os, sys
 from pathlib import Path
@@ -67,7 +67,7 @@ class Wanted(NamedTuple):
 
 
 def probed(*wanted: Wanted) -> list[dict[str, str]]:
-    """What each of these probes gives."""
+    """Run these probes. Returns the result of each."""
     done = subprocess.run(
         [sys.executable, "-c", _PROBES, json.dumps(wanted)],
         capture_output=True, timeout=60, check=True,
