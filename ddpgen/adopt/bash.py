@@ -19,7 +19,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}$]*))?\}|(\w+))")
 _PRODUCT = re.compile(r"\$\(\(\s*\$?\{?(\w+)\}?\s*\*\s*\$?\{?(\w+)\}?\s*\)\)")
 _REDIRECTION = re.compile(r"\d*(>>?|<<?<?-?)")
 _ARRAY = re.compile(r"\s*\w+=\([^)]*", re.DOTALL)
-_HERE = re.compile(r"[^\s<]*<<-?([^\s<]*)")
+_HERE = re.compile(r"[^\s<]*<<-?(?!<)([^\s<>()]*)(?:[>)].*)?")
 # How a script names its own directory, in the form that filled() brings it to.
 OWN_DIRECTORY = '$(dirname "$0")'
 _ITSELF = r"\"?\$(?:0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(?:\[0\])?\})\"?"
@@ -135,8 +135,12 @@ def _tokens(masked: str) -> list[str]:
 
 def _here(source: str) -> str:
     """The word that ends the here-document of this line; "" if the line begins no here-document."""
+    masked, inner = _masked(source)
+    for part in inner:
+        if part.startswith("$(") and not part.endswith(")") and (word := _here(part[2:])):
+            return word
     try:
-        tokens = _tokens(_masked(source)[0])
+        tokens = _tokens(masked)
     except ValueError:  # _simple() tells
         return ""
     for token, following in zip(tokens, [*tokens[1:], ""], strict=True):

@@ -226,6 +226,7 @@ def why_not(outcome: Completed, ssh: Ssh, host: PlannedHost, within: float) -> s
     if reason := remote.troubles(outcome.output):
         return reason
     remedied = ssh.remedied(outcome.output, host)
-    if outcome.code == 0 or (outcome.code < 128 and not remedied):
+    # `exec tmux` in ~/.bashrc ends with 1.
+    if outcome.code == 0 or (outcome.code < 128 and (not first or "not a terminal" in first)):
         return interrupted(first)
     return remedied or ssh.complaint(outcome.output, host)

@@ -8,8 +8,13 @@ SHORTEST = 6  # a shorter one stands in other words as well
 _NAME = re.compile(
     r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)(_|$)", re.IGNORECASE
 )
-# A number, a variable, a token of a tokenizer, a word or some.
-_HARMLESS = re.compile(r"[\d.]+|\$\w+|\$\{\w+\}|[<\[].*[>\]]|[a-z]+([_-][a-z]+)*")
+# A number, a variable, a token of a tokenizer, a path.
+_HARMLESS = re.compile(
+    r"[\d.]+|\$\w+|\$\{\w+\}|[<\[].*[>\]]|((~|\.{1,2})?/|\w+://).*|[\w./-]+\.[a-z]{1,5}"
+)
+# One word or some: the name of a thing, but also a passphrase.
+_WORDS = re.compile(r"[a-z]+([_-][a-z]+)*")
+_PASSPHRASE = re.compile(r"PASSWORD|PASSWD|SECRET", re.IGNORECASE)
 # Tokens of Hugging Face, OpenAI, GitHub and AWS.
 FORMS = re.compile(r"\bhf_\w{8,}|\bsk-[\w-]{16,}|\bgh[pousr]_\w{8,}|\bAKIA\w{12,}")
 
@@ -23,5 +28,6 @@ def stands_in(name: str, value: str) -> bool:
     """True if `value` gives a secret away: a path, a number, a word or another variable does not."""
     if FORMS.search(value):
         return any(digit in value for digit in "0123456789") or not value.islower()
-    harmless = len(value) < SHORTEST or "/" in value or _HARMLESS.fullmatch(value)
+    words = _WORDS.fullmatch(value) and not _PASSPHRASE.search(name)
+    harmless = len(value) < SHORTEST or words or _HARMLESS.fullmatch(value)
     return bool(_NAME.search(name)) and not harmless

@@ -502,6 +502,8 @@ def test_a_job_that_may_not_be_requeued_is_not(run: Run, tmp_path: Path) -> None
         "BATCH=$((1 << N))",
         "echo a # see cat <<EOF",
         "cat > x <<EOF\ntorchrun other.py\nEOF",
+        "cat <<EOF>x\ntorchrun other.py\nEOF",
+        "X=$(cat <<EOF\ntorchrun other.py\nEOF\n)",
         "cat <<-'END' > x # torchrun\ntorchrun other.py\n\tEND",
         "cat << END\ntorchrun other.py\nEND",
         "echo ${#A[@]} $# a#b; A=1",

@@ -615,3 +615,15 @@ def test_a_watch_ends_where_nobody_knows_how_it_goes_on(
     plain = run("status", "job.yaml", "--target", "slurm").out
     said = "Slurm calls job 99 'SOMETHING_NEW', which this version of ddpgen does not know"
     assert (said in plain) == (state == "SOMETHING_NEW")
+
+
+def test_a_job_in_an_unknown_state_is_neither_over_nor_waited_for() -> None:
+    job = slurm_jobs.QueuedJob("7", "NEWSTATE")
+    assert (job.known, job.over, job.live) == (False, False, False)
+    assert [
+        slurm_jobs.QueuedJob("7", state).live for state in ("PENDING", "RUNNING", "FAILED")
+    ] == [
+        True,
+        True,
+        False,
+    ]

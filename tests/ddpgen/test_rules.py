@@ -176,7 +176,10 @@ def test_a_job_of_more_processes_than_a_plan_can_list_is_refused() -> None:
         ("TOKENIZERS_PARALLELISM: 'false'", False),
         ("PAD_TOKEN: '<|endoftext|>'", False),
         ("SORT_KEY: timestamp", False),
-        ("CACHE_KEY_PATH: data/hf/key", False),
+        ("CACHE_KEY_PATH: data/hf/key.txt", False),
+        ("TOKEN_STORE: s3://kept/tokens", False),
+        ("AWS_SECRET_ACCESS_KEY: wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", True),
+        ("DB_PASSWORD: correct-horse-battery", True),
         ("MODEL: hf_internal_testing", False),
     ],
 )

@@ -388,14 +388,17 @@ def test_buckets_are_written_to_rarely(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_process_that_was_frozen_knows_it_and_blames_nobody(tmp_path: Path) -> None:
     standstill = Standstill(every=1.0)
-    for now in (100, 101, 110, 151):
-        standstill.look(now)
+    for began, ended in ((100, 101), (101, 110), (110, 151)):
+        standstill.begin(began)
+        standstill.end(ended)
     assert [standstill.lately(now) for now in (151, 200, 212)] == [41, 41, 0]
     reporter = Reporter(tmp_path, ENV, "desk")
     reporter._standstill = standstill
     reporter.meet("w", None)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    standstill.look(now - 30)
+    standstill.look(now)  # whatever held this thread up, it was no wait
+    assert standstill.lately(now) == 0
+    standstill.begin(now - 30)
     standstill.look(now)
     (line,) = reporter.explain()
     assert line.startswith("desk itself stood still for 30 s, frozen or asleep; ")

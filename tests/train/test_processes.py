@@ -38,3 +38,11 @@ def test_a_process_from_its_start_to_its_end() -> None:
     assert processes.process_state(child.pid, started) == "Z"
     child.wait()
     assert processes.process_state(child.pid, started) == ""
+
+
+def test_a_group_of_another_user_is_left_to_him(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(group: int, signum: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "killpg", refused)
+    processes.end_group(4711)

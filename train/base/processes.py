@@ -88,8 +88,8 @@ def die_with_parent(signum: signal.Signals) -> None:
 
 
 def end_group(group: int) -> None:
-    """Ask the processes of a group to end, and kill those that have not ended soon."""
-    with contextlib.suppress(ProcessLookupError):
+    """Ask the processes of a group to end, and kill those that have not ended soon, except those of another user (sudo)."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         for signum in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(group, signum)
             deadline = time.monotonic() + _GRACE_S

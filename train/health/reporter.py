@@ -139,8 +139,7 @@ class Reporter:
 
     def fail(self, error: BaseException, waited: bool) -> None:
         """The process is about to end by this error. `waited`: it lost another, or timed out waiting for it."""
-        if self._thread.is_alive():
-            self._standstill.look(_now())  # the thread may not have come to it yet
+        self._standstill.look(_now())  # the thread may not have come to it yet
         self._end_thread()
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         where = "" if waited else innermost_user_line(error.__traceback__)
@@ -179,14 +178,15 @@ class Reporter:
         with self._change:
             self.beat = replace(self.beat, nic=nic, address=address, head=head)
         while not self._ended.is_set():
-            self._standstill.look(_now())
             position = self._watch.look()
             with self._change:
                 if not self._ended.is_set():
                     self.beat = self._clock.take(self.beat, position, self.step)
             self._publish()
             self._speak_in_time()
+            self._standstill.begin(_now())
             self._nudged.wait(self._every)
+            self._standstill.end(_now())
             self._nudged.clear()
 
     def _publish(self) -> None:
@@ -232,18 +232,30 @@ class Reporter:
 
 
 class Standstill:
-    """How long this process did not run, by the times at which it looks every `every` seconds."""
+    """How long this process did not run, by waits of `every` seconds that took longer.
+
+    Nothing but such a wait tells: a thread that writes may be held up by a file server while the process runs.
+    """
 
     def __init__(self, every: float) -> None:
         self._most = every + _STOOD_S
-        self._looked_at: float | None = None
+        self._began: float | None = None
         self._stood_s, self._ended_at = 0.0, 0.0
 
+    def begin(self, now: float) -> None:
+        """A wait begins."""
+        self._began = now
+
     def look(self, now: float) -> None:
-        """It runs now."""
-        if self._looked_at is not None and now - self._looked_at > self._most:
-            self._stood_s, self._ended_at = now - self._looked_at, now
-        self._looked_at = now
+        """It runs now, whether or not the wait has ended yet."""
+        began = self._began
+        if began is not None and now - began > self._most:
+            self._stood_s, self._ended_at = now - began, now
+
+    def end(self, now: float) -> None:
+        """The wait is over."""
+        self.look(now)
+        self._began = None
 
     def lately(self, now: float) -> float:
         """How long it last stood still, if that has just ended; else 0."""

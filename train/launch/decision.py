@@ -57,7 +57,7 @@ class ExitReport:
 
     @property
     def why(self) -> str:
-        """Why it ended, in one line; "" where that was said elsewhere, as by the preflight."""
+        """Why it ended, in one line; "" if nothing says it."""
         return self.reason or "".join(self.lines[:1])
 
 

@@ -105,9 +105,9 @@ class Supervisor:
         only = self._options.preflight
         if only or not self._options.no_preflight:
             driven = bool(self._options.driven)
-            code = self._beside(lambda: preflight.run(self._settings(), driven))
-            if code or only:
-                return ExitReport(code)
+            why = self._beside(lambda: preflight.run(self._settings(), driven))
+            if why or only:
+                return ExitReport(EXIT_UNAVAILABLE if why else 0, reason=why)
         bundle = _hold(self._bundle)
         self._attempt = self._beside(self._acquire)
         interface, address, head = self._beside(self._network)

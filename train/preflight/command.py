@@ -17,7 +17,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from train.base.console import plain, say
-from train.base.errors import EXIT_UNAVAILABLE
 from train.base.files import replace_file
 from train.preflight import checks, compare, phrases
 from train.preflight.checks import Look
@@ -34,8 +33,9 @@ _LOOK_S = 2.0
 _KEEP_S = 5.0  # where it is all that is still to be done
 
 
-def run(settings: Settings, driven: bool = False) -> int:
-    """Check, and say what is wrong; the exit code. `driven`: hosts/run.sh shows all hosts on one terminal."""
+def run(settings: Settings, driven: bool = False) -> str:
+    """Check, and say what is wrong. Returns why nothing may start, "" if it may. `driven`: hosts/run.sh shows all hosts on
+    one terminal."""
     # A file server may not answer, or complain; that is found out, and said, by the checks.
     for place in Look(lambda: list(_ending(settings))).result(time.monotonic() + _LOOK_S) or ():
         lock.await_last_words(place)
@@ -43,12 +43,13 @@ def run(settings: Settings, driven: bool = False) -> int:
     outcome = check.meet()
     findings = check.tell(outcome)
     if any(finding.is_error for finding in findings):
+        why = _failed(findings)
         # The driver quotes the last line of each host.
         if driven or not check.stands_in_log(outcome):
-            _say_failed(findings)
-        return EXIT_UNAVAILABLE
+            say(why)
+        return why
     _say_passed(settings, outcome, findings)
-    return 0
+    return ""
 
 
 class _Check:
@@ -146,10 +147,10 @@ def _print(findings: Sequence[Finding], kept: Path | None) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _say_failed(findings: Sequence[Finding]) -> None:
+def _failed(findings: Sequence[Finding]) -> str:
     errors = [f"{f.code} on {plain(f.host)}" for f in findings if f.is_error]
     more = f" and {len(errors) - 3} more" if len(errors) > 3 else ""
-    say(f"preflight: {', '.join(errors[:3])}{more}; nothing was started")
+    return f"preflight: {', '.join(errors[:3])}{more}; nothing was started"
 
 
 def _say_passed(settings: Settings, outcome: PreflightResult, findings: Sequence[Finding]) -> None:

@@ -83,12 +83,7 @@ def _status(asked: Asked) -> JobStatus:
         for each in seen
         if not each.known
     ]
-    # A job in an unknown state is not waited for: its end might not be seen.
-    over = (
-        all(each.over or not each.known for each in seen)
-        if seen
-        else any(each.over for each in reports)
-    )
+    over = not any(each.live for each in seen) if seen else any(each.over for each in reports)
     jobs = [f"{e.id} {e.state}" + (f" ({e.why})" if e.why else "") for e in seen]
     return JobStatus(said, over, ", ".join(jobs))
 
@@ -147,7 +142,7 @@ def logs(following: Following, lines: int, follow: bool) -> int:
 def lives(following: Following) -> bool:
     """Whether one of the jobs waits or runs. Raises TargetUnavailableError."""
     with _reach(following) as asked:
-        return any(not each.over for each in _look(asked)[1])
+        return any(each.live for each in _look(asked)[1])
 
 
 def launched_at(following: Following) -> float | None:

@@ -47,6 +47,11 @@ class QueuedJob(NamedTuple):
         return self.state in WAITING
 
     @property
+    def live(self) -> bool:
+        """It waits or runs. A job in an unknown state is not waited for: its end might not be seen."""
+        return self.state in WAITING | RUNNING
+
+    @property
     def over(self) -> bool:
         """It has ended, and does not come back."""
         return self.state in OVER

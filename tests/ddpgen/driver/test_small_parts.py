@@ -209,6 +209,12 @@ def test_advice_names_the_command_that_the_driver_uses() -> None:
             Completed(127, b"bash: command not found\n"),
             "bash: command not found; install bash there",
         ),
+        (Completed(1, b"This account is currently not available.\n"), "This account is currently"),
+        (
+            Completed(1, b"bash: line 3: /tmp/x: No space left on device\n"),
+            "bash: line 3: /tmp/x: No space",
+        ),
+        (Completed(3, b""), "the login shell there ended before"),
         (Completed(255, b"odd\n"), "odd"),
         (Completed(137, b"Killed\n"), "Killed"),
         (Completed(69, b"hi\nddpgen: no rsync\n"), "no rsync"),

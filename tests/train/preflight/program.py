@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from train.base import processes
-from train.base.errors import start_command
+from train.base.errors import EXIT_UNAVAILABLE, start_command
 from train.base.scheduler import VARIABLE
 from train.preflight.command import run
 from train.preflight.settings import Settings
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the check; the exit code."""
     processes.die_with_parent(signal.SIGTERM)
     given = json.loads(argv[0]) | {"only": "--only" in argv}
-    return run(settings(given), driven="--driven" in argv)
+    return EXIT_UNAVAILABLE if run(settings(given), driven="--driven" in argv) else 0
 
 
 def settings(given: dict[str, Any]) -> Settings:

@@ -218,7 +218,6 @@ class Controller:
         code, _, why = ask("sh", "-c", *words, on_silence=lambda: self._report(shown))
         if code == 0:
             return ""
-        self._report(shown, why)
         return " ".join(why.split()) or f"scontrol ended with {code}"
 
     def send_no_mail(self) -> None:

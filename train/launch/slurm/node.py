@@ -96,7 +96,7 @@ class SlurmNode(Tier):
     def report(self, outcome: ExitReport) -> None:
         """What this node decides by itself: srun then ends the others, and may drop what it has said."""
         if outcome.code and not self._stops:
-            words = outcome.lines[-1] if outcome.lines else ""
+            words = outcome.lines[-1] if outcome.lines else outcome.reason
             self._directory.keep_failure(
                 outcome.code, self._me, words.removeprefix(f"{self._me}: ")
             )
