@@ -40,8 +40,8 @@ exec "$@"
 _TASK_ENDED = re.compile(r"srun: error: (\S+): tasks? [^:]+: (?:Exited with exit code (\d+))?")
 # A node speaks by its supervisor, its shell or its slurmstepd.
 _OF_NODE = re.compile(r"(?:ddpgen \S+ \S+ |slurmstepd-)([^\s:]+)(?: rank \d+)?: (?:error: )?(.+)")
-# A lost node, whose task srun could not launch, is no refusal.
-_NO_REFUSAL = re.compile(r"launch|Node failure", re.IGNORECASE)
+# A lost node is no refusal: srun could not launch its task, or not create the step.
+_NO_REFUSAL = re.compile(r"launch|Node failure|node not available", re.IGNORECASE)
 _REFUSES = (1, 255)  # srun's exit codes where it ends by itself
 
 

@@ -80,6 +80,7 @@ LOST = """\
 srun: error: Task launch for StepId=8.0 failed on node node2: Communication connection failure
 srun: error: Application launch failed: Communication connection failure
 """
+DOWN = "srun: error: Unable to create step for job 7: Required node not available (down, drained or reserved)\n"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,7 @@ srun: error: Application launch failed: Communication connection failure
         ("srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.\n", 1,
          "srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive."),
         (LOST, 1, ""),  # a node that is lost
+        (DOWN, 1, ""),
         (GRES + "ddpgen 2026-11-25 12:56:50 node1: interface eth0\n", 1, ""),  # it has started something
         (REFUSED_IN_THE_SHELL, 143, ""),
         ("srun: error: node1: task 0: Exited with exit code 1\n", 1, ""),
