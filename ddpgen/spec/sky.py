@@ -1,6 +1,6 @@
 """The tier sky's own fields of a spec, typed like the others.
 
-Owns which words SkyPilot takes where. What they become in its YAML is tiers/sky/directives.py's. Pure.
+Owns which words SkyPilot takes where. tiers/sky/directives.py has their place in its YAML. Pure.
 """
 
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)

@@ -1,7 +1,7 @@
 """The tier slurm's own fields of a spec, typed like the others.
 
 Owns the narrow alphabet of an `#SBATCH` line, which is not bash: sbatch eats backslashes even between
-single quotes, and takes `#` for a comment. What the fields mean for sbatch is tiers/slurm/directives.py's. Pure.
+single quotes, and takes `#` for a comment. tiers/slurm/directives.py has their meaning for sbatch. Pure.
 """
 
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)

@@ -1,1 +1,1 @@
-"""The tiers: a folder each, and beside them what all of them share: ranks, the supervisor's command, tables for people."""
+"""Each tier has a folder. The modules are shared by all of them: ranks, the supervisor's command, tables for people."""

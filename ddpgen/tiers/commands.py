@@ -34,7 +34,7 @@ class Follow(Protocol):
         """When the newest launch began, if something besides the record of launches knows."""
 
     def lives(self, following: Following) -> bool:
-        """Whether a run lives of which this machine's checkpoint directory does not tell."""
+        """True if a run lives. Asked where the checkpoint directory on this machine does not tell."""
 
     def status(self, following: Following) -> JobStatus:
         """How it stands; or this process becomes one that shows it."""

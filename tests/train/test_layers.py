@@ -1,4 +1,4 @@
-"""Which package of train/ may import which, and the few modules at its top."""
+"""The floors of train/: a package imports what lies below it, and five modules lie at the top."""
 
 from __future__ import annotations
 
