@@ -1,35 +1,16 @@
-"""Who may import whom, and what a render must not drag in."""
+"""The pure modules, the owner of each library, and what a render must not load. tests/project/test_floors.py has the packages."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from tests.ddpgen.conftest import GPT, ROOT
+from tests.project.floors import imports
 
-# A package, or a module at the top, may import itself and what stands below it. The packages of one floor know nothing
-# of each other.
-FLOORS = [
-    {"__main__"},
-    {"cli"},
-    {"measure", "reproduce"},
-    {"job"},
-    {"adopt"},
-    {"tiers"},
-    {"monitor", "render"},
-    {"bundle"},
-    {"guide", "programs"},
-    {"spec"},
-    {"resources", "shell", "yamltext"},
-    {"errors"},
-    # Copied into the bundle, where there is no ddpgen: nothing of it is below this line.
-    {"driver"},
-]
 PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "pace", "plan", "remote", "state")}
 PURE_MONITOR = {"monitor.report", "monitor.scripts"}
 # A tier's folder: the values of its template are a matter of the spec alone.
@@ -81,56 +62,6 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(path: Path) -> set[str]:
-    """Everything a module names in an import, absolute. Only the driver's are relative: its name in
-    a bundle is another."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            module = ".".join(filter(None, ["ddpgen", path.parent.name, node.module]))
-            names |= {f"{module}.{alias.name}" for alias in node.names} | {module}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # A name for importlib, also the beginning of one in an f-string.
-            text = node.value.removesuffix(".")
-            if text.startswith("ddpgen.") and text.replace(".", "").isidentifier():
-                names.add(text)
-    return names
-
-
-def room(name: str) -> str:
-    return name.partition(".")[0]
-
-
-def arrows() -> dict[tuple[str, str], set[str]]:
-    """From room to room, with the modules of the first that import one of the second."""
-    found = defaultdict(set)
-    for name, path in modules().items():
-        for imported in imports(path):
-            used = imported.removeprefix("ddpgen.")
-            if imported.startswith("ddpgen.") and used in modules() and room(used) != room(name):
-                found[room(name), room(used)].add(name)
-    return found
-
-
-ARROWS = arrows()
-
-
-def test_every_room_has_its_floor() -> None:
-    assert {room(name) for name in modules()} - {"__init__"} == set().union(*FLOORS)
-    assert sum(map(len, FLOORS)) == len(set().union(*FLOORS))
-
-
-@pytest.mark.parametrize("arrow", sorted(ARROWS), ids=" -> ".join)
-def test_an_import_leads_downwards(arrow: tuple[str, str]) -> None:
-    depth = {each: n for n, floor in enumerate(FLOORS) for each in floor}
-    above, below = arrow
-    assert depth[above] < depth[below], f"{sorted(ARROWS[arrow])} import {below}"
-
-
 def test_no_tier_knows_another() -> None:
     folders = {path.parent.name for path in (ROOT / "ddpgen" / "tiers").glob("*/__init__.py")}
     for name, path in modules().items():
@@ -139,10 +70,6 @@ def test_no_tier_knows_another() -> None:
         if package == "tiers" and own in folders:
             used = {n.split(".")[2] for n in imports(path) if n.startswith("ddpgen.tiers.")}
             assert used & folders <= {own}, name
-
-
-def test_the_top_stays_small() -> None:
-    assert len(list((ROOT / "ddpgen").glob("[!_]*.py"))) <= 9
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ddpgen.driver import state
+from ddpgen.errors import DdpgenError
 from ddpgen.monitor import record
 from ddpgen.monitor.report import Report
+from ddpgen.tiers import commands
 from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
 from train.base.processes import machine, start_time
 
@@ -411,3 +414,25 @@ def test_the_doctor_needs_the_checkpoint_directory_here(run: Run, spec: Spec, ti
     refused = run("doctor", spec(f"{GPT}targets:\n  {tier}\n"), f"--target={name}")
     told = f"the checkpoint directory of gpt on {name} is not on this machine; run ddpgen doctor"
     assert (refused.code, refused.err) == (69, f"{told} CHECKPOINT_DIR where the job runs\n")
+
+
+@pytest.mark.parametrize(
+    ("tier", "at_once"),
+    [("local", "press Ctrl-C twice"), ("hosts", "press Ctrl-C twice"), ("slurm", "scancel JOBID")],
+)
+def test_an_end_at_once_is_left_to_the_tools_of_the_tier(tier: str, at_once: str) -> None:
+    following: Any = SimpleNamespace(tier=tier)
+    with pytest.raises(DdpgenError, match=f"--now is for sky; on {tier}: {at_once}"):
+        commands.stop(following, now=True)
+
+
+def test_a_launch_on_hosts_is_known_by_what_a_host_has_said(tmp_path: Path) -> None:
+    job: Any = SimpleNamespace(name="gpt")
+    following = record.Following(job, "hosts", tmp_path / "bundle", None)
+    hosts = commands.FOLLOW["hosts"]
+    assert hosts.launched_at(following) is None
+    launch = tmp_path / "logs" / "gpt" / "20260101-100000-0a1b"
+    launch.mkdir(parents=True)
+    (launch / "desk.log").write_text("step 1\n")
+    os.utime(launch, (7.0, 7.0))
+    assert hosts.launched_at(following) == 7.0

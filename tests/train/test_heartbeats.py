@@ -200,6 +200,8 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 MINE, LIBRARY = ("/home/me/mine.py", 3, "f", 1), (json.__file__, 9, "loads", 1)
 TRAINER = (f"{OURS}/trainer.py", 2, "step", 1)
+HOOK = (f"{OURS}/script/hooks/in_torch.py", 5, "saved", 1)
+STARTS = (f"{OURS}/script/script.py", 8, "_run_script", 1)
 TORCHS = (str(Path(dist.distributed_c10d.__file__)), 7, "all_reduce", 1)
 
 
@@ -216,6 +218,8 @@ TORCHS = (str(Path(dist.distributed_c10d.__file__)), 7, "all_reduce", 1)
         # The user's line is shown and not what it calls; a collective that it calls is a wait.
         (FORWARD, False, [LIBRARY, MINE, TRAINER], 0.0, "/home/me/mine.py:3 in f", False),
         (FORWARD, False, [TORCHS, MINE, TRAINER], 0.0, "/home/me/mine.py:3 in f", True),
+        # A hook in a user's own script, and what started the script, are not shown.
+        (FORWARD, False, [HOOK, MINE, STARTS], 0.0, "/home/me/mine.py:3 in f", False),
     ],
 )
 def test_where_a_thread_stands_and_whether_it_waits(

@@ -33,7 +33,7 @@ from train.run import bundle, manifest
 from train.run.manifest import RunManifest, fingerprint
 from train.run.node import Node
 from train.run.provenance import merged, read_manifest
-from train.training import weights
+from train.training import numerics, weights
 from train.training.environment import distributions, identity
 
 PARTS = Path(__file__).with_name("own_parts.py")
@@ -401,3 +401,16 @@ def test_the_installed_distributions_are_those_that_python_knows() -> None:
     for each in importlib.metadata.distributions():
         known.setdefault(re.sub(r"[-_.]+", "-", each.name).lower(), each.version)
     assert distributions(sys.path) == dict(sorted(known.items()))
+
+
+def test_the_users_code_has_a_name_by_the_files_of_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numerics, "HERE", tmp_path)
+    assert numerics.code() == ""
+    names = []
+    for files in ({"train/x.py": "1"}, {"code/a.py": "1"}, {"code/a.py": "2", "train/x.py": "1"}):
+        (tmp_path / "bundle.json").write_text(json.dumps({"files": files}))
+        names.append(numerics.code())
+    assert names[0] == ""
+    assert len(set(names)) == 3

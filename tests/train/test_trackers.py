@@ -264,3 +264,14 @@ def test_a_tracker_that_hangs_is_left_behind(
     started = trackers.start(["wandb"], tmp_path, "abc", 0, 10)
     trackers.finish(started)
     assert started[0].returncode == 1
+
+
+def test_a_tracker_finds_the_training_module_whatever_the_working_directory_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Path] = []
+    monkeypatch.setattr(trackers.subprocess, "Popen", lambda *_, cwd, **__: started.append(cwd))
+    (tmp_path / "metrics.jsonl").touch()
+    trackers.start(["tensorboard"], tmp_path, "run", 0, 1)
+    (place,) = started
+    assert (place / "train" / "__main__.py").is_file()

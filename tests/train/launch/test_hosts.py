@@ -16,6 +16,7 @@ import pytest
 from tests.train.launch.test_driver_link import Recorded
 from train.base import nic
 from train.base.errors import Refusal
+from train.launch import supervisor as supervisor_module
 from train.launch.decision import ExitReport
 from train.launch.events import Event, Signal
 from train.launch.hosts import HostEntry, Hosts, Listed, membership, read
@@ -180,3 +181,22 @@ def test_a_stop_ends_the_setup_with_all_that_it_has_started(tmp_path: Path) -> N
         supervisor._set_up(str(lines))
     with pytest.raises(ProcessLookupError):
         os.kill(int(events.started.read_text()), 0)
+
+
+@pytest.mark.parametrize("why", ["preflight: CLK001 on laptop; nothing was started", ""])
+def test_the_finding_of_the_preflight_is_the_reason_of_the_end(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module.preflight, "run", lambda *_: why)
+    options = argparse.Namespace(
+        lock="", install=False, checkpoint_dir=str(tmp_path), setup="", preflight=True,
+        no_preflight=False, driven="",
+    )  # fmt: skip
+    command = Command(("host",), (), ("run",), ())
+    tier = Tier(options, command)
+    member = Membership(me="laptop", procs=1, world_size=1, node_rank=0, nodes=1)
+    monkeypatch.setattr(tier, "membership", lambda: member)
+    supervisor = Supervisor(tier, options, command, Recorded())
+    monkeypatch.setattr(supervisor, "_settings", lambda: None)
+    monkeypatch.setattr(supervisor, "_beside", lambda work: work())
+    assert supervisor._run() == ExitReport(69 if why else 0, reason=why)
