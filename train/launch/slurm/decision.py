@@ -151,7 +151,7 @@ def _as_decided(end: StartEnd) -> StartEnd:
     # A torchrun that has lost a killed node's ends with 1, maybe before srun has seen the kill.
     if failure is not None and failure.code == 1 and end.code == _KILLED:
         failure, code = None, end.code
-    elif failure is not None:
+    elif failure is not None and not _waited_for(end.reported, failure):
         code = failure.code
     else:
         failure = end.reported
@@ -159,6 +159,17 @@ def _as_decided(end: StartEnd) -> StartEnd:
     # A task that failed has srun send the others a TERM: their stop file says nothing about Slurm then.
     asked = end.asked or ("signal" if end.stop == "job" and code == 0 else "")
     return replace(end, code=code, asked=asked, failure=failure)
+
+
+def _waited_for(reported: Failure | None, failure: Failure) -> bool:
+    """True if the node of `failure` refused because the node that srun reports first never came.
+
+    A prolog or a container that fails puts nothing on file, and srun's TERM may be lost on a node whose task is about to
+    begin. A preflight that refuses ends all nodes with one code.
+    """
+    if reported is None or reported.node == failure.node:
+        return False
+    return failure.code == EXIT_UNAVAILABLE != reported.code
 
 
 def _never_began(failure: Failure, status: Status | None) -> int:
@@ -194,7 +205,8 @@ def _how(end: StartEnd) -> str:
     if end.failure is None:
         return f"srun ended with {end.code}; its last lines are before this one"
     how = f"{end.failure.node} ended this start (exit code {end.failure.code})"
-    return f"{how}: {end.failure.words or 'its last lines are before this one'}"
+    # A prolog, a container: srun may drop what they have printed.
+    return f"{how}: {end.failure.words or f'its last lines are before this one, or in the log of slurmd on {end.failure.node}'}"
 
 
 def requeue(wanted: Requeue, state: State, cancelled: bool, job: JobState) -> Finish | Requeue:

@@ -73,6 +73,13 @@ LAST = "its last lines are before this one"
         (StartEnd(69, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD)),
         # ... and KILL, before they have read it.
         (StartEnd(137, RUNNING, stop="job", failure=SETUP), Finish(69, TOLD)),
+        # A prolog failed on node2, and srun's TERM was lost on node1, whose preflight waited for node2.
+        (
+            StartEnd(69, RUNNING, failure=Failure(69, "node1", "HOST001"), reported=Failure(1, "node2", "TaskProlog")),
+            Finish(69, "node2 ended this start (exit code 1): TaskProlog"),
+        ),
+        # The preflight refused on both, and the other node was reported first.
+        (StartEnd(69, RUNNING, failure=SETUP, reported=Failure(69, "node1", "")), Finish(69, TOLD)),
         # One that cannot even write that down: its directory is not there, or its container fails. The others are
         # a shell that the TERM ends, or are killed.
         (StartEnd(143, RUNNING, reported=SHELL), Finish(69, IN_SHELL)),
@@ -80,7 +87,7 @@ LAST = "its last lines are before this one"
         (StartEnd(69, RUNNING, stop="job"), Finish(69, f"srun ended with 69; {LAST}")),
         (
             StartEnd(143, RUNNING, reported=Failure(255, "node[2-3]", "")),
-            Finish(69, f"node[2-3] ended this start (exit code 255): {LAST}"),
+            Finish(69, f"node[2-3] ended this start (exit code 255): {LAST}, or in the log of slurmd on node[2-3]"),
         ),
         (
             StartEnd(137, RUNNING, reported=Failure(1, "node2", "TaskProlog failed status=1")),
