@@ -21,7 +21,7 @@ from ddpgen.errors import (
     SpecUnreadableError,
     TargetUnavailableError,
 )
-from ddpgen.spec import reader, yamltree
+from ddpgen.spec import yamltree
 from ddpgen.spec.fields import Group, Groups, Kind, Nodes, Refused, did_you_mean, show
 from ddpgen.spec.plain import plain
 from ddpgen.spec.reader import Reading
@@ -29,6 +29,7 @@ from ddpgen.spec.rules import Conflict
 from ddpgen.spec.times import Every, Span, StepSpan
 from ddpgen.spec.yamltree import Scalar
 from ddpgen.tiers import command
+from ddpgen.tiers.registry import FIRST, MODELS, TIERS, read
 
 if TYPE_CHECKING:
     from ddpgen.bundle.write import Written
@@ -62,11 +63,11 @@ def load(path: str) -> dict[str, Reading]:
         raise SpecUnreadableError(
             f"{path}: {error.strerror}; give the path of a job spec"
         ) from None
-    readings = reader.read(raw, path)
-    return {
-        tier: reading._replace(job=lock.contained(reading.job, path))
-        for tier, reading in readings.items()
-    }
+    readings = read(raw, path)
+    for tier, reading in readings.items():
+        if image := lock.container(reading.job, path):
+            readings[tier] = reading._replace(job=TIERS[tier].contained(reading.job, image))
+    return readings
 
 
 def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
@@ -74,11 +75,9 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
 
     Adds what only the files and the tiers can say.
     """
-    from ddpgen.tiers.tier import TARGETS
-
     findings: set[Finding] = set()
     for reading in readings:
-        tier = TARGETS[reading.tier]
+        tier = TIERS[reading.tier]
         conflicts = (
             *code.check(reading.job, home),
             *program.check(reading.job, home),
@@ -107,18 +106,16 @@ def _unknown_codes(job: JobSpec) -> Iterator[Conflict]:
 
 def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
     """The tiers that `--target` means. Raises TargetUnavailableError."""
-    from ddpgen.tiers.tier import TARGETS
-
     if target == "all":
-        return [name for name in TARGETS if name in readings]
-    if target not in TARGETS:
-        raise TargetUnavailableError(f"tier {target} is unknown; there is {', '.join(TARGETS)}")
+        return [name for name in TIERS if name in readings]
+    if target not in TIERS:
+        raise TargetUnavailableError(f"tier {target} is unknown; there is {', '.join(TIERS)}")
     if target not in readings:
         message = f"the spec has no targets.{target}; add it to say where {target} runs the job"
-        if target == "local":
+        if target == FIRST:
             message = (
-                "the spec has no targets.local, and without one its job does not fit on one machine; "
-                "write targets: {local: {nodes: 1}}, with what else is to differ here"
+                f"the spec has no targets.{target}, and without one its job does not fit on one machine; "
+                f"write targets: {{{target}: {{nodes: 1}}}}, with what else is to differ here"
             )
         raise TargetUnavailableError(message)
     return [target]
@@ -129,12 +126,11 @@ def artefacts(
 ) -> list[Artefact]:
     """Render these tiers."""
     from ddpgen.render import Renderer
-    from ddpgen.tiers.tier import TARGETS
 
     renderer = Renderer(templates)
     rendered: list[Artefact] = []
     for tier in tiers:
-        rendered += TARGETS[tier].render(readings[tier].job, renderer)
+        rendered += TIERS[tier].render(readings[tier].job, renderer)
     return rendered
 
 
@@ -251,13 +247,10 @@ def of_bundle(bundle: Path) -> dict[str, JobSpec]:
     Raises SpecUnreadableError.
     """
     from ddpgen.bundle import write
-    from ddpgen.spec.job import JobSpec
 
     specs = write.read(bundle)["spec"]
     try:
-        return {
-            tier: _revived(reader.MODELS.get(tier, JobSpec), spec) for tier, spec in specs.items()
-        }
+        return {tier: _revived(MODELS[tier], spec) for tier, spec in specs.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, Refused):
         raise write.unreadable(bundle) from None
 

@@ -17,8 +17,6 @@ from typing import NoReturn
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.resources import resource
 
-START = {"local": "local.sh", "hosts": "hosts/run.sh"}  # of each tier, in the bundle
-
 
 def say(text: str) -> None:
     """To the user, on stderr."""

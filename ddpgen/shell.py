@@ -67,7 +67,7 @@ def pieces(word: Word) -> tuple[str | Var, ...]:
 
 def directive(option: str) -> str:
     """An option of sbatch as it stands behind #SBATCH, which is not bash. The spec admits nothing else that
-    sbatch would misread (spec/slurm.py)."""
+    sbatch would misread (tiers/slurm/fields.py)."""
     name, _, value = option.partition("=")
     return f'{name}="{value}"' if " " in value else option
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ddpgen.errors import Finding, SpecInvalidError
-from ddpgen.spec import reader, secrets
+from ddpgen.spec import secrets
 from ddpgen.spec.job import INTERFACE
 from ddpgen.spec.rules import INTERFACE_NAMES
-from ddpgen.tiers.tier import TARGETS
+from ddpgen.tiers.registry import TIERS, read
 from ddpgen.yamltext import scalar
 
 _ORDER = (
@@ -143,13 +143,13 @@ class Draft:
     def _refused(self, text: str) -> list[Finding]:
         """What validate would say of it, but for the files that it names."""
         try:
-            readings = reader.read(text.encode(), "spec")
+            readings = read(text.encode(), "spec")
         except SpecInvalidError as error:
             return [each for each in error.findings if each.fatal]
         told = [
             (each, check)
             for tier, each in readings.items()
-            for check in TARGETS[tier].check(each.job)
+            for check in TIERS[tier].check(each.job)
         ]
         return [found for reading, check in told if (found := reading.locate(check)).fatal]
 

@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 from ddpgen.resources import resource
 from ddpgen.spec.fields import did_you_mean
-from ddpgen.spec.hosts import HostsJob
 from ddpgen.spec.job import JobSpec, Resume, Train
 from ddpgen.spec.rules import WORKLOADS, Conflict
-from ddpgen.spec.sky import SkyJob
 
 # Whatever calls one of these keeps something.
 _SAVES = frozenset([
@@ -228,7 +226,7 @@ class _Script:
 
 
 def _gpus(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
-    if job.on_gpus or isinstance(job, HostsJob):
+    if any(machine.gpus for machine in job.machines):
         return
     given = _given(job.train.args)
     wants = next(_wanted(seen, given), None)
@@ -393,7 +391,7 @@ def _lost_patterns(job: JobSpec) -> Iterator[Conflict]:
     """Patterns in a working directory that no later start finds."""
     train = job.train
     given = (("train.resume.exists", train.resume.exists), ("train.guard", train.guard))
-    for field, patterns in given if _works_on_the_machine(job) else ():
+    for field, patterns in () if job.keeps(train.workdir or "") else given:
         for pattern in patterns:
             if not pattern.startswith(("/", "~", "{checkpoint_dir}")):
                 folder = posixpath.join("{checkpoint_dir}", posixpath.dirname(pattern)).rstrip("/")
@@ -404,7 +402,7 @@ def _lost_patterns(job: JobSpec) -> Iterator[Conflict]:
 
 def _lost_saves(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
     """The first save into a working directory that no later start finds."""
-    if not _works_on_the_machine(job) or job.train.resume.exists:
+    if job.keeps(job.train.workdir or "") or job.train.resume.exists:
         return
     for call in seen.calls:
         name = _saved_name(call, seen)
@@ -413,13 +411,6 @@ def _lost_saves(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
             remedy = "save below the directory that the variable DDPGEN_CHECKPOINT_DIR names"
             yield _warning("train.script", what, remedy)
             return
-
-
-def _works_on_the_machine(job: JobSpec) -> bool:
-    """True if the working directory lies on the disk of a cloud's machine, not in the bucket."""
-    if not isinstance(job, SkyJob):
-        return False
-    return not (job.bucket and f"{job.train.workdir}/".startswith(f"{job.bucket.path}/"))
 
 
 def _constant(value: ast.expr | None) -> str:

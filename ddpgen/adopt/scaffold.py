@@ -15,7 +15,7 @@ from ddpgen.errors import (
     Finding,
     SpecInvalidError,
 )
-from ddpgen.spec import reader
+from ddpgen.tiers.registry import read
 
 
 class Question(NamedTuple):
@@ -87,7 +87,7 @@ def refusal(question: Question, answer: Any) -> str:
     """Why a spec may not hold this answer, whatever the others are; "" if it may."""
     answers = {each.name: each.default for each in QUESTIONS} | {question.name: answer}
     try:
-        reader.read(_text(**answers).encode("utf-8", "surrogatepass"), "")
+        read(_text(**answers).encode("utf-8", "surrogatepass"), "")
     except SpecInvalidError as error:
         about = [finding for finding in error.findings if finding.path == question.field]
         return "; ".join(f"{finding.what}; {finding.remedy}" for finding in about)
@@ -121,7 +121,7 @@ def write_for_script(path: Path, file: Path, *, name: str, procs: int) -> None:
 
 def _write(path: Path, text: str) -> None:
     try:
-        reader.read(text.encode("utf-8", "surrogatepass"), str(path))
+        read(text.encode("utf-8", "surrogatepass"), str(path))
     except SpecInvalidError as error:
         raise AnswerRefusedError("\n".join(map(_as_answer, error.findings))) from None
     write_new(path, text)

@@ -11,13 +11,10 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
-from ddpgen.spec.sky import SkyJob
-from ddpgen.spec.slurm import Container, SlurmJob
 
 _FIELD = re.compile(r"^# (from|for|container): (.+)$", re.MULTILINE)
 
@@ -82,26 +79,14 @@ def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
     elif "container" not in said and not re.search(r"^torch==", text, re.MULTILINE):
         what = f"{lock} has no torch, and the job needs it"
         yield Conflict(about, what, f"add torch to what it is made from; {again}", fatal=False)
-    if isinstance(job, SkyJob) and job.requirements:
-        what = "are not installed where the environment is locked"
-        remedy = f"write them into a file; {again} -r FILE, and leave them out here"
-        yield Conflict(("requirements",), what, remedy)
 
 
-def contained(job: JobSpec, spec: str) -> JobSpec:
-    """The job in the container that its lock names; as it is where there is none."""
+def container(job: JobSpec, spec: str) -> str:
+    """The image that the job's lock names; "" where there is none."""
     if not job.locked:
-        return job
+        return ""
     try:
-        image = (facts(place(spec).read_text("utf-8")) or {}).get("container")
+        found = facts(place(spec).read_text("utf-8")) or {}
     except (OSError, UnicodeDecodeError):  # check() tells
-        image = None
-    if image and isinstance(job, SkyJob):
-        inside = replace(job.environment, packages="installed")
-        return replace(job, environment=inside, image=f"docker:{image}")
-    if image and isinstance(job, SlurmJob):
-        container = replace(job.environment.container or Container(""), image=f"docker://{image}")
-        if container.runtime == "apptainer":
-            made = replace(job.environment, packages="installed", container=container)
-            return replace(job, environment=made)
-    return job
+        return ""
+    return found.get("container", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ddpgen.cli.shared import JOB, JSON, PROCS, PathOption, cli, given, submit, tier_option, visible
+from ddpgen.cli.shared import JOB, JSON, PROCS, PathOption, cli, given, tier_option, visible
 from ddpgen.errors import DdpgenError
 
 
@@ -109,8 +109,9 @@ def reproduce(
     """
     import shutil
 
-    from ddpgen.programs import START, Interrupts, become_module, output_of_module
+    from ddpgen.programs import Interrupts, become_module, output_of_module
     from ddpgen.reproduce import again
+    from ddpgen.tiers.registry import TIERS
 
     if target is not None and (procs is not None or steps is not None):
         raise click.UsageError("--procs and --steps are for a run here; leave --target out.")
@@ -131,11 +132,12 @@ def reproduce(
         shutil.rmtree(place)
         raise
     click.echo(f"{bundle}: {again.compared(bundle)}", err=True)
-    if target in START:
+    tier = TIERS[target]
+    if tier.start:
         with Interrupts() as interrupts:
-            code = interrupts.run(["bash", str(bundle / START[target])])
+            code = interrupts.run(["bash", str(bundle / tier.start)])
         if code:
             sys.exit(code)
         become_module("diff", directory, [], checkpoints)
-    click.echo(submit(made, bundle, []).job)
+    click.echo(tier.submit(made, bundle, []).job)
     click.echo(f"next, when it is done: ddpgen diff {directory} {checkpoints}", err=True)

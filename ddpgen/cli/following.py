@@ -80,12 +80,10 @@ def _watch(meant: Following | Path, interval: int | None) -> None:
     from ddpgen.monitor import watch
     from ddpgen.tiers import commands
 
-    tier, title = "local", str(meant)
-    if not isinstance(meant, Path):
-        tier, title = meant.tier, f"{meant.job.name} on {meant.tier}"
+    title = str(meant) if isinstance(meant, Path) else f"{meant.job.name} on {meant.tier}"
     try:
         with commands.asking(meant) as ask:
-            watch.watch(ask, title, interval or watch.INTERVAL_S[tier])
+            watch.watch(ask, title, interval or commands.interval_s(meant))
     except KeyboardInterrupt:
         sys.exit(130)
 

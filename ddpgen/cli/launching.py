@@ -13,7 +13,6 @@ from ddpgen.cli.shared import (
     cli,
     named,
     render_options,
-    submit,
     target_option,
     write_bundle,
 )
@@ -64,16 +63,18 @@ def launch(spec: str, target: str, arguments: tuple[str, ...], **options: Any) -
     """
     from ddpgen import job
     from ddpgen.monitor import record
-    from ddpgen.programs import START, become
+    from ddpgen.programs import become
     from ddpgen.shell import as_argument
+    from ddpgen.tiers.registry import TIERS
 
     if target == "all":
         raise click.UsageError("launch runs one tier: name it.")
     readings, directory, _ = write_bundle(spec, target, job.Render(**options))
-    if target in START:
+    tier = TIERS[target]
+    if tier.start:
         record.remember(directory, record.Launched(target))
-        become(["bash", as_argument(str(directory / START[target])), *arguments])
-    launched = submit(readings[target].job, directory, arguments)
+        become(["bash", as_argument(str(directory / tier.start)), *arguments])
+    launched = tier.submit(readings[target].job, directory, arguments)
     click.echo(launched.job)
     record.remember(directory, launched)
     for following in ("status", "logs --follow", "stop"):

@@ -20,7 +20,6 @@ from ddpgen.cli.shared import (
     checked,
     cli,
     refusals,
-    submit,
     target_option,
     tier_option,
 )
@@ -120,34 +119,38 @@ def probe(spec: str, target: str, to: Path | None) -> None:
     from ddpgen import job
     from ddpgen.measure import probe
     from ddpgen.monitor import record
-    from ddpgen.programs import START, Interrupts
+    from ddpgen.programs import Interrupts
     from ddpgen.shell import as_argument
+    from ddpgen.tiers.registry import TIERS
 
     if target == "all":
         raise click.UsageError("a probe runs on one tier: name it.")
-    if to is not None and target not in START:
+    tier = TIERS.get(target)
+    if to is not None and tier is not None and not tier.start:
+        here = [name for name, each in TIERS.items() if each.start]
         raise click.UsageError(
-            f"--json goes with {' and '.join(START)}; on {target} the figures stay there."
+            f"--json goes with {' and '.join(here)}; on {target} the figures stay there."
         )
     readings, tiers = checked(spec, target)
     probed = {target: probe.probed(readings[target])}
     how = job.Render()
     job.write_bundle(probed, tiers, Path(spec).parent, how)
     bundle = job.output_directory(probed, how)
-    if target not in START:
-        launched = submit(probed[target].job, bundle, ["--probe"])
+    tier = TIERS[target]
+    if not tier.start:
+        launched = tier.submit(probed[target].job, bundle, ["--probe"])
         click.echo(launched.job)
         record.remember(bundle, launched)
         click.echo(f"next: ddpgen logs {bundle} --follow", err=True)
         return
-    start = ["bash", as_argument(str(bundle / START[target]))]
+    start = ["bash", as_argument(str(bundle / tier.start))]
     figures = probe.results(probed[target].job, bundle) / probe.PROBE
     with contextlib.suppress(OSError):
         figures.unlink()  # of an earlier probe, should this one end before it has any
     with Interrupts() as interrupts:
         code = interrupts.run([*start, "--probe"])
-        if target == "hosts" and code in (0, 75):
-            interrupts.run([*start, "--fetch"])
+        if tier.brings and code in (0, 75):
+            interrupts.run([*start, tier.brings])
     # A launch that was refused has no figures, and its exit code says why.
     if to is not None and (code == 0 or figures.exists()):
         probe.copy(figures, to)

@@ -39,8 +39,9 @@ def schema() -> None:
 
     from ddpgen.resources import document
     from ddpgen.spec.schema import REFERENCE, json_schema
+    from ddpgen.tiers.registry import MODELS
 
-    click.echo(json.dumps(json_schema(document(REFERENCE)), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(json_schema(document(REFERENCE), MODELS), indent=2, ensure_ascii=False))
 
 
 @cli.command()

@@ -14,11 +14,10 @@ from ddpgen import __version__
 from ddpgen.errors import report as lines_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from ddpgen.job import Render
-    from ddpgen.monitor.record import Following, Launched
-    from ddpgen.spec.job import JobSpec
+    from ddpgen.monitor.record import Following
     from ddpgen.spec.reader import Reading
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
@@ -103,7 +102,7 @@ def tier_option(says: str, **more: Any) -> Callable[[_F], _F]:
 
 
 def _tiers(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
-    from ddpgen.spec.job import TIERS
+    from ddpgen.tiers.registry import TIERS
 
     return [tier for tier in (*TIERS, "all") if tier.startswith(begun)]
 
@@ -166,19 +165,6 @@ def write_bundle(
     bundle = shlex.quote(as_argument(str(directory)))
     starts = [artefact.start.format(bundle=bundle) for artefact in rendered if artefact.start]
     return readings, directory, starts
-
-
-def submit(job: JobSpec, directory: Path, arguments: Sequence[str]) -> Launched:
-    """Hand a bundle to Slurm or SkyPilot."""
-    from ddpgen.spec.sky import SkyJob
-    from ddpgen.spec.slurm import SlurmJob
-    from ddpgen.tiers.sky import submit as submit_sky
-    from ddpgen.tiers.slurm import submit as submit_slurm
-
-    if isinstance(job, SkyJob):
-        return submit_sky.submit(job, directory, arguments)
-    assert isinstance(job, SlurmJob)
-    return submit_slurm.submit(job, directory, arguments)
 
 
 def find_run(name: str, target: str | None, output: Path | None) -> Following | Path:

@@ -20,15 +20,17 @@ from ddpgen.measure import probe
 from ddpgen.measure.bench_table import BLOCK, WARM_UP, Ran, read
 from ddpgen.monitor import places, record
 from ddpgen.monitor.places import Place
-from ddpgen.programs import START, Interrupts, say
+from ddpgen.programs import Interrupts, say
 from ddpgen.shell import as_argument
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import conflicts
-from ddpgen.spec.slurm import SlurmJob
 from ddpgen.spec.times import Period
+from ddpgen.tiers.registry import TIERS
 from ddpgen.tiers.slurm import follow, submit
+from ddpgen.tiers.slurm.fields import SlurmJob
+from ddpgen.tiers.slurm.place import reach
 
 STEPS = 30
 LEAST_STEPS = WARM_UP + BLOCK
@@ -126,7 +128,7 @@ def _once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, Ra
     if isinstance(made, SlurmJob):
         code = _on_slurm(made, bundle, interrupts)
     else:
-        start = as_argument(str(bundle / START[tier]))
+        start = as_argument(str(bundle / TIERS[tier].start))
         code = interrupts.run(["bash", start], stdout=_STDERR)
     if code:
         return code, None
@@ -162,7 +164,7 @@ def _kept(reading: Reading, bundle: Path) -> Iterator[Sequence[tuple[Place, str]
             hosts = zip(logins, ours.hosts, strict=True)
             yield [(login, ours.checkpoints(host)) for login, host in hosts]
     elif isinstance(made, SlurmJob):
-        with places.reach(made, bundle.absolute().parent) as place:
+        with reach(made, bundle.absolute().parent) as place:
             yield [(place, place.checkpoints(made))]
     else:
         here = Place(str(bundle.absolute().parent))

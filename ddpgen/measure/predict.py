@@ -14,10 +14,10 @@ from ddpgen.measure import cost, parameters, quantities
 from ddpgen.measure.cost import Interruptions, Link, Overlap, Shape, StepCost
 from ddpgen.measure.measured import Run
 from ddpgen.spec.fields import Refused
-from ddpgen.spec.hosts import HostsJob
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.sky import SkyJob
 from ddpgen.tiers import ranks as launch
+from ddpgen.tiers.hosts.fields import HostsJob
+from ddpgen.tiers.sky.fields import SkyJob
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _MORE = 4  # times the micro-batches, or the rate of the link, for what is worth a change

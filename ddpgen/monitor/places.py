@@ -25,7 +25,6 @@ from ddpgen.monitor.record import Following
 from ddpgen.programs import stream
 from ddpgen.shell import as_argument
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.slurm import SlurmJob
 
 ANSWER_S = 60.0
 _STALLED = "--timeout=60"  # rsync ends by itself when nothing moves for so long
@@ -141,18 +140,6 @@ class Login(Place):
             why = session.why_not(outcome, self._ssh, self._host, within)
             raise TargetUnavailableError(f"{self.name}: {why}")
         return outcome
-
-
-@contextlib.contextmanager
-def reach(job: SlurmJob, beside: Path) -> Iterator[Place]:
-    """Where the job's Slurm is: on the login node of the spec, else here, beside the bundle."""
-    if job.login is None:
-        yield Place(str(beside))
-        return
-    host = PlannedHost(job.login, job.login, job.dir, "slurm.sbatch")
-    way = Plan(job.name, "", None, 0, job.login, job.ssh_options, "", (host,))
-    with logins(way) as (login,):
-        yield login
 
 
 @contextlib.contextmanager

@@ -11,15 +11,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator
 
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor.report import JobStatus
 from ddpgen.programs import say
-
-# What a look costs: some files; an ssh to each host; questions to slurmctld; SkyPilot's server and a bucket.
-INTERVAL_S: Mapping[str, int] = MappingProxyType({"local": 1, "hosts": 5, "slurm": 10, "sky": 30})
 
 _TOLD = ("step", "loss", "speed", "time left")  # in a line
 

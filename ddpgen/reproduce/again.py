@@ -14,7 +14,7 @@ from ddpgen.bundle import write
 from ddpgen.errors import BundleRefusedError, DdpgenError, TargetUnavailableError
 from ddpgen.resources import resource
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.slurm import SlurmJob
+from ddpgen.tiers.slurm.fields import SlurmJob
 
 
 def place(directory: Path, output: Path | None) -> Path:
@@ -49,13 +49,13 @@ def _other(bundle: Path, sums: dict[str, str]) -> Iterator[str]:
     import hashlib
 
     from ddpgen.render import Renderer
-    from ddpgen.tiers.tier import TARGETS
+    from ddpgen.tiers.registry import TIERS
 
     renderer = Renderer()
     rendered = {
         artefact.path: artefact.text.encode()
         for tier, each in job.of_bundle(bundle).items()
-        for artefact in TARGETS[tier].render(each, renderer)
+        for artefact in TIERS[tier].render(each, renderer)
     }
     for item in write.copied_tree(resource("train"), "train"):
         assert item.file is not None

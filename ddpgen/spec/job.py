@@ -1,6 +1,6 @@
 """The job spec, typed: every field with its kind and its default.
 
-A field of the job is declared here, a field of one tier in hosts.py, slurm.py or sky.py. docs/spec.md says what each
+A field of the job is declared here, a field of one tier in fields.py of the tier's folder. docs/spec.md says what each
 decides and what a wrong value costs. Rules between fields are in rules.py. Pure.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ddpgen.spec.fields import (
     Arguments,
@@ -30,7 +30,9 @@ from ddpgen.spec.fields import (
 )
 from ddpgen.spec.times import Duration, Every, Period, Span, Steps, StepSpan
 
-TIERS = ("local", "hosts", "slurm", "sky")
+if TYPE_CHECKING:
+    from fractions import Fraction  # which is slow to import, and most jobs need none
+
 MOST_SAMPLES = 100_000_000  # in a step: the positions of more would not fit into memory
 # gloo and NCCL take no address here.
 INTERFACE = Text(
@@ -229,12 +231,26 @@ class Train:
         return posixpath.normpath(place)
 
 
+class Machine(NamedTuple):
+    """One node of a job. `name` is "" where a scheduler chooses it; `weight`: of each process, relative to the others."""
+
+    name: str
+    procs: int
+    gpus: int
+    weight: int | Fraction = 1
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class JobSpec:
-    """One job for one tier: the spec's top level with that tier's overlay merged in."""
+    """One job for one tier: the spec's top level with that tier's overlay merged in.
 
-    # Whether its processes meet over a network.
+    A tier with fields of its own has a subclass, which overrides what follows from them.
+    """
+
+    # True if its processes meet over a network.
     meets: ClassVar[bool] = False
+    # True if what the job says of its machines holds for each. If not, the tier's own rules check them.
+    uniform: ClassVar[bool] = True
 
     name: str = setting(NAME)
     train: Train = setting(Group(Train))
@@ -271,6 +287,30 @@ class JobSpec:
     def on_gpus(self) -> bool:
         """Whether there is a GPU wherever a process runs."""
         return bool(self.gpus_per_node)
+
+    @property
+    def machines(self) -> Sequence[Machine]:
+        """The nodes, by node rank."""
+        return (Machine("", self.procs_per_node, self.gpus_per_node or 0),) * self.nodes
+
+    @property
+    def weighted(self) -> bool:
+        """True if the spec gives some processes more work than others."""
+        return False
+
+    @property
+    def resizes(self) -> bool:
+        """True if nodes may come and go while the job runs."""
+        return False
+
+    @property
+    def preempted_after(self) -> float | None:
+        """The mean time between preemptions in seconds, by which the job finds its checkpoint interval."""
+        return None
+
+    def keeps(self, path: str) -> bool:
+        """True if a file below `path`, as the job sees it, is there at its next start."""
+        return True
 
     @property
     def micro_batches(self) -> int:

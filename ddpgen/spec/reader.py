@@ -28,15 +28,12 @@ from ddpgen.spec.fields import (
     refuse_non_number,
     show,
 )
-from ddpgen.spec.hosts import HostsJob
-from ddpgen.spec.job import TIERS, JobSpec
+from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import RIVALS, Conflict, conflicts
-from ddpgen.spec.sky import SkyJob
-from ddpgen.spec.slurm import SlurmJob
 from ddpgen.spec.yamltree import Listing, Node, NotYamlError, Scalar, Table, dotted
 
-# Which class reads the job of a tier that has fields of its own.
-MODELS: Mapping[str, type[JobSpec]] = {"hosts": HostsJob, "slurm": SlurmJob, "sky": SkyJob}
+# By the names of the tiers: the class of each one's jobs. A spec without targets is for the first tier.
+Models = Mapping[str, type[JobSpec]]
 
 
 class Reading(NamedTuple):
@@ -53,11 +50,11 @@ class Reading(NamedTuple):
         return _locate(conflict, self.root)
 
 
-def read(raw: bytes, filename: str) -> dict[str, Reading]:
+def read(raw: bytes, filename: str, models: Models) -> dict[str, Reading]:
     """The job for each tier that the spec can be read for; raises SpecInvalidError with every error.
 
-    A spec that names no tier is for `local`. One that names others is for `local`, too, where its top
-    level can run on one machine as it is.
+    A spec that names no tier is for the first of `models`. One that names others is for the first, too,
+    where its top level can run on one machine as it is.
     """
     try:
         root, findings = yamltree.parse(raw)
@@ -65,19 +62,19 @@ def read(raw: bytes, filename: str) -> dict[str, Reading]:
         raise SpecInvalidError(filename, error.findings) from None
     targets = root.entries.get("targets")
     named = set(targets.entries) if isinstance(targets, Table) else set()
-    overlays = _overlays(root, findings)
+    overlays = _overlays(root, findings, models)
     readings = {}
     for tier, overlay in overlays.items():
-        kind = Group(MODELS.get(tier, JobSpec))
+        kind = Group(models[tier])
         merged = _merge(root, overlay, kind) if overlay else root
-        walk = _Walk(of_script=_runs_script(merged))
+        walk = _Walk(models, of_script=_runs_script(merged))
         job = walk.group(kind, merged)
         unfit = [*walk.missing]
         found = [each for each in conflicts(job) if walk.wrong.isdisjoint(each.about)]
         unfit += [_locate(each, merged) for each in found]
         findings += walk.findings
         fits = job.nodes == 1 and not any(finding.fatal for finding in unfit)
-        if not fits and tier == "local" and tier not in named and len(overlays) > 1:
+        if not fits and tier not in named and len(overlays) > 1:
             continue
         findings += unfit
         warnings = tuple(dict.fromkeys(found for found in unfit if not found.fatal))
@@ -93,20 +90,23 @@ def _runs_script(root: Table) -> bool:
     return script is not None and not _is_null(script)
 
 
-def _overlays(root: Table, findings: list[Finding]) -> dict[str, Table | None]:
+def _overlays(
+    root: Table, findings: list[Finding], tiers: Iterable[str]
+) -> dict[str, Table | None]:
     """The overlay of each tier; takes `targets` out of the job itself."""
-    overlays: dict[str, Table | None] = {"local": None}
+    tiers = tuple(tiers)
+    overlays: dict[str, Table | None] = {tiers[0]: None}
     targets = root.entries.pop("targets", None)
     if targets is None or (isinstance(targets, Scalar) and targets.tag == "null"):
         return overlays
     if not isinstance(targets, Table):
-        remedy = f"write a mapping with {', '.join(TIERS)}"
+        remedy = f"write a mapping with {', '.join(tiers)}"
         findings.append(_found(targets, f"is {_describe(targets)}", remedy))
         return overlays
     for tier, node in targets.entries.items():
-        if tier not in TIERS:
+        if tier not in tiers:
             place = targets.keys[tier]
-            remedy = did_you_mean(tier, TIERS)
+            remedy = did_you_mean(tier, tiers)
             findings.append(Finding(place, f"targets.{tier}", "unknown tier", remedy))
         elif isinstance(node, Table):
             overlays[tier] = node
@@ -142,8 +142,8 @@ class _Walk:
     `of_script`: whether `args` are words for a script, which gets them as they are written.
     """
 
-    def __init__(self, of_script: bool) -> None:
-        self._of_script = of_script
+    def __init__(self, models: Models, of_script: bool) -> None:
+        self._models, self._of_script = models, of_script
         self.findings: list[Finding] = []
         self.missing: list[Finding] = []
         self.wrong: set[str] = set()
@@ -254,7 +254,10 @@ class _Walk:
         self.missing.append(Finding(table.place, where, "is missing", f"write {wants}"))
 
     def _unknown(self, table: Table, name: str, known: dict[str, Field[Any]]) -> None:
-        elsewhere, path = _elsewhere(name), table.entries[name].path or (*table.path, name)
+        elsewhere, path = (
+            _elsewhere(name, self._models),
+            table.entries[name].path or (*table.path, name),
+        )
         if elsewhere:
             remedy = f"it belongs to {elsewhere}"
         else:
@@ -328,15 +331,15 @@ def _below(node: Node, part: str) -> Node | None:
     return None
 
 
-def _elsewhere(name: str) -> str:
+def _elsewhere(name: str, models: Models) -> str:
     """The group that has a field of this name, when the user put it in the wrong one."""
     if name in (declared.name for declared in fields(JobSpec)):
         return "the top level of the spec"
-    for tier, model in MODELS.items():
+    for tier, model in models.items():
         if name in (declared.name for declared in fields(model)):
             return f"targets.{tier}"
-    models: Mapping[str, type[JobSpec]] = {"": JobSpec, **MODELS}
-    for tier, model in models.items():
+    every: Models = {"": JobSpec, **models}
+    for tier, model in every.items():
         for declared in fields(model):
             kind = declared.metadata["kind"]
             if isinstance(kind, Group):

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ddpgen.spec import secrets
 from ddpgen.spec.fields import did_you_mean, show
-from ddpgen.spec.hosts import HostsJob
 from ddpgen.spec.job import JobSpec, Python, Train
 
 # A job gives one field of each set; an overlay's takes the place of the job's.
@@ -185,7 +184,7 @@ def _batches(job: JobSpec) -> Iterator[Conflict]:
         )
         remedy = f"start at most {job.micro_batches} processes, or make micro_batch_size smaller"
         yield Conflict(("procs_per_node", "nodes", *batch), what, remedy)
-    elif job.micro_batches % job.world_size and not _shared_by_weight(job):
+    elif job.micro_batches % job.world_size and not job.weighted:
         most = -(-job.micro_batches // job.world_size)
         what = (
             f"{job.micro_batches} micro-batches do not divide evenly among {job.world_size} "
@@ -207,16 +206,11 @@ def _batches(job: JobSpec) -> Iterator[Conflict]:
         yield Conflict(("train.warmup_steps", "train.steps"), what, remedy)
 
 
-def _shared_by_weight(job: JobSpec) -> bool:
-    return isinstance(job, HostsJob) and any(host.share for host in job.hosts)
-
-
 def _machines(job: JobSpec) -> Iterator[Conflict]:
     if job.world_size > MOST_PROCESSES:
         what = f"{job.world_size} processes are more than ddpgen plans for"
         yield Conflict(("nodes", "procs_per_node"), what, f"start at most {MOST_PROCESSES}")
-    # A host of the tier hosts may have another nic: see tiers/hosts/render.py.
-    if job.nodes != 1 and job.nic in ("lo", "lo0") and not isinstance(job, HostsJob):
+    if job.nodes != 1 and job.nic in ("lo", "lo0") and job.uniform:
         what = "loopback leads every machine to itself"
         yield Conflict(("nic",), what, "name the interface towards the others, or leave it out")
     if job.nodes.elastic and job.train.reduction != "tree":
@@ -225,8 +219,8 @@ def _machines(job: JobSpec) -> Iterator[Conflict]:
 
 
 def _devices(job: JobSpec) -> Iterator[Conflict]:
-    if isinstance(job, HostsJob):
-        return  # each host has its own: see tiers/hosts/render.py
+    if not job.uniform:
+        return
     gpus = job.gpus_per_node or 0
     if job.backend == "nccl" and not gpus:
         what = "nccl talks between GPUs, and the job asks for none"
@@ -245,9 +239,8 @@ def _devices(job: JobSpec) -> Iterator[Conflict]:
 def _numerics(job: JobSpec) -> Iterator[Conflict]:
     train = job.train
     if train.precision == "fp16" and not job.on_gpus:
-        who = "the job asks for"
-        if isinstance(job, HostsJob):
-            who = next(f"{host.name} uses" for host in job.hosts if not job.gpus(host))
+        without = next((machine.name for machine in job.machines if not machine.gpus), "")
+        who = f"{without} uses" if without else "the job asks for"
         what = f"fp16 needs a GPU, and {who} none"
         remedy = f"write precision: bf16 or fp32, or gpus_per_node: {job.procs_per_node}"
         yield Conflict(("train.precision", "gpus_per_node"), what, remedy)

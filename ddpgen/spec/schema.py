@@ -11,9 +11,9 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from ddpgen.spec.fields import REQUIRED, Arguments, Group, Groups, Kind, Leaf, Pairs, Texts
-from ddpgen.spec.job import TIERS, JobSpec
+from ddpgen.spec.job import JobSpec
 from ddpgen.spec.plain import plain
-from ddpgen.spec.reader import MODELS
+from ddpgen.spec.reader import Models
 from ddpgen.spec.times import Duration, Every, Steps
 
 REFERENCE = "spec.md"  # below docs/
@@ -39,15 +39,13 @@ def description(path: str, known: Mapping[str, str]) -> str:
     return known[path]
 
 
-def json_schema(reference: str) -> dict[str, Any]:
+def json_schema(reference: str, models: Models) -> dict[str, Any]:
     """The schema of a whole spec, overlays included; `reference`: the text of docs/spec.md."""
     known = descriptions(reference)
     job = _object(JobSpec, "", known)
     # A field that is left out may stand in the overlay of each tier.
     job["anyOf"] = [{"required": job.pop("required")}, {"required": ["targets"]}]
-    overlays = {
-        tier: _object(MODELS.get(tier, JobSpec), f"targets.{tier}.", known) for tier in TIERS
-    }
+    overlays = {tier: _object(model, f"targets.{tier}.", known) for tier, model in models.items()}
     for overlay in overlays.values():
         overlay["description"] = "What differs on this tier: any field of the job."
         _take_null(overlay)

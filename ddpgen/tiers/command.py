@@ -10,14 +10,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddpgen.shell import Joined, Word, at_home, pieces
-from ddpgen.spec.hosts import HostsJob
+from ddpgen.shell import Word
 from ddpgen.spec.job import Checkpoint, JobSpec, Rendezvous, Stop, Train
-from ddpgen.spec.sky import SkyJob
-from ddpgen.spec.slurm import SlurmJob
 from ddpgen.spec.times import seconds
-from ddpgen.tiers.sky import directives as sky
-from ddpgen.tiers.slurm import directives as slurm
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -59,27 +54,35 @@ _LAST_CALL_S = 15
 _NO_END = 1000
 
 
-def command(job: JobSpec, backend: str, weight: int | Fraction = 1) -> Supervise:
-    """The command of a job; of one on `hosts`, as one host sees it, whose processes have this weight."""
-    own: Iterator[Word] = iter(())
-    if isinstance(job, HostsJob):
-        own = _waiting(job)
-    elif isinstance(job, SlurmJob):
-        own = _batch(job)
-    elif isinstance(job, SkyJob):
-        own = _machine(job)
+class Own(NamedTuple):
+    """The part of a supervisor's command that is a tier's own."""
+
+    options: tuple[Word, ...] = ()
+    """Of the supervisor, behind those that every tier has."""
+
+    directory: str = ""
+    """The checkpoint directory, as the supervisor gets it, if it is not the spec's."""
+
+    store: str = ""
+    """Where checkpoints go that are to outlive the machine, if it is not the URL of the spec."""
+
+    signals: str = ""
+    """The signals that torchrun acts on; "" for its own choice."""
+
+    unpinned: tuple[str, ...] = ()
+    """Variables that the supervisor leaves as they are on the machine."""
+
+    procs_known: bool = False
+    """True if the supervisor knows the number of processes of each node from elsewhere."""
+
+
+def command(job: JobSpec, own: Own, backend: str, weight: int | Fraction = 1) -> Supervise:
+    """The command on one node of a job, whose processes have this weight."""
     return Supervise(
-        (*_options(job, backend), *own),
-        tuple(_meeting(job) if job.meets else _standalone(job)),
-        tuple(_program(job, backend, weight)),
+        (*_options(job, own, backend), *own.options),
+        tuple(_meeting(job, own.signals) if job.meets else _standalone(job)),
+        tuple(_program(job, backend, weight, stores=bool(own.store or job.checkpoint.url))),
     )
-
-
-def store(job: JobSpec) -> str:
-    """Where checkpoints go that are to outlive the machine, the same for all tasks of an array; or ""."""
-    if isinstance(job, SkyJob) and job.bucket:
-        return sky.place(job, job.bucket)
-    return job.checkpoint.url or ""
 
 
 def _standalone(job: JobSpec) -> Iterator[Word]:
@@ -87,51 +90,12 @@ def _standalone(job: JobSpec) -> Iterator[Word]:
     yield from _processes(job, job.restarts)
 
 
-def _waiting(job: HostsJob) -> Iterator[Word]:
-    """Options of the supervisor of one of several hosts: where they meet and how long they wait."""
-    shared = job.checkpoint.shared
-    yield f"--port={job.rendezvous.port}"  # always, as a firewall may have to be opened for it
-    yield from _unusual_times(("collective-timeout", job.rendezvous, "collective_timeout"))
-    yield from _unusual(("shared", "" if shared is None else str(shared).lower(), ""))
-
-
-def _machine(job: SkyJob) -> Iterator[Word]:
-    """Options of the supervisor of a machine that SkyPilot has found."""
-    yield from _unusual(
-        ("nodes", int(job.nodes), 1),
-        ("ports", _ports(job.rendezvous.port), _ports(Rendezvous.port)),
-        ("bucket", job.bucket.url.rstrip("/") if job.bucket else "", ""),
-        ("mount", job.bucket.path if job.bucket else "", ""),
-        ("secrets", ",".join(job.secrets), ""),
-        ("hook", sky.hook(job), ""),
-    )
-    if not job.notices:
-        yield "--no-notices"
-
-
-def _batch(job: SlurmJob) -> Iterator[Word]:
-    """Options of the supervisor on the first node of a Slurm job."""
-    yield f"--ports={_ports(job.rendezvous.port)}"
-    yield f"--requeues={job.requeues}"
-    yield f"--warning={int(slurm.warning_s(job))}"
-    yield from _unusual(("restarts", job.restarts, JobSpec.restarts))
-    if job.array is not None:
-        yield "--array"
-    if job.setup:
-        yield "--setup=slurm.setup.sh"
-    if job.python.interpreter != "python3":
-        yield Joined(("--python=", *pieces(at_home(job.python.interpreter))))
-    if job.environment.container and (job.python.activate or any(slurm.activation(job)) or job.env):
-        yield "--source=slurm.container.sh"
-    yield from (Joined(("--in=", *pieces(word))) for word in slurm.inside(job))
-    yield from (Joined(("--srun=", *pieces(word))) for word in slurm.on_nodes(job))
-
-
-def _ports(first: int) -> str:
+def ports(first: int) -> str:
+    """The range of ports that a supervisor may take one of."""
     return f"{first}-{min(first + 999, 65535)}"
 
 
-def _meeting(job: JobSpec) -> Iterator[Word]:
+def _meeting(job: JobSpec, signals: str) -> Iterator[Word]:
     """The launcher of a host that meets others at one address."""
     if job.rendezvous.launcher == "env":
         yield from ("spawn", f"--procs={job.procs_per_node}", "--first-rank={first_rank}")
@@ -144,24 +108,17 @@ def _meeting(job: JobSpec) -> Iterator[Word]:
     else:
         yield from ("--rdzv-backend=c10d", "--rdzv-endpoint={head}:{port}", "--rdzv-id={launch}")
         waits = f"join_timeout={max(1, round(job.rendezvous.timeout))}"
-        if _elastic(job):
+        if job.resizes:
             waits += f",last_call_timeout={_LAST_CALL_S}"
         # Left alone, torchrun guesses from the hostname whether it is to be the host, and with a second
         # card or a VPN nobody is.
         yield f"--rdzv-conf=is_host={{is_head}},{waits}"
-        restarts = _NO_END if _elastic(job) else job.restarts
+        restarts = _NO_END if job.resizes else job.restarts
     # What the others reach this host by: a hostname may mean nothing to them, or 127.0.1.1.
     yield "--local-addr={address}"
     yield from _processes(job, restarts)
-    if not isinstance(job, HostsJob):
-        # A scheduler signals every process; torchrun would end the processes in mid-step.
-        hangup = "" if isinstance(job, SlurmJob) else "SIGHUP,"
-        yield f"--signals-to-handle=SIGINT,{hangup}SIGQUIT"
-
-
-def _elastic(job: JobSpec) -> bool:
-    """Whether hosts may come and go while it runs."""
-    return isinstance(job, HostsJob) and job.nodes.elastic
+    if signals:
+        yield f"--signals-to-handle={signals}"
 
 
 def _processes(job: JobSpec, restarts: int) -> Iterator[Word]:
@@ -171,26 +128,21 @@ def _processes(job: JobSpec, restarts: int) -> Iterator[Word]:
     yield "--monitor-interval=0.1"
 
 
-def _options(job: JobSpec, backend: str) -> Iterator[Word]:
+def _options(job: JobSpec, own: Own, backend: str) -> Iterator[Word]:
     """Options of the supervisor on every tier."""
     yield f"--job={job.name}"
-    # Below that of the tier sky each task has a directory of its own.
-    directory = sky.above(job) if isinstance(job, SkyJob) else _beside(job.checkpoint_path)
-    yield f"--checkpoint-dir={directory}"
-    # On a cloud's machine with several cards NCCL's own plugins know best, unless the user does.
-    left_alone = ("NCCL_SOCKET_IFNAME",) if isinstance(job, SkyJob) and not job.nic else ()
-    kept = sorted(name for name in PINNED if name in job.env or name in left_alone)
+    yield f"--checkpoint-dir={own.directory or _beside(job.checkpoint_path)}"
+    kept = sorted(name for name in PINNED if name in job.env or name in own.unpinned)
     waits = job.rendezvous.timeout if job.meets else Rendezvous.timeout
-    yield from _unusual(
-        # Of several hosts hosts.json has it.
-        ("procs", 1 if isinstance(job, HostsJob) else job.procs_per_node, 1),
+    yield from unusual(
+        ("procs", 1 if own.procs_known else job.procs_per_node, 1),
         ("gpus", job.gpus_per_node or 0, 0),
         ("backend", backend, "gloo"),
         ("nic", job.nic or "", ""),
         ("threads", job.train.threads, 1),
         ("timeout", seconds(waits), seconds(Rendezvous.timeout)),
         ("keep", ",".join(kept), ""),
-        ("store", store(job), ""),
+        ("store", own.store or job.checkpoint.url or "", ""),
         ("ignore", ",".join(job.preflight.ignore), ""),
         ("lock", LOCK if job.locked else "", ""),
     )
@@ -200,14 +152,14 @@ def _options(job: JobSpec, backend: str) -> Iterator[Word]:
         yield "--bits-may-differ"
 
 
-def _unusual_times(*options: tuple[str, Any, str]) -> Iterator[str]:
+def unusual_times(*options: tuple[str, Any, str]) -> Iterator[str]:
     """The same of times, each a field of a section of the spec."""
     for name, section, field in options:
         value, default = getattr(section, field), getattr(type(section), field)
-        yield from _unusual((name, seconds(value), seconds(default)))
+        yield from unusual((name, seconds(value), seconds(default)))
 
 
-def _unusual(*options: tuple[str, Any, Any]) -> Iterator[str]:
+def unusual(*options: tuple[str, Any, Any]) -> Iterator[str]:
     """Of options, each with its value and the runtime's default, those that have another value."""
     return (f"--{name}={value}" for name, value, default in options if value != default)
 
@@ -217,7 +169,7 @@ def _beside(path: str) -> str:
     return path if path.startswith(("/", "~/")) or path == "~" else f"../{path}"
 
 
-def _program(job: JobSpec, backend: str, weight: int | Fraction) -> Iterator[Word]:
+def _program(job: JobSpec, backend: str, weight: int | Fraction, stores: bool) -> Iterator[Word]:
     if job.train.runs != "workload":
         yield from _script(job)
         return
@@ -225,23 +177,23 @@ def _program(job: JobSpec, backend: str, weight: int | Fraction) -> Iterator[Wor
     yield from _training(job.train)
     yield f"--backend={backend}"
     every = str(job.checkpoint.every)
-    if isinstance(job, SkyJob) and job.preempted_every is not None:
-        every = f"auto:{seconds(job.preempted_every)}"
-    yield from _unusual(
-        ("world-size", "{world_size}" if job.meets and not _elastic(job) else "", ""),
+    if job.preempted_after is not None:
+        every = f"auto:{seconds(job.preempted_after)}"
+    yield from unusual(
+        ("world-size", "{world_size}" if job.meets and not job.resizes else "", ""),
         ("weight", weight, 1),
     )
-    yield from _unusual_times(
+    yield from unusual_times(
         ("rendezvous-timeout", job.rendezvous, "timeout"),
         ("collective-timeout", job.rendezvous, "collective_timeout"),
     )
-    yield from _unusual(
-        ("checkpoint-store", "{store}" if store(job) else "", ""),
+    yield from unusual(
+        ("checkpoint-store", "{store}" if stores else "", ""),
         ("checkpoint-every", every, str(Checkpoint.every)),
         ("checkpoint-keep", job.checkpoint.keep, Checkpoint.keep),
         ("code-dir", "code" if job.code else "", ""),
     )
-    if _elastic(job):
+    if job.resizes:
         yield "--elastic"
     yield "--checkpoint-dir={checkpoint_dir}"
     assert isinstance(job.train.args, Mapping)  # a list is refused
@@ -256,18 +208,18 @@ def _training(train: Train) -> Iterator[Word]:
     yield f"--global-batch-size={train.global_batch_size}"
     yield f"--micro-batch-size={train.micro_batch_size}"
     flags = _FLAGS.split()
-    yield from _unusual(
+    yield from unusual(
         *((flag.replace("_", "-"), getattr(train, flag), getattr(Train, flag)) for flag in flags)
     )
     if train.best:
         yield f"--best-metric={train.best.metric}"
-        yield from _unusual(("best-mode", train.best.mode or "min", "min"))
+        yield from unusual(("best-mode", train.best.mode or "min", "min"))
     yield from (f"--tracker={name}" for name in train.trackers)
     if train.profile:
         yield f"--profile={train.profile.steps}"
     if train.early_stop:
         yield f"--patience={train.early_stop.patience}"
-        yield from _unusual(("min-delta", train.early_stop.min_delta, 0.0))
+        yield from unusual(("min-delta", train.early_stop.min_delta, 0.0))
     if train.find_unused_parameters:
         yield "--find-unused-parameters"
 
@@ -282,8 +234,8 @@ def _script(job: JobSpec) -> Iterator[Word]:
     yield from (f"--resume-exists={pattern}" for pattern in train.resume.exists)
     yield from (f"--resume-arg={word}" for word in train.resume.args)
     yield from (f"--guard={pattern}" for pattern in train.guard)
-    yield from _unusual(("stop-signal", train.stop.signal, Stop.signal))
-    yield from _unusual_times(("stop-grace", train.stop, "grace"))
+    yield from unusual(("stop-signal", train.stop.signal, Stop.signal))
+    yield from unusual_times(("stop-grace", train.stop, "grace"))
     if train.command:
         yield "--no-python"
         yield from _words(train.command)

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from ddpgen.bundle import write
 from ddpgen.driver.state import JobState
@@ -15,43 +14,8 @@ from ddpgen.monitor import places, record
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus
 from ddpgen.spec.job import JobSpec
-from ddpgen.tiers.hosts import follow as hosts
 from ddpgen.tiers.local import follow as local
-from ddpgen.tiers.sky import follow as sky
-from ddpgen.tiers.slurm import follow as slurm
-
-
-class Follow(Protocol):
-    """The module `follow` in a tier's folder. Its functions raise TargetUnavailableError."""
-
-    AT_ONCE: str
-    """How to end a job at once, for a tier that leaves --now to its own tools; else ""."""
-
-    def keeps_here(self, following: Following) -> bool:
-        """True if the checkpoint directory is on this machine."""
-
-    def launched_at(self, following: Following) -> float | None:
-        """When the newest launch began, if something besides the record of launches knows."""
-
-    def lives(self, following: Following) -> bool:
-        """True if a run lives. Asked where the checkpoint directory on this machine does not tell."""
-
-    def status(self, following: Following) -> JobStatus:
-        """How it stands; or this process becomes one that shows it."""
-
-    def asking(
-        self, following: Following
-    ) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
-        """The function that tells how it stands, as often as it is called; connections stay."""
-
-    def stop(self, following: Following, now: bool) -> Iterator[str]:
-        """Ask for a clean stop, or end it `now`; lines that say what came of it."""
-
-    def logs(self, following: Following, lines: int, follow: bool) -> int:
-        """Show the end of the output; the exit code. Raises DdpgenError where there is nothing yet."""
-
-
-FOLLOW: Mapping[str, Follow] = {"local": local, "hosts": hosts, "slurm": slurm, "sky": sky}
+from ddpgen.tiers.registry import FIRST, TIERS
 
 
 class UnclearError(DdpgenError):
@@ -88,7 +52,7 @@ def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Fol
 
 def _newest_run(following: Following) -> float | None:
     """When the tier's newest run was launched or has last said something; None without one."""
-    tier = FOLLOW[following.tier]
+    tier = TIERS[following.tier].follow
     launched = following.launched.time if following.launched else None
     times = [time for time in (launched, tier.launched_at(following)) if time is not None]
     if _found_here(following) is not None:
@@ -104,7 +68,7 @@ def _lives(following: Following) -> bool:
     if found is not None and here is not None:
         return found.word == "running" and here
     try:
-        return FOLLOW[following.tier].lives(following)
+        return TIERS[following.tier].follow.lives(following)
     except TargetUnavailableError:
         return False
 
@@ -112,7 +76,9 @@ def _lives(following: Following) -> bool:
 def _found_here(following: Following) -> JobState | None:
     """What the checkpoint directory on this machine says of a run of this tier; None without one."""
     where = places.directory(following)
-    if not FOLLOW[following.tier].keeps_here(following) or not os.path.exists(where / "status"):
+    if not TIERS[following.tier].follow.keeps_here(following) or not os.path.exists(
+        where / "status"
+    ):
         return None
     found = local.look(where)
     return found if found.started_by == following.tier else None
@@ -120,7 +86,7 @@ def _found_here(following: Following) -> JobState | None:
 
 def visible(following: Following) -> Path:
     """The checkpoint directory, for what has to look into it here. Raises TargetUnavailableError."""
-    if not FOLLOW[following.tier].keeps_here(following):
+    if not TIERS[following.tier].follow.keeps_here(following):
         raise TargetUnavailableError(
             f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; run "
             "ddpgen doctor CHECKPOINT_DIR where the job runs"
@@ -146,7 +112,7 @@ def status(following: Following | Path, captured: bool = False) -> JobStatus:
     On some tiers this process becomes another one that shows it, unless the status is `captured` for programs.
     """
     if isinstance(following, Following) and not captured:
-        return FOLLOW[following.tier].status(following)
+        return TIERS[following.tier].follow.status(following)
     with asking(following) as ask:
         return ask()
 
@@ -158,7 +124,12 @@ def asking(
     TargetUnavailableError, as that does."""
     if isinstance(following, Path):
         return local.asking(following)
-    return FOLLOW[following.tier].asking(following)
+    return TIERS[following.tier].follow.asking(following)
+
+
+def interval_s(following: Following | Path) -> int:
+    """How often to ask a job how it stands."""
+    return TIERS[FIRST if isinstance(following, Path) else following.tier].follow.INTERVAL_S
 
 
 def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
@@ -166,12 +137,12 @@ def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
 
     Raises TargetUnavailableError, DdpgenError.
     """
-    name = "local" if isinstance(following, Path) else following.tier
-    if now and (at_once := FOLLOW[name].AT_ONCE):
+    name = FIRST if isinstance(following, Path) else following.tier
+    if now and (at_once := TIERS[name].follow.AT_ONCE):
         raise DdpgenError(f"--now is for sky; on {name}: {at_once}")
     if isinstance(following, Path):
         return local.stop(following, now)
-    return FOLLOW[name].stop(following, now)
+    return TIERS[name].follow.stop(following, now)
 
 
 def logs(following: Following | Path, lines: int, follow: bool) -> int:
@@ -181,4 +152,4 @@ def logs(following: Following | Path, lines: int, follow: bool) -> int:
     """
     if isinstance(following, Path):
         return local.logs(following, lines, follow)
-    return FOLLOW[following.tier].logs(following, lines, follow)
+    return TIERS[following.tier].follow.logs(following, lines, follow)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ddpgen import shell
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.sky import SkyJob
-from ddpgen.spec.slurm import SlurmJob
 from ddpgen.tiers import ranks as launch
 from ddpgen.tiers.ranks import Rank
-from ddpgen.tiers.sky import directives as sky
-from ddpgen.tiers.slurm import directives as slurm
+from ddpgen.tiers.registry import TIERS
 
 MOST_RANKS = 64  # a table longer than a few screens tells nobody anything
 
 
 def as_text(job: JobSpec, tier: str) -> str:
     """The plan, one line per rank."""
-    ranks, kept = launch.ranks(job), launch.store(job)
+    ranks, plan = launch.ranks(job), TIERS[tier].plan(job)
     count = ranks[-1].node_rank + 1
     work = (
         f"{job.micro_batches} micro-batches a step"
@@ -30,11 +26,10 @@ def as_text(job: JobSpec, tier: str) -> str:
     lines = [
         f"{job.name} on {tier}: {nodes}, {job.world_size} ranks, {work}",
         f"backend      {launch.backend(job)}",
-        f"rendezvous   {launch.rendezvous(job)}",
-        f"checkpoints  {_spoken(launch.checkpoint_dir(job))}",
-        *([f"kept in      {_spoken(kept)}"] if kept else []),
-        *(_times(job) if isinstance(job, SlurmJob) else ()),
-        *(_machines(job) if isinstance(job, SkyJob) else ()),
+        f"rendezvous   {plan.rendezvous}",
+        f"checkpoints  {_spoken(plan.checkpoint_dir)}",
+        *([f"kept in      {_spoken(plan.store)}"] if plan.store else []),
+        *plan.facts,
         "",
     ]
     width = max(len(rank.host) for rank in ranks)  # only the tier hosts has names for them
@@ -48,12 +43,12 @@ def as_text(job: JobSpec, tier: str) -> str:
         lines.append(f"… and {len(ranks) - MOST_RANKS} more ranks")
     host = f" on {ranks[0].host} (the others' differ where the hosts do)" if width else ""
     lines += ["", f"the launch{host}; its script fills in {{name}} and prints the whole command:"]
-    return "\n".join([*lines, "", shell.sections(launch.command(job)[1:])])
+    return "\n".join([*lines, "", shell.sections(plan.command[1:])])
 
 
 def facts(job: JobSpec, tier: str) -> dict[str, Any]:
     """The plan for programs; words known only at run time appear as bash would write them."""
-    kept = launch.store(job)
+    plan = TIERS[tier].plan(job)
     nodes: list[dict[str, Any]] = []
     for rank in launch.ranks(job):
         if rank.local_rank == 0:
@@ -68,41 +63,12 @@ def facts(job: JobSpec, tier: str) -> dict[str, Any]:
         "world_size": job.world_size,
         "micro_batches": job.micro_batches,
         "backend": launch.backend(job),
-        "rendezvous": launch.rendezvous(job),
-        "checkpoint_dir": shell.quote(launch.checkpoint_dir(job)),
-        **({"store": _spoken(kept)} if kept else {}),
+        "rendezvous": plan.rendezvous,
+        "checkpoint_dir": shell.quote(plan.checkpoint_dir),
+        **({"store": _spoken(plan.store)} if plan.store else {}),
         "nodes": nodes,
-        "command": [shell.quote(word) for word in launch.command(job).shown],
+        "command": [shell.quote(word) for word in plan.command.shown],
     }
-
-
-def _times(job: SlurmJob) -> Iterator[str]:
-    least, most = job.nodes.least, int(job.nodes)
-    fewer = f"; begins with {least} nodes, too" if least < most else ""
-    yield f"each node    {slurm.cpus_per_task(job)} CPUs{fewer}"
-    starts = f"at most {job.requeues + 1} starts"
-    if job.time is None:
-        yield f"time         {starts}, each as long as the partition allows"
-        return
-    limit, total = slurm.clock(job.time), slurm.clock(job.time * (job.requeues + 1))
-    yield f"time         {limit} a start, {starts}: {total} in all (days-hours:minutes:seconds)"
-    warning = slurm.clock(slurm.warning_s(job))
-    yield f"warning      {warning} before the end of a start it stops, and comes back"
-
-
-def _machines(job: SkyJob) -> Iterator[str]:
-    if job.bucket:
-        mode, url = sky.MODES[job.bucket.mode], job.bucket.url.rstrip("/")
-        yield f"bucket       {url}, seen as {job.bucket.path} ({mode})"
-    common = _pairs(sky.resources(job))
-    for number, kind in enumerate(sky.alternatives(job)):
-        yield f"{'machines' if not number else 'or':13}{', '.join(filter(None, (_pairs(kind), common)))}"
-
-
-def _pairs(pairs: Iterable[tuple[str, sky.Scalar]]) -> str:
-    return ", ".join(
-        f"{key} {str(value).lower() if isinstance(value, bool) else value}" for key, value in pairs
-    )
 
 
 def _range(rank: Rank) -> str:

@@ -1,27 +1,92 @@
-"""The interface of a tier, and the one list of them. Tiers never import each other."""
+"""The interface of a tier. Tiers never import each other; registry.py lists them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
-from ddpgen.tiers.hosts import render as hosts
-from ddpgen.tiers.local import render as local
-from ddpgen.tiers.sky import render as sky
-from ddpgen.tiers.slurm import render as slurm
+from ddpgen.tiers import plan
+from ddpgen.tiers.plan import Plan
+
+if TYPE_CHECKING:
+    from ddpgen.monitor.record import Following, Launched
+    from ddpgen.monitor.report import JobStatus
+
+Job = TypeVar("Job", bound=JobSpec)
 
 
-class Target(Protocol):
-    """The module `render` in a tier's folder."""
+class Follow(Protocol):
+    """The module `follow` in a tier's folder. Its functions raise TargetUnavailableError."""
 
-    def check(self, job: JobSpec) -> Iterable[Conflict]:
+    AT_ONCE: str
+    """How to end a job at once, for a tier that leaves --now to its own tools; else ""."""
+
+    INTERVAL_S: int
+    """How often `status --watch` asks: a question may cost others something."""
+
+    def keeps_here(self, following: Following) -> bool:
+        """True if the checkpoint directory is on this machine."""
+
+    def launched_at(self, following: Following) -> float | None:
+        """When the newest launch began, if something besides the record of launches knows."""
+
+    def lives(self, following: Following) -> bool:
+        """True if a run lives. Asked where the checkpoint directory on this machine does not tell."""
+
+    def status(self, following: Following) -> JobStatus:
+        """How it stands; or this process becomes one that shows it."""
+
+    def asking(
+        self, following: Following
+    ) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
+        """The function that tells how it stands, as often as it is called; connections stay."""
+
+    def stop(self, following: Following, now: bool) -> Iterator[str]:
+        """Ask for a clean stop, or end it `now`; lines that say what came of it."""
+
+    def logs(self, following: Following, lines: int, follow: bool) -> int:
+        """Show the end of the output; the exit code. Raises DdpgenError where there is nothing yet."""
+
+
+class Tier(ABC, Generic[Job]):
+    """One tier: the class TIER of the module `tier` in its folder. What is not overridden is as on one machine."""
+
+    model: type[Job]
+    """The class of its jobs, with the fields that only this tier has."""
+
+    start = ""
+    """The script in the bundle that runs the job in the foreground; "" if submit() hands it to a scheduler."""
+
+    brings = ""
+    """The option of `start` that brings the results of a run here; "" if they are here."""
+
+    def check(self, job: Job) -> Iterable[Conflict]:
         """What this tier cannot do of what the job asks."""
+        return ()
 
-    def render(self, job: JobSpec, renderer: Renderer) -> list[Artefact]:
-        """The files that launch the job on this tier, the one to start first."""
+    def plan(self, job: Job) -> Plan:
+        """What follows from the job."""
+        return plan.of(job)
 
+    @abstractmethod
+    def render(self, job: Job, renderer: Renderer) -> list[Artefact]:
+        """The files that launch the job, the one to start first."""
 
-TARGETS: dict[str, Target] = {"local": local, "hosts": hosts, "slurm": slurm, "sky": sky}
+    def contained(self, job: Job, image: str) -> Job:
+        """The job in the container `image` that its lock names; as it is where the tier starts none."""
+        return job
+
+    def submit(self, job: Job, bundle: Path, arguments: Sequence[str]) -> Launched:
+        """Hand a bundle to the scheduler. Raises TargetUnavailableError, FileTroubleError."""
+        raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def follow(self) -> Follow:
+        """Status, stop and logs."""

@@ -16,7 +16,7 @@ import pytest
 from ddpgen import cli
 from ddpgen.errors import SpecInvalidError
 from ddpgen.job import check
-from ddpgen.spec.reader import read
+from ddpgen.tiers.registry import read
 
 # Examples that a warning is right about.
 TOLD_OF = ("classifier",)

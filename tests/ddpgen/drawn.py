@@ -23,8 +23,8 @@ from ddpgen.spec.fields import (
     Texts,
     Whole,
 )
-from ddpgen.spec.job import TIERS, JobSpec
-from ddpgen.spec.reader import MODELS
+from ddpgen.spec.job import JobSpec
+from ddpgen.tiers.registry import MODELS
 
 Drawn = st.SearchStrategy[Any]
 
@@ -43,7 +43,7 @@ _WITH_UNITS = ("90s", "1h30min", "2-00:00:00", "12:00:00", "200 steps", "1 step"
 
 def job(sound: Mapping[str, Any]) -> Drawn:
     """A spec, for one tier or several: a few fields laid over those of `sound`."""
-    overlays = {tier: group(MODELS.get(tier, JobSpec)) for tier in TIERS}
+    overlays = {tier: group(model) for tier, model in MODELS.items()}
     targets = st.fixed_dictionaries({}, optional={t: g | st.none() for t, g in overlays.items()})
     return st.builds(_laid_over, st.just(sound), group(JobSpec), targets)
 

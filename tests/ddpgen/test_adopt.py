@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.spec.reader import read
+from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import Run
 
 HEADER = (

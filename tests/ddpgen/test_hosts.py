@@ -12,9 +12,8 @@ import pytest
 
 from ddpgen.render import Renderer
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.reader import read
 from ddpgen.tiers.ranks import ranks
-from ddpgen.tiers.tier import TARGETS
+from ddpgen.tiers.registry import TIERS, read
 from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash, faults
 
 PAIR = GPT + "targets:\n  hosts:\n    hosts: [desk, laptop]\n"
@@ -31,7 +30,7 @@ def job(text: str) -> JobSpec:
 
 def rendered_files(text: str) -> dict[str, str]:
     """The files of the tier, by their path in the bundle."""
-    return {each.path: each.text for each in TARGETS["hosts"].render(job(text), Renderer())}
+    return {each.path: each.text for each in TIERS["hosts"].render(job(text), Renderer())}
 
 
 def listed(text: str) -> Any:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ddpgen.bundle import lock as form
-from ddpgen.spec.reader import read
+from ddpgen.tiers.registry import read
 from tests import wheels
 from tests.ddpgen.conftest import GPT, Run
 

@@ -429,7 +429,7 @@ def test_an_end_at_once_is_left_to_the_tools_of_the_tier(tier: str, at_once: str
 def test_a_launch_on_hosts_is_known_by_what_a_host_has_said(tmp_path: Path) -> None:
     job: Any = SimpleNamespace(name="gpt")
     following = record.Following(job, "hosts", tmp_path / "bundle", None)
-    hosts = commands.FOLLOW["hosts"]
+    hosts = commands.TIERS["hosts"].follow
     assert hosts.launched_at(following) is None
     launch = tmp_path / "logs" / "gpt" / "20260101-100000-0a1b"
     launch.mkdir(parents=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpgen.spec.reader import read
+from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import Run, faults
 
 HEAD = "name: mine\ncode: code\ntrain:\n"

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpgen.shell import quote
-from ddpgen.spec.reader import read
-from ddpgen.tiers.ranks import checkpoint_dir, shares
-from ddpgen.tiers.ranks import command as supervised
+from ddpgen.tiers import plan
+from ddpgen.tiers.ranks import shares
+from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import GPT, ROOT, TOLD_OF, Run
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
@@ -26,7 +26,7 @@ TIERS_OF = {
 
 
 def command(text: str) -> list[str]:
-    return [quote(word) for word in supervised(read(text.encode(), "j")["local"].job).shown]
+    return [quote(word) for word in plan.of(read(text.encode(), "j")["local"].job).command.shown]
 
 
 @given(st.integers(1, 200), st.lists(st.fractions(Fraction(1, 9), 9), min_size=1, max_size=12))
@@ -107,7 +107,7 @@ def test_auto_means_nccl_where_gpus_are_asked_for(top: str, backend: str) -> Non
 )
 def test_where_checkpoints_go(directory: str, source: str) -> None:
     text = GPT + f"checkpoint: {{dir: {json.dumps(directory)}}}\n"
-    assert quote(checkpoint_dir(read(text.encode(), "j")["local"].job)) == source
+    assert quote(plan.of(read(text.encode(), "j")["local"].job).checkpoint_dir) == source
 
 
 def test_training_accepts_every_flag_a_plan_can_hold() -> None:

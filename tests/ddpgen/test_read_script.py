@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpgen.adopt.program import check, outline
-from ddpgen.spec.reader import read
+from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import ROOT, Run
 
 PARSER = """\

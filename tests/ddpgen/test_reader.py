@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ddpgen.errors import SpecInvalidError
 from ddpgen.spec import yamltree
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.reader import read
 from ddpgen.spec.times import Period
+from ddpgen.tiers.registry import read
 from tests.ddpgen import drawn
 from tests.ddpgen.conftest import GPT, faults
 

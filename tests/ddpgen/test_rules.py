@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpgen.spec.reader import read
+from ddpgen.tiers.registry import read
 from tests.ddpgen.conftest import faults
 
 BASE = """\

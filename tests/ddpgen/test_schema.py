@@ -16,14 +16,14 @@ from hypothesis import given
 from ddpgen.errors import SpecInvalidError
 from ddpgen.spec.fields import REQUIRED, Group, Groups
 from ddpgen.spec.job import JobSpec, Python
-from ddpgen.spec.reader import MODELS, read
 from ddpgen.spec.schema import default_of, description, descriptions, json_schema
+from ddpgen.tiers.registry import MODELS, read
 from tests.ddpgen import drawn
 from tests.ddpgen.conftest import GPT, ROOT, TOLD_OF, Run
 
 REFERENCE = (ROOT / "docs" / "spec.md").read_text(encoding="utf-8")
 SAID = descriptions(REFERENCE)
-SCHEMA = json_schema(REFERENCE)
+SCHEMA = json_schema(REFERENCE, MODELS)
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
@@ -63,6 +63,8 @@ def tables() -> Iterator[tuple[str, str]]:
     yield from of_groups(job, "", "")
     for tier, model in MODELS.items():
         own = [field for field in fields(model) if field not in job]
+        if not own:
+            continue
         yield f"`targets.{tier}`", table(own, f"targets.{tier}.", "")
         yield from of_groups(own, f"targets.{tier}.", "")
 

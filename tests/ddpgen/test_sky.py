@@ -14,9 +14,10 @@ import yaml
 
 from ddpgen.shell import quote
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.reader import read
+from ddpgen.tiers import plan as plans
 from ddpgen.tiers.command import Supervise
-from ddpgen.tiers.ranks import checkpoint_dir, command, interpreter
+from ddpgen.tiers.registry import read
+from ddpgen.tiers.sky.plan import plan
 from tests.ddpgen.conftest import GPT, ROOT, Run, check_bash, faults
 
 BUCKET = "bucket: s3://bbb"
@@ -29,7 +30,7 @@ def job(sky: str = BUCKET, top: str = "") -> JobSpec:
 
 def told(sky: str = BUCKET) -> Supervise:
     """What the supervisor of a machine is told."""
-    return command(job(sky))
+    return plan(job(sky)).command
 
 
 @pytest.fixture
@@ -120,8 +121,8 @@ def test_checkpoints_by_url_need_no_mount(task: Rendered) -> None:
 
 def test_a_url_leaves_the_other_tiers_their_directory() -> None:
     local = read(f"{GPT}checkpoint: {{dir: s3://bbb/place}}\n".encode(), "j")["local"].job
-    assert quote(checkpoint_dir(local)) == '"$beside"/checkpoints/gpt'
-    assert "--store=s3://bbb/place" in command(local).options
+    assert quote(plans.of(local).checkpoint_dir) == '"$beside"/checkpoints/gpt'
+    assert "--store=s3://bbb/place" in plans.of(local).command.options
 
 
 def test_the_interval_is_found_from_how_long_machines_last() -> None:
@@ -150,10 +151,10 @@ def test_a_bundle_is_not_made_inside_a_bundle(
 def test_another_list_of_requirements_is_another_environment(bundle: Callable[..., Path]) -> None:
     first = job(f"{BUCKET}, requirements: [torch==2.13.0]")
     other = job(f"{BUCKET}, requirements: [torch==2.12.0]")
-    assert interpreter(first) != interpreter(other)
+    assert plan(first).interpreter != plan(other).interpreter
     place = bundle(f"{BUCKET}, requirements: [torch==2.13.0], setup: ['echo it''s']")
     setup = yaml.safe_load((place / "sky.yaml").read_text())["setup"]
-    made = quote(interpreter(first)).removesuffix("/bin/python")
+    made = quote(plan(first).interpreter).removesuffix("/bin/python")
     assert f"-m train install {made} -- torch==2.13.0" in setup
 
 

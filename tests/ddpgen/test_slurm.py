@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ddpgen.shell import sections
-from ddpgen.spec.reader import read
-from ddpgen.spec.slurm import SlurmJob
-from ddpgen.tiers.ranks import command
+from ddpgen.tiers.registry import read
 from ddpgen.tiers.slurm.directives import directives as slurm_options
+from ddpgen.tiers.slurm.fields import SlurmJob
+from ddpgen.tiers.slurm.plan import plan
 from ddpgen.tiers.tables import as_text, facts
 from tests.ddpgen.conftest import GPT as SMALL
 from tests.ddpgen.conftest import ROOT, Run, check_bash, faults
@@ -189,7 +189,7 @@ def test_scripts_are_clean_bash(name: str, script: Callable[..., str], tmp_path:
 
 def words(slurm: str = "", top: str = "") -> list[str]:
     """What the batch script becomes, as bash reads it."""
-    said = sections(command(job(slurm, top)))
+    said = sections(plan(job(slurm, top)).command)
     done = subprocess.run(
         ["bash", "-c", f'HOME=/home/me; printf "%s\\0" {said}'],
         capture_output=True, text=True, check=True,

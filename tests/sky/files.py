@@ -12,8 +12,7 @@ import yaml
 
 from ddpgen import job
 from ddpgen.render import Renderer
-from ddpgen.spec.reader import read
-from ddpgen.tiers.tier import TARGETS
+from ddpgen.tiers.registry import TIERS, read
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = [
@@ -45,7 +44,7 @@ def rendered(wanted: dict[str, Any], place: Path = ROOT) -> dict[str, str]:
     ).encode()  # every odd letter of a text as its number
     reading = read(text, "job.yaml")["sky"]
     job.check([reading], place)
-    return {each.path: each.text for each in TARGETS["sky"].render(reading.job, Renderer())}
+    return {each.path: each.text for each in TIERS["sky"].render(reading.job, Renderer())}
 
 
 def laid_out(place: Path, wanted: dict[str, Any]) -> Path:

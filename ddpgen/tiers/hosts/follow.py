@@ -19,13 +19,15 @@ from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.monitor import places
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report
-from ddpgen.programs import START, become
+from ddpgen.programs import become
 from ddpgen.shell import as_argument
+from ddpgen.tiers.hosts.render import DRIVER
 
 _RUNS = {"yes": "runs", "no": "does not run", "unknown": "may run"}  # its script, as the host says
 
 
 AT_ONCE = "press Ctrl-C twice where it runs"
+INTERVAL_S = 5
 
 
 def status(following: Following) -> NoReturn:
@@ -101,7 +103,7 @@ def _newest_launch(following: Following) -> Path | None:
 
 
 def _run_sh(following: Following, option: str) -> list[str]:
-    script = following.bundle / START["hosts"]
+    script = following.bundle / DRIVER
     if not script.is_file():
         raise TargetUnavailableError(
             f"{script} is not there; render the job for hosts first, or name its bundle with -o"

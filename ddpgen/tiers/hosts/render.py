@@ -15,17 +15,19 @@ from ddpgen.render import Artefact, Renderer
 from ddpgen.resources import package_files
 from ddpgen.spec import rules
 from ddpgen.spec.fields import did_you_mean, show
-from ddpgen.spec.hosts import ADDRESS, Host, HostsJob
-from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
-from ddpgen.tiers.ranks import address, again, backend, example, of_host, ssh_host, values
+from ddpgen.tiers.hosts.fields import ADDRESS, Host, HostsJob
+from ddpgen.tiers.hosts.plan import address, of_host, ssh_host
+from ddpgen.tiers.plan import again, example, values
+from ddpgen.tiers.ranks import backend
 
+# Starts the job on all hosts.
+DRIVER = "hosts/run.sh"
 _ONESELF = ("localhost", "localhost.localdomain", "0.0.0.0")
 
 
-def check(job: JobSpec) -> Iterator[Conflict]:
+def check(job: HostsJob) -> Iterator[Conflict]:
     """What is wrong with the list of hosts."""
-    assert isinstance(job, HostsJob)
     if not job.hosts:
         what = "lists no hosts"
         yield Conflict(("hosts",), what, "write targets: {hosts: {hosts: [NAME, NAME]}}")
@@ -117,17 +119,15 @@ def _reached(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
         yield Conflict((f"{field}.nic", "nic"), what, "name the interface towards the others")
 
 
-def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
+def render(job: HostsJob, renderer: Renderer) -> list[Artefact]:
     """run.sh first, then what it needs: a script per host, the list of hosts, the driver."""
-    assert isinstance(job, HostsJob)
     run = renderer.render(
         "run.sh.j2", {"name": job.name, "example": example(job), "again": again(job)}
     )
-    artefacts = [Artefact("hosts/run.sh", run, "bash {bundle}/hosts/run.sh")]
-    talk = backend(job)
+    artefacts = [Artefact(DRIVER, run, f"bash {{bundle}}/{DRIVER}")]
     for host in job.order:
         script, lines = f"hosts/{host.name}.sh", f"hosts/{host.name}.activate.sh"
-        placed = values(job.on(host), of_host(job, host, talk), lines)
+        placed = values(job.on(host), of_host(job, host), lines)
         text = renderer.render("host.sh.j2", {**placed, "host": host.name})
         artefacts += [Artefact(script, text), *renderer.activation(placed)]
     artefacts.append(Artefact("hosts/hosts.json", _listing(job), executable=False))

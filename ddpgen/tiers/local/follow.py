@@ -23,6 +23,7 @@ from ddpgen.programs import become
 from ddpgen.resources import resource
 
 AT_ONCE = "press Ctrl-C twice where it runs"
+INTERVAL_S = 1
 
 
 def status(following: Following | Path) -> JobStatus:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.sky import SkyJob
+from ddpgen.tiers.sky.fields import SkyJob
 
 STOP = "stop"
 

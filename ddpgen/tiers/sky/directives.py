@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator
 
 from ddpgen.shell import Joined, Var, Word, at_home
-from ddpgen.spec.sky import Bucket, SkyJob
+from ddpgen.tiers.sky.fields import Bucket, SkyJob
 
 # How a clean stop for a preemption ends, for SkyPilot to start the job again. Of several machines on Slurm it
 # keeps the highest code alone, and those that end a moment later are killed, which is 143: so above that.

@@ -34,6 +34,7 @@ _SOON = "asked for a clean stop, which it sees within some 10 s"
 
 
 AT_ONCE = ""  # --now is for this tier
+INTERVAL_S = 30
 
 
 class Seen(NamedTuple):

@@ -14,12 +14,12 @@ from typing import Any
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import Word, at_home
 from ddpgen.spec import rules
-from ddpgen.spec.job import Checkpoint, JobSpec
+from ddpgen.spec.job import Checkpoint
 from ddpgen.spec.rules import Conflict
-from ddpgen.spec.sky import Bucket, SkyJob
-from ddpgen.tiers.command import LOCK, store
-from ddpgen.tiers.ranks import command, values
+from ddpgen.tiers.command import LOCK
+from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.sky import directives
+from ddpgen.tiers.sky.fields import Bucket, SkyJob
 
 _PACKAGES = {
     "s3": "s3fs",
@@ -45,9 +45,8 @@ _ALL_OF_IT = """\
 _TASK_NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
 
 
-def check(job: JobSpec) -> Iterator[Conflict]:
+def check(job: SkyJob) -> Iterator[Conflict]:
     """What SkyPilot would refuse, or take for something else."""
-    assert isinstance(job, SkyJob)
     yield from _places(job)
     yield from _machines(job)
     yield from _variables(job)
@@ -150,6 +149,10 @@ def _variables(job: SkyJob) -> Iterator[Conflict]:
 
 
 def _setup(job: SkyJob) -> Iterator[Conflict]:
+    if job.locked and job.requirements:
+        what = "are not installed where the environment is locked"
+        remedy = "write them into a file, make the lock from it by ddpgen lock SPEC -r FILE, and leave them out here"
+        yield Conflict(("requirements",), what, remedy)
     names = [re.split(r"[^A-Za-z0-9_-]", wanted)[0].lower() for wanted in job.requirements]
     if names and "torch" not in names:
         what = "are all that the job's Python will have, and torch is not among them"
@@ -166,10 +169,9 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
             )
 
 
-def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
+def render(job: SkyJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
     """sky.yaml, and the spec's own lines beside it."""
-    assert isinstance(job, SkyJob)
-    placed = {**values(job, command(job), "sky.activate.sh"), **_values(job)}
+    placed = {**values(job, plan, "sky.activate.sh"), **_values(job)}
     parts = {name: renderer.render(f"sky_{name}.sh.j2", placed) for name in ("setup", "run")}
     text = renderer.render("sky.yaml.j2", {**placed, **parts})
     start = f"(cd {{bundle}} && sky jobs launch{placed['secrets_given']} sky.yaml)"
@@ -192,8 +194,9 @@ def _values(job: SkyJob) -> dict[str, Any]:
     bucket, recovery = job.bucket, job.recovery
     kinds = list(directives.alternatives(job))
     common = tuple(directives.resources(job))
-    kept = store(job)
-    kept_at = bucket.url.rstrip("/") + kept.removeprefix(bucket.path) if bucket else kept
+    kept_at = job.checkpoint.url or ""
+    if bucket:
+        kept_at = bucket.url.rstrip("/") + directives.place(job, bucket).removeprefix(bucket.path)
     return {
         "machines": f"{int(job.nodes)} machine(s), {job.procs_per_node} process(es) on each",
         "num_nodes": int(job.nodes),

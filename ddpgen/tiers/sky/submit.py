@@ -14,8 +14,8 @@ from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import snapshot
 from ddpgen.monitor.record import Launched
 from ddpgen.programs import say
-from ddpgen.spec.sky import SkyJob
 from ddpgen.tiers.sky import bucket, follow, jobs, skypilot, store
+from ddpgen.tiers.sky.fields import SkyJob
 
 
 def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:

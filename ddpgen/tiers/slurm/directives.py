@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddpgen.shell import Joined, Var, Word, at_home, pieces, quote
 
 if TYPE_CHECKING:
-    from ddpgen.spec.slurm import SlurmJob
+    from ddpgen.tiers.slurm.fields import SlurmJob
 
 # Slurm looks at the clock every half minute, and may be a minute early or late with a signal.
 _SLACK_S = 60.0

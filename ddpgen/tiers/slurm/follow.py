@@ -23,14 +23,16 @@ from ddpgen.monitor.places import Login, Place
 from ddpgen.monitor.record import Following, Launched
 from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.programs import become, say
-from ddpgen.spec.slurm import SlurmJob
 from ddpgen.tiers.slurm import jobs as slurm_jobs
+from ddpgen.tiers.slurm.fields import SlurmJob
 from ddpgen.tiers.slurm.jobs import QueuedJob
+from ddpgen.tiers.slurm.place import reach
 
 _MOST_TASKS = 8  # of an array have their directories looked at
 
 
 AT_ONCE = "scancel JOBID"
+INTERVAL_S = 10
 
 
 class Asked(NamedTuple):
@@ -161,7 +163,7 @@ def _reach(following: Following) -> Iterator[Asked]:
     assert isinstance(job, SlurmJob)
     if launched is not None and launched.login != (job.login or ""):
         launched = None  # the spec has gone to another cluster since
-    with places.reach(job, following.beside) as place:
+    with reach(job, following.beside) as place:
         yield Asked(job, place, launched)
 
 

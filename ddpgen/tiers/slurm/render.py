@@ -14,16 +14,14 @@ from ddpgen import __version__
 from ddpgen.render import Artefact, Renderer
 from ddpgen.shell import Joined, Var, pieces
 from ddpgen.spec import rules
-from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
-from ddpgen.spec.slurm import SlurmJob
-from ddpgen.tiers.ranks import checkpoint_dir, command, interpreter, values
+from ddpgen.tiers.plan import Plan, values
 from ddpgen.tiers.slurm import directives
+from ddpgen.tiers.slurm.fields import SlurmJob
 
 
-def check(job: JobSpec) -> Iterator[Conflict]:
+def check(job: SlurmJob) -> Iterator[Conflict]:
     """What Slurm would refuse, or take for something else."""
-    assert isinstance(job, SlurmJob)
     yield from _directives(job)
     yield from _times(job)
     yield from _environment(job)
@@ -80,10 +78,9 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
             yield Conflict((f"environment.{name}",), what, "write ~/path or /path")
 
 
-def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
+def render(job: SlurmJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
     """slurm.sbatch, and what it sources on the first node and on all of them."""
-    assert isinstance(job, SlurmJob)
-    placed = {**values(job, command(job), "slurm.activate.sh"), **_values(job)}
+    placed = {**values(job, plan, "slurm.activate.sh"), **_values(job, plan)}
     script = renderer.render("slurm.sbatch.j2", placed)
     artefacts = [Artefact("slurm.sbatch", script, "sbatch {bundle}/slurm.sbatch")]
     artefacts += renderer.activation(placed)
@@ -102,10 +99,10 @@ def render(job: JobSpec, renderer: Renderer) -> list[Artefact]:
     return artefacts
 
 
-def _values(job: SlurmJob) -> dict[str, Any]:
+def _values(job: SlurmJob, plan: Plan) -> dict[str, Any]:
     least, most = job.nodes.least, int(job.nodes)
     nodes = f"{least} to {most}" if least < most else f"{most}"
-    directory = pieces(checkpoint_dir(job))
+    directory = pieces(plan.checkpoint_dir)
     task = ("-", Var("SLURM_ARRAY_TASK_ID")) if job.array is not None else ()
     # Every start but the first one runs this copy of the bundle (train/launch/slurm/directory.py).
     saved = Joined((*directory, *task, "/slurm-bundle-", Var("SLURM_JOB_ID")))
@@ -121,6 +118,6 @@ def _values(job: SlurmJob) -> dict[str, Any]:
         "array": job.array,
         "relative": Var("beside") in directory,
         "saved": saved,
-        "batch_python": "python3" if job.environment.container else interpreter(job),
+        "batch_python": "python3" if job.environment.container else plan.interpreter,
         "setup": job.setup,
     }

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from ddpgen.driver import state
 from ddpgen.errors import FileTroubleError, TargetUnavailableError
-from ddpgen.monitor import places, scripts, snapshot
+from ddpgen.monitor import scripts, snapshot
 from ddpgen.monitor.places import Login, Place, Ran
 from ddpgen.monitor.record import Launched
 from ddpgen.programs import say
-from ddpgen.spec.slurm import SlurmJob
 from ddpgen.tiers.slurm import directives, jobs
+from ddpgen.tiers.slurm.fields import SlurmJob
+from ddpgen.tiers.slurm.place import reach
 
 _SCRIPT = "slurm.sbatch"
 _LOGS = "logs"
@@ -30,7 +31,7 @@ def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launched:
     Raises TargetUnavailableError when sbatch cannot be reached, or refuses; FileTroubleError.
     """
     copy = snapshot.take(bundle)
-    with places.reach(job, bundle.absolute().parent) as place:
+    with reach(job, bundle.absolute().parent) as place:
         directory = _bring(place, copy)
         words = [*_options(place, job), _SCRIPT, *arguments]
         code, said = _sbatch(place, ["sbatch", "--test-only", *words], directory)

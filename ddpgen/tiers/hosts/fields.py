@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ddpgen.spec.fields import Group, Groups, NodeCount, Nodes, Number, Text, Texts, Whole, setting
-from ddpgen.spec.job import DESTINATION, ENV, INTERFACE, NAME, JobSpec, Python
+from ddpgen.spec.job import DESTINATION, ENV, INTERFACE, NAME, JobSpec, Machine, Python
 
 if TYPE_CHECKING:
     from fractions import Fraction  # which is slow to import, and most jobs need none
@@ -37,6 +37,7 @@ class HostsJob(JobSpec):
     """A job for the tier `hosts`: the job's fields and the tier's own."""
 
     meets: ClassVar[bool] = True
+    uniform: ClassVar[bool] = False
 
     nodes: NodeCount = setting(Nodes(100_000), None)
     hosts: tuple[Host, ...] = setting(Groups(Group(Host, shorthand="name")), ())
@@ -55,6 +56,21 @@ class HostsJob(JobSpec):
     @property
     def on_gpus(self) -> bool:
         return all(self.gpus(host) for host in self.hosts)
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        return tuple(
+            Machine(host.name, self.procs(host), self.gpus(host), self.weight(host))
+            for host in self.order
+        )
+
+    @property
+    def weighted(self) -> bool:
+        return any(host.share for host in self.hosts)
+
+    @property
+    def resizes(self) -> bool:
+        return self.nodes.elastic
 
     @property
     def order(self) -> tuple[Host, ...]:

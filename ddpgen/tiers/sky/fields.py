@@ -97,3 +97,11 @@ class SkyJob(JobSpec):
     )
     preempted_every: float | None = setting(Duration(), None)
     notices: bool = setting(Flag(), True)
+
+    @property
+    def preempted_after(self) -> float | None:
+        return self.preempted_every
+
+    def keeps(self, path: str) -> bool:
+        """True in the bucket alone: a machine's disk goes with it."""
+        return bool(self.bucket and f"{path}/".startswith(f"{self.bucket.path}/"))

@@ -1,0 +1,35 @@
+"""The tier `hosts`: a handful of machines that ssh reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ddpgen.render import Artefact, Renderer
+from ddpgen.spec.rules import Conflict
+from ddpgen.tiers.hosts import plan, render
+from ddpgen.tiers.hosts.fields import HostsJob
+from ddpgen.tiers.plan import Plan
+from ddpgen.tiers.tier import Follow, Tier
+
+
+class Hosts(Tier[HostsJob]):
+    """See Tier."""
+
+    model = HostsJob
+    start = render.DRIVER
+    brings = "--fetch"
+
+    def check(self, job: HostsJob) -> Iterable[Conflict]:
+        return render.check(job)
+
+    def plan(self, job: HostsJob) -> Plan:
+        return plan.plan(job)
+
+    def render(self, job: HostsJob, renderer: Renderer) -> list[Artefact]:
+        return render.render(job, renderer)
+
+    @property
+    def follow(self) -> Follow:
+        from ddpgen.tiers.hosts import follow
+
+        return follow

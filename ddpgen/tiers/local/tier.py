@@ -1,0 +1,38 @@
+"""The tier `local`: this machine, bash and torchrun. Needs no network and no address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpgen.render import Artefact, Renderer
+from ddpgen.spec.job import JobSpec
+from ddpgen.spec.rules import Conflict
+from ddpgen.tiers.plan import values
+from ddpgen.tiers.tier import Follow, Tier
+
+
+class Local(Tier[JobSpec]):
+    """See Tier."""
+
+    model = JobSpec
+    start = "local.sh"
+
+    def check(self, job: JobSpec) -> Iterator[Conflict]:
+        if job.nodes != 1:
+            what = f"local is one machine, not {job.nodes}"
+            remedy = "write targets: {local: {nodes: 1}} to run it here as well"
+            yield Conflict(("nodes",), what, remedy)
+
+    def render(self, job: JobSpec, renderer: Renderer) -> list[Artefact]:
+        placed = values(job, self.plan(job), "local.activate.sh")
+        script = renderer.render("local.sh.j2", placed)
+        return [
+            Artefact(self.start, script, "bash {bundle}/local.sh"),
+            *renderer.activation(placed),
+        ]
+
+    @property
+    def follow(self) -> Follow:
+        from ddpgen.tiers.local import follow
+
+        return follow

@@ -1,0 +1,48 @@
+"""The tier `sky`: one task for SkyPilot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpgen.render import Artefact, Renderer
+from ddpgen.spec.rules import Conflict
+from ddpgen.tiers.plan import Plan
+from ddpgen.tiers.sky import plan, render
+from ddpgen.tiers.sky.fields import SkyJob
+from ddpgen.tiers.tier import Follow, Tier
+
+if TYPE_CHECKING:
+    from ddpgen.monitor.record import Launched
+
+
+class Sky(Tier[SkyJob]):
+    """See Tier."""
+
+    model = SkyJob
+
+    def check(self, job: SkyJob) -> Iterable[Conflict]:
+        return render.check(job)
+
+    def plan(self, job: SkyJob) -> Plan:
+        return plan.plan(job)
+
+    def render(self, job: SkyJob, renderer: Renderer) -> list[Artefact]:
+        return render.render(job, self.plan(job), renderer)
+
+    def contained(self, job: SkyJob, image: str) -> SkyJob:
+        inside = replace(job.environment, packages="installed")
+        return replace(job, environment=inside, image=f"docker:{image}")
+
+    def submit(self, job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
+        from ddpgen.tiers.sky import submit
+
+        return submit.submit(job, bundle, arguments)
+
+    @property
+    def follow(self) -> Follow:
+        from ddpgen.tiers.sky import follow
+
+        return follow
