@@ -12,13 +12,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import jinja2
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpgen import shell, yamltext
 from ddpgen.errors import FileTroubleError
 from ddpgen.resources import resource
+
+if TYPE_CHECKING:
+    import jinja2  # loaded by the first Renderer: most commands render nothing
 
 BUILT_IN = "ddpgen"  # `{% extends "ddpgen/local.sh.j2" %}` in a template of the user's
 
@@ -36,6 +37,8 @@ class Renderer:
     """Renders templates by name, the user's directory before our own."""
 
     def __init__(self, overrides: Path | None = None):
+        import jinja2
+
         ours = jinja2.FileSystemLoader(resource("templates"))
         theirs = [jinja2.FileSystemLoader(overrides)] if overrides else []
         self._overrides = overrides
@@ -56,6 +59,8 @@ class Renderer:
         try:
             return self._environment.get_template(template).render(values)
         except Exception as error:  # a template is a program: 1/0, or one that includes itself
+            import jinja2
+
             if self._overrides is None:
                 raise
             place, what = template, f"{type(error).__name__}: {error}"
@@ -76,6 +81,8 @@ class Renderer:
 
 def _compiled() -> jinja2.BytecodeCache | None:
     """Compiled templates lie where Python puts our compiled modules, if it may put them anywhere."""
+    import jinja2
+
     directory = Path(importlib.util.cache_from_source(__file__)).parent
     if sys.dont_write_bytecode or not os.access(directory, os.W_OK):
         return None
@@ -93,9 +100,13 @@ def _literal(text: str) -> str:
 
 def _defined(turn: Callable[..., str]) -> Callable[..., str]:
     """`turn`, with a value that the plan does not have reported by its name."""
-    return lambda value, *more: (
-        str(value) if isinstance(value, jinja2.Undefined) else turn(value, *more)
-    )
+
+    def turned(value: Any, *more: Any) -> str:
+        from jinja2 import Undefined
+
+        return str(value) if isinstance(value, Undefined) else turn(value, *more)
+
+    return turned
 
 
 FILTERS = {

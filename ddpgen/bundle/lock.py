@@ -82,11 +82,11 @@ def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
 
 
 def container(job: JobSpec, spec: str) -> str:
-    """The image that the job's lock names; "" where there is none."""
+    """The image in the job's lock, or ""."""
     if not job.locked:
         return ""
     try:
-        found = facts(place(spec).read_text("utf-8")) or {}
+        head_facts = facts(place(spec).read_text("utf-8")) or {}
     except (OSError, UnicodeDecodeError):  # check() tells
         return ""
-    return found.get("container", "")
+    return head_facts.get("container", "")

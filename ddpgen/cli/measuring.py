@@ -125,9 +125,8 @@ def probe(spec: str, target: str, to: Path | None) -> None:
 
     if target == "all":
         raise click.UsageError("a probe runs on one tier: name it.")
-    tier = TIERS.get(target)
-    if to is not None and tier is not None and not tier.start:
-        here = [name for name, each in TIERS.items() if each.start]
+    here = [name for name, tier in TIERS.items() if tier.start]
+    if to is not None and target not in here:
         raise click.UsageError(
             f"--json goes with {' and '.join(here)}; on {target} the figures stay there."
         )

@@ -20,7 +20,7 @@ _LAUNCHERS = {"env": "env, without torchrun", "torchrun-static": "torchrun, stat
 
 
 class Plan(NamedTuple):
-    """What follows from a job on its tier."""
+    """The values that a tier derives from a job."""
 
     command: Supervise
     """Of a node's supervisor; on `hosts`, of the head's."""
@@ -69,17 +69,17 @@ def _directory(job: JobSpec) -> Word:
 
 
 def example(job: JobSpec) -> str:
-    """What a user may add to the training, for the head of an artefact. As long in all cases: columns follow it."""
+    """Arguments that a user may add, for the head of an artefact. Both texts have one length, as columns follow."""
     return "--steps=50" if job.train.runs == "workload" else "ARG ARG..."
 
 
 def again(job: JobSpec) -> str:
-    """What to do after a stop. A script that saves nothing begins anew."""
+    """The advice after a stop. A script that saves nothing starts from the beginning."""
     return "the same command goes on" if job.train.runs == "workload" else "start it again"
 
 
 def values(job: JobSpec, plan: Plan, lines: str) -> dict[str, Any]:
-    """What the templates of every launch script place; `lines`: the file that its activation lines are in."""
+    """The values for the template of every launch script. `lines`: the file with its activation lines."""
     procs = job.procs_per_node
     return {
         "name": job.name,

@@ -1,4 +1,4 @@
-"""Every tier there is. A new one is a folder beside this file, a template, and a line here."""
+"""All tiers. To add a tier, add a folder beside this file, a template, and a line here."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from ddpgen.errors import TargetUnavailableError
 from ddpgen.render import Artefact, Renderer
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.rules import Conflict
@@ -55,7 +56,7 @@ class Follow(Protocol):
 
 
 class Tier(ABC, Generic[Job]):
-    """One tier: the class TIER of the module `tier` in its folder. What is not overridden is as on one machine."""
+    """One tier; the module `tier` in its folder has the subclass. The defaults hold for one machine."""
 
     model: type[Job]
     """The class of its jobs, with the fields that only this tier has."""
@@ -71,7 +72,7 @@ class Tier(ABC, Generic[Job]):
         return ()
 
     def plan(self, job: Job) -> Plan:
-        """What follows from the job."""
+        """The command of its supervisor, and what else its launch script needs."""
         return plan.of(job)
 
     @abstractmethod
@@ -84,7 +85,7 @@ class Tier(ABC, Generic[Job]):
 
     def submit(self, job: Job, bundle: Path, arguments: Sequence[str]) -> Launched:
         """Hand a bundle to the scheduler. Raises TargetUnavailableError, FileTroubleError."""
-        raise NotImplementedError
+        raise TargetUnavailableError(f"no scheduler takes this job; run {self.start} in {bundle}")
 
     @property
     @abstractmethod

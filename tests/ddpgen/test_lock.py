@@ -258,6 +258,17 @@ def test_a_locked_container_takes_the_place_of_the_image(
     assert "environment.lock" not in listing["files"]
 
 
+def test_a_locked_container_is_refused_where_another_runtime_starts_it(
+    run: Run, spec: Callable[..., Path]
+) -> None:
+    pyxis = "environment: {container: {image: a, runtime: pyxis}}"
+    spec(f"{LOCKED}targets: {{slurm: {{{pyxis}}}}}\n")
+    assert run("lock", "job.yaml", "--container", f"docker://ghcr.io/a/b@{DIGEST}").code == 0
+    done = run("render", "job.yaml", "--target", "slurm")
+    assert done.code == 65
+    assert "only apptainer on slurm" in done.err
+
+
 def test_a_word_for_a_mapping_is_overlaid_like_the_mapping() -> None:
     text = f"{LOCKED}targets: {{slurm: {{environment: {{modules: cuda}}}}}}\n"
     environment = read(text.encode(), "job.yaml")["slurm"].job.environment

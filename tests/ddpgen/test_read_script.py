@@ -149,6 +149,17 @@ def test_a_device_that_the_arguments_choose(
     ]
 
 
+@pytest.mark.parametrize(("gpus", "told"), [("0", 1), ("1", 0)])
+def test_of_hosts_one_with_a_gpu_is_enough_to_ask_for_it(
+    gpus: str, told: int, tmp_path: Path
+) -> None:
+    (tmp_path / "t.py").write_text(TORCHVISION)
+    hosts = f"{{hosts: {{hosts: [a, {{name: b, gpus: {gpus}}}]}}}}"
+    text = f"name: a\ncode: .\ntrain: {{script: t.py}}\ntargets: {hosts}\n"
+    found = [*check(read(text.encode(), "a.yaml")["hosts"].job, tmp_path)]
+    assert [each.what.endswith("and the job has no GPUs") for each in found] == [True] * told
+
+
 def test_globals_that_the_arguments_replace_are_options(tmp_path: Path) -> None:
     no_gpus = "backend: gloo, device: cpu"
     misspelt, other = told(tmp_path, NANOGPT, f"{{{no_gpus}, batch_siz: 2, iter_num: 3}}")

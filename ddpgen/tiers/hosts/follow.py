@@ -27,7 +27,7 @@ _RUNS = {"yes": "runs", "no": "does not run", "unknown": "may run"}  # its scrip
 
 
 AT_ONCE = "press Ctrl-C twice where it runs"
-INTERVAL_S = 5
+INTERVAL_S = 5  # a look costs an ssh to each host
 
 
 def status(following: Following) -> NoReturn:

@@ -19,7 +19,7 @@ def plan(job: HostsJob) -> Plan:
 
 
 def of_host(job: HostsJob, host: Host) -> Plan:
-    """The plan of one host. The backend is that of all hosts."""
+    """The plan of one host. All hosts have one backend."""
     own = Own(tuple(_options(job)), procs_known=True)  # hosts.json has the processes of each
     here = plans.of(job.on(host), own, job.weight(host), backend(job))
     return here._replace(rendezvous=_rendezvous(job))

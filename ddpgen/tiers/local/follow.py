@@ -23,7 +23,7 @@ from ddpgen.programs import become
 from ddpgen.resources import resource
 
 AT_ONCE = "press Ctrl-C twice where it runs"
-INTERVAL_S = 1
+INTERVAL_S = 1  # a look reads a few files
 
 
 def status(following: Following | Path) -> JobStatus:

@@ -34,7 +34,7 @@ _SOON = "asked for a clean stop, which it sees within some 10 s"
 
 
 AT_ONCE = ""  # --now is for this tier
-INTERVAL_S = 30
+INTERVAL_S = 30  # a look costs questions to SkyPilot's server and to a bucket
 
 
 class Seen(NamedTuple):

@@ -151,7 +151,7 @@ def _variables(job: SkyJob) -> Iterator[Conflict]:
 def _setup(job: SkyJob) -> Iterator[Conflict]:
     if job.locked and job.requirements:
         what = "are not installed where the environment is locked"
-        remedy = "write them into a file, make the lock from it by ddpgen lock SPEC -r FILE, and leave them out here"
+        remedy = "write them into a file, run ddpgen lock SPEC -r FILE, and leave them out here"
         yield Conflict(("requirements",), what, remedy)
     names = [re.split(r"[^A-Za-z0-9_-]", wanted)[0].lower() for wanted in job.requirements]
     if names and "torch" not in names:

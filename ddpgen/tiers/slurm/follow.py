@@ -32,7 +32,7 @@ _MOST_TASKS = 8  # of an array have their directories looked at
 
 
 AT_ONCE = "scancel JOBID"
-INTERVAL_S = 10
+INTERVAL_S = 10  # a look costs questions to slurmctld
 
 
 class Asked(NamedTuple):

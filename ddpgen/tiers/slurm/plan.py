@@ -17,9 +17,9 @@ def plan(job: SlurmJob) -> Plan:
     """The plan of the whole job: its nodes are alike."""
     # Slurm signals every process; torchrun would end the processes in mid-step.
     made = plans.of(job, Own(tuple(_options(job)), signals="SIGINT,SIGQUIT"))
-    port, store = job.rendezvous.port, made.store
-    if store and job.array:
-        store = Joined((f"{job.checkpoint.url}".rstrip("/") + "/", Var("SLURM_ARRAY_TASK_ID")))
+    port, store, url = job.rendezvous.port, made.store, job.checkpoint.url
+    if url and job.array:
+        store = Joined((f"{url.rstrip('/')}/", Var("SLURM_ARRAY_TASK_ID")))
     return made._replace(
         activation=_activation(job),
         rendezvous=f"{plans.launcher(job)}: nodes meet at the first node, at a free port from {port} on",
