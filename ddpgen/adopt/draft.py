@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from ddpgen.errors import Finding, SpecInvalidError
@@ -33,11 +34,18 @@ class Field(NamedTuple):
 
 
 class Draft:
-    """`fields`: by their paths in the spec; `tier`: the one that the spec is for."""
+    """`fields`: by their paths in the spec.
 
-    def __init__(self, filename: str) -> None:
-        self.filename, self.tier = filename, "local"
+    `secrets`: the field that lists names of secrets, if the spec's tier has one. `least`: a field of that tier and its
+    value, for a script that says nothing of the tier.
+    """
+
+    def __init__(
+        self, filename: str, *, secrets: str = "", least: tuple[str, Any] | None = None
+    ) -> None:
+        self.filename, self._secrets_field, self._least = filename, secrets, least
         self.fields: dict[tuple[str, ...], Field] = {}
+        self.put("name", PurePath(filename).stem)
         self._said: set[tuple[int, str, str]] = set()
         self._secrets: set[str] = set()
 
@@ -89,8 +97,8 @@ class Draft:
         if not self.is_secret(name, value):
             self.fields["env", name] = Field(value, line)
             return
-        if self.tier == "sky":
-            self.add("targets.sky.secrets", name, line)
+        if self._secrets_field:
+            self.add(self._secrets_field, name, line)
         remedy = f"it stays out of every file: export {name} before the launch"
         if value:
             self.trap(line, f"{name} is a secret, and its value stands in the script", remedy)
@@ -127,8 +135,8 @@ class Draft:
     def text(self) -> str:
         """The spec. What its rules refuse is taken out and reported, as is what it lacks."""
         while True:
-            if self.tier == "slurm" and not any(p[:2] == ("targets", "slurm") for p in self.fields):
-                self.put("targets.slurm.requeues", 20)
+            if self._least and not any(path[0] == "targets" for path in self.fields):
+                self.put(*self._least)
             text = self._text()
             refused = self._refused(text)
             wrong = [(each, path) for each in refused if (path := self._field_of(each.path))]

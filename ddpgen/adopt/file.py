@@ -8,7 +8,8 @@ from pathlib import Path
 from ddpgen.adopt import sky
 from ddpgen.adopt.bash import UnreadableError
 from ddpgen.adopt.draft import Draft
-from ddpgen.adopt.script import Script
+from ddpgen.adopt.sbatch import Batch
+from ddpgen.adopt.script import ByHand, Script
 from ddpgen.errors import Finding, Position, SpecInvalidError, SpecUnreadableError
 from ddpgen.spec import yamltree
 from ddpgen.spec.yamltree import NotYamlError, Scalar
@@ -27,13 +28,8 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
         ) from None
     except UnicodeDecodeError:
         raise SpecUnreadableError(f"{file}: is no text; give a launch script") from None
-    draft = Draft(str(file))
-    draft.put("name", file.stem)
-    own = str(file.resolve().parent)
     try:
-        script = (
-            _task(raw, draft) if file.suffix in (".yaml", ".yml") else _script(text, draft, own)
-        )
+        script = _task(raw, file) if file.suffix in (".yaml", ".yml") else _script(text, file)
     except UnreadableError as error:
         what = "a quote or bracket that opens here does not end"
         raise SpecInvalidError(
@@ -41,28 +37,31 @@ def adopt(file: Path, home: Path) -> tuple[str, Draft]:
         ) from None
     except NotYamlError as error:
         raise SpecInvalidError(str(file), error.findings) from None
+    draft = script.draft
     script.place(file, home)
     name = re.sub(r"[^A-Za-z0-9]+", "-", str(draft.get("name"))).strip("-")[:63] or "my-job"
     draft.put("name", name, draft.fields["name",].line)
     return draft.text(), draft
 
 
-def _script(text: str, draft: Draft, own: str) -> Script:
-    slurm = re.search(r"^(#SBATCH|[^#\n]*\bsrun )", text, re.MULTILINE)
-    script = Script(draft, "slurm" if slurm else "local", own=own)
+def _script(text: str, file: Path) -> Script:
+    kind: type[Script] = ByHand
+    least = None
+    if re.search(r"^(#SBATCH|[^#\n]*\bsrun )", text, re.MULTILINE):
+        kind, least = Batch, ("targets.slurm.requeues", 20)
+    script = kind(Draft(str(file), least=least), str(file.resolve().parent))
     script.read(text)
     return script
 
 
-def _task(raw: bytes, draft: Draft) -> Script:
+def _task(raw: bytes, file: Path) -> Script:
     root, _ = yamltree.parse(raw)
     run = root.entries.get("run")
     if not isinstance(run, Scalar):
-        raise SpecUnreadableError(
-            f"{draft.filename}: has no run: with commands; give a SkyPilot task"
-        )
+        raise SpecUnreadableError(f"{file}: has no run: with commands; give a SkyPilot task")
+    draft = Draft(str(file), secrets="targets.sky.secrets")
     known = sky.fields(root, draft)
-    script = Script(draft, "sky", known)
+    script = Script(draft, known=known)
     script.nodes, script.gpus = draft.get("nodes") or 1, draft.get("gpus_per_node") or 0
     workdir = root.entries.get("workdir")
     script.starts_in(workdir.text if isinstance(workdir, Scalar) else "")

@@ -1,4 +1,4 @@
-"""The #SBATCH lines of a launch script → fields of the tier slurm, and the traps in them. Source: sbatch(1)."""
+"""A batch script: its #SBATCH lines → fields of the tier slurm, and the traps in them. Source: sbatch(1)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 from ddpgen.adopt.bash import option
 from ddpgen.adopt.draft import Draft
+from ddpgen.adopt.launcher import Launch
+from ddpgen.adopt.script import INDEX, Script
+from ddpgen.tiers.slurm.fields import DIRECTIVES
 
 _SHORT = {
     "J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "t": "time", "p": "partition",
@@ -20,8 +23,6 @@ _SIZES = frozenset([
     "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres", "cpus-per-task", "job-name",
 ])  # fmt: skip
 _NEEDLESS = frozenset(["requeue", "open-mode", "output", "error", "export", "parsable"])
-# Stands for {array_index}, which is no text of the user's.
-INDEX = "\x01"
 _GPUS = re.compile(r"(?:gpu:)?(?:([A-Za-z][\w.-]*):)?(\d+)")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
@@ -41,13 +42,7 @@ def _duration(value: str) -> str | None:
 
 # Options of sbatch: their fields, and how a value is written there; None where it is none.
 _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    **{
-        name: (name, str)
-        for name in (
-            "partition", "account", "qos", "constraint", "nodelist", "exclude", "reservation", "licenses",
-            "dependency", "comment", "array",
-        )
-    },
+    **{option: (name, str) for option, name in DIRECTIVES.items()},
     "time": ("time", _duration),
     "mem": ("mem", lambda value: value.removesuffix("B")),
     "exclusive": ("exclusive", lambda value: None if value else True),
@@ -171,6 +166,43 @@ class Directives:
         if "cpus-per-task" not in said and procs > self.tasks:
             what = f"no --cpus-per-task: {procs} processes may share one CPU"
             draft.trap(0, what, "set targets.slurm.cpus_per_proc")
+
+
+class Batch(Script):
+    """One that sbatch starts. Slurm runs a copy of it."""
+
+    shares_nodes = True
+
+    def __init__(self, draft: Draft, own: str = "") -> None:
+        super().__init__(draft, own)
+        self._sbatch = Directives(draft)
+
+    def _begin(self, text: str) -> None:
+        found = self._sbatch
+        found.read(text)
+        self.copied = bool(found.said)
+        self.nodes, self.gpus, self.tasks = found.nodes, found.gpus, found.tasks
+        self._known |= found.known
+
+    def _end(self, procs: int, launch: Launch) -> None:
+        self._sbatch.fields(procs)
+        draft, line, tasks = self.draft, launch.command.line, self.tasks
+        if launch.kind == "python":
+            return
+        if launch.srun and tasks > 1:
+            what = f"{tasks} tasks on a node, and each starts {procs} processes"
+            draft.trap(line, what, "the spec has one task on a node")
+        if not launch.srun and self.nodes > 1:
+            what = f"no srun before it: of {self.nodes} nodes only the first starts it"
+            draft.trap(line, what, "the spec starts it on each")
+        rank = r"(node|machine).rank[= ][\"']?\$\{?SLURM_(NODEID|PROCID)"
+        if (
+            launch.srun
+            and re.search(rank, launch.command.text)
+            and "sh -c" not in launch.command.text
+        ):
+            what = "the node's rank is filled in once, on the first node, and is 0 on all"
+            draft.trap(line, what, "the spec's launch numbers the nodes")
 
 
 def _number(text: str) -> int:

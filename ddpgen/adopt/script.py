@@ -1,4 +1,4 @@
-"""A launch script in bash, for sbatch or run by hand → fields of a spec, and the traps in it."""
+"""A launch script in bash → fields of a spec, and the traps in it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from ddpgen.adopt.bash import OWN_DIRECTORY, Command, commands, filled, is_known
 from ddpgen.adopt.draft import Draft
 from ddpgen.adopt.launcher import Launch, launched
 from ddpgen.adopt.resume import Resumes
-from ddpgen.adopt.sbatch import INDEX, Directives
 from ddpgen.errors import Finding, Position, SpecInvalidError
 
+# Stands for {array_index}, which is no text of the user's.
+INDEX = "\x01"
 # Lines that change nothing.
 _IDLE = frozenset([
     "echo", "printf", "date", "hostname", "pwd", "nvidia-smi", "set", "wait", "which", "printenv", ":", "true",
@@ -41,18 +42,20 @@ _MEETS = re.compile(
 
 
 class Script:
-    """One launch script. `known`: variables whose values are known; `tier`: slurm, sky or local; `own`: the script's
-    own directory."""
+    """One launch script, started on nodes whose number is known. `own`: its directory, as far as that is known;
+    `known`: values of variables."""
 
-    def __init__(
-        self, draft: Draft, tier: str, known: Mapping[str, str] | None = None, own: str = ""
-    ) -> None:
-        self.draft, self.tier, self._own = draft, tier, own
-        draft.tier = tier
-        self.nodes, self.gpus = 1, 0
+    shares_nodes = False
+    """True if another job may run on its nodes at the same time."""
+
+    copied = False
+    """True if a copy of it runs, in another directory."""
+
+    def __init__(self, draft: Draft, own: str = "", known: Mapping[str, str] | None = None) -> None:
+        self.draft, self._own = draft, own
+        self.nodes, self.gpus, self.tasks = 1, 0, 1
         self._known = dict(known or {})
         self._unused: dict[str, int] = {}
-        self._sbatch = Directives(draft)
         self._launches: list[Launch] = []
         self._directory = ""
         self._ports: set[str] = set()
@@ -60,10 +63,7 @@ class Script:
 
     def read(self, text: str, first: int = 1) -> None:
         """Raises UnreadableError; SpecInvalidError where it does not hold one training."""
-        if self.tier == "slurm":
-            self._sbatch.read(text)
-            self.nodes, self.gpus = self._sbatch.nodes, self._sbatch.gpus
-            self._known |= self._sbatch.known
+        self._begin(text)
         for command in commands(text, first):
             if not self._resumes.take(command):
                 self._take(command)
@@ -84,9 +84,7 @@ class Script:
         self._directory = chosen[0].directory
         procs = self._launch(chosen[0])
         self._resume(chosen[0])
-        if self.tier == "slurm":
-            self._sbatch.fields(procs)
-            self._traps(procs, chosen[0])
+        self._end(procs, chosen[0])
         for name, line in self._unused.items():
             self.draft.lost(line, f"the variable {name}, which the training command does not use")
 
@@ -128,6 +126,12 @@ class Script:
             remedy = "correct code, or write train.script: /PATH where setup fetches it"
             self.draft.lost(0, what, remedy)
 
+    def _begin(self, text: str) -> None:
+        """Read what is not a command."""
+
+    def _end(self, procs: int, launch: Launch) -> None:
+        """Look at the launch, which starts `procs` processes on a node."""
+
     # --- the body ---------------------------------------------------------------------------------
 
     def _take(self, command: Command) -> None:
@@ -147,7 +151,7 @@ class Script:
         elif _goes(words) and is_known(place := self._placed(words[1])):
             before = "" if place.startswith("~") else self._directory
             self._directory = os.path.normpath(os.path.join(before, place))
-            if self._sbatch.said and OWN_DIRECTORY in self._fill(words[1]):
+            if self.copied and OWN_DIRECTORY in self._fill(words[1]):
                 what = "$0 is Slurm's copy of the script, which is somewhere else"
                 self.draft.trap(command.line, what, "the spec's job finds its code by itself")
         elif words[0] in _ACTIVATES:
@@ -236,8 +240,10 @@ class Script:
         for word in launch.env:
             self._assign(word, True, launch.command)
         count, each = _COUNTS.get(launch.kind, ("", ""))
-        self._nodes(options.pop(count, ""), line)
-        procs = self._sbatch.tasks if launch.kind == "python" else 1
+        least, _, most = (said := options.pop(count, "")).partition(":")
+        if least.isdigit():
+            self._awaits(said, int(most or least), line)
+        procs = self.tasks if launch.kind == "python" else 1
         said = options.pop(each, "")
         if said.isdigit():
             procs = max(1, int(said) // (self.nodes if launch.kind == "accelerate" else 1))
@@ -261,28 +267,7 @@ class Script:
         if arguments:
             self._arguments(arguments, line)
         self._options(options, line)
-        if self.tier == "local":
-            draft.lost(line, "whether it trains on GPUs", f"if so, write gpus_per_node: {procs}")
         return procs
-
-    def _traps(self, procs: int, launch: Launch) -> None:
-        draft, line, tasks = self.draft, launch.command.line, self._sbatch.tasks
-        if launch.kind == "python":
-            return
-        if launch.srun and tasks > 1:
-            what = f"{tasks} tasks on a node, and each starts {procs} processes"
-            draft.trap(line, what, "the spec has one task on a node")
-        if not launch.srun and self.nodes > 1:
-            what = f"no srun before it: of {self.nodes} nodes only the first starts it"
-            draft.trap(line, what, "the spec starts it on each")
-        rank = r"(node|machine).rank[= ][\"']?\$\{?SLURM_(NODEID|PROCID)"
-        if (
-            launch.srun
-            and re.search(rank, launch.command.text)
-            and "sh -c" not in launch.command.text
-        ):
-            what = "the node's rank is filled in once, on the first node, and is 0 on all"
-            draft.trap(line, what, "the spec's launch numbers the nodes")
 
     def _refused(self, line: int, what: str) -> SpecInvalidError:
         finding = Finding(
@@ -290,20 +275,11 @@ class Script:
         )
         return SpecInvalidError(self.draft.filename, [finding])
 
-    def _nodes(self, said: str, line: int) -> None:
-        least, _, most = said.partition(":")
-        if not least.isdigit():
-            return
-        if self.tier != "local" and int(most or least) != self.nodes:
+    def _awaits(self, said: str, nodes: int, line: int) -> None:
+        """The launcher waits for `nodes`."""
+        if nodes != self.nodes:
             what = f"the launcher waits for {said} nodes, and the job has {self.nodes}"
             self.draft.trap(line, what, "the spec's nodes are the job's")
-        elif self.tier == "local" and int(most or least) > 1:
-            self.nodes = int(most or least)
-            self.draft.lost(
-                line,
-                f"{said} machines, whose names are not known",
-                "write targets: {hosts: {hosts: [NAME, NAME]}}",
-            )
 
     def _arguments(self, arguments: Sequence[str], line: int) -> None:
         kept = [
@@ -361,7 +337,7 @@ class Script:
                 if re.search("port|endpoint", name)
                 else None
             )
-            if port and self.tier == "slurm":
+            if port and self.shares_nodes:
                 self._trap_of_port(port[1], line)
 
     def _trap_of_port(self, port: str, line: int) -> None:
@@ -369,6 +345,20 @@ class Script:
             self._ports.add(port)
             what = f"port {port} is fixed: two jobs on one node meet"
             self.draft.trap(line, what, "the spec's job takes a free one")
+
+
+class ByHand(Script):
+    """One that its user starts on each machine."""
+
+    def _awaits(self, said: str, nodes: int, line: int) -> None:
+        if nodes > 1:
+            self.nodes = nodes
+            what = f"{said} machines, whose names are not known"
+            self.draft.lost(line, what, "write targets: {hosts: {hosts: [NAME, NAME]}}")
+
+    def _end(self, procs: int, launch: Launch) -> None:
+        remedy = f"if so, write gpus_per_node: {procs}"
+        self.draft.lost(launch.command.line, "whether it trains on GPUs", remedy)
 
 
 def _goes(words: Sequence[str]) -> bool:

@@ -29,7 +29,6 @@ def fields(root: Table, draft: Draft) -> dict[str, str]:
     """All but the command. Returns the variables that are known to it."""
     line = {name: place.line for name, place in root.keys.items()}
     entries = root.entries
-    draft.tier = "sky"
     known = {"SKYPILOT_NUM_NODES": _text(entries.get("num_nodes")) or "1"}
     if known["SKYPILOT_NUM_NODES"].isdigit():
         draft.put("nodes", int(known["SKYPILOT_NUM_NODES"]), line.get("num_nodes", 0))

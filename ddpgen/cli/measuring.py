@@ -201,14 +201,15 @@ def bench(
     from ddpgen.measure import bench as benched
     from ddpgen.measure import bench_table
     from ddpgen.measure import plot as pictures
+    from ddpgen.tiers.registry import FIRST
 
     _refuse_other_pictures(plot)
     if plot is not None:
         pictures.need()
     if shapes is None:
         readings = job.load(spec)
-        job.resolve("local", readings)
-        shapes = benched.default_shapes(readings["local"].job)
+        job.resolve(FIRST, readings)
+        shapes = benched.default_shapes(readings[FIRST].job)
     wanted = dict.fromkeys(map(benched.tier_of, shapes))
     tiers = {tier: checked(spec, tier)[0][tier] for tier in wanted}
     with refusals():

@@ -139,9 +139,9 @@ def validate(spec: str, target: str) -> None:
 
 @cli.command()
 @SPEC
-@tier_option("The tier.", default="local", show_default=True)
+@tier_option("The tier.  [default: local]")
 @JSON
-def plan(spec: str, target: str, as_json: bool) -> None:
+def plan(spec: str, target: str | None, as_json: bool) -> None:
     """Show who does what: nodes, ranks, micro-batches, rendezvous, the command.
 
     \b
@@ -149,8 +149,9 @@ def plan(spec: str, target: str, as_json: bool) -> None:
       ddpgen plan examples/gpt.yaml
     """
     from ddpgen.tiers import tables
+    from ddpgen.tiers.registry import FIRST
 
-    readings, tiers = checked(spec, target)
+    readings, tiers = checked(spec, target or FIRST)
     if not as_json:
         click.echo("\n".join(tables.as_text(readings[tier].job, tier) for tier in tiers))
         return

@@ -6,20 +6,19 @@ bench_table.py's.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddpgen import job
-from ddpgen.driver import plan
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.measure import probe
 from ddpgen.measure.bench_table import BLOCK, WARM_UP, Ran, read
-from ddpgen.monitor import places, record
+from ddpgen.monitor import record
 from ddpgen.monitor.places import Place
+from ddpgen.monitor.record import Following
 from ddpgen.programs import Interrupts, say
 from ddpgen.shell import as_argument
 from ddpgen.spec.fields import Refused
@@ -27,16 +26,13 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import conflicts
 from ddpgen.spec.times import Period
-from ddpgen.tiers.registry import TIERS
-from ddpgen.tiers.slurm import follow, submit
-from ddpgen.tiers.slurm.fields import SlurmJob
-from ddpgen.tiers.slurm.place import reach
+from ddpgen.tiers.registry import FIRST, TIERS
 
 STEPS = 30
 LEAST_STEPS = WARM_UP + BLOCK
 _STOPPED = 75
 _STDERR = 2
-_POLL_S = 3.0  # between two questions to Slurm
+_POLL_S = 3.0  # between two questions to a scheduler
 
 
 class BrokenRunError(DdpgenError):
@@ -51,7 +47,7 @@ def default_shapes(job: JobSpec) -> tuple[str, ...]:
 
 def tier_of(shape: str) -> str:
     """The tier that a shape runs on."""
-    return shape if shape in ("hosts", "slurm") else "local"
+    return shape if shape in TIERS else FIRST
 
 
 def shaped(reading: Reading, shape: str, steps: int | None) -> Reading:
@@ -73,16 +69,14 @@ def shaped(reading: Reading, shape: str, steps: int | None) -> Reading:
         procs = int(shape)
         changes = {"procs_per_node": procs, "gpus_per_node": None, "backend": "auto", "env": env}
     elif shape == "gpu" and not job.on_gpus:
-        raise Refused("shape gpu: the job has no GPUs on local", "write gpus_per_node: 1")
-    elif shape == "slurm":
-        changes = {"array": None}
+        raise Refused(f"shape gpu: the job has no GPUs on {FIRST}", "write gpus_per_node: 1")
     train = replace(
         job.train, steps=steps, epochs=None, warmup_steps=min(job.train.warmup_steps, steps - 1),
         eval_every=0, best=None, early_stop=None, log_every=BLOCK,
     )  # fmt: skip
     made = probe.beside(reading, f"bench-{shape}", train=train, restarts=0, **changes)
     rare = replace(made.job.checkpoint, every=Period(None, 86400.0), keep=1)
-    made = made._replace(job=replace(made.job, checkpoint=rare))
+    made = made._replace(job=replace(made.job, checkpoint=rare).alone)
     for found in conflicts(made.job):
         if found.fatal:
             raise Refused(f"shape {shape}: {found.what}", found.remedy)
@@ -118,21 +112,22 @@ def _once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, Ra
     how = job.Render()
     job.write_bundle({tier: reading}, [tier], home, how)
     bundle = job.output_directory({tier: reading}, how)
-    with _kept(reading, bundle) as kept:
+    run = Following(made, tier, bundle, None)
+    with TIERS[tier].follow.kept(run) as kept:
         for place, directory in kept:
             gone = place.run(["rm", "-rf", "--", directory])
             if gone.code != 0:
                 raise TargetUnavailableError(gone.said.strip())
     if interrupts.heard.is_set():
         return _STOPPED, None
-    if isinstance(made, SlurmJob):
-        code = _on_slurm(made, bundle, interrupts)
-    else:
+    if TIERS[tier].start:
         start = as_argument(str(bundle / TIERS[tier].start))
         code = interrupts.run(["bash", start], stdout=_STDERR)
+    else:
+        code = _submitted(run, interrupts)
     if code:
         return code, None
-    with _kept(reading, bundle) as kept:
+    with TIERS[tier].follow.kept(run) as kept:
         ran = _read(kept)
     if not ran.done or not ran.samples:
         raise BrokenRunError(
@@ -141,34 +136,18 @@ def _once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, Ra
     return 0, ran
 
 
-def _on_slurm(made: SlurmJob, bundle: Path, interrupts: Interrupts) -> int:
+def _submitted(run: Following, interrupts: Interrupts) -> int:
     """Submit it and wait for its end, which is within the job's time limit."""
-    launched = submit.submit(made, bundle, [])
-    record.remember(bundle, launched)
-    following = record.Following(made, "slurm", bundle, launched)
-    while follow.lives(following):
+    tier = TIERS[run.tier]
+    launched = tier.submit(run.job, run.bundle, [])
+    record.remember(run.bundle, launched)
+    run = run._replace(launched=launched)
+    while tier.follow.lives(run):
         if interrupts.heard.wait(_POLL_S):
-            for line in follow.stop(following, now=False):
+            for line in tier.follow.stop(run, now=False):
                 say(line)
             return _STOPPED
     return 0
-
-
-@contextlib.contextmanager
-def _kept(reading: Reading, bundle: Path) -> Iterator[Sequence[tuple[Place, str]]]:
-    """Every place that may hold the run's checkpoint directory, and the directory there."""
-    made = reading.job
-    if reading.tier == "hosts":
-        ours = plan.read((bundle / "hosts/hosts.json").read_text("utf-8"))
-        with places.logins(ours) as logins:
-            hosts = zip(logins, ours.hosts, strict=True)
-            yield [(login, ours.checkpoints(host)) for login, host in hosts]
-    elif isinstance(made, SlurmJob):
-        with reach(made, bundle.absolute().parent) as place:
-            yield [(place, place.checkpoints(made))]
-    else:
-        here = Place(str(bundle.absolute().parent))
-        yield [(here, here.checkpoints(made))]
 
 
 def _read(kept: Sequence[tuple[Place, str]]) -> Ran:

@@ -16,8 +16,7 @@ from ddpgen.measure.measured import Run
 from ddpgen.spec.fields import Refused
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers import ranks as launch
-from ddpgen.tiers.hosts.fields import HostsJob
-from ddpgen.tiers.sky.fields import SkyJob
+from ddpgen.tiers.registry import FIRST
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _MORE = 4  # times the micro-batches, or the rate of the link, for what is worth a change
@@ -189,7 +188,7 @@ class _Job:
     def predict(self) -> Prediction:
         job, asked = self.job, self.asked
         differ = len(set(self.shape.procs)) > 1 or len(set(self.compute.micro_batch_s)) > 1
-        unequal = differ or _weighted(job)
+        unequal = differ or len({machine.weight for machine in job.machines}) > 1
         changes = [each for each in self._changes(unequal) if each.speed > HELPS]
         return Prediction(
             job.name, self.tier, self.shape, self._reduction(), self.gradients,
@@ -231,8 +230,8 @@ class _Job:
             return self._given(self.asked.step_times)
         run, give = self.run, "give --step-time 1.5s"
         if run is None or not run.step_s:
-            alike = "local" in self.jobs and self.jobs["local"].on_gpus == self.job.on_gpus
-            how = f"ddpgen launch SPEC --target {'local' if alike else self.tier}"
+            alike = FIRST in self.jobs and self.jobs[FIRST].on_gpus == self.job.on_gpus
+            how = f"ddpgen launch SPEC --target {FIRST if alike else self.tier}"
             return Compute((), f"not known: {give}, or run it once ({how})")
         differs = run.differs(self.job)
         if not differs and run.parameters not in (None, self.gradients.parameters):
@@ -256,11 +255,11 @@ class _Job:
         if list(given) == [""]:
             each = given[""] / self.shape.most
             return Compute((each,) * self.shape.hosts, "as given")
-        if not isinstance(self.job, HostsJob) or not self.job.hosts:
+        names = self._names()
+        if not all(names):
             raise Refused(
                 f"{self.tier} has no hosts with names", "give one time, like --step-time 1.5s"
             )
-        names = [host.name for host in self.job.order]
         wrong = [name for name in (*names, *given) if name not in given or name not in names]
         if wrong:
             remedy = (
@@ -272,11 +271,15 @@ class _Job:
         return Compute(tuple(times), "as given for each host")
 
     def _shape_of(self, run: Run) -> Shape | None:
-        if run.tier == "local":
+        if run.tier == FIRST:
             return _even(self.job, 1, run.processes)
         shapes = {tier: shape_of(job) for tier, job in self.jobs.items()}
         shape = shapes.get(run.tier)
         return shape if shape is not None and shape.processes == run.processes else None
+
+    def _names(self) -> list[str]:
+        """The names of the machines, by node rank; "" for one that a scheduler chooses."""
+        return [machine.name for machine in self.job.machines]
 
     # --- what comes out ------------------------------------------------------------------------
 
@@ -393,9 +396,9 @@ class _Job:
 
     def _balance(self) -> Balance | None:
         job, seconds = self.job, self.compute.micro_batch_s
-        if not isinstance(job, HostsJob) or len(set(seconds)) < 2 or not job.micro_batches:
+        names, procs = self._names(), self.shape.procs
+        if not all(names) or len(set(seconds)) < 2 or not job.micro_batches:
             return None
-        names, procs = [host.name for host in job.order], self.shape.procs
         most = _most_of_each(self.shape)
         now = self._step(self.shape, self.link)
         assert now is not None
@@ -413,7 +416,7 @@ class _Job:
 
     def _shared(self, hosts: Sequence[int]) -> tuple[tuple[str, ...], dict[str, float], float]:
         """A step on these hosts alone, shared out by their speed: the others, the shares, and how long it takes."""
-        names = [host.name for host in self.job.order] if isinstance(self.job, HostsJob) else []
+        names = self._names()
         procs = [self.shape.procs[host] for host in hosts]
         seconds = [self.compute.micro_batch_s[host] for host in hosts]
         weights = [1 / Fraction(each) for each in seconds]
@@ -431,7 +434,7 @@ class _Job:
 
     def _checkpoints(self) -> Checkpoints | None:
         asked, job = self.asked, self.job
-        automatic = job.preempted_every if isinstance(job, SkyJob) else None
+        automatic = job.preempted_after
         mean_s = asked.preempted_every or automatic
         if mean_s is None or asked.checkpoint_time is None:
             return None
@@ -474,10 +477,6 @@ def _even(job: JobSpec, nodes: int, procs: int) -> Shape:
 
 def _counts(micro_batches: int, weights: Sequence[int | Fraction]) -> tuple[int, ...]:
     return tuple(end - first for first, end in launch.shares(micro_batches, weights))
-
-
-def _weighted(job: JobSpec) -> bool:
-    return isinstance(job, HostsJob) and len({job.weight(host) for host in job.hosts}) > 1
 
 
 def _most_of_each(shape: Shape) -> list[int]:

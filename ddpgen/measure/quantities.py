@@ -79,11 +79,15 @@ def price(text: str) -> float:
 
 
 def shapes(text: str) -> tuple[str, ...]:
-    """1,2,hosts: numbers of processes, and names of what else a job can run on. Raises Refused."""
+    """1,2,hosts: numbers of processes, gpu, and names of tiers. Raises Refused."""
+    from ddpgen.tiers.registry import FIRST, TIERS
+
+    named = ["gpu", *(name for name, tier in TIERS.items() if tier.benches and name != FIRST)]
     found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     for word in found:
-        if word not in ("gpu", "hosts", "slurm") and not re.fullmatch("[1-9][0-9]{0,3}", word):
-            wants = "write numbers of processes, gpu, hosts or slurm, like 1,2,hosts"
+        if word not in named and not re.fullmatch("[1-9][0-9]{0,3}", word):
+            names = f"{', '.join(named[:-1])} or {named[-1]}"
+            wants = f"write numbers of processes, {names}, like 1,2,{named[1]}"
             raise Refused(f"{show(word)} is no shape", wants)
     return found
 

@@ -14,7 +14,6 @@ from ddpgen.bundle import write
 from ddpgen.errors import BundleRefusedError, DdpgenError, TargetUnavailableError
 from ddpgen.resources import resource
 from ddpgen.spec.job import JobSpec
-from ddpgen.tiers.slurm.fields import SlurmJob
 
 
 def place(directory: Path, output: Path | None) -> Path:
@@ -71,6 +70,9 @@ def launched(bundle: Path, tier: str) -> tuple[JobSpec, Path]:
 
     Raises TargetUnavailableError.
     """
+    from ddpgen.monitor.record import Following
+    from ddpgen.tiers.registry import TIERS
+
     jobs = job.of_bundle(bundle)
     if tier not in jobs:
         raise TargetUnavailableError(
@@ -79,7 +81,7 @@ def launched(bundle: Path, tier: str) -> tuple[JobSpec, Path]:
         )
     found = jobs[tier]
     kept = Path(os.path.abspath(bundle.parent / found.checkpoint_path))
-    is_here = tier == "local" or (isinstance(found, SlurmJob) and found.login is None)
+    is_here = TIERS[tier].follow.keeps_here(Following(found, tier, bundle, None))
     if found.checkpoint.url or not is_here or not kept.is_relative_to(bundle.parent):
         raise TargetUnavailableError(
             f"on {tier} this job would go on from the checkpoints of the run itself, which lie in a place of its name; "

@@ -308,6 +308,11 @@ class JobSpec:
         """The mean time between preemptions in seconds, by which the job finds its checkpoint interval."""
         return None
 
+    @property
+    def alone(self) -> JobSpec:
+        """The job as a single copy, where a scheduler would start several."""
+        return self
+
     def keeps(self, path: str) -> bool:
         """True if a file below `path`, as the job sees it, is there at its next start."""
         return True

@@ -16,6 +16,7 @@ from ddpgen.tiers import plan
 from ddpgen.tiers.plan import Plan
 
 if TYPE_CHECKING:
+    from ddpgen.monitor.places import Place
     from ddpgen.monitor.record import Following, Launched
     from ddpgen.monitor.report import JobStatus
 
@@ -33,6 +34,11 @@ class Follow(Protocol):
 
     def keeps_here(self, following: Following) -> bool:
         """True if the checkpoint directory is on this machine."""
+
+    def kept(
+        self, following: Following
+    ) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
+        """Every place that may hold the checkpoint directory of a run, and the directory there."""
 
     def launched_at(self, following: Following) -> float | None:
         """When the newest launch began, if something besides the record of launches knows."""
@@ -66,6 +72,9 @@ class Tier(ABC, Generic[Job]):
 
     brings = ""
     """The option of `start` that brings the results of a run here; "" if they are here."""
+
+    benches = True
+    """True if `bench` can run on it, and read the directory that a run has left."""
 
     def check(self, job: Job) -> Iterable[Conflict]:
         """What this tier cannot do of what the job asks."""

@@ -11,7 +11,7 @@ import pytest
 from ddpgen.shell import sections
 from ddpgen.tiers.registry import read
 from ddpgen.tiers.slurm.directives import directives as slurm_options
-from ddpgen.tiers.slurm.fields import SlurmJob
+from ddpgen.tiers.slurm.fields import DIRECTIVES, SlurmJob
 from ddpgen.tiers.slurm.plan import plan
 from ddpgen.tiers.tables import as_text, facts
 from tests.ddpgen.conftest import GPT as SMALL
@@ -152,6 +152,19 @@ def test_what_slurm_would_refuse_or_misread_is_refused_here(slurm: str, said: st
     found = faults(f"{GPT}targets:\n  slurm: {{{slurm}}}\n")
     assert found[0].startswith("9:")
     assert any(said in line for line in found), found
+
+
+@pytest.mark.parametrize(("option", "field"), DIRECTIVES.items())
+def test_a_field_that_is_an_option_is_written_refused_in_extra_and_adopted(
+    option: str, field: str, run: Run, tmp_path: Path
+) -> None:
+    assert f"--{option}=3" in directives(f"{field}: '3'")
+    found = faults(f"{GPT}targets:\n  slurm: {{extra: --{option}=3}}\n")
+    assert any(f"--{option} is said by this tier itself" in line for line in found), found
+    batch = f"#!/bin/bash\n#SBATCH --{option}=3\nsrun torchrun train.py\n"
+    (tmp_path / "train.sbatch").write_text(batch)
+    (tmp_path / "train.py").touch()
+    assert f'{field}: "3"  # 2' in run("adopt", "train.sbatch").out
 
 
 def test_directives_stand_before_the_first_command(script: Callable[..., str]) -> None:

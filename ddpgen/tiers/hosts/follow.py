@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,6 +17,7 @@ from ddpgen.driver.screen import folded, table
 from ddpgen.driver.ssh import Ssh
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.monitor import places
+from ddpgen.monitor.places import Place
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.programs import become
@@ -39,11 +40,7 @@ def status(following: Following) -> NoReturn:
 def asking(following: Following) -> Iterator[Callable[[], JobStatus]]:
     """What asks all hosts, as often as it is called, over connections that stay. Raises TargetUnavailableError,
     as that does when no host can be asked."""
-    listing = Path(_run_sh(following, "--status")[1]).with_name("hosts.json")
-    try:
-        hosts = plan.read(listing.read_text("utf-8"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TargetUnavailableError(f"{listing} cannot be read: {error}; render again") from None
+    hosts = _listed(following)
     with places.connections(hosts) as ssh:
         yield functools.partial(_ask, hosts, ssh)
 
@@ -95,6 +92,24 @@ def launched_at(following: Following) -> float | None:
 def keeps_here(following: Following) -> bool:
     """True if the checkpoint directory is on this machine."""
     return places.directory(following).is_dir()
+
+
+@contextlib.contextmanager
+def kept(following: Following) -> Iterator[Sequence[tuple[Place, str]]]:
+    """Every host, and the checkpoint directory on it. Raises TargetUnavailableError."""
+    ours = _listed(following)
+    with places.logins(ours) as logins:
+        hosts = zip(logins, ours.hosts, strict=True)
+        yield [(login, ours.checkpoints(host)) for login, host in hosts]
+
+
+def _listed(following: Following) -> Plan:
+    """hosts.json of the bundle. Raises TargetUnavailableError."""
+    listing = Path(_run_sh(following, "--status")[1]).with_name("hosts.json")
+    try:
+        return plan.read(listing.read_text("utf-8"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TargetUnavailableError(f"{listing} cannot be read: {error}; render again") from None
 
 
 def _newest_launch(following: Following) -> Path | None:

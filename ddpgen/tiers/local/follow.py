@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import runpy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -80,6 +80,12 @@ def launched_at(following: Following) -> float | None:
 def keeps_here(following: Following) -> bool:
     """True if the checkpoint directory is on this machine."""
     return True
+
+
+def kept(following: Following) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
+    """This machine, and the checkpoint directory on it."""
+    here = Place(str(following.beside))
+    return contextlib.nullcontext([(here, here.checkpoints(following.job))])
 
 
 def _directory(following: Following | Path) -> Path:

@@ -17,6 +17,7 @@ from ddpgen.driver import state
 from ddpgen.driver.screen import table
 from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError, TargetUnavailableError
+from ddpgen.monitor.places import Place
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus, Report, ago
 from ddpgen.programs import become
@@ -141,6 +142,11 @@ def launched_at(following: Following) -> float | None:
 def keeps_here(following: Following) -> bool:
     """False: the machines have it, and the bucket."""
     return False
+
+
+def kept(following: Following) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
+    """Nowhere: a machine's disk goes with the machine."""
+    return contextlib.nullcontext(())
 
 
 def find(name: str, launched: str = "") -> Seen:

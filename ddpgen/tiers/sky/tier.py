@@ -22,6 +22,7 @@ class Sky(Tier[SkyJob]):
     """See Tier."""
 
     model = SkyJob
+    benches = False
 
     def check(self, job: SkyJob) -> Iterable[Conflict]:
         return render.check(job)

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddpgen.shell import Joined, Var, Word, at_home, pieces, quote
-
-if TYPE_CHECKING:
-    from ddpgen.tiers.slurm.fields import SlurmJob
+from ddpgen.tiers.slurm.fields import DIRECTIVES, SlurmJob
 
 # Slurm looks at the clock every half minute, and may be a minute early or late with a signal.
 _SLACK_S = 60.0
 _WARNING_S = 300.0
 # What this tier says itself: a second time, sbatch would take the last one without a word.
 OWNED = frozenset([
-    "account", "array", "chdir", "comment", "constraint", "cpus-per-task", "dependency", "error",
-    "exclude", "exclusive", "gpus-per-node", "gpus-per-task", "gres", "input", "job-name",
-    "licenses", "mail-type", "mail-user", "mem", "no-requeue", "nodelist", "nodes", "ntasks",
-    "ntasks-per-node", "open-mode", "output", "parsable", "partition", "qos", "requeue",
-    "reservation", "signal", "test-only", "time", "wrap",
+    *DIRECTIVES, "chdir", "cpus-per-task", "error", "exclusive", "gpus-per-node", "gpus-per-task", "gres", "input",
+    "job-name", "mail-type", "mail-user", "mem", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
+    "parsable", "requeue", "signal", "test-only", "time", "wrap",
 ])  # fmt: skip
 # Options that say how a step runs, and not what the job gets. srun does not read what sbatch leaves of them in the
 # environment (train/launch/slurm/job.py).
@@ -62,12 +57,12 @@ def directives(job: SlurmJob) -> Iterator[str]:
     """The options of sbatch, in the order in which people look for them."""
     yield f"--job-name={job.name}"
     yield from _size(job)
-    yield from _named(job, "partition account qos constraint nodelist exclude reservation licenses")
-    yield from _named(job, "dependency array")
+    for option, name in DIRECTIVES.items():
+        value = getattr(job, name)
+        if value is not None:
+            yield f"--{option}={value}"
     if job.exclusive:
         yield "--exclusive"
-    if job.comment is not None:
-        yield f"--comment={job.comment}"
     if job.mail_to:
         yield f"--mail-user={job.mail_to}"
         yield f"--mail-type={','.join(job.mail_on)}"
@@ -96,13 +91,6 @@ def _size(job: SlurmJob) -> Iterator[str]:
         yield f"--mem={job.mem}"
     if job.time is not None:
         yield f"--time={clock(job.time)}"
-
-
-def _named(job: SlurmJob, names: str) -> Iterator[str]:
-    for name in names.split():
-        value = getattr(job, name)
-        if value is not None:
-            yield f"--{name}={value}"
 
 
 def modules(job: SlurmJob) -> Iterator[str]:

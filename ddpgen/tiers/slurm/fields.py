@@ -7,7 +7,8 @@ single quotes, and takes `#` for a comment. tiers/slurm/directives.py has their 
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from ddpgen.spec.fields import Choice, Flag, Group, Text, Texts, Whole, setting
@@ -16,10 +17,16 @@ from ddpgen.spec.times import ClockTime, Duration
 
 WORD = r"[A-Za-z0-9_@%+=:,./()\[\]&|*!^][A-Za-z0-9_@%+=:,./()\[\]&|*!^-]*"
 _PLAIN = "letters, digits and any of _@%+=:,./()[]&|*!^-, without spaces"
-_DIRECTIVE = Text(WORD, _PLAIN)
 _SIZE = Text(r"[0-9]+[KMGTkmgt]?", 'a size like "16G"')
 _OPTION = Text(rf"--[a-z][a-z-]*(={WORD})?", "an option of sbatch, like --qos=high")
 _PATH = Text(wants="a path")
+
+
+class Directive(Text):
+    """A value that sbatch takes as it is, by the option of the field's name: the field is an #SBATCH line."""
+
+    def __init__(self, pattern: str = WORD, wants: str = _PLAIN):
+        super().__init__(pattern, wants)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -52,22 +59,22 @@ class SlurmJob(JobSpec):
     meets: ClassVar[bool] = True
 
     time: float | None = setting(ClockTime(), None)
-    partition: str | None = setting(_DIRECTIVE, None)
-    account: str | None = setting(_DIRECTIVE, None)
-    qos: str | None = setting(_DIRECTIVE, None)
+    partition: str | None = setting(Directive(), None)
+    account: str | None = setting(Directive(), None)
+    qos: str | None = setting(Directive(), None)
     cpus_per_proc: int | None = setting(Whole(1, 4096), None)
     mem: str | None = setting(_SIZE, None)
     gpu_request: str = setting(
         Choice("gpus-per-node", "gres", "gpus-per-task", "none"), "gpus-per-node"
     )
     gpu_type: str | None = setting(Text(r"[A-Za-z0-9][A-Za-z0-9_.-]*", "a type like a100"), None)
-    constraint: str | None = setting(_DIRECTIVE, None)
-    nodelist: str | None = setting(_DIRECTIVE, None)
-    exclude: str | None = setting(_DIRECTIVE, None)
-    reservation: str | None = setting(_DIRECTIVE, None)
-    licenses: str | None = setting(_DIRECTIVE, None)
-    dependency: str | None = setting(_DIRECTIVE, None)
-    array: str | None = setting(Text(r"[0-9][0-9,:%-]*", "indices like 0-7 or 0-7%2"), None)
+    constraint: str | None = setting(Directive(), None)
+    nodelist: str | None = setting(Directive(), None)
+    exclude: str | None = setting(Directive(), None)
+    reservation: str | None = setting(Directive(), None)
+    licenses: str | None = setting(Directive(), None)
+    dependency: str | None = setting(Directive(), None)
+    array: str | None = setting(Directive(r"[0-9][0-9,:%-]*", "indices like 0-7 or 0-7%2"), None)
     exclusive: bool = setting(Flag(), False)
     mail_to: str | None = setting(Text(r"[A-Za-z0-9_.+-]+(@[A-Za-z0-9.-]+)?", "an address"), None)
     mail_on: tuple[str, ...] = setting(
@@ -81,7 +88,9 @@ class SlurmJob(JobSpec):
         ("END", "FAIL"),
     )
     comment: str | None = setting(
-        Text(r"[A-Za-z0-9_@%+=:,./()\[\] -]+", "letters, digits, spaces and any of _@%+=:,./()[]-"),
+        Directive(
+            r"[A-Za-z0-9_@%+=:,./()\[\] -]+", "letters, digits, spaces and any of _@%+=:,./()[]-"
+        ),
         None,
     )
     extra: tuple[str, ...] = setting(Texts(_OPTION), ())
@@ -96,3 +105,15 @@ class SlurmJob(JobSpec):
     login: str | None = setting(DESTINATION, None)
     dir: str = setting(Text(wants="a path"), "~/ddpgen")
     ssh_options: tuple[str, ...] = setting(Texts(Text(wants="a word of an ssh command line")), ())
+
+    @property
+    def alone(self) -> SlurmJob:
+        return replace(self, array=None)
+
+
+# Options of sbatch, and the fields that they take as they are.
+DIRECTIVES: Mapping[str, str] = {
+    field.name.replace("_", "-"): field.name
+    for field in fields(SlurmJob)
+    if isinstance(field.metadata["kind"], Directive)
+}

@@ -158,6 +158,13 @@ def keeps_here(following: Following) -> bool:
 
 
 @contextlib.contextmanager
+def kept(following: Following) -> Iterator[Sequence[tuple[Place, str]]]:
+    """Where Slurm is, and the checkpoint directory there. Raises TargetUnavailableError."""
+    with _reach(following) as asked:
+        yield [(asked.place, asked.directory())]
+
+
+@contextlib.contextmanager
 def _reach(following: Following) -> Iterator[Asked]:
     job, launched = following.job, following.launched
     assert isinstance(job, SlurmJob)

@@ -1,0 +1,174 @@
+"""A new tier is one folder, one template and one line of the registry: a tier for at(1), added to a copy of the program."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.project.floors import imports
+from tests.project.tree import ROOT
+
+TIERS = {path.parent.name for path in (ROOT / "ddpgen" / "tiers").glob("*/tier.py")}
+OUTSIDE = [
+    path
+    for path in sorted((ROOT / "ddpgen").rglob("*.py"))
+    if path.relative_to(ROOT / "ddpgen").parts[0] not in ("tiers", "driver")
+]
+# A word of another language than ours: fsspec's protocol for this machine's disk.
+OTHER_WORDS = {("ddpgen/spec/rules.py", "local")}
+# A batch script is read into the fields that it is rendered from.
+MAY_IMPORT = {("ddpgen/adopt/sbatch.py", "ddpgen.tiers.slurm.fields")}
+
+TIER = '''
+"""The tier `at`: this machine, later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpgen.monitor.record import Launched
+from ddpgen.programs import output
+from ddpgen.render import Artefact, Renderer
+from ddpgen.spec.fields import Text, setting
+from ddpgen.spec.job import JobSpec
+from ddpgen.tiers.plan import values
+from ddpgen.tiers.tier import Follow, Tier
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class AtJob(JobSpec):
+    """A job for the tier `at`."""
+
+    when: str = setting(Text(r"[0-9a-z+: ]+", "a time of at(1), like `now + 1 hour`"), "now")
+
+
+class At(Tier[AtJob]):
+    """See Tier."""
+
+    model = AtJob
+
+    def render(self, job: AtJob, renderer: Renderer) -> list[Artefact]:
+        placed = values(job, self.plan(job), "at.activate.sh") | {"when": job.when}
+        script = renderer.render("at.sh.j2", placed)
+        return [Artefact("at.sh", script, "at -f {bundle}/at.sh"), *renderer.activation(placed)]
+
+    def submit(self, job: AtJob, bundle: Path, arguments: Sequence[str]) -> Launched:
+        _, said = output(["at", "-f", str(bundle / "at.sh"), *job.when.split()])
+        return Launched("at", said.split()[1])
+
+    @property
+    def follow(self) -> Follow:
+        from ddpgen.tiers.local import follow
+
+        return follow
+'''
+TEMPLATE = """{% extends "local.sh.j2" %}
+{% block bundle %}
+# at {{ when | comment }}
+{{ super() }}
+{% endblock %}
+"""
+LINES = {
+    "from ddpgen.tiers.hosts.tier import Hosts\n": "from ddpgen.tiers.at.tier import At\n",
+    '    "local": Local(),\n': '    "at": At(),\n',
+}
+SPEC = """\
+name: night
+nodes: 1
+train: {workload: toy, steps: 20, global_batch_size: 8, micro_batch_size: 4}
+targets:
+  at: {when: now + 1 hour}
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program with a fifth tier."""
+    place = tmp_path_factory.mktemp("fifth")
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("ddpgen", "templates", "train", "docs"):
+        shutil.copytree(ROOT / name, place / name, ignore=ignored)
+    folder = place / "ddpgen" / "tiers" / "at"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "tier.py").write_text(TIER)
+    (place / "templates" / "at.sh.j2").write_text(TEMPLATE)
+    registry = place / "ddpgen" / "tiers" / "registry.py"
+    text = registry.read_text()
+    for line, added in LINES.items():
+        assert text.count(line) == 1
+        text = text.replace(line, line + added)
+    registry.write_text(text)
+    (place / "job.yaml").write_text(SPEC)
+    return place
+
+
+def ddpgen(copy: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddpgen", *words]
+    more = {"PYTHONPATH": str(copy), **env}
+    return subprocess.run(
+        command, cwd=copy, env=os.environ | more, capture_output=True, text=True, check=False
+    )
+
+
+def test_it_renders(copy: Path) -> None:
+    done = ddpgen(copy, "render", "job.yaml", "--target", "all")
+    assert done.returncode == 0, done.stderr
+    script = (copy / "build" / "night" / "at.sh").read_text()
+    assert "# at now + 1 hour\n" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_its_fields_are_read_and_explained_like_the_others(copy: Path) -> None:
+    (copy / "wrong.yaml").write_text(SPEC.replace("when: now", "wehn: now"))
+    done = ddpgen(copy, "validate", "wrong.yaml", "--target", "at")
+    assert done.returncode == os.EX_DATAERR
+    assert "wrong.yaml:5:8: targets.at.wehn" in done.stderr
+    assert "when" in done.stderr.partition("wehn")[2]
+
+
+def test_it_is_planned_and_predicted(copy: Path) -> None:
+    done = ddpgen(copy, "plan", "job.yaml", "--target", "at", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tier"] == "at"
+    done = ddpgen(copy, "predict", "job.yaml", "--target", "at", "--step-time", "1s")
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_is_submitted_by_its_own_tool_and_followed(copy: Path) -> None:
+    programs = copy / "bin"
+    programs.mkdir()
+    (programs / "at").write_text('#!/bin/sh\necho "$@" > at.words\necho "job 7 at noon"\n')
+    (programs / "at").chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    done = ddpgen(copy, "launch", "job.yaml", "--target", "at", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert (copy / "at.words").read_text().split()[-4:] == ["now", "+", "1", "hour"]
+    done = ddpgen(copy, "status", "job.yaml", "--target", "at")
+    assert done.returncode == 0, done.stderr
+    assert "checkpoints/night" in done.stdout
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_code_outside_the_folders_of_the_tiers_asks_for_a_tier(path: Path) -> None:
+    own = tuple(f"ddpgen.tiers.{tier}" for tier in TIERS)
+    shown = str(path.relative_to(ROOT))
+    used = {
+        (shown, ".".join(name.split(".")[:4])) for name in imports(path) if name.startswith(own)
+    }
+    assert used <= MAY_IMPORT
+    words = {
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+    }
+    assert {(shown, word) for word in words & TIERS} <= OTHER_WORDS
