@@ -9,7 +9,7 @@ from ddpgen.spec.job import JobSpec
 from ddpgen.tiers import plan as plans
 from ddpgen.tiers.command import Own, ports, unusual
 from ddpgen.tiers.plan import Plan
-from ddpgen.tiers.slurm import directives
+from ddpgen.tiers.slurm import directives, environment
 from ddpgen.tiers.slurm.fields import SlurmJob
 
 
@@ -29,10 +29,10 @@ def plan(job: SlurmJob) -> Plan:
 
 
 def _activation(job: SlurmJob) -> tuple[str, ...]:
-    modules = tuple(directives.modules(job))
+    modules = tuple(environment.modules(job))
     if job.environment.container is not None:
         return modules
-    return (*modules, *directives.activation(job), *job.python.activate)
+    return (*modules, *environment.activation(job), *job.python.activate)
 
 
 def _options(job: SlurmJob) -> Iterator[Word]:
@@ -47,11 +47,11 @@ def _options(job: SlurmJob) -> Iterator[Word]:
     if job.python.interpreter != "python3":
         yield Joined(("--python=", *pieces(at_home(job.python.interpreter))))
     if job.environment.container and (
-        job.python.activate or any(directives.activation(job)) or job.env
+        job.python.activate or any(environment.activation(job)) or job.env
     ):
         yield "--source=slurm.container.sh"
-    yield from (Joined(("--in=", *pieces(word))) for word in directives.inside(job))
-    yield from (Joined(("--srun=", *pieces(word))) for word in directives.on_nodes(job))
+    yield from (Joined(("--in=", *pieces(word))) for word in environment.inside(job))
+    yield from (Joined(("--srun=", *pieces(word))) for word in environment.on_nodes(job))
 
 
 def _facts(job: SlurmJob) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ddpgen.shell import Joined, Var, pieces
 from ddpgen.spec import rules
 from ddpgen.spec.rules import Conflict
 from ddpgen.tiers.plan import Plan, values
-from ddpgen.tiers.slurm import directives
+from ddpgen.tiers.slurm import directives, environment
 from ddpgen.tiers.slurm.fields import SlurmJob
 
 
@@ -91,7 +91,7 @@ def render(job: SlurmJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
 
     if job.setup:
         add("slurm.setup.sh", "setup.sh.j2", placed)
-    lines = (*directives.activation(job), *job.python.activate)
+    lines = (*environment.activation(job), *job.python.activate)
     if job.environment.container and (lines or job.env):
         inside = {**placed, "activate": lines, "activation": "slurm.container.activate.sh"}
         add("slurm.container.sh", "container.sh.j2", inside)

@@ -1,0 +1,77 @@
+"""What a job's fields mean on its nodes: lines of bash that make its Python usable, its container, words of srun.
+
+Owns every option of srun and of a container's runtime that is written down. Sources: srun(1), apptainer(1), and pyxis for
+its options of srun. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpgen.shell import Joined, Var, Word, at_home, pieces, quote
+from ddpgen.tiers.slurm.fields import SlurmJob
+
+# Options that say how a step runs, and not what the job gets. srun does not read what sbatch leaves of them in the
+# environment (train/launch/slurm/job.py).
+_OF_STEPS = frozenset([
+    "acctg-freq", "cpu-freq", "distribution", "gpu-bind", "gpu-freq", "hint", "mem-bind", "network",
+    "profile", "threads-per-core",
+])  # fmt: skip
+
+
+def modules(job: SlurmJob) -> Iterator[str]:
+    """Lines of bash that load the modules: of the node, also where the job runs in a container."""
+    if job.environment.modules:
+        # A batch script is no login shell: `module` may not be defined yet.
+        yield (
+            '[ "$(type -t module)" ] || . /etc/profile.d/lmod.sh 2>/dev/null || '
+            '. /etc/profile.d/modules.sh 2>/dev/null || . "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash"'
+        )
+        yield from (f"module load {module}" for module in job.environment.modules)
+
+
+def activation(job: SlurmJob) -> Iterator[str]:
+    """Lines of bash that activate an environment: of the container's, where there is one."""
+    given = job.environment
+    if given.conda:
+        yield '. "$(conda info --base)/etc/profile.d/conda.sh"'
+        yield f"conda activate {quote(at_home(given.conda))}"
+    if given.venv:
+        yield f". {quote(at_home(given.venv))}/bin/activate"
+    if given.uv:
+        # All nodes do it, one at a time: uv locks the environment it makes.
+        yield f"uv sync --frozen --quiet --project {quote(at_home(given.uv))}"
+        yield f". {quote(at_home(given.uv))}/.venv/bin/activate"
+
+
+def inside(job: SlurmJob) -> Iterator[Word]:
+    """The words that take a command into the container, on each node. The supervisor fills in {…}."""
+    container = job.environment.container
+    if container is None or container.runtime == "pyxis":
+        return
+    yield from ("apptainer", "exec")
+    if job.gpus_per_node:
+        yield "--nv"
+    yield from ("--bind={bundle}", "--bind={checkpoint_dir}")
+    for mount in container.mounts:
+        yield Joined(("--bind=", *pieces(at_home(mount))))
+    yield "--pwd={bundle}"
+    yield from container.options
+    yield at_home(container.image)
+
+
+def on_nodes(job: SlurmJob) -> Iterator[Word]:
+    """srun's own words: the spec's for a step, and the container's, as pyxis is a plugin of srun."""
+    yield from (option for option in job.extra if option[2:].partition("=")[0] in _OF_STEPS)
+    container = job.environment.container
+    if container is None or container.runtime != "pyxis":
+        return
+    yield Joined(("--container-image=", *pieces(at_home(container.image))))
+    mounts: list[str | Var] = [
+        "--container-mounts={bundle}:{bundle},{checkpoint_dir}:{checkpoint_dir}"
+    ]
+    for mount in container.mounts:
+        mounts += [",", *pieces(at_home(mount))]
+    yield Joined(tuple(mounts))
+    yield "--container-workdir={bundle}"
+    yield from container.options
