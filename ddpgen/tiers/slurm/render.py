@@ -40,7 +40,7 @@ def _directives(job: SlurmJob) -> Iterator[Conflict]:
         name = option[2:].partition("=")[0]
         if name in directives.OWNED:
             what = f"--{name} is said by this tier itself"
-            yield Conflict((f"extra[{i}]", "extra"), what, "use the field for it (docs/slurm.md)")
+            yield Conflict((f"extra[{i}]", "extra"), what, "use the field for it (docs/spec.md)")
     if job.gpu_type and not job.gpus_per_node:
         what = "names a type of GPU, and the job asks for none"
         yield Conflict(("gpu_type",), what, f"write gpus_per_node: {job.procs_per_node}")
