@@ -119,6 +119,7 @@ def be_head(count: int, port: int) -> int:
         settings,
         lambda: report_of(settings),
         lambda reports, seen: compare.judge(settings, reports, seen),
+        lambda _: None,
         lambda text: print(text, file=sys.stderr),
     )
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -135,9 +136,10 @@ def be_head(count: int, port: int) -> int:
 
 
 def settings_of(rank: int, count: int, port: int) -> Settings:
-    counts = {"nodes": count, "least": count, "world_size": count}
-    name, is_head = name_of(rank), rank == 0
-    return Settings("bench", name, Path(), rank, head=HOST, port=port, is_head=is_head, **counts)
+    return Settings(
+        "bench", name_of(rank), Path(), rank, nodes=count, least=count, world_size=count,
+        head=HOST, port=port, is_head=rank == 0,
+    )  # fmt: skip
 
 
 def name_of(rank: int) -> str:
@@ -148,10 +150,11 @@ def report_of(settings: Settings) -> Report:
     """Of a host with an address and a machine of its own."""
     rank = settings.node_rank
     facts = {**FACTS, "machine": f"{rank:032x}"}
-    counts = (rank, settings.nodes, settings.world_size, 1)
     # All are on one loopback network; so the head can probe those who are its neighbours.
     address = f"127.{1 + rank // 62500}.{rank // 250 % 250}.{rank % 250 + 1}"
-    return Report(settings.me, *counts, HOST, "eth0", address, 8, HOST, facts)
+    return Report.of(
+        settings, (), nic="eth0", address=address, prefix=8, first_address=address, resolved=HOST, facts=facts
+    )  # fmt: skip
 
 
 # --- the clients -----------------------------------------------------------------------------------

@@ -91,6 +91,11 @@ NOISE = re.compile(
 LINES = 12
 
 
+def close_other_ports(rig: Rig) -> None:
+    for host in rig:
+        closed_but_for(host, PORT)
+
+
 @dataclass(frozen=True)
 class Start:
     """How one host starts torchrun; what is empty here is as in the others."""
@@ -306,7 +311,7 @@ CASES = (
         "other ports dropped between hosts",
         "PORT005",
         "$^",
-        inject=lambda rig: [closed_but_for(each, PORT) for each in rig],
+        inject=close_other_ports,
     ),
     Case(
         "no route to the head",

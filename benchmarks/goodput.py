@@ -161,7 +161,7 @@ def undisturbed(place: Path) -> float:
     with running(place, 3600.0) as began:
         times = [each["time"] for each in rows_since(place, began, 110)][10:]
     shutil.rmtree(place)
-    return statistics.median(after - before for before, after in itertools.pairwise(times))
+    return statistics.median(float(after - before) for before, after in itertools.pairwise(times))
 
 
 def rows_since(place: Path, began: float, count: int) -> list[dict[str, Any]]:

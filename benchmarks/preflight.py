@@ -61,7 +61,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def measure(rig: Rig, names: Sequence[str], rounds: int) -> dict[str, object]:
     """The seconds of each round."""
-    bare, apart, at_once = [], [], []
+    bare, apart, at_once = list[float](), list[float](), list[float]()
     for i in range(rounds + 1):
         figures = [
             together(rig, names, lambda _: [sys.executable, "-c", "pass"], 0.0),
@@ -78,7 +78,7 @@ def together(
     rig: Rig, names: Sequence[str], command: Callable[[str], list[str]], apart_s: float
 ) -> float:
     """Run it on all hosts; from the start of the last (of the first, if not apart) to the last end."""
-    running = []
+    running = list[subprocess.Popen[str]]()
     began = time.perf_counter()
     for name in names:
         if apart_s and running:

@@ -30,8 +30,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -184,8 +184,9 @@ class NoClock(StepClock):
     def ready(self) -> None: ...
     def reduced(self) -> None: ...
 
-    def waiting(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        yield
 
     batch = waiting
 
@@ -210,7 +211,9 @@ def ours(
         sys.stdout = io.StringIO()
         fence = Fence(directory, claim(directory, "bench", os.getpid()))
         names = [f"rank {rank}" for rank in range(world.size)]
-        trainer.open_records(directory, fence, rank_names=names)
+        trainer.open_records(
+            directory, fence, rank_names=names, source="", argv=(), hosts={}, environments={}
+        )
     keys = trainer.fetcher.keys(trainer.mine, range(trainer.last_step))
     batches = fetch_batches(trainer.fetcher, keys, 0, 1, 60, pin_memory=False)
 
@@ -226,10 +229,12 @@ def bare(config: Any, world: Any) -> Callable[[int], None]:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
+    from train.run.stop import StopRequest
     from train.trainer import Trainer
     from train.training.data import batch_reader
 
-    trainer = Trainer(config, world, evenly(config, world), stop=None)
+    never = StopRequest(Path(config.checkpoint_dir, "stop"))
+    trainer = Trainer(config, world, evenly(config, world), never)
     workload, state = trainer.workload, trainer.state
     model = DistributedDataParallel(workload.model, gradient_as_bucket_view=True)
     read = batch_reader(workload.dataset, workload.collate)

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -266,10 +265,10 @@ class Trainer:
         remote: RemoteCheckpoints | None = None,
         *,
         rank_names: Sequence[str],
-        source: str = "",
-        argv: Sequence[str] = (),
-        hosts: Mapping[str, Any] = MappingProxyType({}),
-        environments: Mapping[str, Any] = MappingProxyType({}),
+        source: str,
+        argv: Sequence[str],
+        hosts: Mapping[str, Any],
+        environments: Mapping[str, Any],
     ) -> Records:
         """Begin to write down the run, on rank 0. StartFacts says what the arguments are. Raises FencedOffError, OSError."""
         facts = StartFacts(
