@@ -26,7 +26,7 @@ from .screen import Screen
 from .session import Home
 
 MARKER, METRICS, MANIFEST = "checkpoint.json", "metrics.jsonl", "manifest.json"
-_SMALL = (METRICS, MANIFEST, "status", "best.json")
+_SMALL = (METRICS, MANIFEST, "progress.json", "status", "best.json")
 BUNDLES = "bundles"  # what ran, as manifest.json names it
 PROBE = "probe.json"
 _STEP = re.compile(r"step-\d{9,}")

@@ -211,28 +211,14 @@ first_line() {
 }
 [ -d "$checkpoints" ] || { fact there no; exit 0; }
 [ -r "$checkpoints" ] && [ -x "$checkpoints" ] || { fact there closed; exit 0; }
-# Several on one line, with tabs between them: JSON holds none.
-newest_rows() {
-  tail -c 4194304 -- "$checkpoints/metrics.jsonl" 2>/dev/null |
-    grep -E "^\{\"kind\": \"($1)\"" | tail -n "$2" | tr '\n' '\t'
-}
 fact there yes
 fact newest "$(newest)"
 fact status "$(first_line "$checkpoints/status")"
 fact slurm-job "$(first_line "$checkpoints/slurm-job")"
 fact slurm-starts "$(first_line "$checkpoints/slurm-starts")"
 fact lock "$(tr '\n' ' ' 2>/dev/null <"$checkpoints/lock")"
-fact row "$(newest_rows 'step|eval|stopped|done' 100)"
-fact eval "$(newest_rows eval 1)"
-fact ranks "$(newest_rows ranks 1)"
-# What a framework can go on from, rather than a file of it; else what the script has saved last.
-saves=$checkpoints/script/saves-0.jsonl
-fact saved "$({ grep '"by": "[^"].*"whole": true' -- "$saves" || grep '"whole": true' -- "$saves"; } 2>/dev/null | tail -n 1)"
-# A blank for each level: what the newest start says, and all that is not of a start or a host.
-manifest=$checkpoints/manifest.json
-fact last-step "$(sed -n 's/^   "last_step": \([0-9]*\).*/\1/p' -- "$manifest" 2>/dev/null | tail -n 1)"
-fact manifest "$(sed -e '/^ "environments": {$/,/^ }/d' -e '/^ "starts": \[$/,/^ \]/d' -- "$manifest" \
-  2>/dev/null | head -c 65536 | tr '\n' ' ')"
+fact progress "$(first_line "$checkpoints/progress.json")"
+fact saves "$(tail -n 20 -- "$checkpoints/script/saves-0.jsonl" 2>/dev/null | tr '\n' '\t')"
 fact now "$(date +%s)"
 [ ! -e "$checkpoints/stop" ] || fact stop asked
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -26,10 +25,10 @@ class JobState:
     reason: str = ""
     newest: int | None = None  # checkpoint
     saved: tuple[str, int] | None = None  # by a user's script: the path, of which step
-    step: int | None = None  # of the newest row of the metrics
+    step: int | None = None  # the newest complete one
     last_step: int | None = None  # with which the training ends
     loss: float | None = None
-    losses: Sequence[float] = ()  # of the newest steps, of each its last row; may be nan or inf
+    losses: Sequence[float] = ()  # of the newest steps; may be nan or inf
     evaluation: str = ""
     steps_per_s: float | None = None
     slow: tuple[str, float] | None = None  # rank, and the part of a step that others wait for it
@@ -40,9 +39,9 @@ class JobState:
     longest_step_s: float | None = None  # with what is done before the next one
     write_s: float | None = None  # of a checkpoint
     restarts: int = 0  # of its workers, in this attempt
-    age_s: float | None = None  # of the newest row
-    apart_s: float = 0.0  # the last two rows
-    current: bool = False  # whether that row is of the attempt that holds the directory
+    age_s: float | None = None  # of the newest step
+    apart_s: float = 0.0  # the last two steps
+    current: bool = False  # whether that step is of the attempt that holds the directory
     stop_asked: bool = False
     slurm_job: str = ""  # that holds the directory
     lock: Mapping[str, Any] | None = None
@@ -76,20 +75,14 @@ class JobState:
 def read(facts: Mapping[str, str]) -> JobState:
     """From what the text found out."""
     line = _LINE.fullmatch(facts.get("status", "").strip())
-    rows = [mapping(row) for row in facts.get("row", "").split("\t")]
+    told = mapping(facts.get("progress", ""))
     # Of a start that has not taken a step yet, the one before says nothing.
-    begun = {None, line[2]} if line and line[1] == "running" else None
-    steps = [
-        row
-        for row in rows
-        if row.get("kind") == "step" and (begun is None or row.get("attempt") in begun)
-    ] or [{}]
+    if line and line[1] == "running" and told.get("attempt") != line[2]:
+        told = {}
     lock = mapping(facts.get("lock", "")) or None
     newest = facts.get("newest", "")
     number = re.fullmatch(r"([0-9]+(?:_[0-9]+)?)(?: .*)?", facts.get("slurm-job", ""))
-    longest_step_s, write_s = _measured(rows)
-    ranks, manifest = (mapping(facts.get(name, "")) for name in ("ranks", "manifest"))
-    unit, last_step = manifest.get("unit"), facts.get("last-step", "")
+    unit = told.get("unit")
     return JobState(
         there=facts.get("there", "no"),
         word=line[1] if line else "",
@@ -97,24 +90,24 @@ def read(facts: Mapping[str, str]) -> JobState:
         at=int(line[3]) if line else 0,
         reason=_printable(line[4] or "") if line else "",
         newest=int(newest) if newest.isdigit() else None,
-        saved=_saved(mapping(facts.get("saved", ""))),
-        step=_whole(steps[-1].get("step")),
-        last_step=int(last_step) if re.fullmatch(r"[0-9]{1,18}", last_step) else None,
-        loss=_number(steps[-1].get("loss")),
-        losses=_losses(steps),
-        evaluation=_evaluation(mapping(facts.get("eval", ""))),
-        steps_per_s=_speed(steps),
-        slow=_slow(ranks.get("slow")),
-        waiting=_parts(ranks, "waiting"),
-        batches=max(_parts(ranks, "batches"), default=0.0),
+        saved=_saved(facts.get("saves", "").split("\t")),
+        step=_whole(told.get("step")),
+        last_step=_whole(told.get("last_step")),
+        loss=_number(told.get("loss")),
+        losses=_losses(told.get("losses")),
+        evaluation=_evaluation(told.get("evaluation")),
+        steps_per_s=_number(told.get("steps_per_s")),
+        slow=_slow(told.get("slow")),
+        waiting=_numbers(told.get("waiting")),
+        batches=_number(told.get("batches")) or 0.0,
         unit=_printable(unit) if isinstance(unit, str) else "",
-        units_per_step=_whole(manifest.get("units_per_step")) or 0,
-        longest_step_s=longest_step_s,
-        write_s=write_s,
+        units_per_step=_whole(told.get("units_per_step")) or 0,
+        longest_step_s=_number(told.get("longest_step_s")),
+        write_s=_number(told.get("write_s")),
         restarts=max(0, (_whole((lock or {}).get("generation")) or 0) - 1),
-        age_s=_age(facts.get("now", ""), _number(steps[-1].get("time"))),
-        apart_s=_apart(steps),
-        current=lock is not None and steps[-1].get("attempt") == lock.get("attempt"),
+        age_s=_age(facts.get("now", ""), _number(told.get("time"))),
+        apart_s=_number(told.get("step_s")) or 0.0,
+        current=lock is not None and told.get("attempt") == lock.get("attempt"),
         stop_asked="stop" in facts,
         slurm_job=number[1] if number else "",
         lock=lock,
@@ -122,25 +115,13 @@ def read(facts: Mapping[str, str]) -> JobState:
     )
 
 
-def _evaluation(row: Mapping[str, Any]) -> str:
+def _evaluation(row: Any) -> str:
+    if not isinstance(row, dict):
+        return ""
     head = ("kind", "step", "attempt", "generation", "time")
     values = {name: _number(value) for name, value in row.items() if name not in head}
     told = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
     return _printable(f"{told} at step {row.get('step')}") if told else ""
-
-
-def _speed(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Steps a second of the newest start, over the rows that are given."""
-    last = rows[-1]
-    if (said := _number(last.get("steps_per_s"))) is not None:
-        return said
-    start = (last.get("attempt"), last.get("generation"))
-    first = next(row for row in rows if (row.get("attempt"), row.get("generation")) == start)
-    ends = [(_whole(row.get("step")), _number(row.get("time"))) for row in (first, last)]
-    (step, when), (last_step, last_when) = ends
-    if step is None or when is None or last_step is None or last_when is None or last_when <= when:
-        return None
-    return (last_step - step) / (last_when - when)
 
 
 def _slow(found: Any) -> tuple[str, float] | None:
@@ -150,56 +131,29 @@ def _slow(found: Any) -> tuple[str, float] | None:
     return None if cost is None else (_printable(name), cost)
 
 
-def _losses(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """After a crash steps are done again: the last row of each counts, up to the newest step."""
-    last, losses = _whole(rows[-1].get("step")), dict[int, float]()
-    for row in rows:
-        step, loss = _whole(row.get("step")), row.get("loss")
-        known = float(loss) if loss in ("nan", "inf", "-inf") else _number(loss)
-        if last is not None and step is not None and step <= last and known is not None:
-            losses[step] = known
-    return tuple(losses[step] for step in sorted(losses))
+def _losses(found: Any) -> tuple[float, ...]:
+    known = found if isinstance(found, list) else []
+    losses = [float(each) if each in ("nan", "inf", "-inf") else _number(each) for each in known]
+    return tuple(loss for loss in losses if loss is not None)
 
 
-def _parts(row: Mapping[str, Any], name: str) -> tuple[float, ...]:
-    """Seconds by rank, each as a part of the step."""
-    step_s, each = _number(row.get("seconds")), row.get(name)
-    known = [_number(value) for value in each] if isinstance(each, list) else []
-    if not step_s or None in known:
-        return ()
-    return tuple(min(1.0, value / step_s) for value in known if value is not None)
-
-
-def _measured(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """The longest step and the last write of a checkpoint, in seconds.
-
-    What a run writes when it ends comes after its last checkpoint, so the time since the row before
-    is that of the write.
-    """
-    steps, writes = list[float](), list[float]()
-    for before, row in itertools.pairwise(rows):
-        then, now = _number(before.get("time")), _number(row.get("time"))
-        same = all(before.get(key) == row.get(key) for key in ("attempt", "generation"))
-        if same and then is not None and now is not None:
-            ends = row.get("kind") in ("stopped", "done")
-            (writes if ends else steps).append(max(0.0, now - then))
-    return max(steps, default=None), writes[-1] if writes else None
+def _numbers(found: Any) -> tuple[float, ...]:
+    known = [_number(value) for value in found] if isinstance(found, list) else []
+    return tuple(value for value in known if value is not None) if None not in known else ()
 
 
 def _age(now: str, then: float | None) -> float | None:
     return None if then is None or not now.isdigit() else max(0.0, int(now) - then)
 
 
-def _apart(steps: Sequence[Mapping[str, Any]]) -> float:
-    before, last = (_number(row.get("time")) for row in (steps[-2:][0], steps[-1]))
-    return 0.0 if before is None or last is None else last - before
-
-
-def _saved(row: Mapping[str, Any]) -> tuple[str, int] | None:
-    path, step = row.get("path"), row.get("step")
-    if row.get("whole") is not True or not isinstance(path, str) or not isinstance(step, int):
-        return None
-    return _printable(path), step
+def _saved(lines: Sequence[str]) -> tuple[str, int] | None:
+    """The newest whole save: one that a framework can go on from, else a file."""
+    rows = [row for row in map(mapping, lines) if row.get("whole") is True]
+    for row in [*(row for row in reversed(rows) if row.get("by")), *reversed(rows)]:
+        path, step = row.get("path"), _whole(row.get("step"))
+        if isinstance(path, str) and step is not None:
+            return _printable(path), step
+    return None
 
 
 def _starts(kept: Mapping[str, Any]) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,6 +19,7 @@ from ddpgen import cli
 from ddpgen.errors import SpecInvalidError
 from ddpgen.job import check
 from ddpgen.tiers.registry import read
+from train.run.progress import ProgressFile
 
 # Examples that a warning is right about.
 TOLD_OF = ("classifier",)
@@ -75,6 +78,15 @@ class Outcome(NamedTuple):
 
 
 Run = Callable[..., Outcome]
+
+
+def progress(rows: Iterable[Mapping[str, Any]], **about: Any) -> str:
+    """progress.json as a run leaves it after these rows of metrics.jsonl."""
+    with tempfile.TemporaryDirectory() as place:
+        file = ProgressFile(Path(place), about, clock=itertools.count(step=10).__next__)
+        for row in rows:
+            file.take(row)
+        return (Path(place) / "progress.json").read_text()
 
 
 @pytest.fixture

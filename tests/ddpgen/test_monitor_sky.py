@@ -23,7 +23,7 @@ import pytest
 from ddpgen.cli.shared import find_run
 from ddpgen.tiers import commands
 from ddpgen.tiers.sky import bucket, jobs, store
-from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
+from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen, progress
 from tests.ddpgen.programs import Programs, remembered
 
 SKY = GPT + "targets:\n  sky: {bucket: s3://ours}\n"
@@ -119,13 +119,10 @@ class Objects:
     def exists(self, path: str) -> bool:
         return path in self.held
 
-    def size(self, path: str) -> int:
-        return len(self.held[path])
-
-    def cat_file(self, path: str, start: int = 0) -> bytes:
+    def cat_file(self, path: str) -> bytes:
         if path not in self.held:
             raise FileNotFoundError(path)
-        return self.held[path][start:]
+        return self.held[path]
 
     def pipe_file(self, path: str, content: bytes) -> None:
         if self.fault is not None:
@@ -138,16 +135,12 @@ class Objects:
         for step in (50, 100):
             self.held[f"{place}/step-{step:09}/checkpoint.json"] = b"{}"
         self.held[f"{place}/step-000000150/model.pt"] = b"half"
-        last = time.time() - 330
-        for first in (1, 51, 101):
-            lines = [
-                json.dumps(
-                    {"kind": "step", "step": step, "loss": 2.5, "time": last + (step - 120) / 2}
-                )
-                for step in range(first, first + 20)
-            ]
-            text = "\n".join([*lines, '{"kind": "eval"}', ""])
-            self.held[f"{place}/metrics/{first}-{first + 19}.jsonl"] = text.encode()
+        last, attempt = time.time() - 330, status.split()[1]
+        steps = [
+            {"kind": "step", "step": step, "attempt": attempt, "loss": 2.5, "time": last + (step - 120) / 2}
+            for step in range(101, 121)
+        ]  # fmt: skip
+        self.held[f"{place}/progress.json"] = progress(steps, last_step=400).encode()
 
 
 @pytest.fixture
@@ -518,15 +511,14 @@ def test_status_reads_the_bucket_where_that_is_possible(
     assert lines[2:] == [
         "s3://ours/some/where:",
         "  running",
-        "  step:              120, 5 min ago",
+        "  step:              120 of 400, 5 min ago",
         "  loss:              2.5000",
         "  speed:             2 steps/s",
+        "  time left:         2:20",
         "  newest checkpoint: step 100",
         "  weights:           s3://ours/some/where/step-000000100/model.pt",
         "  last sign of life 4 min ago",
     ]
-    manifest = json.dumps({"starts": [{"last_step": 400}]}, indent=1)
-    objects.held["ours/some/where/manifest.json"] = manifest.encode()
     sky.has(row(7, "RECOVERING"))
     assert run("status", "job.yaml", "--target=sky").out.splitlines()[3:] == [
         "  it was running when it was killed",
@@ -683,9 +675,10 @@ def test_what_another_skypilot_runs_is_seen_in_the_bucket_and_stopped_there(
         known,
         "s3://ours/gpt:",
         "  running",
-        "  step:              120, 5 min ago",
+        "  step:              120 of 400, 5 min ago",
         "  loss:              2.5000",
         "  speed:             2 steps/s",
+        "  time left:         2:20",
         "  newest checkpoint: step 100",
         "  weights:           s3://ours/gpt/step-000000100/model.pt",
         "  last sign of life 20 s ago",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -12,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpgen.monitor import watch
 from ddpgen.tiers.slurm import jobs as slurm_jobs
-from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
+from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen, progress
 from tests.ddpgen.programs import Programs, remembered
 from train.launch.slurm import job
 
@@ -96,9 +96,9 @@ def began(directory: Path, status: str, **files: str) -> Path:
     return directory
 
 
-def row(kind: str, step: int, when: float, **more: object) -> str:
+def row(kind: str, step: int, when: float, **more: Any) -> dict[str, Any]:
     head = {"kind": kind, "step": step, "attempt": "a", "generation": 1, "time": when}
-    return json.dumps(head | more) + "\n"
+    return head | more
 
 
 def test_launch_submits_a_copy_and_says_what_to_type_next(
@@ -178,34 +178,34 @@ def test_the_id_is_found_among_what_else_sbatch_says(
     assert cluster.calls("scontrol")[0] == ["--clusters=blue", "show", "job", "17"]
 
 
-METRICS = (
-    row("step", 9, -999.0, generation=0)
-    + row("start", 0, 0.0)
-    + "".join(row("step", step, 10.0 + 2 * step) for step in range(1, 5))
-    + row("eval", 4, 25.0)
-    + row("stopped", 4, 37.5)
-)
+ROWS = [
+    row("start", 0, 0.0),
+    *(row("step", step, 10.0 + 2 * step) for step in range(1, 5)),
+    row("eval", 4, 25.0),
+    row("stopped", 4, 37.5),
+]
+MEASURED = progress(ROWS)
 
 
 @pytest.mark.parametrize(
-    ("top", "metrics", "signal_option"),
+    ("top", "line", "signal_option"),
     [
-        ("{time: 1h}", METRICS, "--signal=B:USR1@80"),  # 7 s, 12.5 s, a minute of slack, upwards
-        ("{time: 1h}", METRICS.partition('{"kind": "stopped"')[0], None),
-        ("{time: 2min}", METRICS, None),
-        ("{time: 1h, step_time: 3s}", METRICS, None),
-        ("{time: 1h, warning: 100s}", METRICS, None),
-        ("{time: 1h}", METRICS[:-20], None),
+        ("{time: 1h}", MEASURED, "--signal=B:USR1@80"),  # 7 s, 12.5 s, a minute of slack, upwards
+        ("{time: 1h}", progress(ROWS[:-1]), None),
+        ("{time: 2min}", MEASURED, None),
+        ("{time: 1h, step_time: 3s}", MEASURED, None),
+        ("{time: 1h, warning: 100s}", MEASURED, None),
+        ("{time: 1h}", MEASURED[:-20], None),
         ("{time: 1h}", "", None),
     ],
 )
 def test_the_warning_comes_from_what_earlier_starts_have_measured(
-    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path, top: str, metrics: str,
+    run: Run, spec: Spec, cluster: Cluster, tmp_path: Path, top: str, line: str,
     signal_option: str | None,
 ) -> None:  # fmt: skip
     kept = tmp_path / "build" / "checkpoints" / "gpt"
     kept.mkdir(parents=True)
-    (kept / "metrics.jsonl").write_text(metrics)
+    (kept / "progress.json").write_text(line)
     run("launch", spec(GPT + f"targets:\n  slurm: {top}\n"), "--target", "slurm")
     options = [word for word in cluster.calls("sbatch")[1] if word.startswith("--signal")]
     assert options == ([signal_option] if signal_option else [])
@@ -234,9 +234,9 @@ def test_an_array_has_a_log_and_a_directory_for_each_task(
 
 def test_status_of_a_running_job(run: Run, cluster: Cluster, launched: Path) -> None:
     now, of = time.time(), {"attempt": "slurm.4711.0"}
-    rows = row("step", 119, now - 60, loss=2.5, **of) + row("step", 120, now - 30, loss=2.25, **of)
-    rows += row("eval", 120, now, loss=1.0, **of)
-    began(launched, "running slurm.4711.0 0", **{"metrics.jsonl": rows, "slurm_job": "4711 0"})
+    rows = [row("step", 119, now - 60, loss=2.5, **of), row("step", 120, now - 30, loss=2.25, **of)]
+    line = progress([*rows, row("eval", 120, now, loss=1.0, **of)])
+    began(launched, "running slurm.4711.0 0", **{"progress.json": line, "slurm_job": "4711 0"})
     cluster.has("4711 RUNNING")
     outcome = run("status", "job.yaml")
     assert outcome.code == 0

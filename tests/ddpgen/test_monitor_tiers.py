@@ -18,7 +18,7 @@ from ddpgen.errors import DdpgenError
 from ddpgen.monitor import record
 from ddpgen.monitor.report import Report
 from ddpgen.tiers import commands
-from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen
+from tests.ddpgen.conftest import GPT, ROOT, Run, ddpgen, progress
 from train.base.processes import machine, start_time
 
 Spec = Callable[..., Path]
@@ -61,7 +61,9 @@ def test_a_job_on_this_machine_that_runs_is_asked_to_stop(
     spec()
     said("running a 0")
     holds(process.pid)
-    (KEPT / "metrics.jsonl").write_text('{"kind": "step", "step": 7, "loss": "nan", "time": 1}\n')
+    (KEPT / "progress.json").write_text(
+        '{"attempt": "a", "step": 7, "losses": ["nan"], "time": 1}\n'
+    )
     told = run("status", "job.yaml").out.splitlines()
     assert told[:2] == ["build/checkpoints/gpt:", "  running"]
     assert told[2].startswith("  step:              7, ")
@@ -77,16 +79,14 @@ def test_before_its_first_step_a_start_has_none(
     spec()
     said("running b 0")
     holds(process.pid)
-    row = (
-        '{"kind": "step", "step": 7, "attempt": "%s", "loss": 0.5, "steps_per_s": 2.0, "time": 1}\n'
-    )
-    (KEPT / "metrics.jsonl").write_text(row % "a")
+    line = '{"step": 7, "attempt": "%s", "loss": 0.5, "steps_per_s": 2.0, "time": 1}\n'
+    (KEPT / "progress.json").write_text(line % "a")
     told = run("status", "job.yaml").out
     assert "running" in told
     assert "step:" not in told
     assert "loss:" not in told
     assert "speed:" not in told
-    (KEPT / "metrics.jsonl").write_text(row % "a" + row % "b")
+    (KEPT / "progress.json").write_text(line % "b")
     assert "step:              7," in run("status", "job.yaml").out
 
 
@@ -254,26 +254,12 @@ def test_a_spoilt_record_means_that_nothing_is_remembered(
     assert record.recall(Path("build/gpt")) == {}
 
 
-# As a run writes it, of which the starts and what the hosts are may be long.
-MANIFEST = json.dumps(
-    {
-        "environments": {"0f": {"distributions": {f"package-{n}": "1.0" for n in range(5000)}}},
-        "settings": {"last_step": 7},
-        "starts": [
-            {"argv": [], "last_step": steps, "settings": {"last_step": 7}} for steps in (30, 40)
-        ],
-        "unit": "tokens",
-        "units_per_step": 1000,
-    },
-    indent=1,
-)
 ROWS = (
     '{"kind": "start", "step": 0, "attempt": "a", "generation": 2, "time": 1}\n'
-    '{"kind": "step", "step": 9, "attempt": "a", "generation": 1, "time": 1, "loss": 9}\n'
     '{"kind": "step", "step": 10, "attempt": "a", "generation": 2, "time": 100, "loss": 3}\n'
     '{"kind": "step", "step": 20, "attempt": "a", "generation": 2, "time": 105, "loss": 2.5}\n'
     '{"kind": "eval", "step": 20, "attempt": "a", "generation": 2, "time": 106, "loss": 2.25}\n'
-    '{"kind": "ranks", "step": 20, "attempt": "a", "generation": 2, "time": 106, "slow": {"name": "rank 1", "cost": 0.25}}\n'
+    '{"kind": "ranks", "step": 20, "attempt": "a", "generation": 2, "time": 106, "seconds": 0.5, "waiting": [], "batches": [0], "slow": {"name": "rank 1", "cost": 0.25}}\n'
 )
 
 
@@ -285,8 +271,9 @@ def test_what_runs_is_found_by_spec_bundle_and_directory(
     assert run("render", "job.yaml", "--target", "all").code == 0
     said("running a 0")
     holds(process.pid, generation=2)
-    (KEPT / "metrics.jsonl").write_text(ROWS)
-    (KEPT / "manifest.json").write_text(MANIFEST)
+    rows = map(json.loads, ROWS.splitlines())
+    about = {"last_step": 40, "unit": "tokens", "units_per_step": 1000}
+    (KEPT / "progress.json").write_text(progress(rows, **about))
     (KEPT / "step-000000020").mkdir()
     (KEPT / "step-000000020" / "checkpoint.json").write_text("{}")
     told = run("status", where).out.splitlines()
@@ -333,7 +320,7 @@ def test_a_job_that_is_not_there_is_a_spec_that_cannot_be_read(run: Run, command
 
 def test_a_metric_of_any_name_moves_no_cursor() -> None:
     row = {"kind": "eval", "step": "\x1b[2J", "acc\x1b]0;title\x07": 0.5}
-    found = state.read({"there": "yes", "eval": json.dumps(row)})
+    found = state.read({"there": "yes", "progress": json.dumps({"evaluation": row})})
     assert found.evaluation == "acc?]0;title? 0.5000 at step ?[2J"
 
 
@@ -389,8 +376,12 @@ def test_a_bundle_and_a_checkpoint_directory_elsewhere_are_followed_there(
 @pytest.mark.parametrize(
     "facts",
     [
-        {"newest": "x", "row": "{", "lock": "[]"},
-        {"slurm-job": "4711; rm", "row": '{"kind": "step", "step": "9", "loss": true}'},
+        {"newest": "x", "progress": "{", "lock": "[]", "saves": "{\t[]"},
+        {
+            "slurm-job": "4711; rm",
+            "progress": '{"step": "9", "loss": true, "losses": 7, "waiting": {}}',
+        },
+        {"progress": '{"evaluation": [], "slow": 7, "losses": [[]], "waiting": ["x"], "unit": {}}'},
     ],
 )
 def test_what_a_stranger_puts_into_the_directory_does_no_harm(facts: dict[str, str]) -> None:

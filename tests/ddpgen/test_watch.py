@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import pty
@@ -21,35 +20,35 @@ from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import watch
 from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.monitor.screen import View
-from tests.ddpgen.conftest import ROOT, Run
+from tests.ddpgen.conftest import ROOT, Run, progress
 
 Spec = Callable[..., Path]
 Golden = Callable[[str, str], None]
 
 
-def row(kind: str, step: int, generation: int = 1, **more: Any) -> str:
-    head = {"kind": kind, "step": step, "attempt": "a", "generation": generation}
-    return json.dumps({**head, "time": 1000 + step / 2, **more})
+def row(kind: str, step: int, **more: Any) -> dict[str, Any]:
+    head = {"kind": kind, "step": step, "attempt": "a", "generation": 2}
+    return {**head, "time": 1000 + step / 2, **more}
 
 
 def loss(step: int) -> float:
     return 4 * math.exp(-step / 60) + 0.1 * math.sin(step)
 
 
+ABOUT = {"last_step": 400, "unit": "tokens", "units_per_step": 8192}
+EVALUATED = row("eval", 100, loss=2.25)
+RANKS = row(
+    "ranks", 120, seconds=0.5, waiting=[0.01, 0.21], batches=[0.0, 0.1],
+    slow={"name": "rank 0 on desk", "cost": 0.42},
+)  # fmt: skip
+STEPS = [row("step", step, loss=loss(step)) for step in range(41, 121)]
+
+
 def report(word: str = "running a 0", runs: bool | None = True, **facts: str) -> Report:
-    """Of a run at step 120 of 400, whose steps 60 to 64 were lost in a crash, with a loss of 9."""
-    lost = [row("step", step, loss=9.0) for step in range(40, 65)]
-    steps = [row("step", step, generation=2, loss=loss(step)) for step in range(41, 121)]
+    """The report of a run at step 120 of 400."""
     found = {
         "there": "yes", "status": word, "newest": "100", "now": "1061",
-        "row": "\t".join([*lost, *steps]),
-        "eval": row("eval", 100, loss=2.25),
-        "last-step": "400",
-        "ranks": row(
-            "ranks", 120, seconds=0.5, waiting=[0.01, 0.21], batches=[0.0, 0.1],
-            slow={"name": "rank 0 on desk", "cost": 0.42},
-        ),
-        "manifest": '{"unit": "tokens", "units_per_step": 8192}',
+        "progress": progress([*STEPS, EVALUATED, RANKS], **ABOUT),
         "lock": '{"attempt": "a", "generation": 2}',
     }  # fmt: skip
     return Report("build/checkpoints/gpt", state.read({**found, **facts}), runs)
@@ -60,14 +59,17 @@ DOWN = (
     "gate: ssh: connect to host gate port 22: Network is unreachable; is the network (the VPN) up?"
 )
 SPEED = "speed 2 steps/s, 16,384 tokens/s, time left 2:20"
-DIVERGED = "\t".join(row("step", n, loss=[1.0, 4.0, "nan"][n // 8]) for n in range(24))
+DIVERGED = progress(
+    [*(row("step", n, loss=[1.0, 4.0, "nan"][n // 8]) for n in range(24)), EVALUATED, RANKS],
+    **ABOUT,
+)
 ARRAY = [report(), report("done a 400", False)]
 REASON = "failed a 120 desk: NIC001: eth7 is not there; name one of enp5s0, lo"
 VIEWS = [
     View("gpt on local", JobStatus([report()], False), "12:03:11", 1),
     View("gpt on slurm", JobStatus([*QUEUE, report(), "log: gpt-4711.log"], False), "12:03:11", 10, DOWN, 83),
     View("gpt on slurm", JobStatus([*QUEUE, *ARRAY], False), "12:03:11", 10),
-    View("gpt on local", JobStatus([report(now="1160", row=DIVERGED)], False), "12:03:11", 1),
+    View("gpt on local", JobStatus([report(now="1160", progress=DIVERGED)], False), "12:03:11", 1),
     View("gpt on local", JobStatus([report(now="1160", lock='{"attempt": "b"}')], False), "12:03:11", 1),
     View("gpt on hosts", JobStatus([report(REASON, False)], True), "12:03:11", 5),
     View("gpt on local", JobStatus([Report("build/gpt", state.read({}), None)], False), "12:03:11", 1),
@@ -113,6 +115,9 @@ class Clock:
         self.now += seconds
 
 
+LATER = progress([row("step", 121, loss=0.5, steps_per_s=2)], **ABOUT)
+
+
 def test_in_a_pipe_there_is_a_line_for_each_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,7 +132,7 @@ def test_in_a_pipe_there_is_a_line_for_each_change(
         JobStatus([report()], False, "4711 RUNNING"),
         TargetUnavailableError(DOWN),
         TargetUnavailableError(DOWN),
-        JobStatus([report(row=row("step", 121, loss=0.5, steps_per_s=2))], False, "4711 RUNNING"),
+        JobStatus([report(progress=LATER)], False, "4711 RUNNING"),
         JobStatus([report("done a 400", False)], True, "4711 COMPLETED"),
     ])  # fmt: skip
 

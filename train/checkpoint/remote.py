@@ -1,8 +1,8 @@
 """The checkpoints of a training, in a store that outlives the machine.
 
 Owns what lies there: `step-000000200/{model.pt, optimizer.pt, checkpoint.json}` (the same bytes as in
-the checkpoint directory, checkpoint.json last: it is what commits it), `metrics/`, `manifest.json` and
-`status`. One process of a job has it, rank 0, and only its owner writes. Knows nothing of models, nor
+the checkpoint directory, checkpoint.json last: it is what commits it), `metrics/`, `manifest.json`,
+`progress.json` and `status`. One process of a job has it, rank 0, and only its owner writes. Knows nothing of models, nor
 of how a store is reached.
 """
 
@@ -31,6 +31,7 @@ from train.run import provenance
 from train.run.bundle import ARCHIVES
 from train.run.layout import BEST, MARKER, best_step, parse_best, step_directory
 from train.run.lock import Fence, FencedOffError
+from train.run.progress import NAME as PROGRESS
 from train.run.status import Status
 
 # Some mounts upload behind one's back: the newest may not be there yet when they have said so.
@@ -213,6 +214,7 @@ class RemoteCheckpoints:
             self._write_best()
             if manifest is not None:
                 self._write_manifest(manifest)
+            self._write_progress()
             status = (self._directory / "status").read_bytes()
             self._store.write("status", status)
             if status.startswith(b"done "):
@@ -282,6 +284,7 @@ class RemoteCheckpoints:
     def _tidy(self, step: int) -> None:
         """What is not worth losing a checkpoint over."""
         try:
+            self._write_progress()
             self._write_status("running", step)
             self._write_best()
             self._prune()
@@ -341,6 +344,10 @@ class RemoteCheckpoints:
     def _write_status(self, word: str, step: int, reason: str = "") -> None:
         line = Status(word, self._me.attempt, step, reason).line
         self._store.write("status", line.encode())
+
+    def _write_progress(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._store.write(PROGRESS, (self._directory / PROGRESS).read_bytes())
 
     def _complain(self, what: str, error: OSError, then: str = "; the checkpoints go on") -> None:
         if what not in self._said:

@@ -1,4 +1,4 @@
-"""metrics.jsonl: what a run says of itself to programs.
+"""metrics.jsonl: what a run says of itself to programs. progress.json follows from its rows.
 
 Owns the row format. Knows nothing of where the numbers come from.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from train.base.console import say
 from train.health.stacks import innermost_user_line
+from train.run.progress import ProgressFile
 
 # What every row has; no metric may be called so.
 RESERVED = ("kind", "step", "attempt", "generation", "time")
@@ -27,15 +28,23 @@ class MetricsLog:
     every row by.
     """
 
-    def __init__(self, path: Path, log: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        log: Callable[[dict[str, Any]], None] | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`about`: see ProgressFile. Raises OSError."""
         self._log = log
+        self._progress = ProgressFile(path.parent, about)
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._fd).st_size
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
         self._warned = self._told = False
 
     def write(self, row: dict[str, Any]) -> None:
-        line = (json.dumps({k: as_json_value(v) for k, v in row.items()}) + "\n").encode()
+        known = {k: as_json_value(v) for k, v in row.items()}
+        line = (json.dumps(known) + "\n").encode()
         data = b"\n" + line if self._torn else line
         try:
             self._torn = os.write(self._fd, data) != len(data)
@@ -44,6 +53,7 @@ class MetricsLog:
             if not self._warned:
                 say(f"metrics.jsonl cannot be written ({error.strerror}); training goes on", 0)
                 self._warned = True
+        self._progress.take(known)
         if self._log is not None:
             self._pass_on(self._log, row)
 

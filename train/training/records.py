@@ -111,14 +111,17 @@ class Records:
         self.manifest.complete_with(workload.data_files, workload.fingerprint)
         if remote is not None:
             remote.resume(start_step)
+        units = config.global_batch_size * workload.units_per_sample
+        standing = {
+            "last_step": facts.last_step, "unit": workload.unit, "units_per_step": units,
+        }  # fmt: skip
         with _named_for_good():
-            self._log = MetricsLog(directory / "metrics.jsonl", workload.log)
+            self._log = MetricsLog(directory / "metrics.jsonl", workload.log, standing)
         self.trackers = trackers.start(
             config.trackers, directory, run, start_step, config.log_every
         )
         every, keep = config.checkpoint_every, config.checkpoint_keep
         self.checkpointer = Checkpointer(directory, fence, every, keep, self.manifest, remote)
-        units = config.global_batch_size * workload.units_per_sample
         self._progress = Progress(
             start_step, facts.last_step, workload.unit, units, config.log_every
         )

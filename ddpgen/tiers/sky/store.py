@@ -21,9 +21,6 @@ from ddpgen.tiers.sky.bucket import R2_ACCOUNT, STOP, Address
 
 ANSWER_S = 40.0
 SHORT_S = 15.0  # where the answer is only good to know
-_ROWS = 1 << 16  # bytes of the end of a segment of metrics
-_MOST_ROWS = 100
-_SEGMENTS = 3  # that are looked through for a step, the newest first
 _Found = TypeVar("_Found")
 
 
@@ -71,16 +68,12 @@ def _look(files: Any, root: str) -> dict[str, str]:
     steps = [name for name in names if re.fullmatch(r"step-\d{9,}", name)]
     numbers = sorted((int(name.removeprefix("step-")) for name in steps), reverse=True)
     whole = (n for n in numbers if files.exists(f"{root}/step-{n:09}/checkpoint.json"))
-    manifest = _content(files, f"{root}/manifest.json")
-    of_starts = re.findall(r'^   "last_step": (\d+)', manifest, re.MULTILINE)
     facts = {
         "there": "yes",
         "now": str(int(time.time())),
         "newest": str(next(whole, "")),
         "status": _content(files, f"{root}/status").partition("\n")[0],
-        "manifest": manifest,
-        "last-step": of_starts[-1] if of_starts else "",
-        **_rows(files, f"{root}/metrics"),
+        "progress": _content(files, f"{root}/progress.json").partition("\n")[0],
     }
     if isinstance(renewed := owner.get("time"), (int, float)):
         facts["owner-age"] = str(max(0, int(time.time() - renewed)))
@@ -104,23 +97,6 @@ def _content(files: Any, path: str) -> str:
         return bytes(files.cat_file(path)).decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
-
-
-def _rows(files: Any, place: str) -> dict[str, str]:
-    """The end of the newest of the segments FIRST-LAST.jsonl that holds a step: each kind's rows as facts."""
-    ends = [(name.removesuffix(".jsonl").rpartition("-")[2], name) for name in _names(files, place)]
-    segments = sorted(((int(end), name) for end, name in ends if end.isdigit()), reverse=True)
-    for _, name in segments[:_SEGMENTS]:
-        path = f"{place}/{name}"
-        end = bytes(files.cat_file(path, start=max(0, int(files.size(path)) - _ROWS)))
-        lines = [
-            (line, mapping(line).get("kind")) for line in end.decode("utf-8", "replace").split("\n")
-        ]
-        newest = {kind: line for line, kind in lines if kind in ("eval", "ranks")}
-        if any(kind == "step" for _, kind in lines):
-            rows = [line for line, kind in lines if kind in ("step", "eval", "stopped", "done")]
-            return {**newest, "row": "\t".join(rows[-_MOST_ROWS:])}
-    return {}
 
 
 def _in_time(at: Address, work: Callable[[Any, str], _Found], within: float) -> _Found:

@@ -16,7 +16,7 @@ import pytest
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor.record import Following
 from ddpgen.tiers.hosts import follow
-from tests.ddpgen.conftest import GPT, Run
+from tests.ddpgen.conftest import GPT, Run, progress
 from tests.ddpgen.driver.conftest import Stage, rest, until
 
 Make = Callable[..., Stage]
@@ -95,13 +95,8 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
         {"kind": "step", "step": 8000 + n, "attempt": "1f3a", "time": at + n, "loss": n / 3}
         for n in (1, 2)
     ]
-    start = {"last_step": 8100}
-    (there(ours, "desk") / "manifest.json").write_text(json.dumps({"starts": [start]}, indent=1))
-    rows = [
-        *steps,
-        {"kind": "evaluation", "step": 8002, "time": time.time()},
-    ]
-    (there(ours, "desk") / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    standing = there(ours, "desk") / "progress.json"
+    standing.write_text(progress(steps, last_step=8100))
     output = ours.play("--status")[1]
     assert re.search(r"running: step 8002, 1\d s ago  none\n", output)
     assert "\nthe job: step 8002 of 8100, loss 0.6667, 1 steps/s, 0:01:38 left\n" in output
@@ -110,9 +105,7 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     (there(ours, "desk") / "script" / "saves-0.jsonl").write_text(
         '{"path": "a.pt", "step": 7999, "by": "", "whole": true}\n'
     )
-    row_of_script = json.dumps({**steps[1], "steps_per_s": 4.5}) + "\n"
-    (there(ours, "desk") / "manifest.json").unlink()
-    (there(ours, "desk") / "metrics.jsonl").write_text(row_of_script)
+    standing.write_text(progress([{**steps[1], "steps_per_s": 4.5}]))
     of_script = ours.play("--status")[1]
     assert re.search(r"running: step 8002, \d+ s ago  of step 7999\n", of_script)
     assert "\nthe job: step 8002, loss 0.6667, 4.5 steps/s\n" in of_script
@@ -139,7 +132,7 @@ def test_the_watching_asks_the_hosts_itself(stage: Make, monkeypatch: pytest.Mon
     for word in ("running 1f3a 0", "done 1f3a 40"):
         (there(ours, "lap") / "status").write_text(f"{word}\n")
         step = {"kind": "step", "step": 40, "attempt": "1f3a", "time": time.time(), "loss": 2.5}
-        (there(ours, "lap") / "metrics.jsonl").write_text(f"{json.dumps(step)}\n")
+        (there(ours, "lap") / "progress.json").write_text(progress([step]))
         ours.door("desk", "refused" if word.startswith("running") else "open")
         with follow.asking(Following(None, "hosts", ours.bundle, None)) as ask:  # type: ignore[arg-type]
             status = ask()
@@ -246,13 +239,21 @@ def test_fetch_brings_whole_checkpoints_from_the_host_with_the_newest(
     checkpoint(far, 30).rename(far / "step-000000030.corrupt")
     (far / "step-000000050").mkdir()
     (far / "nodes" / "lap").mkdir(parents=True)
-    for name in ("best.json", "metrics.jsonl", "manifest.json", "status", "lock", "stop"):
+    for name in (
+        "best.json",
+        "metrics.jsonl",
+        "manifest.json",
+        "progress.json",
+        "status",
+        "lock",
+        "stop",
+    ):
         (far / name).write_text(f"{name}\n")
     (far / "bundles").mkdir()
     (far / "bundles" / "0123456789ab.tar.gz").write_text("what ran")
     code, output = ours.play("--fetch")
     assert code == 0, output
-    small = ["best.json", "manifest.json", "metrics.jsonl", "status"]
+    small = ["best.json", "manifest.json", "metrics.jsonl", "progress.json", "status"]
     kept = sorted([*small, "bundles", "step-000000020", "step-000000040"])
     assert names(ours.checkpoints) == kept
     assert names(ours.checkpoints / "bundles") == ["0123456789ab.tar.gz"]

@@ -477,16 +477,16 @@ def test_what_is_written_is_what_ddpgen_status_looks_for(tmp_path: Path, bucket:
     at = follow.Address(f"file://{bucket}")
     machine = Machine(tmp_path / "one", bucket)
     assert look(at) == {"there": "no"}
+    standing = {"attempt": machine.fence.attempt, "step": STEPS[-1]}
+    (machine.directory / "progress.json").write_text(json.dumps(standing) + "\n")
     train_on(machine)
     found = look(at)
     assert int(found.pop("owner-age")) <= 60
     assert abs(int(found.pop("now")) - time.time()) <= 60
-    assert json.loads(found.pop("row").split("\t")[-1])["step"] == STEPS[-1]
-    assert json.loads(found.pop("manifest")) == json.loads((bucket / "manifest.json").read_text())
+    assert json.loads(found.pop("progress")) == standing
     assert found == {
         "there": "yes",
         "newest": str(STEPS[-1]),
-        "last-step": "",  # no start is on record here
         "status": f"running {machine.fence.attempt} {STEPS[-1]}",
     }
     ask_to_stop(at, "ddpgen stop")
