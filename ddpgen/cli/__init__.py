@@ -78,7 +78,6 @@ def run() -> int:
     except BrokenPipeError:
         code = FileTroubleError.exit_code
     except OSError as error:
-        _show_traceback(error)
         _tell(f"{error.filename or 'the output cannot be written'}: {error.strerror}")
         code = FileTroubleError.exit_code
     except Exception as error:  # noqa: BLE001 (no traceback ever reaches the user)
@@ -92,18 +91,26 @@ def _tell(text: str) -> None:
         click.echo(text, err=True)
 
 
-def _show_traceback(error: Exception) -> None:
-    if os.environ.get("DDPGEN_TRACEBACK"):
-        import traceback
-
-        traceback.print_exception(error)
-
-
 def _explain_bug(error: Exception) -> int:
-    _show_traceback(error)
-    _tell(
-        f"this is a bug in ddpgen {__version__}, not in your spec: "
-        f"{type(error).__name__}: {error}\n"
-        "please report it with the spec and what DDPGEN_TRACEBACK=1 prints"
+    """Say that it is ddpgen's fault, and put what a report of it needs into a file to attach."""
+    import platform
+    import shlex
+    import traceback
+    from pathlib import Path
+
+    text = (
+        f"ddpgen {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
+        f"{shlex.join(['ddpgen', *sys.argv[1:]])}\n\n" + "".join(traceback.format_exception(error))
     )
+    log = Path(
+        os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "ddpgen/error.log"
+    )
+    attach = f"please report it with the spec and the file {log}"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text, "utf-8", "backslashreplace")
+    except OSError:
+        attach = f"please report it with the spec and these lines:\n{text}"
+    what = f"{type(error).__name__}: {error}"
+    _tell(f"this is a bug in ddpgen {__version__}, not in your spec: {what}\n{attach}")
     return BugError.exit_code

@@ -222,17 +222,26 @@ def test_what_to_type_next_can_be_typed(run: Run, spec: Spec, output: str, typed
     assert shlex.split(next_line)[1:] == ["bash", typed]
 
 
-def test_a_bug_is_called_one(run: Run, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_called_one_and_its_report_is_written(
+    run: Run, spec: Spec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def broken(path: str) -> None:
         raise KeyError("oops")
 
     monkeypatch.setattr(job, "load", broken)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     outcome = run("validate", spec())
+    log = tmp_path / "ddpgen" / "error.log"
+    bug = f"this is a bug in ddpgen {__version__}, not in your spec: KeyError: 'oops'\n"
     assert outcome.code == 70
-    assert outcome.err == (
-        f"this is a bug in ddpgen {__version__}, not in your spec: KeyError: 'oops'\n"
-        "please report it with the spec and what DDPGEN_TRACEBACK=1 prints\n"
-    )
+    assert outcome.err == f"{bug}please report it with the spec and the file {log}\n"
+    lines = log.read_text().splitlines()
+    assert lines[0].startswith(f"ddpgen {__version__}, Python 3.")
+    assert lines[1] == f"ddpgen validate {tmp_path}/job.yaml"
+    assert lines[-1] == "KeyError: 'oops'"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(log))
+    outcome = run("validate", spec())
+    assert outcome.err.startswith(f"{bug}please report it with the spec and these lines:\nddpgen ")
 
 
 def test_launch_renders_echoes_the_command_and_becomes_it(
