@@ -138,14 +138,16 @@ def test_metrics_after_a_torn_line_start_on_a_line_of_their_own(tmp_path: Path) 
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "lo')
     log = MetricsLog(path)
-    log.write({"step": 2, "loss": float("nan")})
-    log.write({"step": 3})
+    head = {"kind": "step", "attempt": "a", "time": 1}
+    log.write({"step": 2, "loss": float("nan"), **head})
+    log.write({"step": 3, **head})
     log.close()
+    rest = json.dumps(head)[1:]
     assert path.read_text().splitlines() == [
         '{"step": 1}',
         '{"step": 2, "lo',
-        '{"step": 2, "loss": "nan"}',
-        '{"step": 3}',
+        f'{{"step": 2, "loss": "nan", {rest}',
+        f'{{"step": 3, {rest}',
     ]
 
 
