@@ -1,7 +1,7 @@
-"""Every way ddpgen refuses, with one exit code each. Knows no YAML, no templates, no files.
+"""The errors of ddpgen, with one exit code for each class. Knows no YAML, no templates, no files.
 
-The codes follow sysexits(3) where it has one, so that a script can tell a wrong spec from a full
-disk. `docs/cli.md` lists them; a test keeps the two equal.
+The codes follow sysexits(3) where it has a code for the case, so that a script can tell a wrong spec
+from a full disk. `docs/cli.md` lists them; a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-MOST_SHOWN = 50  # lines of findings; who has more than that starts at the top anyway
+MOST_SHOWN = 50  # lines of findings; with more, a reader starts at the top anyway
 
 
 class Position(NamedTuple):
@@ -20,7 +20,7 @@ class Position(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """One thing wrong with a spec: where it is, what it is, what to do about it."""
+    """One fault of a spec: its position, the path of its field, the fault and the remedy."""
 
     place: Position
     path: str
@@ -37,13 +37,13 @@ class Finding(NamedTuple):
 
 
 class DdpgenError(Exception):
-    """An error the user is told about in words. Never shown as a traceback."""
+    """An error with a message for the user. Never shown as a traceback."""
 
     exit_code = 1
 
 
 class SpecInvalidError(DdpgenError):
-    """The spec says something that cannot be run."""
+    """The spec describes a job that cannot run."""
 
     exit_code = 65
 
@@ -66,13 +66,13 @@ class SpecUnreadableError(DdpgenError):
 
 
 class TargetUnavailableError(DdpgenError):
-    """The tier asked for is not in this version, or cannot run on this machine."""
+    """The requested tier is unknown or absent from the spec, or a program or machine it needs is not available."""
 
     exit_code = 69
 
 
 class BugError(DdpgenError):
-    """Something ddpgen did not foresee: its own fault, not the user's."""
+    """A fault of ddpgen itself, not of the user."""
 
     exit_code = 70
 
@@ -90,7 +90,7 @@ class FileTroubleError(DdpgenError):
 
 
 def report(filename: str, findings: Iterable[Finding]) -> list[str]:
-    """Findings as lines, sorted by position, each once; of very many the first."""
+    """Return the findings as lines, sorted by position, each once, and at most the first MOST_SHOWN."""
     lines = list(dict.fromkeys(finding.line(filename) for finding in sorted(findings)))
     more = len(lines) - MOST_SHOWN
     return [*lines[:MOST_SHOWN], f"and {more} more"] if more > 0 else lines

@@ -71,9 +71,9 @@ def load(path: str) -> dict[str, Reading]:
 
 
 def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
-    """The warnings of these readings; raises SpecInvalidError for what is worse.
+    """Return the warnings of these readings, sorted. Raise SpecInvalidError if any finding is an error.
 
-    Adds what only the files and the tiers can say.
+    Adds the findings about the files that a spec names, and those of its tiers.
     """
     findings: set[Finding] = set()
     for reading in readings:
@@ -92,7 +92,7 @@ def check(readings: Sequence[Reading], home: Path) -> list[Finding]:
 
 
 def _unknown_codes(job: JobSpec) -> Iterator[Conflict]:
-    """What is to be ignored and does not exist. The list of codes is the guide's."""
+    """Yield a conflict for each code in preflight.ignore that the troubleshooting guide does not list."""
     if not job.preflight.ignore:
         return
     from ddpgen import guide, resources
@@ -105,7 +105,7 @@ def _unknown_codes(job: JobSpec) -> Iterator[Conflict]:
 
 
 def resolve(target: str, readings: Mapping[str, Reading]) -> list[str]:
-    """The tiers that `--target` means. Raises TargetUnavailableError."""
+    """Return the tiers that `--target` means. Raise TargetUnavailableError."""
     if target == "all":
         return [name for name in TIERS if name in readings]
     if target not in TIERS:
@@ -135,13 +135,15 @@ def artefacts(
 
 
 def output_directory(readings: Mapping[str, Reading], how: Render) -> Path:
-    """Where the bundle goes: -o, or build/<name> below the working directory."""
+    """Return the directory for the bundle: -o, or build/<name> below the working directory."""
     return how.output or Path("build", next(iter(readings.values())).job.name)
 
 
 def rendered_directory(readings: Mapping[str, Reading], output: Path | None) -> Path:
-    """The bundle that was rendered before: with -o that one, else below the working directory or, where none is
-    there, below the spec's."""
+    """Return the directory of a bundle that was rendered before: -o if it is given, else build/<name>.
+
+    build/<name> lies below the working directory; if it is not there, below the spec's directory.
+    """
     here = output_directory(readings, Render(output=output))
     below_spec = Path(next(iter(readings.values())).filename).parent / here
     return below_spec if output is None and not here.exists() and below_spec.exists() else here
@@ -164,7 +166,7 @@ def write_bundle(
     ours = [directory, directory.parent / ".submitted"]
     ours += [directory.parent / path for path in sorted(checkpoints)]
     if how.output is None:
-        # Of what was launched; elsewhere a directory of this name may be the user's.
+        # The logs of launches from build/. With -o, a directory of this name may be the user's.
         ours.append(directory.parent / "logs")
     sources, warnings = _gathered([readings[tier] for tier in tiers], home, ours)
     code.refuse_too_much(sources, how.limit_mib)
@@ -189,9 +191,10 @@ def write_bundle(
 def _gathered(
     readings: Sequence[Reading], home: Path, avoid: Sequence[Path]
 ) -> tuple[dict[str, Path], list[Finding]]:
-    """The code of all these tiers, which one bundle holds in one directory; and warnings.
+    """Return the files of `code` of all these tiers, by their path in the bundle, and warnings.
 
-    Raises SpecInvalidError if two tiers have other files of the same name.
+    One directory of the bundle holds them all. Raises SpecInvalidError if two tiers have different files of the
+    same name.
     """
     gathered: dict[str, Path] = {}
     owners: dict[str, Reading] = {}
@@ -231,7 +234,7 @@ def _below(file: Path, home: Path) -> str:
 
 
 def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:
-    """Raise SpecInvalidError: what a render replaces as a whole cannot hold what is to stay."""
+    """Raise SpecInvalidError if the checkpoints lie in the bundle: a render replaces it as a whole."""
     bundle = Path(os.path.abspath(directory))
     place = reading.job.checkpoint.path or ""
     kept = Path(os.path.abspath(bundle.parent / place))
@@ -242,10 +245,7 @@ def _refuse_checkpoints_inside(directory: Path, reading: Reading) -> None:
 
 
 def of_bundle(bundle: Path) -> dict[str, JobSpec]:
-    """The jobs that a bundle was rendered for.
-
-    Raises SpecUnreadableError.
-    """
+    """Return the jobs that a bundle was rendered for, by tier. Raise SpecUnreadableError."""
     from ddpgen.bundle import write
 
     specs = write.read(bundle)["spec"]
@@ -256,7 +256,7 @@ def of_bundle(bundle: Path) -> dict[str, JobSpec]:
 
 
 def _revived(model: Any, values: Mapping[str, Any]) -> Any:
-    """The dataclass `model` out of what plain() made of it."""
+    """Return the instance of `model` from which plain() made these values."""
     given = {each.name: _value(each.metadata["kind"], values[each.name]) for each in fields(model)}
     return model(**given)
 

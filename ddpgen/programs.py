@@ -19,7 +19,7 @@ from ddpgen.resources import resource
 
 
 def say(text: str) -> None:
-    """To the user, on stderr."""
+    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -33,8 +33,10 @@ def become(argv: Sequence[str]) -> NoReturn:
 
 
 class Interrupts:
-    """While it is entered, Ctrl-C, SIGTERM and SIGHUP end nothing here: the program that `run` runs gets them.
-    `heard`: whether one has come."""
+    """A context in which Ctrl-C, SIGTERM and SIGHUP go to the program that `run` runs, and do not end this process.
+
+    `heard` is set once one of them has come.
+    """
 
     def __init__(self) -> None:
         self.heard = threading.Event()
@@ -52,14 +54,14 @@ class Interrupts:
             signal.signal(number, handler)
 
     def run(self, argv: Sequence[str], stdout: int | None = None) -> int:
-        """Run `argv` and wait for it; the exit code. `stdout`: another descriptor than ours.
+        """Run `argv`, wait for its end, and return its exit code. `stdout`: a descriptor in place of our own.
 
-        Raises TargetUnavailableError when the program is not there.
+        Raises TargetUnavailableError if the program is not there.
         """
         say(f"+ {shlex.join(argv)}")
         self._missed = 0
         try:
-            # In a session of its own: it gets a Ctrl-C from here alone, as two of them kill.
+            # In a session of its own, so that a Ctrl-C reaches it once, from here: a second one would kill it.
             child = subprocess.Popen(argv, stdout=stdout, start_new_session=True)
         except OSError as error:
             raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
@@ -79,9 +81,9 @@ class Interrupts:
 
 
 def output(argv: Sequence[str], where: Path | None = None) -> tuple[int, str]:
-    """Run `argv` in `where`: its exit code and what it says on standard output.
+    """Run `argv` in `where`; return its exit code and its standard output.
 
-    Raises TargetUnavailableError when the program is not there.
+    Raises TargetUnavailableError if the program is not there.
     """
     try:
         done = subprocess.run(
@@ -93,8 +95,10 @@ def output(argv: Sequence[str], where: Path | None = None) -> tuple[int, str]:
 
 
 def stream(argv: Sequence[str], text: bytes) -> int:
-    """Run `argv`, whose output is ours, with `text` on its input, which stays open until it ends; its exit
-    code. Raises TargetUnavailableError when the program is not there.
+    """Run `argv` with our own output and return its exit code.
+
+    Its input is `text`, and stays open until the program ends. Raises TargetUnavailableError if the program is
+    not there.
     """
     try:
         running = subprocess.Popen(argv, stdin=subprocess.PIPE, bufsize=0)
@@ -110,21 +114,21 @@ def stream(argv: Sequence[str], text: bytes) -> int:
 def become_module(command: str, directory: Path, options: Sequence[str], *more: Path) -> NoReturn:
     """Replace this process by a command of the training module: doctor, report, diff, verify.
 
-    It runs where that module lies: one of the user's that is called `train` must not come first. It
-    only looks, so it is not echoed, and speaks under the name it was called by.
+    The working directory is the one that holds that module, because a module `train` of the user's must not come
+    first. The command is not echoed, because it only reads. Its messages have the name that the user typed.
     """
     _exec(*_module(command, directory, options, *more))
 
 
 def output_of_module(command: str, directory: Path, options: Sequence[str]) -> tuple[int, str]:
-    """Run such a command: its exit code and what it says on standard output."""
+    """Run a command of the training module; return its exit code and its standard output."""
     return output(*_module(command, directory, options))
 
 
 def _module(
     command: str, directory: Path, options: Sequence[str], *more: Path
 ) -> tuple[list[str], Path]:
-    """Its words, and where it runs."""
+    """Return the words of such a command, and its working directory."""
     os.environ.setdefault("DDPGEN_CALLED_AS", f"ddpgen {command}")
     os.environ.pop(
         "PYTHONSAFEPATH", None

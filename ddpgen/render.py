@@ -1,7 +1,7 @@
-"""Finished values → text, by jinja2: strict, with the few filters a value may enter through.
+"""Finished values → text, by jinja2.
 
-The only user of jinja2. Templates place values and decide nothing; every value passes exactly one
-of the filters below (a test walks the templates for that).
+The only user of jinja2. Templates place values and decide nothing. Every value passes exactly one
+of the filters below (a test walks the templates for that), and an undefined value is an error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ddpgen.resources import resource
 if TYPE_CHECKING:
     import jinja2  # loaded by the first Renderer: most commands render nothing
 
-BUILT_IN = "ddpgen"  # `{% extends "ddpgen/local.sh.j2" %}` in a template of the user's
+BUILT_IN = "ddpgen"  # `{% extends "ddpgen/local.sh.j2" %}` in a user's template
 
 
 class Artefact(NamedTuple):
-    """One rendered file of a bundle, and what to type to start it, if that is what it is for."""
+    """One rendered file of a bundle. `start`: the command that starts it; "" if users do not start this file."""
 
     path: str
     text: str
@@ -34,7 +34,7 @@ class Artefact(NamedTuple):
 
 
 class Renderer:
-    """Renders templates by name, the user's directory before our own."""
+    """Renders templates by name. A template in the user's directory replaces the built-in one of the same name."""
 
     def __init__(self, overrides: Path | None = None):
         import jinja2
@@ -55,7 +55,7 @@ class Renderer:
         self._environment.filters = {**FILTERS}
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """The text of `template`; raises FileTroubleError when a user's template is broken."""
+        """Return the text of `template`. Raise FileTroubleError if a user's template is broken."""
         try:
             return self._environment.get_template(template).render(values)
         except Exception as error:  # a template is a program: 1/0, or one that includes itself
@@ -72,7 +72,7 @@ class Renderer:
             raise FileTroubleError(message) from None
 
     def activation(self, values: Mapping[str, Any]) -> list[Artefact]:
-        """The file that a launch script sources its activation lines from, where there are any."""
+        """Return the file with the activation lines that a launch script sources; [] if the plan has none."""
         if not values["activate"]:
             return []
         text = self.render("activate.sh.j2", values)
@@ -80,7 +80,7 @@ class Renderer:
 
 
 def _compiled() -> jinja2.BytecodeCache | None:
-    """Compiled templates lie where Python puts our compiled modules, if it may put them anywhere."""
+    """Return a cache of compiled templates in Python's own cache directory; None if that cannot be written."""
     import jinja2
 
     directory = Path(importlib.util.cache_from_source(__file__)).parent
@@ -94,12 +94,12 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """The lines of a block that YAML takes as they are."""
+    """Return the lines of a literal block of YAML, indented by two spaces."""
     return textwrap.indent(text.rstrip("\n"), "  ")
 
 
 def _defined(turn: Callable[..., str]) -> Callable[..., str]:
-    """`turn`, with a value that the plan does not have reported by its name."""
+    """Return `turn` as a filter. An undefined value raises jinja2's error, which names it."""
 
     def turned(value: Any, *more: Any) -> str:
         from jinja2 import Undefined
@@ -116,6 +116,6 @@ FILTERS = {
     "yaml": _defined(yamltext.scalar),  # a value or a key of YAML
     "literal": _defined(_literal),  # a script in a block of YAML
     "comment": _defined(shell.speakable),  # text inside a comment
-    "bash": _defined(_lines),  # lines of bash the user wrote to be run as they are
-    "name": str,  # an identifier or number that the spec's own rules hold harmless
+    "bash": _defined(_lines),  # the user's own lines of bash, which run unchanged
+    "name": str,  # an identifier or number, harmless because the spec's rules restrict it
 }

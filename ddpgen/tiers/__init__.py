@@ -1,1 +1,1 @@
-"""Each tier has a folder. The modules are shared by all of them: ranks, the supervisor's command, tables for people."""
+"""Each tier has a folder. All tiers share the modules: ranks, the supervisor's command, tables for people."""

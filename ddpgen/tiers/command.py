@@ -1,7 +1,7 @@
 """A job → the command line of its supervisor (train/launch/words.py has its form). Pure.
 
-Owns which options the supervisor, the launcher and the training get. What equals the runtime's default is
-left out: the bundle pins the runtime, and bundle.json records every value.
+Owns which options the supervisor, the launcher and the training get. An option that has the runtime's default
+is left out, because the bundle pins the runtime and bundle.json records every value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FLAGS = (
 
 
 class Supervise(NamedTuple):
-    """The sections of the command, in order; what the user adds comes behind them."""
+    """The sections of the command, in order. The arguments that a user adds follow them."""
 
     options: tuple[Word, ...]
     launcher: tuple[Word, ...]
@@ -41,16 +41,17 @@ class Supervise(NamedTuple):
 
     @property
     def shown(self) -> tuple[Word, ...]:
-        """What is started on a host, for a person who reads it."""
+        """The command that a host starts, as shown to people."""
         return (*self.launcher, "--", *self.program)
 
 
-# The lock's file in the bundle.
+# The version lock's file name in the bundle.
 LOCK = "environment.lock"
-# Hosts that are started together come within this time; one that comes later is taken in by a restart.
+# torchrun waits so long for more hosts than the least number. Hosts that are started together arrive in this time;
+# a later one joins by a restart.
 _LAST_CALL_S = 15
-# Every host that comes or goes costs the others' torchrun a restart. The training itself gives up when it
-# crashes without getting on.
+# The restarts of an elastic job: each host that joins or leaves costs one. The training itself gives up if it
+# crashes twice without progress.
 _NO_END = 1000
 
 
@@ -58,13 +59,13 @@ class Own(NamedTuple):
     """The part of a supervisor's command that is a tier's own."""
 
     options: tuple[Word, ...] = ()
-    """Of the supervisor, behind those that every tier has."""
+    """Options of the supervisor that follow those of every tier."""
 
     directory: str = ""
-    """The checkpoint directory, as the supervisor gets it, if it is not the spec's."""
+    """The checkpoint directory for the supervisor, if it is not the spec's."""
 
     store: str = ""
-    """Where checkpoints go that are to outlive the machine, if it is not the URL of the spec."""
+    """The store for checkpoints that must outlive the machine, if it is not the URL of the spec."""
 
     signals: str = ""
     """The signals that torchrun acts on; "" for its own choice."""
@@ -73,11 +74,11 @@ class Own(NamedTuple):
     """Variables that the supervisor leaves as they are on the machine."""
 
     procs_known: bool = False
-    """True if the supervisor knows the number of processes of each node from elsewhere."""
+    """True if the supervisor gets the number of processes of each node from a file of the bundle."""
 
 
 def command(job: JobSpec, own: Own, backend: str, weight: int | Fraction = 1) -> Supervise:
-    """The command on one node of a job, whose processes have this weight."""
+    """Return the command for one node of a job, each of whose processes has this weight."""
     return Supervise(
         (*_options(job, own, backend), *own.options),
         tuple(_meeting(job, own.signals) if job.meets else _standalone(job)),
@@ -91,12 +92,12 @@ def _standalone(job: JobSpec) -> Iterator[Word]:
 
 
 def ports(first: int) -> str:
-    """The range of ports that a supervisor may take one of."""
+    """Return the range of 1000 ports from which a supervisor takes one: `first` and up, to 65535 at most."""
     return f"{first}-{min(first + 999, 65535)}"
 
 
 def _meeting(job: JobSpec, signals: str) -> Iterator[Word]:
-    """The launcher of a host that meets others at one address."""
+    """Yield the launcher's words on a host that meets other hosts at one address."""
     if job.rendezvous.launcher == "env":
         yield from ("spawn", f"--procs={job.procs_per_node}", "--first-rank={first_rank}")
         yield from ("--world-size={world_size}", "--node-rank={node_rank}")
@@ -104,17 +105,17 @@ def _meeting(job: JobSpec, signals: str) -> Iterator[Word]:
     yield from ("torchrun", "--nnodes={nodes}")
     if job.rendezvous.launcher == "torchrun-static":
         yield from ("--node-rank={node_rank}", "--master-addr={head}", "--master-port={port}")
-        restarts = 0  # torchrun's own hardly ever find each other again with fixed ranks
+        restarts = 0  # with fixed ranks, torchrun's agents hardly ever find each other again
     else:
         yield from ("--rdzv-backend=c10d", "--rdzv-endpoint={head}:{port}", "--rdzv-id={launch}")
         waits = f"join_timeout={max(1, round(job.rendezvous.timeout))}"
         if job.resizes:
             waits += f",last_call_timeout={_LAST_CALL_S}"
-        # Left alone, torchrun guesses from the hostname whether it is to be the host, and with a second
-        # card or a VPN nobody is.
+        # Without is_host, torchrun guesses from the hostname whether this host runs the rendezvous' store. With a
+        # second network card or a VPN, no host would run it.
         yield f"--rdzv-conf=is_host={{is_head}},{waits}"
         restarts = _NO_END if job.resizes else job.restarts
-    # What the others reach this host by: a hostname may mean nothing to them, or 127.0.1.1.
+    # The others reach this host by its address: its hostname may not resolve for them, or resolve to 127.0.1.1.
     yield "--local-addr={address}"
     yield from _processes(job, restarts)
     if signals:
@@ -124,12 +125,12 @@ def _meeting(job: JobSpec, signals: str) -> Iterator[Word]:
 def _processes(job: JobSpec, restarts: int) -> Iterator[Word]:
     yield f"--nproc-per-node={job.procs_per_node}"
     yield f"--max-restarts={restarts}"
-    # How long a crash goes unnoticed; torchrun's own default is coarser in some versions.
+    # A crash is noticed within this many seconds. In some versions torchrun's own default is longer.
     yield "--monitor-interval=0.1"
 
 
 def _options(job: JobSpec, own: Own, backend: str) -> Iterator[Word]:
-    """Options of the supervisor on every tier."""
+    """Yield the supervisor's options that every tier has."""
     yield f"--job={job.name}"
     yield f"--checkpoint-dir={own.directory or _beside(job.checkpoint_path)}"
     kept = sorted(name for name in PINNED if name in job.env or name in own.unpinned)
@@ -153,19 +154,19 @@ def _options(job: JobSpec, own: Own, backend: str) -> Iterator[Word]:
 
 
 def unusual_times(*options: tuple[str, Any, str]) -> Iterator[str]:
-    """The same of times, each a field of a section of the spec."""
+    """Yield the same for times. Each option is (name, section of the spec, field of the section)."""
     for name, section, field in options:
         value, default = getattr(section, field), getattr(type(section), field)
         yield from unusual((name, seconds(value), seconds(default)))
 
 
 def unusual(*options: tuple[str, Any, Any]) -> Iterator[str]:
-    """Of options, each with its value and the runtime's default, those that have another value."""
+    """Yield those options whose value is not the runtime's default. Each is (name, value, default)."""
     return (f"--{name}={value}" for name, value, default in options if value != default)
 
 
 def _beside(path: str) -> str:
-    """From the bundle: a relative place lies beside it."""
+    """Return `path` for a process in the bundle: a relative path starts in the directory that holds the bundle."""
     return path if path.startswith(("/", "~/")) or path == "~" else f"../{path}"
 
 
@@ -202,7 +203,7 @@ def _program(job: JobSpec, backend: str, weight: int | Fraction, stores: bool) -
 
 
 def _training(train: Train) -> Iterator[Word]:
-    """The flags that decide what is learned, without those that have the runtime's default."""
+    """Yield the flags that decide the result of the training, without those that have the runtime's default."""
     yield f"--workload={train.workload}"
     yield f"--steps={train.steps}" if train.steps else f"--epochs={train.epochs!r}"
     yield f"--global-batch-size={train.global_batch_size}"
@@ -250,12 +251,12 @@ def _script(job: JobSpec) -> Iterator[Word]:
 
 
 def _words(given: Iterable[str]) -> Iterator[str]:
-    """Word for word; a bare -- would end the launcher's part."""
+    """Yield the words as they are, but -- as {--}: a bare -- would begin the section of the user's arguments."""
     return ("{--}" if word == "--" else word for word in given)
 
 
 def _script_argument(name: str, value: Any, style: str | None) -> Iterator[str]:
-    """`value` of a mapping as an argument of a script; ddpgen.spec.rules has refused what is not clear."""
+    """Yield the word for one entry of a mapping, if it needs one; ddpgen.spec.rules has refused unclear values."""
     if value is None or isinstance(value, bool):
         if style == "equals":
             yield f"{name}={value}"

@@ -1,4 +1,4 @@
-"""`ddpgen status`, `logs` and `stop`: which tier is meant, then that tier's own module."""
+"""`ddpgen status`, `logs` and `stop`: choose the tier, then call that tier's own module."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class UnclearError(DdpgenError):
 
 
 def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Following:
-    """What is meant: `target`, else the tier where it runs, else the one of the newest run, else the
-    only one there is. Raises UnclearError.
+    """Return the job on the tier that the user means. Raise UnclearError if several tiers are possible.
+
+    That is `target`, else the tier where the job runs, else the tier of the newest run, else the only tier.
     """
     launched = record.recall(bundle)
     every = {tier: Following(jobs[tier], tier, bundle, launched.get(tier)) for tier in jobs}
@@ -51,7 +52,7 @@ def choose(jobs: Mapping[str, JobSpec], bundle: Path, target: str | None) -> Fol
 
 
 def _newest_run(following: Following) -> float | None:
-    """When the tier's newest run was launched or has last said something; None without one."""
+    """Return when the tier's newest run was launched or last wrote its status; None if the tier has no run."""
     tier = TIERS[following.tier].follow
     launched = following.launched.time if following.launched else None
     times = [time for time in (launched, tier.launched_at(following)) if time is not None]
@@ -62,7 +63,7 @@ def _newest_run(following: Following) -> float | None:
 
 
 def _lives(following: Following) -> bool:
-    """Whether the tier's newest run lives, as far as can be found out."""
+    """Return True if the tier's newest run lives, and False if it does not or if nobody answers."""
     found = _found_here(following)
     here = local.lock_lives(found.lock) if found is not None else None
     if found is not None and here is not None:
@@ -74,7 +75,7 @@ def _lives(following: Following) -> bool:
 
 
 def _found_here(following: Following) -> JobState | None:
-    """What the checkpoint directory on this machine says of a run of this tier; None without one."""
+    """Return the state in the checkpoint directory on this machine; None if no run of this tier wrote it."""
     where = places.directory(following)
     if not TIERS[following.tier].follow.keeps_here(following) or not os.path.exists(
         where / "status"
@@ -85,7 +86,7 @@ def _found_here(following: Following) -> JobState | None:
 
 
 def visible(following: Following) -> Path:
-    """The checkpoint directory, for what has to look into it here. Raises TargetUnavailableError."""
+    """Return the checkpoint directory. Raise TargetUnavailableError if it is not on this machine."""
     if not TIERS[following.tier].follow.keeps_here(following):
         raise TargetUnavailableError(
             f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; run "
@@ -95,9 +96,9 @@ def visible(following: Following) -> Path:
 
 
 def checkpoint_directory(path: Path) -> Path:
-    """`path`, absolute. Raises DdpgenError where no job has left anything in it."""
+    """Return `path`, absolute. Raise DdpgenError if no job has left a file in it."""
     found = local.look(path.absolute())
-    kept = os.path.exists(path / "metrics.jsonl")  # False where it may not be read
+    kept = os.path.exists(path / "metrics.jsonl")  # False if we may not read the directory
     if found.there == "yes" and not (found.word or found.lock or found.newest is not None or kept):
         raise DdpgenError(
             f"{path} is neither a bundle nor a checkpoint directory; give the spec, or the directory that "
@@ -107,9 +108,9 @@ def checkpoint_directory(path: Path) -> Path:
 
 
 def status(following: Following | Path, captured: bool = False) -> JobStatus:
-    """How the job of a spec, or in a checkpoint directory, stands. Raises TargetUnavailableError.
+    """Return the status of the job of a spec, or of a checkpoint directory. Raise TargetUnavailableError.
 
-    On some tiers this process becomes another one that shows it, unless the status is `captured` for programs.
+    On some tiers this process becomes a program that shows the status, unless `captured` asks for the value.
     """
     if isinstance(following, Following) and not captured:
         return TIERS[following.tier].follow.status(following)
@@ -120,22 +121,24 @@ def status(following: Following | Path, captured: bool = False) -> JobStatus:
 def asking(
     following: Following | Path,
 ) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
-    """The function that tells how it stands, as often as it is called; connections stay. Raises
-    TargetUnavailableError, as that does."""
+    """Return a context with a function that asks for the status at each call, over connections that stay open.
+
+    Both raise TargetUnavailableError.
+    """
     if isinstance(following, Path):
         return local.asking(following)
     return TIERS[following.tier].follow.asking(following)
 
 
 def interval_s(following: Following | Path) -> int:
-    """How often to ask a job how it stands."""
+    """Return the seconds between two questions for the status of a job."""
     return TIERS[FIRST if isinstance(following, Path) else following.tier].follow.INTERVAL_S
 
 
 def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
-    """Ask for a clean stop, or end it `now`, where that is a tier's to do; lines that say what came of it.
+    """Ask for a clean stop and yield lines that tell the outcome. `now`: end the job at once.
 
-    Raises TargetUnavailableError, DdpgenError.
+    Raises TargetUnavailableError; DdpgenError if `now` is given on a tier that cannot do it.
     """
     name = FIRST if isinstance(following, Path) else following.tier
     if now and (at_once := TIERS[name].follow.AT_ONCE):
@@ -146,9 +149,9 @@ def stop(following: Following | Path, now: bool = False) -> Iterator[str]:
 
 
 def logs(following: Following | Path, lines: int, follow: bool) -> int:
-    """Show the end of the job's output, on and on if wanted; the exit code.
+    """Show the last `lines` of the job's output and return the exit code. `follow`: go on with new lines.
 
-    Raises TargetUnavailableError, DdpgenError where there is nothing yet.
+    Raises TargetUnavailableError; DdpgenError if there is no output yet.
     """
     if isinstance(following, Path):
         return local.logs(following, lines, follow)

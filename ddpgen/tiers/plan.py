@@ -1,6 +1,6 @@
-"""A job → what its launch script writes down, and what `ddpgen plan` shows. Pure.
+"""A job → the values of its launch script and of `ddpgen plan`. Pure.
 
-Owns what is the same on every tier. A tier's plan() says what differs there.
+Owns the values that are the same on every tier. A tier's plan() replaces those that differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Plan(NamedTuple):
     """The values that a tier derives from a job."""
 
     command: Supervise
-    """Of a node's supervisor; on `hosts`, of the head's."""
+    """The command of a node's supervisor; on `hosts`, of the head's supervisor."""
 
     interpreter: Word
     """The Python that trains."""
@@ -32,20 +32,23 @@ class Plan(NamedTuple):
     """Lines of bash that make the interpreter usable where the launch script runs."""
 
     rendezvous: str
-    """How the processes find each other, in words."""
+    """The rendezvous of the processes, in words."""
 
     checkpoint_dir: Word
-    """The directory of a task's checkpoints, as a script beside the bundle says it."""
+    """The directory of a task's checkpoints, as a word of the launch script."""
 
     store: str | Joined
-    """Where a task's checkpoints go that are to outlive the machine; "" where its disk is enough."""
+    """The store for a task's checkpoints that must outlive the machine; "" if the disk is enough."""
 
     facts: tuple[str, ...] = ()
-    """What else `ddpgen plan` says of it, as lines."""
+    """More lines for `ddpgen plan`."""
 
 
 def of(job: JobSpec, own: Own = _NOTHING, weight: int | Fraction = 1, backend: str = "") -> Plan:
-    """The plan of a job on one machine. `own`, `weight` and `backend` (its own if "") go into the command."""
+    """Return the plan of a job on one machine.
+
+    `own`, `weight` and `backend` go into the command; if `backend` is "", the job's own.
+    """
     return Plan(
         command.command(job, own, backend or ranks.backend(job), weight),
         at_home(job.python.interpreter),
@@ -57,7 +60,7 @@ def of(job: JobSpec, own: Own = _NOTHING, weight: int | Fraction = 1, backend: s
 
 
 def launcher(job: JobSpec) -> str:
-    """The launcher in words, for the head of `rendezvous`."""
+    """Return the launcher in words, for the beginning of `rendezvous`."""
     return _LAUNCHERS.get(job.rendezvous.launcher, "torchrun, c10d")
 
 
@@ -69,17 +72,20 @@ def _directory(job: JobSpec) -> Word:
 
 
 def example(job: JobSpec) -> str:
-    """Arguments that a user may add, for the head of an artefact. Both texts have one length, as columns follow."""
+    """Return an example of arguments that a user may add, for the head of an artefact.
+
+    Both texts have the same length, because a column follows them there.
+    """
     return "--steps=50" if job.train.runs == "workload" else "ARG ARG..."
 
 
 def again(job: JobSpec) -> str:
-    """The advice after a stop. A script that saves nothing starts from the beginning."""
+    """Return the advice after a stop. It is weaker for a script: one that saves nothing starts from the beginning."""
     return "the same command goes on" if job.train.runs == "workload" else "start it again"
 
 
 def values(job: JobSpec, plan: Plan, lines: str) -> dict[str, Any]:
-    """The values for the template of every launch script. `lines`: the file with its activation lines."""
+    """Return the values that every launch script's template takes. `lines`: the file of its activation lines."""
     procs = job.procs_per_node
     return {
         "name": job.name,

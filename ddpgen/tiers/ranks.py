@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Rank(NamedTuple):
-    """One process; its micro-batches are first, first + 1, … end - 1. `host`: "" where a scheduler chooses it."""
+    """One process; its micro-batches are first, first + 1, … end - 1. `host`: "" if a scheduler chooses it."""
 
     host: str
     node_rank: int
@@ -23,10 +23,11 @@ class Rank(NamedTuple):
 
 
 def shares(micro_batches: int, weights: Sequence[int | Fraction]) -> Iterator[tuple[int, int]]:
-    """Each rank's range of micro-batches, in proportion to the ranks' weights.
+    """Yield each rank's range of micro-batches (first, end), in proportion to the ranks' weights.
 
-    What does not divide goes to the largest remainders, among equals to the first ranks; every rank
-    gets one at least, from the one that has most. train/training/data.py counts the same.
+    Micro-batches that the division leaves over go to the ranks with the largest remainders, and among equal
+    remainders to the lower ranks. A rank without one takes one from the rank that has most.
+    train/training/data.py counts the same.
     """
     total = sum(weights)
     counts = [int(weight * micro_batches // total) for weight in weights]
@@ -45,7 +46,7 @@ def shares(micro_batches: int, weights: Sequence[int | Fraction]) -> Iterator[tu
 
 
 def ranks(job: JobSpec) -> list[Rank]:
-    """Every process, and what it does."""
+    """Return every process of the job with its micro-batches, in order of rank."""
     machines = job.machines
     weights = [machine.weight for machine in machines for _ in range(machine.procs)]
     parts = shares(job.micro_batches, weights)
@@ -57,7 +58,7 @@ def ranks(job: JobSpec) -> list[Rank]:
 
 
 def backend(job: JobSpec) -> str:
-    """gloo or nccl: what `auto` means for this job."""
+    """Return the job's backend: `auto` becomes nccl if it runs on GPUs, else gloo."""
     if job.backend != "auto":
         return job.backend
     return "nccl" if job.on_gpus else "gloo"

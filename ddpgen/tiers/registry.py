@@ -1,4 +1,4 @@
-"""All tiers. To add a tier, add a folder beside this file, a template, and a line here."""
+"""All tiers. A new tier needs a folder next to this file, a template, and a line here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpgen.tiers.sky.tier import Sky
 from ddpgen.tiers.slurm.tier import Slurm
 from ddpgen.tiers.tier import Tier
 
-# A spec without targets is for the first.
+# A spec without `targets` is for the first tier.
 TIERS: Mapping[str, Tier[Any]] = {
     "local": Local(),
     "hosts": Hosts(),
@@ -25,5 +25,5 @@ MODELS: Models = {name: tier.model for name, tier in TIERS.items()}
 
 
 def read(raw: bytes, filename: str) -> dict[str, Reading]:
-    """The job for each tier that the spec can be read for. Raises SpecInvalidError with every error."""
+    """Return the job for each tier that the spec can be read for. Raise SpecInvalidError with every error."""
     return reader.read(raw, filename, MODELS)

@@ -1,4 +1,4 @@
-"""What follows from a job, as a table for people or as JSON for programs."""
+"""The plan of a job, as a table for people or as values for JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ddpgen.tiers import ranks as launch
 from ddpgen.tiers.ranks import Rank
 from ddpgen.tiers.registry import TIERS
 
-MOST_RANKS = 64  # a table longer than a few screens tells nobody anything
+MOST_RANKS = 64  # a longer table takes more than a few screens, and nobody reads it
 
 
 def as_text(job: JobSpec, tier: str) -> str:
-    """The plan, one line per rank."""
+    """Return the plan as text, with a line for each rank up to MOST_RANKS."""
     ranks, plan = launch.ranks(job), TIERS[tier].plan(job)
     count = ranks[-1].node_rank + 1
     work = (
@@ -47,7 +47,7 @@ def as_text(job: JobSpec, tier: str) -> str:
 
 
 def facts(job: JobSpec, tier: str) -> dict[str, Any]:
-    """The plan for programs; words known only at run time appear as bash would write them."""
+    """Return the plan for programs. A word known only at run time appears as bash source."""
     plan = TIERS[tier].plan(job)
     nodes: list[dict[str, Any]] = []
     for rank in launch.ranks(job):
@@ -80,7 +80,7 @@ def _range(rank: Rank) -> str:
 
 
 def _spoken(word: shell.Word) -> str:
-    """A path with its late part in words."""
+    """Return a path for people: the parts known only at run time become words such as <task>."""
     if isinstance(word, shell.Joined):
         task = dict.fromkeys(("SLURM_ARRAY_TASK_ID", "SKYPILOT_TASK_ID"), "<task>")
         late = {"beside": "<beside the bundle>", "HOME": "~", **task}

@@ -27,10 +27,10 @@ class Follow(Protocol):
     """The module `follow` in a tier's folder. Its functions raise TargetUnavailableError."""
 
     AT_ONCE: str
-    """How to end a job at once, for a tier that leaves --now to its own tools; else ""."""
+    """The user's own way to end a job at once, on a tier without `stop --now`; else ""."""
 
     INTERVAL_S: int
-    """How often `status --watch` asks: a question may cost others something."""
+    """Seconds between two questions of `status --watch`: a question may load a shared server."""
 
     def keeps_here(self, following: Following) -> bool:
         """True if the checkpoint directory is on this machine."""
@@ -38,27 +38,27 @@ class Follow(Protocol):
     def kept(
         self, following: Following
     ) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
-        """Every place that may hold the checkpoint directory of a run, and the directory there."""
+        """Return every place that may hold the checkpoint directory of a run, with the directory there."""
 
     def launched_at(self, following: Following) -> float | None:
-        """When the newest launch began, if something besides the record of launches knows."""
+        """Return when the newest launch began, if the tier has a source other than the record of launches."""
 
     def lives(self, following: Following) -> bool:
-        """True if a run lives. Asked where the checkpoint directory on this machine does not tell."""
+        """True if a run lives. Called only if the checkpoint directory on this machine does not tell."""
 
     def status(self, following: Following) -> JobStatus:
-        """How it stands; or this process becomes one that shows it."""
+        """Return the status, or replace this process by a program that shows it."""
 
     def asking(
         self, following: Following
     ) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
-        """The function that tells how it stands, as often as it is called; connections stay."""
+        """Return a context with a function that asks for the status at each call; connections stay open."""
 
     def stop(self, following: Following, now: bool) -> Iterator[str]:
-        """Ask for a clean stop, or end it `now`; lines that say what came of it."""
+        """Ask for a clean stop, or end the job `now`; yield lines that tell the outcome."""
 
     def logs(self, following: Following, lines: int, follow: bool) -> int:
-        """Show the end of the output; the exit code. Raises DdpgenError where there is nothing yet."""
+        """Show the end of the output and return the exit code. Raise DdpgenError if there is none yet."""
 
 
 class Tier(ABC, Generic[Job]):
@@ -68,35 +68,35 @@ class Tier(ABC, Generic[Job]):
     """The class of its jobs, with the fields that only this tier has."""
 
     start = ""
-    """The script in the bundle that runs the job in the foreground; "" if submit() hands it to a scheduler."""
+    """The script in the bundle that runs the job in the foreground; "" if submit() hands the job to a scheduler."""
 
     brings = ""
-    """The option of `start` that brings the results of a run here; "" if they are here."""
+    """The option of `start` that copies the results of a run to this machine; "" if they are here already."""
 
     benches = True
-    """True if `bench` can run on it, and read the directory that a run has left."""
+    """True if `bench` can run the job on this tier and read the directory that a run has left."""
 
     def check(self, job: Job) -> Iterable[Conflict]:
-        """What this tier cannot do of what the job asks."""
+        """Return a conflict for each wish of the job that this tier cannot meet."""
         return ()
 
     def plan(self, job: Job) -> Plan:
-        """The command of its supervisor, and what else its launch script needs."""
+        """Return the values of the job's launch script, its supervisor's command among them."""
         return plan.of(job)
 
     @abstractmethod
     def render(self, job: Job, renderer: Renderer) -> list[Artefact]:
-        """The files that launch the job, the one to start first."""
+        """Return the files that launch the job; the first one is the artefact that a user starts."""
 
     def contained(self, job: Job, image: str) -> Job:
-        """The job in the container `image` that its lock names; as it is where the tier starts none."""
+        """Return the job in the container `image` that its lock names; unchanged if the tier starts no containers."""
         return job
 
     def submit(self, job: Job, bundle: Path, arguments: Sequence[str]) -> Launched:
-        """Hand a bundle to the scheduler. Raises TargetUnavailableError, FileTroubleError."""
+        """Submit a bundle to the scheduler. Raise TargetUnavailableError, FileTroubleError."""
         raise TargetUnavailableError(f"no scheduler takes this job; run {self.start} in {bundle}")
 
     @property
     @abstractmethod
     def follow(self) -> Follow:
-        """Status, stop and logs."""
+        """The module for status, stop and logs of this tier's jobs."""

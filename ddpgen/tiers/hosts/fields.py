@@ -1,4 +1,4 @@
-"""The tier hosts' own fields of a spec, typed like the others: its machines, and the job as each sees it. Pure."""
+"""The tier hosts' own fields of a spec, typed like the others: its machines, and the job on each of them. Pure."""
 
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
 from __future__ import annotations
@@ -11,14 +11,14 @@ from ddpgen.spec.fields import Group, Groups, NodeCount, Nodes, Number, Text, Te
 from ddpgen.spec.job import DESTINATION, ENV, INTERFACE, NAME, JobSpec, Machine, Python
 
 if TYPE_CHECKING:
-    from fractions import Fraction  # which is slow to import, and most jobs need none
+    from fractions import Fraction  # slow to import, and most jobs do not need it
 
 ADDRESS = Text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", "an IPv4 address or a host name")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Host:
-    """One machine of the tier `hosts`. What is left out is as the job says."""
+    """One machine of the tier `hosts`. A field that is left out has the job's value."""
 
     name: str = setting(NAME)
     ssh: str | None = setting(DESTINATION, None)
@@ -85,7 +85,7 @@ class HostsJob(JobSpec):
         return (self.gpus_per_node if host.gpus is None else host.gpus) or 0
 
     def weight(self, host: Host) -> int | Fraction:
-        """The part of the work of each process on `host`, relative to the others'."""
+        """Return the weight of each process on `host`: its part of the work, relative to other processes."""
         if host.share is None:
             return 1
         from fractions import Fraction
@@ -93,7 +93,7 @@ class HostsJob(JobSpec):
         return Fraction(repr(host.share)) / self.procs(host)
 
     def on(self, host: Host) -> HostsJob:
-        """The job as `host` sees it."""
+        """Return the job with the values of `host` in place of the job's own."""
         return replace(
             self,
             procs_per_node=self.procs(host),

@@ -24,7 +24,7 @@ from ddpgen.programs import become
 from ddpgen.shell import as_argument
 from ddpgen.tiers.hosts.render import DRIVER
 
-_RUNS = {"yes": "runs", "no": "does not run", "unknown": "may run"}  # its script, as the host says
+_RUNS = {"yes": "runs", "no": "does not run", "unknown": "may run"}  # a host's script, in words
 
 
 AT_ONCE = "press Ctrl-C twice where it runs"
@@ -32,14 +32,16 @@ INTERVAL_S = 5  # a look costs an ssh to each host
 
 
 def status(following: Following) -> NoReturn:
-    """Become run.sh, which shows a table of the hosts."""
+    """Replace this process by run.sh, which shows a table of the hosts."""
     become(_run_sh(following, "--status"))
 
 
 @contextlib.contextmanager
 def asking(following: Following) -> Iterator[Callable[[], JobStatus]]:
-    """What asks all hosts, as often as it is called, over connections that stay. Raises TargetUnavailableError,
-    as that does when no host can be asked."""
+    """Yield a function that asks all hosts for the status at each call, over connections that stay open.
+
+    Raises TargetUnavailableError; so does the function, if no host answers.
+    """
     hosts = _listed(following)
     with places.connections(hosts) as ssh:
         yield functools.partial(_ask, hosts, ssh)
@@ -49,7 +51,7 @@ def _ask(hosts: Plan, ssh: Ssh) -> JobStatus:
     answers, troubles = asyncio.run(ask_all(hosts, ssh, remote.status, places.ANSWER_S))
     if not answers:
         raise TargetUnavailableError("; ".join(folded(troubles)))
-    # Where each host has a directory of its own, the newest rows are with rank 0, whichever host has that.
+    # If each host has a directory of its own, the host of rank 0 has the newest rows; that may be any host.
     found = {host: state.read(answer) for host, answer in answers.items()}
     newest = min(found, key=lambda h: (found[h].age_s is None, found[h].age_s or 0.0))
     scripts = {host.name: answer.get("runs", "") for host, answer in answers.items()}
@@ -63,12 +65,12 @@ def _ask(hosts: Plan, ssh: Ssh) -> JobStatus:
 
 
 def stop(following: Following, now: bool) -> NoReturn:
-    """Become run.sh, which asks every host."""
+    """Replace this process by run.sh, which asks every host to stop."""
     become(_run_sh(following, "--stop"))
 
 
 def logs(following: Following, lines: int, follow: bool) -> NoReturn:
-    """Become run.sh, or what shows every host's file of the newest launch as it grows."""
+    """Replace this process by run.sh; with `follow`, by `tail -F` of all hosts' logs of the newest launch."""
     if not follow:
         become(_run_sh(following, "--logs"))
     launch = _newest_launch(following)
@@ -78,13 +80,13 @@ def logs(following: Following, lines: int, follow: bool) -> NoReturn:
 
 
 def lives(following: Following) -> bool:
-    """Whether a host's script runs. Raises TargetUnavailableError."""
+    """True if a host's script runs. Raises TargetUnavailableError."""
     with asking(following) as ask:
         return any(report.runs for report in ask().reports)
 
 
 def launched_at(following: Following) -> float | None:
-    """When the newest launch began in which a host said something."""
+    """Return when the newest launch with a line from a host began; None without one."""
     launch = _newest_launch(following)
     return launch.stat().st_mtime if launch is not None else None
 
@@ -96,7 +98,7 @@ def keeps_here(following: Following) -> bool:
 
 @contextlib.contextmanager
 def kept(following: Following) -> Iterator[Sequence[tuple[Place, str]]]:
-    """Every host, and the checkpoint directory on it. Raises TargetUnavailableError."""
+    """Yield every host with the checkpoint directory on it. Raise TargetUnavailableError."""
     ours = _listed(following)
     with places.logins(ours) as logins:
         hosts = zip(logins, ours.hosts, strict=True)
@@ -104,7 +106,7 @@ def kept(following: Following) -> Iterator[Sequence[tuple[Place, str]]]:
 
 
 def _listed(following: Following) -> Plan:
-    """hosts.json of the bundle. Raises TargetUnavailableError."""
+    """Return the bundle's hosts.json. Raise TargetUnavailableError."""
     listing = Path(_run_sh(following, "--status")[1]).with_name("hosts.json")
     try:
         return plan.read(listing.read_text("utf-8"))
@@ -113,7 +115,7 @@ def _listed(following: Following) -> Plan:
 
 
 def _newest_launch(following: Following) -> Path | None:
-    """The logs of the newest launch in which a host said something."""
+    """Return the log directory of the newest launch with a line from a host; None without one."""
     return newest_logs(following.beside / "logs" / following.job.name)
 
 

@@ -1,4 +1,4 @@
-"""A job for `hosts` → the command on each host, and how the hosts find each other. Pure."""
+"""A job for `hosts` → the command on each host, and the rendezvous of the hosts. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ddpgen.tiers.ranks import backend
 
 
 def plan(job: HostsJob) -> Plan:
-    """The plan of the head."""
+    """Return the plan of the head."""
     return of_host(job, job.order[0])
 
 
 def of_host(job: HostsJob, host: Host) -> Plan:
-    """The plan of one host. All hosts have one backend."""
-    own = Own(tuple(_options(job)), procs_known=True)  # hosts.json has the processes of each
+    """Return the plan of one host. All hosts have the same backend."""
+    own = Own(tuple(_options(job)), procs_known=True)  # hosts.json has the processes of each host
     here = plans.of(job.on(host), own, job.weight(host), backend(job))
     return here._replace(rendezvous=_rendezvous(job))
 
 
 def _options(job: HostsJob) -> Iterator[Word]:
-    """Where hosts meet and how long they wait."""
+    """Yield the supervisor's options for the rendezvous: the port, the waits, and `shared` of the checkpoints."""
     shared = job.checkpoint.shared
-    yield f"--port={job.rendezvous.port}"  # always, as a firewall may have to be opened for it
+    yield f"--port={job.rendezvous.port}"  # even the default, because a firewall may have to admit it
     yield from unusual_times(("collective-timeout", job.rendezvous, "collective_timeout"))
     yield from unusual(("shared", "" if shared is None else str(shared).lower(), ""))
 
@@ -45,12 +45,12 @@ def _rendezvous(job: HostsJob) -> str:
 
 
 def address(host: Host) -> str:
-    """How the other hosts reach this one: as it says, else the host that ssh is told."""
+    """Return the address by which the other hosts reach this one: its `address`, else the host in its ssh target."""
     return host.address or ssh_host(host.ssh or host.name)
 
 
 def ssh_host(destination: str) -> str:
-    """The host in [user@]host or ssh://[user@]host[:port]; "" where none is named."""
+    """Return the host in [user@]host or ssh://[user@]host[:port]; "" if it names no host."""
     place = destination.removeprefix("ssh://")
     if place != destination:
         place = re.sub(r"(:[0-9]*)?/*$", "", place)

@@ -1,7 +1,7 @@
 """The tier `hosts`: a handful of machines that ssh reaches. One script per host, and one driver.
 
-Owns what hosts.json tells the driver and what a list of hosts may not say. Knows neither ssh nor the
-network: the driver (ddpgen/driver/) is copied into the bundle and does all of that there.
+Owns the content of hosts.json and the rules for a list of hosts. Knows neither ssh nor the network: those
+belong to the driver (ddpgen/driver/), which is copied into the bundle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ONESELF = ("localhost", "localhost.localdomain", "0.0.0.0")
 
 
 def check(job: HostsJob) -> Iterator[Conflict]:
-    """What is wrong with the list of hosts."""
+    """Yield the faults of the list of hosts."""
     if not job.hosts:
         what = "lists no hosts"
         yield Conflict(("hosts",), what, "write targets: {hosts: {hosts: [NAME, NAME]}}")
@@ -120,7 +120,7 @@ def _reached(job: HostsJob, host: Host, field: str) -> Iterator[Conflict]:
 
 
 def render(job: HostsJob, renderer: Renderer) -> list[Artefact]:
-    """run.sh first, then what it needs: a script per host, the list of hosts, the driver."""
+    """Return run.sh first, then the files it needs: a script per host, the list of hosts, the driver."""
     run = renderer.render(
         "run.sh.j2", {"name": job.name, "example": example(job), "again": again(job)}
     )
@@ -137,7 +137,7 @@ def render(job: HostsJob, renderer: Renderer) -> list[Artefact]:
 
 
 def _listing(job: HostsJob) -> str:
-    """hosts.json: what the driver and every host's supervisor know of all hosts. A host a line."""
+    """Return hosts.json, which the driver and every host's supervisor read. Each host has one line."""
     facts = {
         "name": job.name,
         "launcher": job.rendezvous.launcher,

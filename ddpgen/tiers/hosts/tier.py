@@ -13,7 +13,7 @@ from ddpgen.tiers.tier import Follow, Tier
 
 
 class Hosts(Tier[HostsJob]):
-    """See Tier."""
+    """Several machines by ssh, with a driver in the foreground. See Tier."""
 
     model = HostsJob
     start = render.DRIVER

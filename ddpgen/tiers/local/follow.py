@@ -1,6 +1,6 @@
 """status, logs and stop of a job on this machine, by its checkpoint directory.
 
-Owns whether the processes in the lock live, as the training module judges it.
+Owns the question whether the processes in the lock live; the training module has the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTERVAL_S = 1  # a look reads a few files
 
 
 def status(following: Following | Path) -> JobStatus:
-    """How the job in a checkpoint directory stands. Raises TargetUnavailableError."""
+    """Return the status of the job in a checkpoint directory. Raise TargetUnavailableError."""
     directory = _directory(following)
     found = look(directory)
     report = Report(places.short(str(directory)), found, lock_lives(found.lock))
@@ -37,12 +37,12 @@ def status(following: Following | Path) -> JobStatus:
 def asking(
     following: Following | Path,
 ) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
-    """The function that tells how it stands, as often as it is called. Raises TargetUnavailableError, as that does."""
+    """Return a context with a function that reads the status at each call and raises TargetUnavailableError."""
     return contextlib.nullcontext(functools.partial(status, following))
 
 
 def stop(following: Following | Path, now: bool) -> Iterator[str]:
-    """Ask for a clean stop, if there may be somebody to ask. Raises TargetUnavailableError."""
+    """Ask for a clean stop, unless no process is left to stop. Raise TargetUnavailableError."""
     directory = _directory(following)
     found, shown = look(directory), places.short(str(directory))
     if found.there != "yes" or found.lock is None:
@@ -57,8 +57,10 @@ def stop(following: Following | Path, now: bool) -> Iterator[str]:
 
 
 def logs(following: Following | Path, lines: int, follow: bool) -> NoReturn:
-    """Become the end of what is kept of the newest start: all that a user's script has printed; of a
-    workload, its metrics. Raises DdpgenError where there is nothing yet."""
+    """Replace this process by `tail` of the newest start's record: a script's output, or a workload's metrics.
+
+    Raises DdpgenError if there is no such file yet.
+    """
     directory = _directory(following)
     file = max((directory / "logs").glob("*.log"), default=directory / "metrics.jsonl")
     if not file.exists() and not follow:
@@ -68,22 +70,22 @@ def logs(following: Following | Path, lines: int, follow: bool) -> NoReturn:
 
 
 def lives(following: Following) -> bool:
-    """The lock has told already whether it lives, where it is of this machine."""
+    """False: commands.choose has judged a lock of this machine already, and another machine's cannot be judged."""
     return False
 
 
 def launched_at(following: Following) -> float | None:
-    """When the newest launch began, if something besides the record of launches knows."""
+    """None: the record of launches is the only source."""
     return None
 
 
 def keeps_here(following: Following) -> bool:
-    """True if the checkpoint directory is on this machine."""
+    """True: the checkpoint directory is always on this machine."""
     return True
 
 
 def kept(following: Following) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
-    """This machine, and the checkpoint directory on it."""
+    """Return this machine and the checkpoint directory on it."""
     here = Place(str(following.beside))
     return contextlib.nullcontext([(here, here.checkpoints(following.job))])
 
@@ -93,7 +95,7 @@ def _directory(following: Following | Path) -> Path:
 
 
 def look(directory: Path) -> JobState:
-    """What a checkpoint directory says. Raises TargetUnavailableError."""
+    """Return the state of the job in a checkpoint directory. Raise TargetUnavailableError."""
     return state.read(Place("").facts(scripts.look(str(directory))))
 
 
@@ -103,7 +105,7 @@ def _elsewhere(found: JobState) -> Iterator[str]:
 
 
 def lock_lives(lock: Mapping[str, Any] | None) -> bool | None:
-    """Whether a process of the lock is there; None when it is not of this boot of this host."""
+    """True if a process of the lock runs; None if the lock is from another host or an earlier boot."""
     if lock is None:
         return False
     processes = _processes()
@@ -116,6 +118,5 @@ def lock_lives(lock: Mapping[str, Any] | None) -> bool | None:
 
 @functools.cache
 def _processes() -> Mapping[str, Any]:
-    """What the training module's own file knows of processes: it needs nothing but Python, and is run, not
-    imported."""
+    """Return the names of train/base/processes.py. That file needs only Python, and is run, not imported."""
     return runpy.run_path(str(resource("train") / "base" / "processes.py"))

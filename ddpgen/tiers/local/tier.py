@@ -12,7 +12,7 @@ from ddpgen.tiers.tier import Follow, Tier
 
 
 class Local(Tier[JobSpec]):
-    """See Tier."""
+    """One machine, which runs the job in the foreground. See Tier."""
 
     model = JobSpec
     start = "local.sh"
