@@ -1,4 +1,4 @@
-"""Where in a bucket a job keeps what is to outlive its machines, and how fsspec reaches it. Pure."""
+"""The place in a bucket where a job keeps files that must outlive its machines, and fsspec's address of it. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOP = "stop"
 _AZURE = ".blob.core.windows.net"
 
 
-# S3's relatives: the profile, and the variables for the files, that SkyPilot has everybody set up.
+# Stores with S3's protocol: the profile, and the variables that name its files, as SkyPilot's setup makes them.
 _RELATIVES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "r2": ("r2", {"AWS_SHARED_CREDENTIALS_FILE": "~/.cloudflare/r2.credentials"}),
     "nebius": ("nebius", {}),
@@ -34,7 +34,7 @@ _RELATIVES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     ),
 }
 R2_ACCOUNT = "~/.cloudflare/accountid"  # holds the id that is part of R2's address
-# Of the job's environment: where a cloud is, and who asks.
+# Variables of the job's environment that hold a cloud's address or credentials begin so.
 _SETTINGS = ("AWS_", "AZURE_", "CLOUDSDK_", "GCSFS_", "GOOGLE_", "STORAGE_EMULATOR_HOST")
 _FSSPEC = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
@@ -42,7 +42,7 @@ _FSSPEC = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "
 class Address(NamedTuple):
     """One place in a bucket: `url` as the spec writes it, with the job's part at its end.
 
-    `settings`: variables with which it is reached, the spec's or SkyPilot's.
+    `settings`: the variables, from the spec or SkyPilot, that a cloud's library needs to reach it.
     """
 
     url: str
@@ -54,9 +54,9 @@ class Address(NamedTuple):
         return "azure" if self.url.startswith("https:") else self.url.partition("://")[0]
 
     def fsspec(self, account: str = "") -> tuple[str, Mapping[str, str], str] | None:
-        """The address for fsspec, its options, and the package it takes; None where it knows none.
+        """Return the address for fsspec, its options, and the package it needs; None if fsspec cannot reach it.
 
-        `account`: what R2_ACCOUNT holds.
+        `account`: the content of R2_ACCOUNT.
         """
         if self.scheme == "azure":
             host, _, place = self.url.removeprefix("https://").partition("/")
@@ -72,9 +72,9 @@ class Address(NamedTuple):
 
 
 def address(job: JobSpec, environment: Mapping[str, str]) -> Address | None:
-    """Where the job's part of the bucket is; None when it has none.
+    """Return the address of the job's part of the bucket; None if the job has no bucket.
 
-    What `environment`, the user's own, says of a cloud counts before the spec's `env`.
+    A cloud's variable in `environment`, the user's own, takes precedence over the same one in the spec's `env`.
     """
     url = (job.checkpoint.url or "").rstrip("/")
     if not url:

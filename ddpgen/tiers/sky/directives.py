@@ -1,7 +1,7 @@
-"""What the fields of the tier sky mean to SkyPilot: its resources, the bucket, the recovery.
+"""A job for SkyPilot → SkyPilot's resources and the paths on its machines. Pure.
 
-Owns SkyPilot's names for them and which machines may stand in for each other. Writes no YAML: the
-template does. Pure.
+Owns SkyPilot's names for the fields, and which machines may replace each other. Writes no YAML: the
+template does.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from ddpgen.shell import Joined, Var, Word, at_home
 from ddpgen.tiers.sky.fields import Bucket, SkyJob
 
-# How a clean stop for a preemption ends, for SkyPilot to start the job again. Of several machines on Slurm it
-# keeps the highest code alone, and those that end a moment later are killed, which is 143: so above that.
+# The exit code of a clean stop for a preemption, on which SkyPilot starts the job again. On several machines of a
+# Slurm cluster SkyPilot keeps only the highest code, and kills those that end a moment later, which gives 143. So
+# this code is higher.
 EXIT_PREEMPTED = 175
 MODES = {"mount": "MOUNT", "cached": "MOUNT_CACHED"}
 _KUBERNETES = ("k8s", "kubernetes")
@@ -23,18 +24,18 @@ Pairs = tuple[tuple[str, Scalar], ...]
 
 
 def place(job: SkyJob, bucket: Bucket) -> str:
-    """Where on a machine the job's part of the bucket is seen."""
+    """Return the directory at which a machine sees the job's part of the bucket."""
     return f"{bucket.path}/{bucket.prefix or job.name}"
 
 
 def environment(job: SkyJob) -> Word:
-    """The virtual environment for `requirements`: another list is another one."""
+    """Return the path of the virtual environment for `requirements`; each list has an environment of its own."""
     listed = "\n".join((job.python.interpreter, *job.requirements))
     return at_home(f"~/.ddpgen/env-{hashlib.sha256(listed.encode()).hexdigest()[:12]}")
 
 
 def interpreter(job: SkyJob) -> Word:
-    """The Python that trains: that of the environment, where there is one."""
+    """Return the Python that trains: the environment's, if the job has requirements, else the spec's."""
     if not job.requirements:
         return at_home(job.python.interpreter)
     made = environment(job)
@@ -43,23 +44,23 @@ def interpreter(job: SkyJob) -> Word:
 
 
 def local_dir(job: SkyJob) -> Word:
-    """Where on a machine the job lives while it runs: of this task alone, whatever else ran there."""
+    """Return the checkpoint directory on a machine. Each task has its own, because the machine may run several."""
     return Joined((Var("HOME"), f"/.ddpgen/{job.name}/", Var("SKYPILOT_TASK_ID")))
 
 
 def above(job: SkyJob) -> str:
-    """Where on a machine the directories of a job's tasks are."""
+    """Return the directory on a machine that holds the directories of the job's tasks."""
     return f"~/.ddpgen/{job.name}"
 
 
 def hook(job: SkyJob) -> str:
-    """Where the hook of a pod that is taken away finds what to stop; "" where no hook is wanted."""
+    """Return the file in which a pod's hook finds the job to stop; "" if the job needs no hook."""
     wanted = job.notices and any(each.partition("/")[0] in _KUBERNETES for each in job.infra)
     return f"{above(job)}/hook" if wanted else ""
 
 
 def resources(job: SkyJob) -> Iterator[tuple[str, Scalar]]:
-    """What all machines that will do have in common, under SkyPilot's names."""
+    """Yield the properties that every suitable machine must have, under SkyPilot's names."""
     names = ("instance_type", "cpus", "memory", "disk_size", "disk_tier", "network_tier", "image")
     for name in names:
         value = getattr(job, name)
@@ -68,7 +69,7 @@ def resources(job: SkyJob) -> Iterator[tuple[str, Scalar]]:
 
 
 def alternatives(job: SkyJob) -> Iterator[Pairs]:
-    """Every kind of machine that will do; what is written first comes first, and spot before full price."""
+    """Yield each suitable kind of machine, in the spec's order, and all spot ones before those at full price."""
     paid = (True, False) if job.spot and job.on_demand_fallback else (job.spot,)
     for use_spot in paid:
         for infra in job.infra or ("",):

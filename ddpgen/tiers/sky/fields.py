@@ -1,6 +1,6 @@
 """The tier sky's own fields of a spec, typed like the others.
 
-Owns which words SkyPilot takes where. tiers/sky/directives.py has their place in its YAML. Pure.
+Owns the words that SkyPilot accepts in each of them. tiers/sky/directives.py has SkyPilot's names. Pure.
 """
 
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
@@ -25,7 +25,7 @@ _BUCKET = Text(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Bucket:
-    """Where checkpoints outlive the machines."""
+    """The bucket in which checkpoints outlive the machines."""
 
     url: str = setting(_BUCKET)
     mode: str = setting(Choice("mount", "cached"), "mount")
@@ -43,7 +43,7 @@ class Bucket:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Recovery:
-    """What SkyPilot does when a machine is gone."""
+    """SkyPilot's reaction to a lost machine and to a failed job."""
 
     strategy: str = setting(Choice("eager_next_region", "failover"), "eager_next_region")
     restarts_on_errors: int = setting(Whole(0, 1000), 0)
@@ -103,5 +103,5 @@ class SkyJob(JobSpec):
         return self.preempted_every
 
     def keeps(self, path: str) -> bool:
-        """True in the bucket alone: a machine's disk goes with it."""
+        """True if the path is in the bucket: a machine's disk is lost with the machine."""
         return bool(self.bucket and f"{path}/".startswith(f"{self.bucket.path}/"))

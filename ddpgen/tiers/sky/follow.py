@@ -1,8 +1,8 @@
 """status, logs and stop of a job that SkyPilot manages.
 
-Owns which jobs are meant: those of the spec's name that live, else the one launched from here. Where
-SkyPilot knows of none that lives, the bucket decides: another machine may have launched it, or its
-controller is lost.
+Owns which of SkyPilot's jobs are ours: those of the spec's name that live, else the one launched from here.
+If SkyPilot knows of no live one, the bucket decides: another machine may have launched the job, or SkyPilot's
+controller may be lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddpgen.tiers.sky import bucket, skypilot, store
 from ddpgen.tiers.sky import jobs as sky_jobs
 from ddpgen.tiers.sky.jobs import Managed
 
-# What the job records as the reason of its end, behind `user: `.
+# The job records `user: ` and this as the reason of its end.
 _REASON = "ddpgen stop"
 # Rank 0 renews its time stamp every 30 s.
 _LIVES_S = 120.0
@@ -34,12 +34,12 @@ _COMES_BACK = ("preempted", "signal")
 _SOON = "asked for a clean stop, which it sees within some 10 s"
 
 
-AT_ONCE = ""  # --now is for this tier
-INTERVAL_S = 30  # a look costs questions to SkyPilot's server and to a bucket
+AT_ONCE = ""  # this tier has --now
+INTERVAL_S = 30  # each status asks SkyPilot's server and a bucket
 
 
 class Seen(NamedTuple):
-    """The jobs that are meant, the newest last; without any, `why` not. `trouble`: there was no answer."""
+    """Our jobs in SkyPilot, the newest last. `why`: the reason if there are none. `trouble`: SkyPilot did not answer."""
 
     jobs: Sequence[Managed]
     why: str
@@ -51,7 +51,7 @@ class Seen(NamedTuple):
 
 
 class There(NamedTuple):
-    """What the bucket says; `closed`: why it could not be read. `age_s`: of rank 0's time stamp."""
+    """The state in the bucket. `closed`: why it could not be read. `age_s`: the age of rank 0's time stamp."""
 
     url: str = ""
     found: JobState = JobState()
@@ -64,13 +64,13 @@ class There(NamedTuple):
 
     @property
     def may_go_on(self) -> bool:
-        """Whether it runs, or may come back: killed with its machine, or stopped before that."""
+        """True if the job runs or may come back, because it was killed with its machine or stopped before that."""
         taken = self.found.word == "stopped" and self.found.reason.startswith(_COMES_BACK)
         return self.found.word == "running" or taken
 
 
 def status(following: Following) -> JobStatus:
-    """How it stands. Raises TargetUnavailableError."""
+    """Return the status of the job. Raise TargetUnavailableError."""
     seen, there = _look(following), _there(following)
     if seen.trouble and (there.closed or not there.url):
         raise TargetUnavailableError("\n".join(filter(None, [seen.why, there.closed])))
@@ -91,12 +91,12 @@ def status(following: Following) -> JobStatus:
 
 
 def asking(following: Following) -> contextlib.AbstractContextManager[Callable[[], JobStatus]]:
-    """The function that tells how it stands, as often as it is called. Raises TargetUnavailableError, as that does."""
+    """Return a context with a function that asks for the status at each call and raises TargetUnavailableError."""
     return contextlib.nullcontext(functools.partial(status, following))
 
 
 def stop(following: Following, now: bool) -> Iterator[str]:
-    """Cancel what waits, and ask what runs for a clean stop; or cancel all of it, `now`.
+    """Cancel jobs that wait and ask running ones for a clean stop. `now`: cancel all of them.
 
     Raises TargetUnavailableError.
     """
@@ -120,7 +120,7 @@ def stop(following: Following, now: bool) -> Iterator[str]:
 
 
 def logs(following: Following, lines: int, follow: bool) -> NoReturn:
-    """Become SkyPilot's own. Raises TargetUnavailableError, DdpgenError where there is no job."""
+    """Replace this process by `sky jobs logs`. Raise TargetUnavailableError; DdpgenError if there is no job."""
     seen = _look(following)
     if seen.trouble:
         raise TargetUnavailableError(seen.why)
@@ -130,27 +130,27 @@ def logs(following: Following, lines: int, follow: bool) -> NoReturn:
 
 
 def lives(following: Following) -> bool:
-    """Whether one of the jobs waits or runs, as far as SkyPilot says."""
+    """True if one of the jobs waits or runs, as far as SkyPilot knows."""
     return bool(_look(following).live)
 
 
 def launched_at(following: Following) -> float | None:
-    """When the newest launch began, if something besides the record of launches knows."""
+    """None: the record of launches is the only source."""
     return None
 
 
 def keeps_here(following: Following) -> bool:
-    """False: the machines have it, and the bucket."""
+    """False: the checkpoint directory is on the job's machines, and its copies are in the bucket."""
     return False
 
 
 def kept(following: Following) -> contextlib.AbstractContextManager[Sequence[tuple[Place, str]]]:
-    """Nowhere: a machine's disk goes with the machine."""
+    """Return no place: a machine's disk is lost with the machine."""
     return contextlib.nullcontext(())
 
 
 def find(name: str, launched: str = "") -> Seen:
-    """What SkyPilot says of the jobs of this name. `launched`: the number of the last one from here."""
+    """Return SkyPilot's jobs of this name. `launched`: the number of the last one launched from here."""
     try:
         answer = skypilot.ask(sky_jobs.queue())
     except TargetUnavailableError as error:
@@ -163,7 +163,7 @@ def find(name: str, launched: str = "") -> Seen:
     if answer.code != 0 or found is None:
         why = f"{skypilot.typed(sky_jobs.queue())}: {sky_jobs.complaint(answer.said)}"
         return Seen((), why, trouble=True)
-    # Another server numbers its jobs anew: the name has to fit, too.
+    # The name must match as well, because another server numbers its jobs from 1 again.
     ours = [each for each in found if each.name == name]
     live = [each for each in reversed(ours) if not each.over]
     unknown = f"SkyPilot knows no job called {name}"
@@ -189,7 +189,7 @@ def _there(following: Following) -> There:
 
 
 def _stop_in_bucket(following: Following, seen: Seen, now: bool) -> Iterator[str]:
-    """SkyPilot has nothing of this job to stop; the bucket says whether it runs all the same."""
+    """Stop a job of which SkyPilot knows no live one, if the bucket shows that it runs or may come back."""
     known = ", ".join(f"{each.id} ({each.words})" for each in seen.jobs) or seen.why
     there = _there(following)
     if there.closed and not seen.jobs:
@@ -224,7 +224,7 @@ def _cancel(job: Managed) -> Iterator[str]:
 
 
 def _ask_to_stop(following: Following, otherwise: str = "") -> None:
-    """Through the bucket. Raises TargetUnavailableError, with what to do `otherwise`."""
+    """Ask for a stop through the bucket. Raise TargetUnavailableError, with the advice `otherwise`."""
     at = bucket.address(following.job, os.environ)
     if at is None:
         raise TargetUnavailableError(

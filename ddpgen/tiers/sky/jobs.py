@@ -1,6 +1,6 @@
-"""What SkyPilot says of a managed job: the questions as argv, the answers as values. Pure.
+"""Questions to SkyPilot about a managed job, as argv, and its answers, as values. Pure.
 
-Owns the formats of SkyPilot 0.14's command line, and what its states and exit codes mean.
+Owns the formats of SkyPilot 0.14's command line, and the meaning of its states and exit codes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from ddpgen.monitor.report import clock, telling
 
-FITS = "0.14"  # the version whose formats these are, and the one the rendered file is for
-# Of the newest; a row takes 2 KB, and what a program says is not kept without end.
+FITS = "0.14"  # the version that these formats and the rendered file are for
+# Ask for so many of the newest jobs: a row takes 2 KB, and a program's output is kept to a limit.
 _MOST = 300
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WAITING = ("PENDING", "SUBMITTED", "STARTING", "RECOVERING")
-# The others in SkyPilot's own words.
+# Other states are shown in SkyPilot's own words.
 _WORDS = {
     "PENDING": "queued",
     "SUBMITTED": "queued",
@@ -29,7 +29,7 @@ _STOPPED, _UNABLE = 130, 69  # exit codes of our script
 
 
 class Managed(NamedTuple):
-    """One managed job as SkyPilot sees it; "" for what is not told.
+    """One managed job in SkyPilot. A text is "" if SkyPilot's answer lacks it.
 
     `recoveries`: how often it has come back. `ran_s`: seconds on machines, over all its starts.
     """
@@ -45,12 +45,12 @@ class Managed(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """It has no processes: not begun, or between two machines."""
+        """True if the job has no processes: it has not begun, or is between two machines."""
         return self.state in _WAITING
 
     @property
     def over(self) -> bool:
-        """It has ended, and does not come back."""
+        """True if the job has ended for good."""
         return self.state.startswith(("SUCCEEDED", "CANCELLED", "FAILED"))
 
     @property
@@ -59,7 +59,7 @@ class Managed(NamedTuple):
 
     @property
     def returns(self) -> str:
-        """How often it has come back."""
+        """The number of recoveries in words; "" for none."""
         return {0: "", 1: "once"}.get(self.recoveries, f"{self.recoveries} times")
 
     @property
@@ -68,14 +68,14 @@ class Managed(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Its state for people."""
+        """The state for people."""
         if self.state == "FAILED" and _STOPPED in _codes(self.why):
             return "stopped"
         return _WORDS.get(self.state, self.state.lower().replace("_", " "))
 
     @property
     def reason(self) -> str:
-        """Why it stands so, as far as SkyPilot knows."""
+        """The reason for the state, as far as SkyPilot knows."""
         if self.state != "FAILED":
             return self.why
         codes = _codes(self.why)
@@ -85,60 +85,60 @@ class Managed(NamedTuple):
 
 
 def queue() -> list[str]:
-    """Ask for this user's jobs, the newest first, with what SkyPilot knows of their reasons."""
+    """Ask for this user's jobs, the newest first, with the reasons for their states."""
     return ["jobs", "queue", "--verbose", f"--limit={_MOST}", "--output=json"]
 
 
 def launch(name: str, secrets: Iterable[str], arguments: Sequence[str]) -> list[str]:
-    """Hand over the task in the working directory, and do not wait for its end."""
+    """Launch the task in the working directory, and do not wait for its end."""
     given = [f"--secret={secret}" for secret in secrets]
     added = [f"--env=DDPGEN_ARGS={' '.join(arguments)}"] if arguments else []
     return ["jobs", "launch", "--yes", "--detach-run", f"--name={name}", *given, *added, "sky.yaml"]
 
 
 def cancel(ids: Sequence[str]) -> list[str]:
-    """End jobs at once, and give their machines back."""
+    """End jobs at once, and release their machines."""
     return ["jobs", "cancel", "--yes", *ids]
 
 
 def logs(number: str, lines: int, follow: bool) -> list[str]:
-    """Show the end of what a job has said. To SkyPilot a tail of 0 lines is all of them."""
+    """Show the last lines of a job's output, at least one: SkyPilot takes a tail of 0 for all of them."""
     how = "--follow" if follow else "--no-follow"
     return ["jobs", "logs", how, f"--tail={max(1, lines)}", number]
 
 
 def plain(said: str) -> str:
-    """Without colours."""
+    """Return the text without colours."""
     return _COLOUR.sub("", said).replace("\r", "")
 
 
 def fits(said: str) -> bool:
-    """Whether the answer to --version is that of a SkyPilot whose formats are known."""
+    """True if the answer to --version names the version of SkyPilot whose formats we know."""
     return re.search(rf"\bskypilot, version {re.escape(FITS)}\b", plain(said)) is not None
 
 
 def submitted(said: str) -> str | None:
-    """The id in what a launch said; None when there is none."""
+    """Return the job's id in the output of a launch; None if it names none."""
     found = re.findall(r"^Managed Job ID: (\d+)\s*$", plain(said), re.MULTILINE)
     return found[-1] if found else None
 
 
 def nothing_up(said: str) -> bool:
-    """Whether SkyPilot says that its controller of jobs is not there, and so no job either."""
+    """True if the answer says that SkyPilot's jobs controller is not up; then no job is either."""
     return "ClusterNotUpError" in said
 
 
 def complaint(said: str) -> str:
-    """The line of an answer that tells most: the last that names an error, else the last."""
+    """Return the most useful line of an answer: the last that names an error, else the last."""
     lines = [line.strip() for line in plain(said).splitlines() if line.strip()]
     told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (told or lines or ["it said nothing"])[-1].removeprefix("sky.exceptions.")
 
 
 def from_queue(said: str) -> list[Managed] | None:
-    """The jobs of an answer, the newest first; None where there is no such answer in it.
+    """Return the jobs in an answer, the newest first; None if it holds no list of jobs.
 
-    SkyPilot may say something before: that it has started its server, for one.
+    SkyPilot may print other lines first, for example that it has started its server.
     """
     text = plain(said)
     for begin in re.finditer(r"^\[", text, re.MULTILINE):
@@ -152,7 +152,7 @@ def from_queue(said: str) -> list[Managed] | None:
 
 
 def table(jobs: Iterable[Managed]) -> list[tuple[str, ...]]:
-    """Rows for people, the heading first."""
+    """Return the rows of a table for people, the heading first."""
     heads = ("job", "state", "came back", "where", "machines", "ran", "why")
     rows = [(j.id, j.words, j.returns, j.where, j.machines, j.ran, j.reason) for j in jobs]
     return telling([heads, *rows])
@@ -182,6 +182,6 @@ def _text(row: Mapping[str, Any], name: str) -> str:
 
 
 def _codes(why: str) -> list[int]:
-    """The exit codes of the machines: `exit code 1`, `exit codes [1, 130]`."""
+    """Return the machines' exit codes from a text such as `exit code 1` or `exit codes [1, 130]`."""
     found = re.search(r"exit codes? (\d+|\[[\d, ]+\])", why)
     return list(map(int, re.findall(r"\d+", found[1]))) if found else []

@@ -1,4 +1,4 @@
-"""A job for SkyPilot → the command of the supervisor on each machine, and what the machines are. Pure."""
+"""A job for SkyPilot → the command of the supervisor on each machine, and the kinds of machines. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ddpgen.tiers.sky.fields import SkyJob
 
 
 def plan(job: SkyJob) -> Plan:
-    """The plan of the whole job: its machines are alike."""
+    """Return the plan of the whole job, because its machines are alike."""
     own = Own(
         tuple(_options(job)),
-        # Below it each task has a directory of its own.
+        # Each task has a directory of its own in this one.
         directory=directives.above(job),
         store=directives.place(job, job.bucket) if job.bucket else "",
-        # SkyPilot signals every process; torchrun would end the processes in mid-step.
+        # Without TERM: SkyPilot signals every process, and torchrun would answer it by ending its workers in mid-step.
         signals="SIGINT,SIGHUP,SIGQUIT",
-        # On a cloud's machine with several cards NCCL's own plugins know best, unless the user does.
+        # On a cloud's machine with several network cards NCCL's plugins choose well, unless the user has chosen.
         unpinned=() if job.nic else ("NCCL_SOCKET_IFNAME",),
     )
     port = job.rendezvous.port

@@ -1,7 +1,7 @@
 """The tier `sky`: one task for SkyPilot, and the script that its machines run.
 
-Owns what a job for SkyPilot may not say, and which values the files are made of. What they mean to
-SkyPilot is ddpgen/tiers/sky/directives.py's; SkyPilot itself is never imported.
+Owns the rules for a job on SkyPilot, and the values of the files' templates. ddpgen/tiers/sky/directives.py
+has SkyPilot's names. Never imports SkyPilot.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SYSTEM = (
     ".", "bin", "boot", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys",
     "tmp", "usr", "var",
 )  # fmt: skip
-# Values of the machine's own, which the launching machine's must not take the place of.
+# Variables of the job's machine. The values of the launching machine must not replace them.
 _MACHINES_OWN = ("HOME", "LOGNAME", "PATH", "PYTHONHOME", "PYTHONPATH", "SHELL", "TMPDIR", "USER")
 # SkyPilot sets these for every task.
 _OWNED = "SKYPILOT_"
@@ -41,12 +41,12 @@ _ALL_OF_IT = """\
 # With this file here SkyPilot sends all of this directory to the machines. Without it, it would leave out
 # whatever the .gitignore of a repository around it names, or fail where that names the directory itself.
 """
-# Of what a job may be called, what SkyPilot takes for a task's name.
+# The names of jobs that SkyPilot accepts as a task's name.
 _TASK_NAME = re.compile(r"[a-zA-Z0-9]+(?:[._-]{1,2}[a-zA-Z0-9]+)*")
 
 
 def check(job: SkyJob) -> Iterator[Conflict]:
-    """What SkyPilot would refuse, or take for something else."""
+    """Yield the fields that SkyPilot would refuse or misread."""
     yield from _places(job)
     yield from _machines(job)
     yield from _variables(job)
@@ -170,7 +170,7 @@ def _setup(job: SkyJob) -> Iterator[Conflict]:
 
 
 def render(job: SkyJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
-    """sky.yaml, and the spec's own lines beside it."""
+    """Return sky.yaml, the files with the spec's own lines of bash, and .skyignore."""
     placed = {**values(job, plan, "sky.activate.sh"), **_values(job)}
     parts = {name: renderer.render(f"sky_{name}.sh.j2", placed) for name in ("setup", "run")}
     text = renderer.render("sky.yaml.j2", {**placed, **parts})
@@ -184,7 +184,7 @@ def render(job: SkyJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
 
 
 def _install(job: SkyJob) -> tuple[tuple[Word, ...], ...]:
-    """The words of `train install`; none where nothing is installed."""
+    """Return the argument lists of `train install`: one, or none if the job installs no packages."""
     if job.locked:
         return ((LOCK,),)
     return ((directives.environment(job), "--", *job.requirements),) if job.requirements else ()

@@ -1,7 +1,7 @@
-"""Run SkyPilot's command line, which lives in an environment of its own. It is never imported.
+"""Run SkyPilot's command line, which is installed in an environment of its own. Never imports SkyPilot.
 
-Owns which command that is, how long an answer may take, and the message for a program that is missing or
-silent.
+Owns the command's name, the time limit of an answer, and the message for a program that is missing or does not
+answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddpgen.monitor.places import Ran
 from ddpgen.tiers.sky import jobs
 
 VARIABLE = "DDPGEN_SKY"
-# It starts its server when there is none, and wakes a controller in the cloud.
+# A command may first start SkyPilot's server and wake a controller in the cloud.
 ANSWER_S = 300.0
 INSTALL = (
     f"python3 -m venv ~/skypilot && ~/skypilot/bin/pip install 'skypilot[aws]=={jobs.FITS}.*', then "
@@ -29,7 +29,7 @@ INSTALL = (
 
 
 def command() -> list[str]:
-    """The words that start SkyPilot. Raises TargetUnavailableError when the variable cannot be split."""
+    """Return the words that start SkyPilot. Raise TargetUnavailableError if the variable cannot be split."""
     try:
         words = shlex.split(os.environ.get(VARIABLE, ""))
     except ValueError as error:
@@ -40,20 +40,20 @@ def command() -> list[str]:
 
 
 def ask(words: Sequence[str]) -> Ran:
-    """One question. Raises TargetUnavailableError when there is no SkyPilot, or it does not answer."""
+    """Run a command and return its answer. Raise TargetUnavailableError if SkyPilot is missing or silent."""
     return _run([*command(), *words], ANSWER_S)
 
 
 def show(words: Sequence[str], directory: Path) -> Ran:
-    """The same in `directory`, shown on stderr while it runs, for as long as it takes.
+    """Run a command in `directory` and show its output on stderr. It has no time limit.
 
-    The first launch of all waits for a controller's machine.
+    The very first launch waits for the controller's machine.
     """
     return _run([*command(), *words], None, directory)
 
 
 def typed(words: Sequence[str], directory: str = ".") -> str:
-    """What to type for that, from the user's working directory."""
+    """Return the line that a user types for this command in their working directory."""
     return places.typed([*command(), *words], directory)
 
 

@@ -1,6 +1,6 @@
-"""Read and write a job's part of a bucket from here, by fsspec, where that and credentials are installed.
+"""Read and write a job's part of a bucket from this machine, by fsspec, if that and credentials are installed.
 
-Owns what is read there, and how long that may take on a network that does not answer. Nothing else
+Owns which objects are read, and the time limit on a network that does not answer. Nothing else in ddpgen
 depends on fsspec.
 """
 
@@ -20,39 +20,39 @@ from ddpgen.driver.state import mapping
 from ddpgen.tiers.sky.bucket import R2_ACCOUNT, STOP, Address
 
 ANSWER_S = 40.0
-SHORT_S = 15.0  # where the answer is only good to know
+SHORT_S = 15.0  # for an answer that we can do without
 _Found = TypeVar("_Found")
 
 
 class UnreachableError(Exception):
-    """The bucket cannot be reached from here. The message says why, and what would help."""
+    """The bucket cannot be reached from here. The message has the reason and the remedy."""
 
 
 class RefusedError(UnreachableError):
-    """The bucket was reached, and it is not there, or not for this user."""
+    """The cloud answered that the bucket does not exist, or that this user may not read it."""
 
 
 def look(at: Address) -> dict[str, str]:
-    """What the job's part of the bucket says, as the texts of a checkpoint directory would.
+    """Return the facts in the job's part of the bucket, in the form in which driver.state.read takes them.
 
-    Beside that `owner-age`: the age of rank 0's time stamp in seconds. Raises UnreachableError.
+    `owner-age` is the age of rank 0's time stamp in seconds. Raises UnreachableError.
     """
     return _in_time(at, _look, ANSWER_S)
 
 
 def refusal(at: Address) -> str:
-    """Why the bucket refuses everybody, as it says itself; "" where it does not, or cannot be reached."""
+    """Return the cloud's own words why it refuses the bucket; "" if it does not, or cannot be reached."""
     try:
         _in_time(at, _names, SHORT_S)
     except RefusedError as error:
         return str(error)
     except UnreachableError:
-        pass  # that is for the machines to find out
+        pass  # the machines will find out
     return ""
 
 
 def ask_to_stop(at: Address, said: str) -> None:
-    """Have the job stop after its current step. Raises UnreachableError."""
+    """Ask the job to stop after its current step. Raise UnreachableError."""
 
     def write(files: Any, root: str) -> None:
         files.pipe_file(f"{root}/{STOP}", f"{said}\n".encode())
@@ -100,7 +100,7 @@ def _content(files: Any, path: str) -> str:
 
 
 def _in_time(at: Address, work: Callable[[Any, str], _Found], within: float) -> _Found:
-    """Do it in a thread that is left behind when it hangs; the process ends without asking for it."""
+    """Return work(files, root), done in a thread. If the thread hangs, it is left to itself, and the process can end."""
     outcome: list[_Found | BaseException] = []
 
     def attempt() -> None:
@@ -125,7 +125,7 @@ def _in_time(at: Address, work: Callable[[Any, str], _Found], within: float) -> 
 
 @contextlib.contextmanager
 def _in_its_environment(at: Address) -> Iterator[None]:
-    """With what is said of the cloud, for as long as is looked: the clouds' libraries read it."""
+    """Add the address's settings to the environment, where the clouds' libraries read them."""
     added = {name: value for name, value in at.settings.items() if not _is_of_the_machines(value)}
     before = dict(os.environ)
     os.environ.update(added)
@@ -137,12 +137,12 @@ def _in_its_environment(at: Address) -> Iterator[None]:
 
 
 def _is_of_the_machines(value: str) -> bool:
-    """Whether it names a file that is not here: one of the machines', with their credentials."""
+    """True if the value is the path of a file that is missing here: the job's machines have it, with credentials."""
     return value.startswith(("/", "~")) and not os.path.exists(os.path.expanduser(value))
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Of a file of this machine, as one with credentials, the error would tell the name."""
+    """True if the cloud refused. An error with a file name is about a file of this machine, such as credentials."""
     if not isinstance(error, OSError) or error.filename is not None:
         return False
     refused = str(error).startswith("Forbidden") and "nonymous" not in str(error)  # of gcsfs

@@ -1,6 +1,6 @@
-"""Hand a rendered bundle to SkyPilot: what can be seen to be missing first, then the launch itself.
+"""Submit a rendered bundle to SkyPilot: check first for everything that may be missing, then launch.
 
-Owns what has to be there before machines are paid for. SkyPilot's refusal is shown unchanged.
+Owns the conditions for spending money on machines. Shows SkyPilot's refusal unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddpgen.tiers.sky.fields import SkyJob
 def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
     """Launch a copy of `bundle` as a managed job.
 
-    Raises TargetUnavailableError when something is missing, or SkyPilot refuses; FileTroubleError.
+    Raises TargetUnavailableError if something is missing or SkyPilot refuses the job; FileTroubleError.
     """
     if missing := [*_missing(job, arguments)]:
         raise TargetUnavailableError("\n".join(missing))
@@ -38,7 +38,7 @@ def submit(job: SkyJob, bundle: Path, arguments: Sequence[str]) -> Launched:
         say(f"whether it was launched all the same, {queue} tells")
         raise
     number = jobs.submitted(answer.said)
-    if number is None:  # refused, or its server went away and may go on with it
+    if number is None:  # SkyPilot refused, or its server went away and may launch it still
         raise TargetUnavailableError(
             f"SkyPilot has named no job that it launched, see above; {queue} tells what there is"
         )
@@ -58,7 +58,7 @@ def _missing(job: SkyJob, arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _check_version() -> None:
-    """Raise TargetUnavailableError for another SkyPilot, or a program that is none."""
+    """Raise TargetUnavailableError if the program is another version of SkyPilot, or another program."""
     answer = skypilot.ask(["--version"])
     if answer.code != 0 or not jobs.fits(answer.said):
         raise TargetUnavailableError(
@@ -68,8 +68,10 @@ def _check_version() -> None:
 
 
 def _check_name_is_free(name: str) -> None:
-    """Raise TargetUnavailableError when a job of this name lives: two would want the same place in the
-    bucket, and the second finds that out on machines that are paid for."""
+    """Raise TargetUnavailableError if a job of this name lives.
+
+    Two jobs would use the same place in the bucket. The second would notice that only on paid machines.
+    """
     seen = follow.find(name)
     if seen.trouble:
         raise TargetUnavailableError(seen.why)
@@ -82,8 +84,10 @@ def _check_name_is_free(name: str) -> None:
 
 
 def _check_bucket(job: SkyJob) -> None:
-    """Raise TargetUnavailableError when the bucket itself says no; one that cannot be looked into from
-    here is left to the machines."""
+    """Raise TargetUnavailableError if the cloud refuses the bucket.
+
+    A bucket that this machine cannot reach is no error here, because the job's machines may reach it.
+    """
     at = bucket.address(job, os.environ)
     if at is not None and (told := store.refusal(at)):
         raise TargetUnavailableError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Sky(Tier[SkyJob]):
-    """See Tier."""
+    """Machines in a cloud, by a managed job of SkyPilot. See Tier."""
 
     model = SkyJob
     benches = False

@@ -1,6 +1,6 @@
-"""What a job's fields mean to sbatch: the directives of its batch script, and its times.
+"""A job for Slurm → the #SBATCH directives of its batch script, and its times. Pure.
 
-Owns every option of sbatch that is written down, with the reason beside what is not obvious. Source: sbatch(1). Pure.
+Owns every option of sbatch that we write, with the reason for those that are not obvious. Source: sbatch(1).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from ddpgen.tiers.slurm.fields import DIRECTIVES, SlurmJob
 
-# Slurm looks at the clock every half minute, and may be a minute early or late with a signal.
+# Slurm checks the time limits every half minute, so its signal may come a minute early or late.
 _SLACK_S = 60.0
 _WARNING_S = 300.0
-# What this tier says itself: a second time, sbatch would take the last one without a word.
+# Options that this tier writes. `extra` may not repeat one, because sbatch silently takes the last value.
 OWNED = frozenset([
     *DIRECTIVES, "chdir", "cpus-per-task", "error", "exclusive", "gpus-per-node", "gpus-per-task", "gres", "input",
     "job-name", "mail-type", "mail-user", "mem", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
@@ -22,31 +22,31 @@ OWNED = frozenset([
 
 
 def cpus_per_task(job: SlurmJob) -> int:
-    """One task is a node's torchrun with all its processes."""
+    """Return the CPUs of one task, which is a node's torchrun with all its processes."""
     each = job.cpus_per_proc or job.train.threads + job.train.data_workers
     return each * job.procs_per_node
 
 
 def warning_s(job: SlurmJob) -> float:
-    """How long before the time limit Slurm signals the job."""
+    """Return the seconds before the time limit at which Slurm signals the job."""
     if job.warning is not None:
         wanted = job.warning
     elif job.step_time is not None or job.write_time is not None:
         wanted = (job.step_time or 0.0) + (job.write_time or 0.0) + _SLACK_S
     else:
         wanted = _WARNING_S if job.time is None else min(_WARNING_S, job.time / 3)
-    return min(float(math.ceil(wanted)), 65535.0)  # the most that --signal takes
+    return min(float(math.ceil(wanted)), 65535.0)  # --signal takes no more
 
 
 def clock(seconds: float) -> str:
-    """D-HH:MM:SS, as sbatch reads it without doubt."""
+    """Return D-HH:MM:SS, a form of a time that sbatch cannot misread."""
     whole = math.ceil(seconds)
     days, rest = divmod(whole, 86400)
     return f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
 
 
 def directives(job: SlurmJob) -> Iterator[str]:
-    """The options of sbatch, in the order in which people look for them."""
+    """Yield the options of sbatch, in the order in which people look for them."""
     yield f"--job-name={job.name}"
     yield from _size(job)
     for option, name in DIRECTIVES.items():
@@ -58,11 +58,11 @@ def directives(job: SlurmJob) -> Iterator[str]:
     if job.mail_to:
         yield f"--mail-user={job.mail_to}"
         yield f"--mail-type={','.join(job.mail_on)}"
-    # Appended to at every start; relative to where it was submitted, a directory that exists.
+    # Every start appends to it. The path is relative to the directory of the submission, because that exists.
     yield f"--output=%x-{'%A_%a' if job.array else '%j'}.log"
     yield "--open-mode=append"
     yield "--requeue"
-    # To the batch script alone (B:): sent to the training itself it would kill what does not expect it.
+    # B: sends the signal to the batch script alone. It would kill a training process that does not expect it.
     yield f"--signal=B:USR1@{int(warning_s(job))}"
     yield from job.extra
 
@@ -70,8 +70,8 @@ def directives(job: SlurmJob) -> Iterator[str]:
 def _size(job: SlurmJob) -> Iterator[str]:
     most = int(job.nodes)
     yield f"--nodes={job.nodes.least}-{most}" if job.nodes.elastic else f"--nodes={most}"
-    # One task a node: torchrun, which starts the node's processes. Asked for beside a range of nodes, it
-    # gets the smallest number of them, always (Slurm 22.05); srun says it, too.
+    # One task a node: torchrun, which starts the node's processes. With a range of nodes this option makes
+    # Slurm allocate the smallest number, always (22.05); srun gets the option in any case.
     if not job.nodes.elastic:
         yield "--ntasks-per-node=1"
     yield f"--cpus-per-task={cpus_per_task(job)}"

@@ -1,7 +1,7 @@
-"""What a job's fields mean on its nodes: lines of bash that make its Python usable, its container, words of srun.
+"""A job for Slurm → the lines of bash that make its Python usable on the nodes, its container, words of srun. Pure.
 
-Owns every option of srun and of a container's runtime that is written down. Sources: srun(1), apptainer(1), and pyxis for
-its options of srun. Pure.
+Owns every option of srun and of a container's runtime that we write. Sources: srun(1), apptainer(1), and pyxis for
+its options of srun.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from ddpgen.shell import Joined, Var, Word, at_home, pieces, quote
 from ddpgen.tiers.slurm.fields import SlurmJob
 
-# Options that say how a step runs, and not what the job gets. srun does not read what sbatch leaves of them in the
-# environment (train/launch/slurm/job.py).
+# Options of how a step runs, not of what the job gets. srun needs them as words, because the supervisor removes the
+# variables into which sbatch puts them (train/launch/slurm/job.py).
 _OF_STEPS = frozenset([
     "acctg-freq", "cpu-freq", "distribution", "gpu-bind", "gpu-freq", "hint", "mem-bind", "network",
     "profile", "threads-per-core",
@@ -20,9 +20,9 @@ _OF_STEPS = frozenset([
 
 
 def modules(job: SlurmJob) -> Iterator[str]:
-    """Lines of bash that load the modules: of the node, also where the job runs in a container."""
+    """Yield lines of bash that load the modules. They run on the node, even if the job runs in a container."""
     if job.environment.modules:
-        # A batch script is no login shell: `module` may not be defined yet.
+        # A batch script is not a login shell, so `module` may not be defined yet.
         yield (
             '[ "$(type -t module)" ] || . /etc/profile.d/lmod.sh 2>/dev/null || '
             '. /etc/profile.d/modules.sh 2>/dev/null || . "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash"'
@@ -31,7 +31,7 @@ def modules(job: SlurmJob) -> Iterator[str]:
 
 
 def activation(job: SlurmJob) -> Iterator[str]:
-    """Lines of bash that activate an environment: of the container's, where there is one."""
+    """Yield lines of bash that activate an environment. If the job has a container, they run in it."""
     given = job.environment
     if given.conda:
         yield '. "$(conda info --base)/etc/profile.d/conda.sh"'
@@ -39,13 +39,13 @@ def activation(job: SlurmJob) -> Iterator[str]:
     if given.venv:
         yield f". {quote(at_home(given.venv))}/bin/activate"
     if given.uv:
-        # All nodes do it, one at a time: uv locks the environment it makes.
+        # All nodes run it, one at a time, because uv locks the environment that it makes.
         yield f"uv sync --frozen --quiet --project {quote(at_home(given.uv))}"
         yield f". {quote(at_home(given.uv))}/.venv/bin/activate"
 
 
 def inside(job: SlurmJob) -> Iterator[Word]:
-    """The words that take a command into the container, on each node. The supervisor fills in {…}."""
+    """Yield the words that run a command in the container on each node. The supervisor fills in {…}."""
     container = job.environment.container
     if container is None or container.runtime == "pyxis":
         return
@@ -61,7 +61,7 @@ def inside(job: SlurmJob) -> Iterator[Word]:
 
 
 def on_nodes(job: SlurmJob) -> Iterator[Word]:
-    """srun's own words: the spec's for a step, and the container's, as pyxis is a plugin of srun."""
+    """Yield options of srun: those of the spec for a step, and the container's, because pyxis is a plugin of srun."""
     yield from (option for option in job.extra if option[2:].partition("=")[0] in _OF_STEPS)
     container = job.environment.container
     if container is None or container.runtime != "pyxis":

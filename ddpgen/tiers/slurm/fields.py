@@ -1,7 +1,7 @@
-"""The tier slurm's own fields of a spec, typed like the others.
+"""The tier slurm's own fields of a spec, typed like the others. Pure.
 
-Owns the narrow alphabet of an `#SBATCH` line, which is not bash: sbatch eats backslashes even between
-single quotes, and takes `#` for a comment. tiers/slurm/directives.py has their meaning for sbatch. Pure.
+Owns the characters that an `#SBATCH` line may have. It is not bash: sbatch removes backslashes even between
+single quotes, and takes `#` for a comment. tiers/slurm/directives.py turns the fields into such lines.
 """
 
 # ruff: noqa: RUF009 (setting() makes a dataclass field, it is not a shared default)
@@ -23,7 +23,7 @@ _PATH = Text(wants="a path")
 
 
 class Directive(Text):
-    """A value that sbatch takes as it is, by the option of the field's name: the field is an #SBATCH line."""
+    """A value that sbatch takes unchanged. The field's name is the option, so the field becomes an #SBATCH line."""
 
     def __init__(self, pattern: str = WORD, wants: str = _PLAIN):
         super().__init__(pattern, wants)
@@ -31,7 +31,7 @@ class Directive(Text):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Container:
-    """The image that the job runs in on every node."""
+    """The container that the job runs in on every node."""
 
     image: str = setting(Text(wants="an image"))
     runtime: str = setting(Choice("apptainer", "pyxis"), "apptainer")
@@ -41,7 +41,7 @@ class Container:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class SlurmEnvironment(Environment):
-    """What makes the Python with torch available on the nodes."""
+    """The settings that make the Python with torch available on the nodes."""
 
     modules: tuple[str, ...] = setting(
         Texts(Text(r"[A-Za-z0-9][A-Za-z0-9._+/-]*", "a module's name, like cuda/12.4")), ()
@@ -111,7 +111,7 @@ class SlurmJob(JobSpec):
         return replace(self, array=None)
 
 
-# Options of sbatch, and the fields that they take as they are.
+# Options of sbatch → the fields whose values they take unchanged.
 DIRECTIVES: Mapping[str, str] = {
     field.name.replace("_", "-"): field.name
     for field in fields(SlurmJob)

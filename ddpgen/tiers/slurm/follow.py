@@ -1,7 +1,7 @@
 """status, logs and stop of a job that Slurm runs.
 
-Owns which jobs are meant: the one submitted from here and the one that the checkpoint directory
-belongs to, else what has the spec's name; and who is asked: the controller, then the accounting.
+Owns which of Slurm's jobs are ours: the one that the checkpoint directory belongs to and the one submitted
+from here, else all of the spec's name. Asks the controller first, then the accounting.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddpgen.tiers.slurm.fields import SlurmJob
 from ddpgen.tiers.slurm.jobs import QueuedJob
 from ddpgen.tiers.slurm.place import reach
 
-_MOST_TASKS = 8  # of an array have their directories looked at
+_MOST_TASKS = 8  # status reads the directories of so many tasks of an array
 
 
 AT_ONCE = "scancel JOBID"
@@ -36,7 +36,7 @@ INTERVAL_S = 10  # a look costs questions to slurmctld
 
 
 class Asked(NamedTuple):
-    """A job of the spec, where its Slurm is, and what was launched last there."""
+    """A job of the spec, the machine with its Slurm's programs, and the last launch there."""
 
     job: SlurmJob
     place: Place
@@ -48,20 +48,20 @@ class Asked(NamedTuple):
 
     @property
     def unknown(self) -> str:
-        """What to say when there is no job."""
+        """The message if Slurm has no such job."""
         if self.launched is not None:
             return f"Slurm does not know job {self.launched.job} any more"
         return f"no job called {self.job.name} was launched from here, and none is in the queue"
 
     def directory(self, task: str = "") -> str:
-        """The checkpoint directory; each task of an array has its own."""
+        """Return the checkpoint directory, or the one of a task: each task of an array has its own."""
         directory = self.place.checkpoints(self.job)
         return f"{directory}-{task}" if self.job.array else directory
 
 
 @contextlib.contextmanager
 def asking(following: Following) -> Iterator[Callable[[], JobStatus]]:
-    """What tells how it stands, as often as it is called. Raises TargetUnavailableError, as that does."""
+    """Yield a function that asks for the status at each call. Both raise TargetUnavailableError."""
     with _reach(following) as asked:
         yield functools.partial(_status, asked)
 
@@ -91,13 +91,13 @@ def _status(asked: Asked) -> JobStatus:
 
 
 def status(following: Following) -> JobStatus:
-    """How it stands. Raises TargetUnavailableError."""
+    """Return the status of the job. Raise TargetUnavailableError."""
     with asking(following) as ask:
         return ask()
 
 
 def stop(following: Following, now: bool) -> Iterator[str]:
-    """Cancel what waits, ask what runs for a clean stop. Raises TargetUnavailableError."""
+    """Cancel jobs that wait and ask running ones for a clean stop. Raise TargetUnavailableError."""
     with _reach(following) as asked:
         _, seen = _look(asked)
         waiting = [each.id for each in seen if each.waits]
@@ -113,7 +113,7 @@ def stop(following: Following, now: bool) -> Iterator[str]:
 
 
 def logs(following: Following, lines: int, follow: bool) -> int:
-    """Show the end of the job's output; the exit code. Raises TargetUnavailableError, DdpgenError."""
+    """Show the end of the job's output and return the exit code. Raise TargetUnavailableError, DdpgenError."""
     with _reach(following) as asked:
         file = asked.launched.log if asked.launched else ""
         if not file:
@@ -142,24 +142,24 @@ def logs(following: Following, lines: int, follow: bool) -> int:
 
 
 def lives(following: Following) -> bool:
-    """Whether one of the jobs waits or runs. Raises TargetUnavailableError."""
+    """True if one of the jobs waits or runs. Raises TargetUnavailableError."""
     with _reach(following) as asked:
         return any(each.live for each in _look(asked)[1])
 
 
 def launched_at(following: Following) -> float | None:
-    """When the newest launch began, if something besides the record of launches knows."""
+    """None: the record of launches is the only source."""
     return None
 
 
 def keeps_here(following: Following) -> bool:
-    """True if the checkpoint directory is on this machine."""
+    """True if the spec names no login node: then the checkpoint directory is on this machine."""
     return following.job.login is None if isinstance(following.job, SlurmJob) else True
 
 
 @contextlib.contextmanager
 def kept(following: Following) -> Iterator[Sequence[tuple[Place, str]]]:
-    """Where Slurm is, and the checkpoint directory there. Raises TargetUnavailableError."""
+    """Yield the machine with Slurm's programs, and the checkpoint directory on it. Raise TargetUnavailableError."""
     with _reach(following) as asked:
         yield [(asked.place, asked.directory())]
 
@@ -169,13 +169,13 @@ def _reach(following: Following) -> Iterator[Asked]:
     job, launched = following.job, following.launched
     assert isinstance(job, SlurmJob)
     if launched is not None and launched.login != (job.login or ""):
-        launched = None  # the spec has gone to another cluster since
+        launched = None  # the spec names another cluster by now
     with reach(job, following.beside) as place:
         yield Asked(job, place, launched)
 
 
 def _look(asked: Asked) -> tuple[JobState, list[QueuedJob]]:
-    """What the directory says, and every job that is meant, the remembered one last."""
+    """Return the state in the checkpoint directory, and our jobs in Slurm, the last one submitted from here at the end."""
     found = JobState() if asked.job.array else _read(asked)
     ids = [found.slurm_job, asked.launched.job if asked.launched else ""]
     ids = list(dict.fromkeys(filter(None, ids)))
@@ -189,7 +189,7 @@ def _read(asked: Asked, task: str = "") -> JobState:
 
 
 def _find(asked: Asked, number: str) -> list[QueuedJob]:
-    """A job, or the tasks of an array; [] when it is forgotten. Raises TargetUnavailableError."""
+    """Return a job, or the tasks of an array; [] if Slurm has forgotten it. Raise TargetUnavailableError."""
     known = slurm_jobs.from_scontrol(
         _told(asked.place, slurm_jobs.in_memory(number, asked.cluster))
     )
@@ -198,7 +198,7 @@ def _find(asked: Asked, number: str) -> list[QueuedJob]:
     try:
         booked = asked.place.run(slurm_jobs.in_the_books(number, asked.cluster))
     except TargetUnavailableError:
-        return []  # a cluster without accounting may be without its programs
+        return []  # a cluster without accounting may not have sacct
     return slurm_jobs.from_sacct(booked.said) if booked.code == 0 else []
 
 
@@ -211,9 +211,9 @@ def _told(place: Place, argv: Sequence[str]) -> str:
 
 
 def _runs(found: JobState, seen: Sequence[QueuedJob]) -> bool | None:
-    """Whether the processes that wrote the status are there, as far as Slurm knows."""
+    """True if Slurm runs the job that wrote the status; None if no job of Slurm wrote it."""
     if not found.of_slurm:
-        return None  # it is of another tier, or nothing has begun
+        return None  # another tier wrote it, or no job has begun
     return any(not e.waits and not e.over for e in seen if e.id.partition("_")[0] == found.of_slurm)
 
 

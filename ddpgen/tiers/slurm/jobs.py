@@ -1,4 +1,4 @@
-"""What Slurm says of a job: the questions as argv, the answers as values. Pure.
+"""Questions to Slurm about a job, as argv, and its answers, as values. Pure.
 
 Owns the formats of scontrol and sacct. Sources: scontrol(1), sacct(1), squeue(1).
 """
@@ -30,7 +30,7 @@ _MEANINGS = {"69:0": "it could not start", "75:0": "it was stopped"}  # exit cod
 
 
 class QueuedJob(NamedTuple):
-    """One job as Slurm sees it, or one task of an array; "" for what is not told."""
+    """One job in Slurm, or one task of an array. A field is "" if Slurm's answer lacks it."""
 
     id: str
     state: str
@@ -43,33 +43,33 @@ class QueuedJob(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """It has not begun, or is to begin again."""
+        """True if the job has not begun, or will begin again."""
         return self.state in WAITING
 
     @property
     def live(self) -> bool:
-        """It waits or runs. A job in an unknown state is not waited for: its end might not be seen."""
+        """True if the job waits or runs; False in an unknown state, because its end might not be recognized."""
         return self.state in WAITING | RUNNING
 
     @property
     def over(self) -> bool:
-        """It has ended, and does not come back."""
+        """True if the job has ended for good."""
         return self.state in OVER
 
     @property
     def known(self) -> bool:
-        """The state is one of those above."""
+        """True if the state is one of WAITING, RUNNING and OVER."""
         return self.state in WAITING | RUNNING | OVER
 
     @property
     def task(self) -> str:
-        """The index in its array, or ""; also where several tasks share a line."""
+        """The index in its array; "" without an array, or if several tasks share a line."""
         index = self.id.partition("_")[2]
         return index if index.isdigit() else ""
 
 
 def by_name(name: str) -> list[str]:
-    """Ask for the numbers of what waits or runs under this name, of this user."""
+    """Ask for the numbers of this user's jobs of this name that wait or run."""
     return ["squeue", "--noheader", "--me", f"--name={name}", "--format=%F"]
 
 
@@ -85,21 +85,21 @@ def in_the_books(number: str, cluster: str) -> list[str]:
 
 
 def cancel_waiting(ids: Sequence[str], cluster: str) -> list[str]:
-    """Take out of the queue what has not begun; what runs is left alone.
+    """Take jobs that have not begun out of the queue, and leave running ones alone.
 
-    What waits of an array is `59_0-7%2`; scancel knows that by the array's number.
+    The waiting tasks of an array have the id `59_0-7%2`; scancel takes the array's number for them.
     """
     known = dict.fromkeys(n if n.partition("_")[2].isdigit() else n.partition("_")[0] for n in ids)
     return ["scancel", *_on(cluster), "--state=PENDING", *known]
 
 
 def numbers(said: str) -> list[str]:
-    """The numbers of an answer of squeue; other lines are passed over."""
+    """Return the job numbers in an answer of squeue, without other lines."""
     return list(dict.fromkeys(word for word in said.split() if word.isdigit()))
 
 
 def from_sacct(said: str) -> list[QueuedJob]:
-    """The jobs of an answer of sacct; the last line of a job is its last start."""
+    """Return the jobs in an answer of sacct. The last line of a job is its last start."""
     found: dict[str, QueuedJob] = {}
     for line in said.splitlines():
         cells = line.strip().split("|")
@@ -112,14 +112,14 @@ def from_sacct(said: str) -> list[QueuedJob]:
 
 
 def from_scontrol(said: str) -> list[QueuedJob]:
-    """The jobs of an answer of scontrol."""
+    """Return the jobs in an answer of `scontrol show job`."""
     records = re.split(r"^(?=JobId=\d)", said, flags=re.MULTILINE)
     return [_job(record) for record in records if record.startswith("JobId=")]
 
 
 def _job(record: str) -> QueuedJob:
-    # The job's name, to the end of the first line, and what follows its command are the user's: they may look like
-    # any field.
+    # The user chooses the job's name, which fills the rest of the first line, and the text behind Command=. Both may
+    # look like any field.
     first, _, rest = record.partition("\n")
     slurms = first.partition(" JobName=")[0], rest.partition("   Command=")[0]
     fields = re.findall(r"(?:^|\s)([A-Z]\w*)=(\S*)", "\n".join(slurms))
@@ -141,18 +141,18 @@ def _job(record: str) -> QueuedJob:
 
 
 def unknown(said: str) -> bool:
-    """Whether Slurm says that it does not know the job (any more)."""
+    """True if the answer says that Slurm does not know the job (any more)."""
     return "Invalid job id" in said
 
 
 def submitted(said: str) -> tuple[str, str] | None:
-    """Id and cluster in what `sbatch --parsable` said; None when there is none."""
+    """Return the id and the cluster in the output of `sbatch --parsable`; None if it names no job."""
     found = re.findall(r"^(\d+)(?:;(\S+))?$", said, re.MULTILINE)
     return found[-1] if found else None
 
 
 def table(jobs: Iterable[QueuedJob]) -> list[tuple[str, ...]]:
-    """Rows for people, the heading first."""
+    """Return the rows of a table for people, the heading first."""
     heads = ("job", "state", "nodes", "runs", "limit", "starts", "why")
     rows = [(j.id, j.state, j.nodes, j.runs, j.limit, j.starts, j.why) for j in jobs]
     return telling([heads, *rows])
@@ -167,7 +167,7 @@ def _plain(cell: str) -> str:
 
 
 def _ended(code: str) -> str:
-    """`1:0` in words: the exit code, or after the colon the signal."""
+    """Return `1:0` in words. The exit code is before the colon, a signal behind it."""
     if not code or code == "0:0":
         return ""
     status, _, signal = code.partition(":")

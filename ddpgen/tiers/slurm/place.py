@@ -1,4 +1,4 @@
-"""Where a job's Slurm is: on the login node of the spec, else here."""
+"""The machine with a job's Slurm programs: the login node of the spec, else this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ddpgen.tiers.slurm.fields import SlurmJob
 
 @contextlib.contextmanager
 def reach(job: SlurmJob, beside: Path) -> Iterator[Place]:
-    """The login node of the spec, else this machine, `beside` the bundle. Raises TargetUnavailableError."""
+    """Yield the login node of the spec, else this machine. Raise TargetUnavailableError.
+
+    `beside`: the directory that holds the bundle on this machine.
+    """
     if job.login is None:
         yield Place(str(beside))
         return

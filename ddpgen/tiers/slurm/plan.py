@@ -14,8 +14,8 @@ from ddpgen.tiers.slurm.fields import SlurmJob
 
 
 def plan(job: SlurmJob) -> Plan:
-    """The plan of the whole job: its nodes are alike."""
-    # Slurm signals every process; torchrun would end the processes in mid-step.
+    """Return the plan of the whole job, because its nodes are alike."""
+    # Without TERM: Slurm signals every process, and torchrun would answer it by ending its workers in mid-step.
     made = plans.of(job, Own(tuple(_options(job)), signals="SIGINT,SIGQUIT"))
     port, store, url = job.rendezvous.port, made.store, job.checkpoint.url
     if url and job.array:

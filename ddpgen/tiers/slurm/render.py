@@ -1,7 +1,7 @@
 """The tier `slurm`: one batch script for sbatch.
 
-Owns what a job for Slurm may not say, and which values the script is made of. What they mean to sbatch
-and srun is ddpgen/tiers/slurm/directives.py's; Slurm itself is only met by the script.
+Owns the rules for a job on Slurm, and the values of the script's template. directives.py and environment.py in
+this folder have the options of sbatch and srun. Runs no program of Slurm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ddpgen.tiers.slurm.fields import SlurmJob
 
 
 def check(job: SlurmJob) -> Iterator[Conflict]:
-    """What Slurm would refuse, or take for something else."""
+    """Yield the fields that Slurm would refuse or misread."""
     yield from _directives(job)
     yield from _times(job)
     yield from _environment(job)
@@ -79,7 +79,7 @@ def _environment(job: SlurmJob) -> Iterator[Conflict]:
 
 
 def render(job: SlurmJob, plan: Plan, renderer: Renderer) -> list[Artefact]:
-    """slurm.sbatch, and what it sources on the first node and on all of them."""
+    """Return slurm.sbatch, and the files that are sourced on the first node and on all nodes."""
     placed = {**values(job, plan, "slurm.activate.sh"), **_values(job, plan)}
     script = renderer.render("slurm.sbatch.j2", placed)
     artefacts = [Artefact("slurm.sbatch", script, "sbatch {bundle}/slurm.sbatch")]
@@ -104,7 +104,7 @@ def _values(job: SlurmJob, plan: Plan) -> dict[str, Any]:
     nodes = f"{least} to {most}" if least < most else f"{most}"
     directory = pieces(plan.checkpoint_dir)
     task = ("-", Var("SLURM_ARRAY_TASK_ID")) if job.array is not None else ()
-    # Every start but the first one runs this copy of the bundle (train/launch/slurm/directory.py).
+    # Every start after the first one runs this copy of the bundle (train/launch/slurm/directory.py).
     saved = Joined((*directory, *task, "/slurm-bundle-", Var("SLURM_JOB_ID")))
     first = re.match("[0-9]+", job.array or "")
     return {

@@ -1,6 +1,6 @@
-"""Hand a rendered bundle to Slurm: first what sbatch says of it, then the submission itself.
+"""Submit a rendered bundle to Slurm: `sbatch --test-only` first, then the submission itself.
 
-Owns sbatch's command line beyond the directives of the script. sbatch's refusal is shown unchanged.
+Owns sbatch's command line beyond the directives of the script. Shows sbatch's refusal unchanged.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ddpgen.tiers.slurm.place import reach
 
 _SCRIPT = "slurm.sbatch"
 _LOGS = "logs"
-# A busy controller lets sbatch wait, and it has tries of its own.
+# A busy controller makes sbatch wait, and sbatch retries by itself.
 _SUBMIT_S = 180.0
 
 
 def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launched:
     """Submit a copy of `bundle`.
 
-    Raises TargetUnavailableError when sbatch cannot be reached, or refuses; FileTroubleError.
+    Raises TargetUnavailableError if sbatch cannot be reached or refuses the job; FileTroubleError.
     """
     copy = snapshot.take(bundle)
     with reach(job, bundle.absolute().parent) as place:
@@ -51,7 +51,7 @@ def submit(job: SlurmJob, bundle: Path, arguments: Sequence[str]) -> Launched:
 
 
 def _bring(place: Place, copy: Path) -> str:
-    """Have the copy, and a directory of logs, where sbatch is; returns the copy's place there."""
+    """Put the copy and a directory for logs on sbatch's machine, and return the copy's path there."""
     directory, logs = f"{place.beside}/{snapshot.PLACE}/{copy.name}", f"{place.beside}/{_LOGS}"
     if isinstance(place, Login):
         place.facts(scripts.receive(directory, logs))
@@ -67,7 +67,7 @@ def _bring(place: Place, copy: Path) -> str:
 
 
 def _options(place: Place, job: SlurmJob) -> list[str]:
-    # Relative to the copy, so that no % or backslash of a directory's name is taken for a pattern.
+    # Relative to the copy, so that sbatch takes no % or backslash of a directory's name for a pattern.
     pattern = "%x-%A_%a.log" if job.array else "%x-%j.log"
     warning = _measured_warning(place, job)
     signal = [] if warning is None else [f"--signal=B:USR1@{warning}"]
@@ -75,9 +75,9 @@ def _options(place: Place, job: SlurmJob) -> list[str]:
 
 
 def _measured_warning(place: Place, job: SlurmJob) -> int | None:
-    """Seconds before the time limit at which to stop, out of what earlier starts measured.
+    """Return the seconds before the time limit at which to stop, from the times of earlier starts.
 
-    None where the spec says it, or nothing is on record, or more than half of the limit would go.
+    None if the spec sets them, if no times are on record, or if they are more than half of the limit.
     """
     if job.array or any(t is not None for t in (job.warning, job.step_time, job.write_time)):
         return None
@@ -90,7 +90,7 @@ def _measured_warning(place: Place, job: SlurmJob) -> int | None:
 
 
 def _sbatch(place: Place, argv: list[str], directory: str) -> Ran:
-    """Run it; what it says is shown, but for the job's id. Raises TargetUnavailableError."""
+    """Run sbatch and show its output without the job's id. Raise TargetUnavailableError."""
     say(f"+ {place.typed(argv, directory)}")
     answer = place.run(argv, directory, _SUBMIT_S)
     shown = "".join(line for line in answer.said.splitlines(True) if not jobs.submitted(line))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Slurm(Tier[SlurmJob]):
-    """See Tier."""
+    """A Slurm cluster, by a batch script. See Tier."""
 
     model = SlurmJob
 
