@@ -1,4 +1,4 @@
-"""`python3 hosts/driver …` in a bundle: makes the directory it lies in a package, and calls it."""
+"""`python3 hosts/driver …` in a bundle: import this file's directory as a package, and call its main()."""
 
 from __future__ import annotations
 

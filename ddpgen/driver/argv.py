@@ -1,7 +1,7 @@
-"""What the user typed → what is wanted. Pure.
+"""The driver's command line → one command. Pure.
 
-Owns the options and the usage text. Options of ours are looked for in the first place only: what
-follows belongs to the training, which knows its own and refuses all others.
+Owns the options and the usage text. Only the first word may be an option of the driver. All other words
+belong to the training, which refuses options that it does not know.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Ctrl-C stops cleanly on all hosts, a second one kills, a third one ends this com
 still runs on a host then ends by itself, at the latest after the collective timeout.
 Exit code: 0 done, 1 failed, 2 a wrong argument, 69 could not start, 75 stopped cleanly.
 """
-# How many operands each takes at most. --preflight is an argument of the hosts' scripts, but comes alone.
+# The largest number of operands of each option. --preflight is an argument of the hosts' scripts, but must come alone.
 _OPERANDS = {
     "--preflight": 0,
     "--status": 0,
@@ -38,7 +38,7 @@ _OPERANDS = {
 
 
 class UsageError(Exception):
-    """The command line asks for nothing we know; the message says what is wrong."""
+    """The command line is wrong. The message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Wanted:
 
 
 def parse(words: Sequence[str]) -> Wanted:
-    """Raises UsageError."""
+    """Return the command in `words`. Raise UsageError."""
     option, equals, value = words[0].partition("=") if words else ("--", "", "")
     if option not in _OPERANDS:
         return Wanted("run", arguments=tuple(words[1:] if option == "--" else words))

@@ -1,4 +1,4 @@
-"""--status, --stop and --logs: ask every host at once, and say what came of it."""
+"""--status, --stop and --logs: ask every host at once, and show the answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LINES_EACH = 10
 async def ask_all(
     plan: Plan, ssh: Ssh, text: Callable[[Plan, PlannedHost], bytes], within: float
 ) -> tuple[dict[PlannedHost, dict[str, str]], dict[str, str]]:
-    """One text to every host: the facts that it found on each; and by name why the others could not be asked."""
+    """Run a text on every host. Return the facts from each host, and by host name why the others gave none."""
     troubles: dict[str, str] = {}
 
     async def one(host: PlannedHost) -> dict[str, str]:
@@ -45,13 +45,13 @@ async def ask_all(
 
 
 def say_of_hosts(home: Home, said: Mapping[str, str]) -> None:
-    """What is to be said of some hosts, by their names."""
+    """Print messages about hosts. `said`: the message of each host, by its name."""
     for line in folded(said):
         home.screen.say(line)
 
 
 async def status(home: Home) -> int:
-    """The table of --status: 0 when every host could be asked."""
+    """Print the table of --status. Return 0 if every host answered."""
     answers, troubles = await ask_all(home.plan, home.ssh, remote.status, home.pace.check)
     rows, steps = table_of(home.plan, answers, troubles)
     of_job = [f"the job: {_words(max(steps.values(), key=_step))}"] if steps else []
@@ -67,15 +67,15 @@ async def status(home: Home) -> int:
 def table_of(
     plan: Plan, answers: Mapping[PlannedHost, Mapping[str, str]], troubles: Mapping[str, str]
 ) -> tuple[list[tuple[str, ...]], dict[PlannedHost, JobState]]:
-    """Rows for people, the heading first; and what each host says whose script runs and has taken a step."""
+    """Return the rows of the table, the heading first, and the state on each host that runs and has taken a step."""
     steps = dict[PlannedHost, JobState]()
     rows: list[tuple[str, ...]] = [
         ("host", "script runs", "this host", "the job (rank 0 writes it)", "newest checkpoint")
     ]
-    # Hosts may share the directory: the job is gone only when none of them can still run it.
+    # Hosts may share the directory, so the job is gone only if none of them can still run it.
     all_gone = not troubles and all(answer.get("runs") == "no" for answer in answers.values())
     states = {host: read(answer) for host, answer in answers.items()}
-    # An elastic job may come to its end with rank 0 on another host than before.
+    # At the end of an elastic job, rank 0 may be on another host than before.
     ended_on = {
         found.attempt: host.name for host, found in states.items() if found.word != "running"
     }
@@ -113,7 +113,7 @@ def _words(found: JobState) -> str:
 
 
 async def stop(home: Home) -> int:
-    """Ask for a clean stop everywhere: 0 when every host could be asked."""
+    """Ask every host for a clean stop. Return 0 if every host answered."""
     answers, troubles = await ask_all(home.plan, home.ssh, remote.stop, home.pace.check)
     said = {}
     for host, answer in answers.items():
@@ -129,7 +129,7 @@ async def stop(home: Home) -> int:
 
 
 def show_logs(home: Home, host: str | None) -> int:
-    """The newest launch's files and their last lines; with a host, the whole of its file."""
+    """Print the last lines of each file of the newest launch; with `host`, the whole of its file. Return the exit code."""
     names, directory = home.plan.names, home.logs.directory.parent
     if host is not None and host not in names:
         home.screen.say(f"{host} is none of the hosts: {', '.join(names)}")
@@ -148,7 +148,7 @@ def show_logs(home: Home, host: str | None) -> int:
 
 
 def _is_report(line: bytes) -> bool:
-    """True of the line in which a host reports its end to the driver."""
+    """True if the line is a host's report of its end to the driver."""
     return _REPORT.search(line) is not None
 
 
@@ -163,16 +163,16 @@ def _nothing_kept(directory: Path) -> str:
 
 
 def print_out(text: str) -> None:
-    """Print to somebody who may have stopped reading."""
+    """Print to stdout, whose reader may be gone."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains at its end
 
 
 def _whole(path: Path, screen: Screen) -> int:
-    """A host's file, harmless for a terminal; as it is, it lies there for programs."""
+    """Print a host's whole file, made safe for a terminal; programs can read the file itself. Return the exit code."""
     try:
         with open(path, "rb") as file:
             for line in file:
@@ -185,17 +185,17 @@ def _whole(path: Path, screen: Screen) -> int:
 
 
 def _newest(found: JobState) -> str:
-    """The newest checkpoint of a host; of a user's script, the step of what it has saved last."""
+    """Return the newest checkpoint of a host in words; for a user's script, the step of its last save."""
     if found.newest is not None:
         return f"step {found.newest}"
     return f"of step {found.saved[1]}" if found.saved else "none"
 
 
 def _readable(line: str, gone: bool) -> str:
-    """`failed 1f3a… 40 why` without the attempt's id, which is for programs.
+    """Return a status line such as `failed 1f3a… 40 why` without the attempt's id, which is for programs.
 
-    `running` names the step that it started from: without it, or it is read as stuck there. Who is
-    gone, and left that word, had no time for another.
+    `running` names the step of the start. It is left out, because a reader would think that the job is stuck
+    there. `gone`: the process that wrote the line has ended; if the line says `running`, the process was killed.
     """
     match = re.fullmatch(r"(\w+) \S+ (\d+)(?: (.*))?", shown(line.encode()).strip())
     if match is None:

@@ -1,8 +1,7 @@
 """Run other programs. The only module here that does.
 
-Owns their ends: each is in a session of its own, so that a terminal's Ctrl-C does not reach it, and
-none outlives the driver's interest in it. Bytes out are handed on as they come; nothing here waits
-for a reader, a writer or a clock longer than its caller says.
+Owns their ends. Each program is in a session of its own, so that a terminal's Ctrl-C does not reach it, and
+is killed when its caller gives it up. Output is passed on at once. Every wait has the limit that the caller sets.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-# ssh leaves a background process that may keep our pipe open: the end of the program is the end.
+# ssh leaves a background process that may keep our pipe open, so the output ends so long after the program.
 _DRAIN_S = 1.0
 _TERM_S = 2.0
 _KEPT = 4 << 20
@@ -23,14 +22,14 @@ _KEPT = 4 << 20
 
 @dataclass(frozen=True)
 class Completed:
-    """How a program ended; `code` is None when it was not given the time."""
+    """The end of a program. `code` is None if it ran out of time."""
 
     code: int | None
     output: bytes
 
 
 class Child(asyncio.SubprocessProtocol):
-    """One program: words go in, bytes come out, and its end is always seen."""
+    """One running program: its input, its output and its end."""
 
     def __init__(self, hear: Callable[[bytes], None]) -> None:
         self._hear = hear
@@ -44,7 +43,7 @@ class Child(asyncio.SubprocessProtocol):
     async def start(
         cls, argv: Sequence[str], hear: Callable[[bytes], None], cwd: str | None = None
     ) -> Child:
-        """Raises OSError when the program cannot be started."""
+        """Start a program. Raise OSError if it cannot be started."""
         loop = asyncio.get_running_loop()
         _, child = await loop.subprocess_exec(
             lambda: cls(hear),
@@ -83,7 +82,7 @@ class Child(asyncio.SubprocessProtocol):
             self._transport.close()
 
     def say(self, data: bytes) -> bool:
-        """Put `data` on the program's input, sometime. False: it has no input any more."""
+        """Queue `data` for the program's input. Return False if the input is closed."""
         pipe = self._input()
         if pipe is None or pipe.is_closing():
             return False
@@ -91,7 +90,7 @@ class Child(asyncio.SubprocessProtocol):
         return True
 
     def close_input(self) -> None:
-        """The program sees the end of its input once it has read the rest."""
+        """Close the program's input, once it has read the rest."""
         pipe = self._input()
         if pipe is not None and not pipe.is_closing():
             pipe.close()
@@ -101,18 +100,18 @@ class Child(asyncio.SubprocessProtocol):
         return cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
 
     async def ended(self) -> int:
-        """Wait for the end; the exit code, negative for a signal."""
+        """Wait for the end and return the exit code, which is negative for a signal."""
         return await asyncio.shield(self._ended)
 
     async def ended_within(self, seconds: float | None) -> int | None:
-        """The same, but None when it has not come in time."""
+        """Wait for the end, at most so long; return the exit code, or None if time ran out."""
         # Before Python 3.12 wait_for forgets a cancellation that comes in the same moment as the end:
         # https://github.com/python/cpython/issues/86296
         await asyncio.wait([self._ended], timeout=seconds)
         return self._ended.result() if self._ended.done() else None
 
     async def kill(self) -> None:
-        """End the program and what it started, with a moment to tidy up."""
+        """End the program and its children: SIGTERM first, and SIGKILL after _TERM_S."""
         for number, timeout_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _TERM_S)):
             if self._ended.done():
                 return
@@ -133,9 +132,9 @@ async def run(
     cwd: str | None = None,
     show: Callable[[bytes], None] | None = None,
 ) -> Completed:
-    """One program from start to end, at most `within` seconds; `show` gets what it says, as it comes.
+    """Run a program with `said` as its input, for at most `within` seconds. `show` gets its output at once.
 
-    It is ended, too, when the caller is cancelled. Raises OSError.
+    A cancelled caller ends it as well. Raises OSError.
     """
     heard = bytearray()
 

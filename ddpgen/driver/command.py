@@ -1,4 +1,4 @@
-"""main(): from what was typed to an exit code. Puts the parts together and decides nothing."""
+"""main(): the driver's command line → an exit code. Puts the parts together and decides nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FILES = 4096
 
 
 def main(words: Sequence[str], bundle: str, pace: Pace | None = None) -> int:
-    """Do what `words` ask for with the bundle at `bundle`; the exit code."""
+    """Carry out the command in `words` with the bundle at `bundle`, and return the exit code."""
     try:
         wanted = parse(words)
     except UsageError as error:
@@ -64,13 +64,13 @@ def _complain(message: str, code: int) -> int:
 
 
 def _be_ready() -> None:
-    # Three pipes and a file for each host: macOS begins with 256 in all.
+    # Each host takes three pipes and a file; macOS allows 256 of them by default.
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         enough = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
         if soft != resource.RLIM_INFINITY and soft < enough:
             resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
-    # In the background of a terminal that minds, we write all the same.
+    # A background job keeps writing, even if the terminal would stop it for that (stty tostop).
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)
 
@@ -94,7 +94,7 @@ async def _do(wanted: Wanted, bundle: Path, ours: Plan, ssh: Ssh, pace: Pace) ->
 
 
 async def _hang_up(ours: Plan, ssh: Ssh) -> None:
-    """End the shared connections, all at once; those that do not answer end by themselves."""
+    """End the shared connections, all at once. One that does not answer ends by itself later."""
     open_ones = [host for host in ours.hosts if ssh.socket(host).exists()]
     commands = (run(ssh.hang_up(host), b"", _HANG_UP_S) for host in open_ones)
     await asyncio.gather(*commands, return_exceptions=True)

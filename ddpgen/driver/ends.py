@@ -1,4 +1,4 @@
-"""How hosts ended: what an exit means, who is to blame, and what that makes the whole. Pure."""
+"""The ends of hosts: the meaning of an exit, the host that caused the others' ends, and the result of the run. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DONE, FAILED, USAGE, NO_START, STOPPED = 0, 1, 2, 69, 75
-SSH_FAILED = 255  # ssh's own; the host scripts never end with it
+SSH_FAILED = 255  # ssh's own exit code; the hosts' scripts never end with it
 
-# The last line of a host's supervisor begins so: then come the launch's token and JSON (train/launch/hosts.py).
+# The last line of a host's supervisor begins so. The launch's token and JSON follow (train/launch/hosts.py).
 END_MARK = "ddpgen-end "
 _CONSEQUENCE = re.compile(r"\b(?:lost|timed out waiting for) (?:a|the|its) peer")
 _SOURCE = re.compile(r"(?:^|The last crash: )([^\s:]+): ")
@@ -24,14 +24,14 @@ _STATES = {DONE: "done", STOPPED: "stopped", USAGE: "refused", NO_START: "refuse
 
 @dataclass(frozen=True)
 class End:
-    """The end of one host's script. `forced`: it came after we said kill."""
+    """The end of one host's script. `forced`: it came after the driver sent kill."""
 
     host: str
     state: str  # done stopped failed refused crashed lost killed
     code: int | None
     reason: str
     forced: bool = False
-    follows: bool = False  # it said that it lost a peer: the peer's end is the cause
+    follows: bool = False  # its reason is a lost peer, so the peer's end is the cause
 
     @property
     def good(self) -> bool:
@@ -40,16 +40,18 @@ class End:
 
 @dataclass(frozen=True)
 class Report:
-    """The end of a host as its supervisor reports it. `crashed`: a restart may cure it; `reason`: why it ended."""
+    """The end of a host as its supervisor reports it. `crashed`: a restart may cure it."""
 
     crashed: bool
     reason: str
 
 
 class Evidence:
-    """Listens to a host's lines. `report` comes from the host's supervisor, in the line with `token`, which no other
-    program knows; it is None until then. `last`, the last line of ddpgen's own, and `ssh`, the last one of ssh's, are for
-    display only."""
+    """The facts in a host's lines about its end.
+
+    `report` comes from the host's supervisor, in the line with `token`, which no other program knows; until then it
+    is None. `last` is the last line that ddpgen printed, and `ssh` the last one of ssh. Both are for display only.
+    """
 
     def __init__(self, token: str = "") -> None:
         self._mark = f"{END_MARK}{token} "
@@ -57,10 +59,10 @@ class Evidence:
         self.last = self.ssh = ""
 
     def add(self, line: str) -> bool:
-        """One line of the host's output, as shown. False where it is the report, which is for the driver alone."""
+        """Take one line of the host's output. Return False if it is the report, which is not shown to the user."""
         _, mark, text = line.partition(
             self._mark
-        )  # behind what a program has left without an end of line
+        )  # a program's output without a newline may stand before it
         if mark:
             self.report = _report(text)
             return False
@@ -80,12 +82,12 @@ def _report(text: str) -> Report | None:
 
 
 def judged(host: str, code: int, evidence: Evidence, forced: bool) -> End:
-    """What the exit of a host's ssh says."""
+    """Return the end of a host from the exit code of its ssh and from its lines."""
     if code == SSH_FAILED or code < 0:
         what = f"ssh was killed by signal {-code}" if code < 0 else evidence.ssh
         reason = f"the connection was lost: {what}" if what else _SILENT
         return End(host, "lost", code, reason, forced)
-    # A script that ended before its supervisor began, or was killed, leaves no report.
+    # A script leaves no report if it was killed, or ended before its supervisor began.
     report = evidence.report or Report(crashed=True, reason="")
     reason = report.reason or evidence.last
     if code in _STATES:
@@ -95,12 +97,12 @@ def judged(host: str, code: int, evidence: Evidence, forced: bool) -> End:
 
 
 def culprit(ends: Sequence[End]) -> End | None:
-    """The end that the others follow from; `ends` are in order of time."""
+    """Return the end that caused the others; None if all are good. `ends` are in order of time."""
     bad = [end for end in ends if not end.good]
     first = _first(bad)
     if first is None:
         return None
-    # A reason that came from another host begins with its name, and so does the crash that a verdict quotes.
+    # A reason that came from another host begins with that host's name. So does a crash that a failure quotes.
     by_host = {end.host: end for end in bad}
     sources = [by_host[name] for name in _SOURCE.findall(first.reason) if name in by_host]
     return sources[-1] if sources else first
@@ -118,7 +120,7 @@ def _first(bad: Sequence[End]) -> End | None:
 
 
 def exit_code(ends: Sequence[End], blamed: End | None, elastic: bool) -> int:
-    """What the driver ends with, from the last end of each host."""
+    """Return the driver's exit code, from the last end of each host."""
     states = {end.state for end in ends}
     ended = states - {"lost", "crashed"} if elastic else states
     if ended and ended <= {"done", "stopped"}:
@@ -129,9 +131,9 @@ def exit_code(ends: Sequence[End], blamed: End | None, elastic: bool) -> int:
 
 
 def may_start_again(ends: Sequence[End], launcher: str, lost_head: str | None) -> bool:
-    """Whether what ended may be started anew: a crash or a loss, and nobody gave a verdict.
+    """True if the driver may start all hosts again: each end is a crash or a loss, and none is final.
 
-    `lost_head`: in an elastic job only the loss of this host, its head, is a reason to.
+    `lost_head`: the head of an elastic job, whose end is the only reason for a new start there.
     """
     own = [end for end in ends if not end.forced or end.state == "lost"]
     if any(end.state not in ("crashed", "lost", "killed") for end in ends) or not own:

@@ -1,8 +1,8 @@
-"""--fetch: bring the newest checkpoints and the metrics home, whole or not at all.
+"""--fetch: copy the newest checkpoints and the metrics to this machine, whole or not at all.
 
-Owns where they go and what may replace what: nothing of the user's is deleted, and nothing is
-replaced that the new file does not continue. What comes over the wire goes into a staging directory,
-which a cut connection leaves for the next attempt; whole checkpoints are renamed out of it.
+Owns their places here, and which file may replace another: no file of the user's is deleted, and a file is
+replaced only by one that continues it. rsync copies into a staging directory, which stays after a lost
+connection, so that the next fetch goes on with it. Whole checkpoints are renamed out of it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from .session import Home
 
 MARKER, METRICS, MANIFEST = "checkpoint.json", "metrics.jsonl", "manifest.json"
 _SMALL = (METRICS, MANIFEST, "progress.json", "status", "best.json")
-BUNDLES = "bundles"  # what ran, as manifest.json names it
+BUNDLES = "bundles"  # archives of the bundles that ran; manifest.json names them
 PROBE = "probe.json"
 _STEP = re.compile(r"step-\d{9,}")
 _STAGE = ".fetched"
 # A job that runs from a directory touches its lock every 5 s.
 _LIVE_S = 60.0
-_VANISHED = 24  # rsync: a file went away meanwhile, as the job prunes old checkpoints
+_VANISHED = 24  # rsync's code if a file vanished meanwhile, because the job deletes old checkpoints
 
 
 class RefusedError(Exception):
-    """Nothing was changed at home; the message says why."""
+    """The fetch was refused and nothing here was changed. The message has the reason."""
 
 
 async def fetch(home: Home, operand: str | None) -> int:
-    """From the host with the newest checkpoint into the directory `operand`; the exit code."""
+    """Fetch from the host with the newest checkpoint into the directory `operand`, and return the exit code."""
     plan, say = home.plan, home.screen.say
     target = Path(operand or home.bundle.parent / "checkpoints" / plan.name).absolute()
     answers, troubles = await ask_all(plan, home.ssh, remote.status, home.pace.check)
@@ -88,7 +88,10 @@ async def fetch(home: Home, operand: str | None) -> int:
 
 
 async def _bring_probe(home: Home, hosts: Iterable[PlannedHost]) -> Path | None:
-    """A probe has no checkpoint: its figures are with rank 0, on whichever host that was. The file here, if any."""
+    """Copy probe.json from the host that was rank 0, which may be any; return the copy, or None if no host has one.
+
+    A probe writes no checkpoint by which its host could be found.
+    """
     stage = home.ssh.private / "probe"
     stage.mkdir()
     for host in hosts:
@@ -98,7 +101,7 @@ async def _bring_probe(home: Home, hosts: Iterable[PlannedHost]) -> Path | None:
 
 
 def _place_probe(probe: Path, target: Path, screen: Screen) -> int:
-    """The exit code."""
+    """Put a probe's figures into `target`, and return the exit code."""
     try:
         target.mkdir(parents=True, exist_ok=True)
         shutil.copy(probe, target / PROBE)
@@ -112,7 +115,7 @@ def _place_probe(probe: Path, target: Path, screen: Screen) -> int:
 async def _bring(
     home: Home, host: PlannedHost, stage: Path, files: list[str], directories: list[str]
 ) -> None:
-    """Copy what matches of a host's checkpoints, and nothing else, into the stage. Raises RefusedError."""
+    """Copy the matching files of a host's checkpoint directory, and no others, into the stage. Raise RefusedError."""
     if not files:
         return
     choice = [f"--include={pattern}" for pattern in (*directories, *files)]
@@ -137,7 +140,7 @@ def _refuse_live(target: Path) -> None:
 
 
 def _refuse_other_run(stage: Path, target: Path) -> None:
-    """The same step with another content is another run's: never to be mixed."""
+    """Raise RefusedError if a step in `target` has another content: then it is another run's, and must not be mixed."""
     for name in _steps(stage):
         ours = target / name / MARKER
         if ours.exists() and ours.read_bytes() != (stage / name / MARKER).read_bytes():
@@ -149,13 +152,13 @@ def _refuse_other_run(stage: Path, target: Path) -> None:
 
 
 def _steps(stage: Path) -> list[str]:
-    """Checkpoints in the stage whose marker has come."""
+    """Return the checkpoints in the stage whose marker has arrived."""
     names = sorted(name for name in os.listdir(stage) if _STEP.fullmatch(name))
     return [name for name in names if (stage / name / MARKER).is_file()]
 
 
 def _place(stage: Path, target: Path, wanted: list[str], screen: Screen) -> None:
-    """Give whole checkpoints their names, and put the metrics and what belongs to them in their place."""
+    """Move whole checkpoints, the metrics and the files that belong to them from the stage to `target`."""
     brought = []
     for name in wanted:
         fault = _fault(stage / name)
@@ -182,7 +185,7 @@ def _place(stage: Path, target: Path, wanted: list[str], screen: Screen) -> None
 
 
 def _fault(directory: Path) -> str:
-    """Why this is not a whole checkpoint, or "". The marker holds the sums of the other files."""
+    """Return why this is not a whole checkpoint, or "". The marker holds the sha256 of the other files."""
     try:
         files = json.loads((directory / MARKER).read_bytes())["files"]
         for name, expected in files.items():

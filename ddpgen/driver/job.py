@@ -1,7 +1,7 @@
-"""The job as a whole: prepare all, start all, and bring all to an end together.
+"""The job as a whole: prepare all hosts, start them, and end them together.
 
-Owns every decision: when the others have to end, who is tried again, when all start anew. It asks
-sessions to do things, and they report their ends; the pure judgements are in ends.py.
+Owns every decision: when the other hosts must end, which host is tried again, when all start again. Sessions
+carry the decisions out and report their ends; the pure judgements are in ends.py.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _ASKED = (
 
 
 class DriverRun:
-    """One run of the driver: all hosts are prepared and started, as often as it takes, until the last end."""
+    """One run of the driver: prepare and start all hosts, again if needed, until the last one ends."""
 
     def __init__(self, home: Home, arguments: tuple[str, ...]) -> None:
         self._home, self._arguments = home, arguments
         self._plan, self._pace = home.plan, home.pace
-        # None: look at the deadline again.
+        # None: the deadline may have changed.
         self._events: asyncio.Queue[End | None] = asyncio.Queue()
         report = self._events.put_nowait
         self._sessions = {host.name: Session(host, home, report) for host in home.plan.hosts}
@@ -49,20 +49,20 @@ class DriverRun:
         self._crashes: Counter[str] = Counter()
         self._returned: set[str] = set()
         self._asked = 0  # 1 stop, 2 kill, 3 leave
-        self._signals: dict[str, float] = {}  # when each came last
-        self._troubles: dict[str, str] = {}  # who is not ready for a start, and why
+        self._signals: dict[str, float] = {}  # the time of the last one of each kind
+        self._troubles: dict[str, str] = {}  # by name of a host, why it is not ready for a start
         self._deadline: float | None = None
         self._killed = self._settled = False
         self._restarted = 0
         self._newest = -1
 
     async def run(self) -> int:
-        """From nothing to the last table; the exit code."""
+        """Run the job to its end, show the last table, and return the exit code."""
         loop = asyncio.get_running_loop()
         for name in ("INT", "TERM", "HUP"):
             number = getattr(signal, f"SIG{name}")
             if name == "HUP" and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup: it is to live on when the terminal closes
+                continue  # nohup: the driver must survive the closing of the terminal
             loop.add_signal_handler(number, self._on_signal, name)
         loop.add_signal_handler(signal.SIGTSTP, self._on_pause)
         try:
@@ -81,7 +81,7 @@ class DriverRun:
     # --- before the start ---------------------------------------------------------------------
 
     async def _prepare_first(self) -> set[str]:
-        """The hosts to start: all of them, or as many as are enough for an elastic job, or nobody."""
+        """Return the hosts to start: all of them, or enough for an elastic job, or none."""
         self._say(f"looking at {len(self._sessions)} hosts and sending them the bundle")
         looked = await self._prepare(self._sessions)
         self._newest = max((found.newest for found in looked.values()), default=-1)
@@ -102,7 +102,7 @@ class DriverRun:
         return NO_START
 
     async def _prepare(self, names: Iterable[str]) -> dict[str, Looked]:
-        """Prepare hosts all at once, unless a stop comes; who is ready. The others are in `_troubles`."""
+        """Prepare hosts at once and return those that are ready. `_troubles` gets the others. A stop cancels it."""
         tasks = {asyncio.create_task(self._sessions[name].prepare()): name for name in names}
         self._stoppable = list(tasks)
         pending = set(tasks)
@@ -122,7 +122,7 @@ class DriverRun:
         return found
 
     async def _prepare_enough(self) -> dict[str, Looked]:
-        """Prepare again and again until enough hosts are ready, or nobody."""
+        """Prepare hosts until enough are ready, and return them; {} after a stop or Pace.again seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._pace.again
         ready: dict[str, Looked] = {}
@@ -190,10 +190,10 @@ class DriverRun:
         self._running.discard(end.host)
         self._ends.append(end)
         if end.good:
-            # The job has come to its end: nobody is fetched back for it.
+            # The job has come to its end, so no host is started again for it.
             self._settled = True
             if end.state == "stopped" and not (self._asked or self._plan.elastic):
-                # Stopped before the rendezvous, it could not stop the others.
+                # It may have stopped before the rendezvous, when it could not stop the others.
                 self._send_to_all("stop")
             self._within(self._pace.exit_barrier)
         elif not self._killed:
@@ -202,10 +202,10 @@ class DriverRun:
                 self._end_the_others(end)
 
     def _goes_on_without(self, end: End) -> bool:
-        """Whether an elastic job lives on; then the host is looked for."""
+        """True if an elastic job goes on; then the lost host is tried again, within `restarts`."""
         name, losses = end.host, {"lost", "crashed"}
         if name in self._returned:
-            losses.add("refused")  # what it ran before its loss may not have ended yet
+            losses.add("refused")  # its script from before the loss may not have ended yet
         if not self._plan.elastic or self._asked or self._settled or end.state not in losses:
             return False
         if name == self._head or len(self._running) < self._plan.enough:
@@ -219,12 +219,12 @@ class DriverRun:
         return True
 
     async def _try_again(self, name: str) -> None:
-        """Until the host is back; whoever has an interest in this not going on cancels it."""
+        """Try to start the host until it is back. An end of the job cancels this task."""
         session, shown = self._sessions[name], ""
         while True:
             await asyncio.sleep(self._pace.retry)
             try:
-                # Where hosts share the directory, the others' job holds it: it has all files.
+                # If hosts share the directory, the other hosts' scripts hold it, and it has all files.
                 if not (await session.look()).in_use:
                     await session.send_bundle()
             except Trouble as trouble:
@@ -244,10 +244,10 @@ class DriverRun:
         if end.state == "lost" and not self._plan.restartable:
             self._send_to_all(
                 "stop"
-            )  # it may still train out there: then all end with a checkpoint
+            )  # the lost host may still train; then all end with a checkpoint
         if self._running:
             names = ", ".join(sorted(self._running)[:_NAMED])
-            # Who cannot start says so in a moment; others may have reasons of their own to give.
+            # Hosts that cannot start either report that soon. After any other end, hosts get longer for their reasons.
             within = self._pace.refused if end.state == "refused" else self._pace.alone
             self._say(f"ending the others, within {within:.0f} s: {names}")
             self._within(within)
@@ -305,7 +305,7 @@ class DriverRun:
     # --- after it ended -----------------------------------------------------------------------
 
     async def _prepare_again(self) -> set[str]:
-        """The hosts to start anew, or nobody; the head may be another one then."""
+        """Return the hosts to start again, or none. An elastic job gets another head."""
         plan = self._plan
         lost_head = self._head if plan.elastic else None
         if self._asked or not may_start_again(self._ends, plan.launcher, lost_head):

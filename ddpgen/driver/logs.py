@@ -1,7 +1,7 @@
 """Every host's output in a file on this machine, byte for byte.
 
-Owns logs/<name>/<launch>/<host>.log beside the bundle, and finding the newest. A disk that is full, or
-a place that cannot be written, is reported once and costs lines, never the run.
+Owns logs/<name>/<launch>/<host>.log in the directory that holds the bundle, and finding the newest. A full disk or
+an unwritable directory is reported once. It loses lines of the log, and never ends the run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TAIL = 64 * 1024
 
 
 class Logs:
-    """The files of one launch; the directory is made with the first of them."""
+    """The files of one launch. The first of them creates the directory."""
 
     def __init__(self, directory: Path, say: Callable[[str], None]) -> None:
         self.directory, self._say = directory, say
@@ -28,7 +28,7 @@ class Logs:
         self._append(f"{host}.log", data)
 
     def note(self, text: str) -> None:
-        """Keep a message of the driver's own: the terminal may be gone when it comes to the end."""
+        """Keep a message of the driver's own, because the terminal may be gone at the end."""
         self._append("driver.txt", text.encode("utf-8", "replace") + b"\n")
 
     def _append(self, name: str, data: bytes) -> None:
@@ -49,7 +49,7 @@ class Logs:
 
 
 def launches(directory: Path) -> list[Path]:
-    """The launches below `directory`, the newest first."""
+    """Return the directories of the launches in `directory`, the newest first."""
     try:
         names = sorted(name for name in os.listdir(directory) if _LAUNCH.fullmatch(name))
     except OSError:
@@ -58,7 +58,7 @@ def launches(directory: Path) -> list[Path]:
 
 
 def newest(directory: Path) -> Path | None:
-    """The newest launch in which a host said something: one that never started hides no other."""
+    """Return the newest launch with a line from a host. One that never started does not hide an earlier one."""
     return next((launch for launch in launches(directory) if _heard(launch)), None)
 
 
@@ -69,7 +69,7 @@ def _heard(launch: Path) -> bool:
 
 
 def tail(path: Path, count: int) -> list[bytes]:
-    """The last lines of a file, none when there is no such file."""
+    """Return the last lines of a file; [] if there is no such file."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         return file.read().splitlines()[-count:]

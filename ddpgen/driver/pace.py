@@ -1,4 +1,4 @@
-"""How long the driver waits for what, in seconds: one value, so that a test can be faster."""
+"""The driver's time limits in seconds, in one value, so that a test can be faster."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pace:
-    """Each is a bound on a silence, never a delay when all is well."""
+    """The time limits. Each bounds a silence, and delays nothing if all is well."""
 
-    # Two signals of a kind in this time are one: `timeout` passes a Ctrl-C on that the terminal has sent as well.
+    # Two signals of a kind within this time count as one: the terminal sends a Ctrl-C, and `timeout` passes it on too.
     same: float = 0.5
-    # Hosts take 45 s without a word as the driver's death.
+    # Interval of the beats: a host that hears nothing for 45 s takes the driver for dead.
     beat: float = 5.0
-    # Connect (10 s, more through jump hosts), log in, look around.
+    # To connect (10 s, more through jump hosts), log in and look at the host.
     check: float = 45.0
-    # rsync ends when nothing moved for this long; a slow wire may take its time.
+    # rsync ends if no byte moves for this long; a slow transfer may take any time.
     stall: float = 60.0
-    # Who has not answered yet is named this often.
+    # Interval at which the driver names hosts that have not answered yet.
     remind: float = 10.0
-    # A host has failed: the others often know why, and end by themselves.
+    # After a host has failed: the others often know why, and end by themselves in this time.
     alone: float = 10.0
-    # A host cannot start at all: the others report what else is wrong in this time.
+    # After a host could not start: the others report their own faults in this time.
     refused: float = 3.0
-    # After `kill`; a connection that is silently dead is noticed within this, too.
+    # After `kill`. A connection that died silently is noticed in this time, too.
     kill: float = 40.0
-    # One host is done: the others leave torchrun's exit barrier (300 s) at the latest.
+    # After one host is done: the others leave torchrun's exit barrier after 300 s at the latest.
     exit_barrier: float = 360.0
-    # An elastic job looks for its lost hosts.
+    # Interval at which an elastic job tries to start its lost hosts.
     retry: float = 10.0
-    # Hosts that are to start anew may have to reboot, or get rid of what still runs there.
+    # Before a new start, hosts may have to reboot, or end processes that still run.
     again: float = 120.0
-    # What the screen still has to show at the end, with nothing moving.
+    # For the rest of the screen's lines at the end, if the terminal takes none of them.
     flush: float = 5.0
 
 
-# After three times as long as it took before, and some seconds for a checkpoint or an evaluation. A first step
-# may take long.
+# A step is overdue after three times the last step's time, and not before 10 s, because a checkpoint or an evaluation
+# takes some seconds. A first step may take 60 s.
 _STILL_S, _STILL_TIMES, _FIRST_S = 10.0, 3, 60.0
 
 
 def overdue(age: float, usual: float) -> bool:
-    """Whether the next step is, `age` seconds after the last one, which took `usual` (0: not known)."""
+    """True if the next step is overdue, `age` seconds after the last one. `usual`: the time of that step, 0 if unknown."""
     return age > (max(_STILL_S, _STILL_TIMES * usual) if usual else _FIRST_S)

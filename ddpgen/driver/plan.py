@@ -1,7 +1,6 @@
-"""hosts.json → frozen values, and where things lie on a host. Pure.
+"""hosts.json → frozen values, and the paths on a host. Pure.
 
-Paths come out as bash in a login directory understands them, without expanding anything: `~/x` becomes
-`./x`, so quoting is all they still need.
+Paths are for bash in the login directory, where `~/x` becomes `./x`. So they need no expansion, only quotes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PlannedHost:
-    """One machine: how ssh reaches it, and where the job lives there."""
+    """One machine: its ssh destination, and the directory of the job there."""
 
     name: str
     ssh: str
@@ -22,8 +21,11 @@ class PlannedHost:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole of hosts.json. `elastic`: the least and the largest number of hosts. `locked`: each installs what
-    the lock lists."""
+    """The content of hosts.json.
+
+    `elastic`: the least and the largest number of hosts. `locked`: each host installs the packages of the version
+    lock.
+    """
 
     name: str
     launcher: str
@@ -41,20 +43,20 @@ class Plan:
 
     @property
     def enough(self) -> int:
-        """How many hosts a start needs."""
+        """The number of hosts that a start needs."""
         return self.elastic[0] if self.elastic else len(self.hosts)
 
     @property
     def restartable(self) -> bool:
-        """Whether the driver may start all anew; else torchrun's own restarts are all there are."""
+        """True if the driver may start all hosts again; else torchrun makes all restarts."""
         return self.elastic is not None or self.launcher in ("torchrun-static", "env")
 
     def bundle(self, host: PlannedHost) -> str:
-        """Where the bundle lies on `host`."""
+        """Return the bundle's directory on `host`."""
         return f"{at_login(host.dir).rstrip('/')}/{self.name}"
 
     def checkpoints(self, host: PlannedHost) -> str:
-        """Where the checkpoints lie on `host`; a relative place starts from the host's dir."""
+        """Return the checkpoint directory on `host`. A relative path starts from the host's `dir`."""
         place = self.checkpoint_dir
         if place == "~" or place.startswith(("/", "~/")):
             return at_login(place)
@@ -62,7 +64,7 @@ class Plan:
 
 
 def at_login(path: str) -> str:
-    """`path` for a shell that stands in the login directory."""
+    """Return `path` for a shell in the login directory."""
     if path.startswith("/"):
         return path
     path = "" if path == "~" else path.removeprefix("~/")
@@ -70,7 +72,7 @@ def at_login(path: str) -> str:
 
 
 def read(text: str) -> Plan:
-    """Raises ValueError, KeyError or TypeError for what ddpgen has not written."""
+    """Return the plan in hosts.json. Raise ValueError, KeyError or TypeError if ddpgen did not write it."""
     data = json.loads(text)
     hosts = tuple(
         PlannedHost(h["name"], h["ssh"], h["dir"], h["script"]) for h in data.pop("hosts")

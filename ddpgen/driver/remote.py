@@ -1,8 +1,8 @@
 """The texts sent to `bash -s` on a host. Pure.
 
-Owns every word of shell that runs remotely, outside of the bundle. Each text is one { …; }, so that
-bash has all of it before it runs any: half a text after a cut connection does nothing. bash 3.2
-understands them. Values enter through quote() only.
+Owns every word of shell that runs on a host and is not in the bundle. Each text is one { …; }. So bash
+runs it only when it has all of it, and half a text of a lost connection has no effect. bash 3.2 is enough.
+Values enter through quote() only.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ QUIET = "let its ~/.bashrc begin with `[[ $- == *i* ]] || return`"
 
 
 def quote(text: str) -> str:
-    """`text` as one word of bash, byte for byte. Raises ValueError for a NUL."""
+    """Return `text` as one word of bash, byte for byte. Raise ValueError for a NUL."""
     if "\0" in text:
         raise ValueError("a NUL character cannot be passed to a program")
     return "'" + text.replace("'", "'\\''") + "'"
 
 
 def facts(output: bytes) -> dict[str, str]:
-    """What a text of ours found out; a login script's chatter is passed over."""
+    """Return the facts in the output of a text, without the output of login scripts."""
     lines = output.decode("utf-8", "replace").split("\n")
     found = (re.fullmatch(FACT + r" (\S+) ?(.*)", line.rstrip("\r")) for line in lines)
     return {match[1]: match[2] for match in found if match}
 
 
 def troubles(output: bytes) -> str:
-    """What a text of ours complains of, or ""."""
+    """Return the complaints in the output of a text, or ""."""
     lines = output.decode("utf-8", "replace").split("\n")
     said = [line.removeprefix("ddpgen: ") for line in lines if line.startswith("ddpgen: ")]
     return "; ".join(said)
 
 
 def prepare(plan: Plan, host: PlannedHost, need_kib: int) -> bytes:
-    """Look whether the bundle can come here, and make its directory."""
+    """Check that the host can take the bundle, and make its directory."""
     return text({**_values(plan, host), "need": str(need_kib)}, TOOLS, _NEWEST, _PREPARE)
 
 
 def status(plan: Plan, host: PlannedHost) -> bytes:
-    """Find out how this host stands."""
+    """Find out the state of this host and of its checkpoint directory."""
     return text(_values(plan, host), TOOLS, _RUNS, _OF_HOST, LOOK)
 
 
@@ -55,7 +55,7 @@ def stop(plan: Plan, host: PlannedHost) -> bytes:
 def start(
     plan: Plan, host: PlannedHost, environment: Mapping[str, str], arguments: Iterable[str]
 ) -> bytes:
-    """Become the host's script, which inherits the rest of the input: the driver's line."""
+    """Become the host's script. It inherits the rest of the input, which is the driver's connection."""
     exports = "".join(f"export {name}={quote(value)}\n" for name, value in environment.items())
     words = " ".join(quote(word) for word in (host.script, *arguments))
     values = {**_values(plan, host), "script": host.script}
@@ -63,13 +63,13 @@ def start(
 
 
 def install(plan: Plan, host: PlannedHost) -> bytes:
-    """Become the host's script, which only installs what the lock lists."""
+    """Become the host's script, which only installs the packages of the version lock."""
     values = {**_values(plan, host), "script": host.script}
     return text(values, TOOLS, f'{_ENTER}exec bash -- "$script" --install </dev/null\n')
 
 
 def within(directory: str) -> str:
-    """The beginning of a line that runs the command after it in `directory`; `; }` ends it."""
+    """Return the beginning of a line that runs a command in `directory`. The command and `; }` complete it."""
     return f"{{ unset CDPATH; cd -- {quote(directory)} || exit; exec "
 
 
@@ -82,7 +82,7 @@ def _values(plan: Plan, host: PlannedHost) -> dict[str, str]:
 
 
 def text(values: Mapping[str, str], *parts: str) -> bytes:
-    """One text: variables with these values, and parts that begin on lines of their own."""
+    """Return one text: it sets variables to these values and then runs the parts, each on lines of its own."""
     given = "".join(f"{name}={quote(value)}\n" for name, value in values.items())
     body = "".join(part.lstrip("\n") for part in parts)
     return f"{{ ddpgen_whole=yes\n{given}{body}exit\n}}\n".encode("utf-8", "surrogateescape")
@@ -96,7 +96,7 @@ trouble() {{ printf 'ddpgen: %s\n' "$*"; exit 69; }}
 [ "${{ddpgen_whole-}}" = yes ] || trouble "the login shell there read our first line, as by 'read': "{quote(QUIET)}
 """
 
-# Prints the newest whole checkpoint, if there is one: the marker is what makes a directory one.
+# Prints the step of the newest whole checkpoint, if there is one. A directory with a marker is a checkpoint.
 _NEWEST = r"""
 newest() {
   local marker step best=''
@@ -173,8 +173,8 @@ cd -- "$bundle" || trouble "cannot enter $bundle, which was there a moment ago; 
 [ -f "$script" ] || trouble "$bundle holds no $script; start again"
 """
 
-# Whether this host's script runs: the node's lock knows its process, which is the supervisor by now. Its
-# command line has to say so, because after a reboot the number may be another's.
+# Tells whether this host's script runs. The node's lock has the id of its process, which is the supervisor by now.
+# The command line must be a supervisor's, because after a reboot another process may have the id.
 _RUNS = r"""
 runs() {
   local lock=$checkpoints/nodes/$host/lock pid args=''
@@ -200,7 +200,7 @@ fact runs "$(runs)"
 fact node "$( { head -n 1 -- "$checkpoints/nodes/$host/status"; } 2>/dev/null)"
 """
 
-# What a checkpoint directory says.
+# Prints the facts of a checkpoint directory.
 LOOK = (
     _NEWEST
     + r"""

@@ -1,7 +1,7 @@
-"""What the user sees: every host's lines with its name before them, and our own.
+"""The driver's output: every host's lines behind its name, and the driver's own messages.
 
-Owns how bytes become lines fit for a terminal, prefixes, colours and tables. A thread of its own writes: a
-terminal that is slow, paused or gone costs lines on the screen (they are in the logs), never the job a moment.
+Owns the way from bytes to lines that are safe for a terminal, prefixes, colours and tables. A thread of its own
+writes. So a slow, paused or closed terminal never delays the job; it only loses lines, which the logs have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _HELD = 4 << 20
 _WIDEST = 24
-# A line longer than this is given out in pieces; nobody reads it, and memory is not for it.
+# A longer line is shown in pieces. Nobody reads it, and it must not fill the memory.
 LONGEST = 64 * 1024
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 # Control characters, and marks that reverse the reading direction or break lines where we do not.
@@ -25,13 +25,13 @@ _UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 
 
 class Lines:
-    """Cuts a stream at newlines, whatever it is made of."""
+    """Cuts a stream of bytes at newlines, however it arrives."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, without their ends."""
+        """Return the lines that `data` completes, without their newlines."""
         self._rest += data
         if b"\n" not in data and len(self._rest) < LONGEST:
             return []
@@ -43,22 +43,22 @@ class Lines:
         return whole
 
     def end(self) -> list[bytes]:
-        """What came last without a newline, if anything."""
+        """Return the last line if it had no newline; else []."""
         rest, self._rest = bytes(self._rest), bytearray()
         return [rest] if rest else []
 
 
 def shown(line: bytes) -> str:
-    """`line` as a terminal would end up showing it, with nothing that would move its cursor."""
+    """Return `line` as a terminal shows it in the end, without codes that move its cursor."""
     drawn = [part for part in line.split(b"\r") if part]
     text = drawn[-1].decode("utf-8", "replace") if drawn else ""
     return _UNSEEN.sub("?", _ESCAPE.sub("", text))
 
 
 class Screen:
-    """Two outputs, one order. Nothing here blocks the caller, but close(), which is bounded.
+    """Writes to stdout and stderr in one order. Only close() blocks its caller, and that has a time limit.
 
-    `logs`: where all lines of the hosts are kept, for who missed some here.
+    `logs`: the directory that keeps all lines of the hosts. A message names it if lines were not shown.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Screen:
         self._thread.start()
 
     def lines(self, host: str, lines: Sequence[str]) -> None:
-        """Show lines of `host`; those that a slow reader would wait for are counted instead."""
+        """Show lines of `host`. If the terminal is too slow for them, count them instead."""
         data = self._of_host(host, lines)
         with self._changed:
             if self._held + len(data) > _HELD:
@@ -95,12 +95,12 @@ class Screen:
                 self._put(self._out, data)
 
     def quote(self, host: str, lines: Sequence[str]) -> None:
-        """Show lines of `host` as part of a message of ours, where that one goes."""
+        """Show lines of `host` as part of a message of the driver, on stderr."""
         with self._changed:
             self._put(self._err, self._of_host(host, lines))
 
     def say(self, message: str) -> None:
-        """One message of ours, on the error output."""
+        """Show a message of the driver on stderr."""
         lines = (shown(line.encode("utf-8", "replace")) for line in message.split("\n"))
         with self._changed:
             self._put(self._err, "".join(f"ddpgen: {line}\n" for line in lines).encode())
@@ -109,7 +109,7 @@ class Screen:
         self.say("\n".join(table(rows)))
 
     def close(self, timeout_s: float) -> None:
-        """Show what is left, as long as somebody reads."""
+        """Show the remaining lines. Give up after `timeout_s` in which the terminal took none."""
         with self._changed:
             self._put(self._err, b"")
             self._closing = True
@@ -151,14 +151,14 @@ class Screen:
                 written = os.write(fd, rest[:4096])
                 self._written += written
                 rest = rest[written:]
-            except BlockingIOError:  # somebody who shares the terminal made it so
+            except BlockingIOError:  # another program has made the shared terminal non-blocking
                 select.select([], [fd], [], 1.0)
             except OSError:
                 self._dead.add(fd)
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with aligned columns; the last column is as wide as it likes."""
+    """Return the rows as lines with aligned columns. The last column has any width."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -167,7 +167,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def folded(said: Mapping[str, str]) -> list[str]:
-    """Host → message as lines for the user: what several hosts say alike is one line, with their names."""
+    """Return messages by host as lines. Hosts with the same message share one line."""
     hosts: dict[str, list[str]] = {}
     for host, message in said.items():
         hosts.setdefault(message, []).append(host)

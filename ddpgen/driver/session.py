@@ -1,6 +1,6 @@
 """One host: look, send, start, relay, beat, end.
 
-Owns everything that goes to this host and everything that comes from it; there is one writer to its
+Owns everything that goes to this host and everything that comes from it. It is the only writer to the host's
 input. Decides nothing about the job.
 """
 
@@ -30,14 +30,17 @@ _TRIES = 4
 _MARGIN_KIB = 10 * 1024
 
 
-class Trouble(Exception):  # noqa: N818 - what it is called in front of the user
-    """A host cannot take part; the message says why, and what to do."""
+class Trouble(Exception):  # noqa: N818 - the name that users read
+    """A host cannot take part. The message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look at a host found: its newest checkpoint's step, whether a job runs there, and who started it,
-    as far as that is known."""
+    """The facts of one host before a start.
+
+    `newest`: the step of its newest checkpoint, or -1. `in_use`: True if a job runs from its bundle. `by`: who
+    started that job, or "".
+    """
 
     newest: int
     in_use: bool
@@ -46,7 +49,7 @@ class Looked:
 
 @dataclass(frozen=True)
 class Home:
-    """What every command has on this machine."""
+    """The driver's side on this machine, the same for every command."""
 
     plan: Plan
     ssh: Ssh
@@ -57,7 +60,7 @@ class Home:
 
     @cached_property
     def need_kib(self) -> int:
-        """The room that the bundle needs on a host, with a margin."""
+        """The room that the bundle needs on a host, with a margin, in KiB."""
         blocks = 0
         for root, names, files in os.walk(self.bundle):
             names[:] = [name for name in names if name != "__pycache__"]
@@ -80,11 +83,11 @@ class Session:
         self._forced, self._left = False, ""
         self._lines, self._evidence = Lines(), Evidence()
         self._following: asyncio.Task[None] | None = (
-            None  # a task that nobody refers to may be collected
+            None  # keeps a reference, because asyncio may collect a task without one
         )
 
     async def look(self) -> Looked:
-        """Connect, and see whether the job can live there. Raises Trouble."""
+        """Connect, and check that the job can run there. Raise Trouble."""
         self.state = "connecting"
         home = self._home
         text = remote.prepare(home.plan, self.host, home.need_kib)
@@ -97,7 +100,7 @@ class Session:
         return Looked(int(found["newest"] or -1), "in-use" in found, found.get("by", ""))
 
     async def prepare(self) -> Looked:
-        """Look, send the bundle and install. Raises Trouble, also where a job runs from it: its restarts need the files."""
+        """Look, send the bundle and install. Raise Trouble, also if a job runs from it, whose restarts need the files."""
         looked = await self.look()
         if looked.in_use:
             self.state = "in use"
@@ -112,7 +115,10 @@ class Session:
         return looked
 
     async def _install(self) -> None:
-        """Before any host starts: the others would not wait for the slowest. Raises Trouble."""
+        """Install the packages of the version lock. Raise Trouble.
+
+        This comes before any host starts, because the others would not wait for the slowest one.
+        """
         self.state = "installing"
         home = self._home
         outcome = await ask(home.ssh, self.host, remote.install(home.plan, self.host), None)
@@ -124,16 +130,16 @@ class Session:
         self.state = "ready"
 
     async def send_bundle(self) -> None:
-        """Make the host's bundle equal to ours. Raises Trouble."""
+        """Make the host's bundle equal to ours. Raise Trouble."""
         self.state = "sending"
         home = self._home
-        # Where hosts share the directory, another's half a file is not rubbish.
+        # If hosts share the directory, rsync must not delete the file that another host's rsync is writing.
         options = ("--delete", "--filter=P .*.??????", f"--timeout={home.pace.stall:.0f}")
         await send(home.ssh, self.host, home.bundle, self._bundle, options)
         self.state = "ready"
 
     async def start(self, environment: Mapping[str, str], arguments: Iterable[str]) -> None:
-        """Start the host's script; from now on its lines are shown. Raises Trouble."""
+        """Start the host's script, and show its lines from now on. Raise Trouble."""
         token = secrets.token_hex(8)
         self._lines, self._evidence = Lines(), Evidence(token)
         self._forced, self._left = False, ""
@@ -148,20 +154,20 @@ class Session:
         self._following = asyncio.create_task(self._follow(self._child))
 
     def send_command(self, command: str) -> None:
-        """Send stop or kill to the host's supervisor, if there is one."""
+        """Send stop or kill to the host's supervisor, if its script runs."""
         if self._child is not None:
             self._forced = self._forced or command == "kill"
             self._child.say(f"{command}\n".encode())
 
     async def leave(self, why: str) -> None:
-        """Let go of the host: without the driver its script stops by itself, soon."""
+        """Close the connection to the host. Without the driver its script soon stops by itself."""
         if self._child is not None:
             self._left = why
             self._child.close_input()
             await self._child.kill()
 
     async def _follow(self, child: Child) -> None:
-        """Beat until the script has ended, and report that."""
+        """Send beats until the script has ended, and report its end."""
         code = None
         while code is None:
             child.say(b"beat\n")
@@ -187,7 +193,7 @@ class Session:
 
 
 async def ask(ssh: Ssh, host: PlannedHost, text: bytes, within: float | None) -> Completed:
-    """Run one text on a host; again when its door was only crowded. Raises Trouble."""
+    """Run a text on a host; try again if the host had too many connections at once. Raise Trouble."""
     for attempt in range(_TRIES):
         try:
             outcome = await run(ssh.command(host), text, within)
@@ -202,7 +208,7 @@ async def ask(ssh: Ssh, host: PlannedHost, text: bytes, within: float | None) ->
 async def send(
     ssh: Ssh, host: PlannedHost, bundle: Path, directory: str, options: Iterable[str]
 ) -> None:
-    """Have `directory` on a host hold what `bundle` holds here; `options`: more of rsync. Raises Trouble."""
+    """Copy `bundle` to `directory` on a host. `options`: more options of rsync. Raise Trouble."""
     shell = ssh.shell_for_rsync(host, directory)
     command = ["rsync", "-rlpc", "--exclude=__pycache__", *options, *shell, "./", "host:./"]
     try:
@@ -215,7 +221,7 @@ async def send(
 
 
 def why_not(outcome: Completed, ssh: Ssh, host: PlannedHost, within: float) -> str:
-    """Why a text did not do on a host what it should. The text itself says why it fails."""
+    """Return why a text failed on a host: its own complaint, if it printed one, else the cause in ssh's output."""
     first = outcome.output.decode("utf-8", "replace").strip().partition("\n")[0].strip()
     if outcome.code is None:
         after = f" after {first!r}" if first else ""

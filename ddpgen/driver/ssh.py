@@ -1,7 +1,7 @@
-"""Command lines for OpenSSH and rsync, and what to do about ssh's complaints.
+"""Command lines for OpenSSH and rsync, and remedies for ssh's complaints.
 
-Owns the options, the reuse of connections and its private directory. Starts nothing. The user's own
-ssh_config, known_hosts and agent stay in force: jump hosts, ports and keys are theirs to set.
+Owns the options, the shared connections and their private directory. Starts no program. The user's own
+ssh_config, known_hosts and agent stay in force, so users set jump hosts, ports and keys there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from .plan import Plan, PlannedHost
 from .remote import QUIET, quote, within
 
-# The line that gives the reason, and what to do about it; {forget} removes a changed key.
+# The line that has the reason → the remedy. {forget} is the command that removes a changed key.
 _REMEDIES = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -54,7 +54,7 @@ _REMEDIES = (
     ),
     (r"Connection refused", "is sshd running there, and is the port the right one?"),
     (
-        # Not "connect to host X port 22: Connection timed out": that host has answered, and then was silent.
+        # Unlike "connect to host X port 22: Connection timed out": this host answered first, and then was silent.
         r"Connection to \S+ port \d+ timed out",
         "the host answers, and larger packets may not reach it: behind a VPN lower the MTU (ip link set dev NAME mtu 1280)",
     ),
@@ -63,19 +63,19 @@ _REMEDIES = (
         "is it switched on, and is `{by_hand}` right? is the network (the VPN) up?",
     ),
     (r"bash: (?:command )?not found|bash: No such file", "install bash there"),
-    # What is left of a jump host or a ProxyCommand that did not get through.
+    # The last line if a jump host or a ProxyCommand could not connect.
     (
         r"(?i:proxy)|stdio forwarding failed|Connection (?:closed|reset) by|banner exchange",
         "is it switched on, and is `{by_hand}` right?",
     ),
 )
-# A jump host lets in about ten at a time and drops the others: not worth giving up for.
+# A jump host accepts about ten connections at a time and drops the others. A later try succeeds.
 _PASSING = re.compile(r"kex_exchange_identification|ssh_exchange_identification|banner exchange")
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """How this driver calls ssh: `words` begin every command, `private` is for small files."""
+    """The driver's calls of ssh. `words` begin every command; `private` is a directory for small files."""
 
     words: tuple[str, ...]
     options: tuple[str, ...]
@@ -83,20 +83,20 @@ class Ssh:
     private: Path
 
     def command(self, host: PlannedHost) -> list[str]:
-        """Log in and run what comes through the input."""
+        """Log in and run the commands that come through the input."""
         return [*self._to(host, []), "bash -s"]
 
     def by_hand(self, host: PlannedHost) -> str:
-        """What to type to see for oneself."""
+        """Return the command with which a user logs in to see the fault."""
         return shlex.join([*self.words, *self.options, host.ssh])
 
     def complaint(self, output: bytes, host: PlannedHost) -> str:
-        """The line in which ssh said why it could not, with a remedy where one is known."""
+        """Return the line with ssh's reason, and the remedy if we know one."""
         said = _lines(output)
         return self.remedied(output, host) or (said[-1].rstrip(".") if said else "ssh said nothing")
 
     def remedied(self, output: bytes, host: PlannedHost) -> str:
-        """The line for which a remedy is known, with the remedy; else ""."""
+        """Return the line for which we know a remedy, with the remedy; else ""."""
         text, said = output.decode("utf-8", "replace"), _lines(output)
         for pattern, remedy in _REMEDIES:
             decisive = next((line for line in said if re.search(pattern, line)), "")
@@ -114,12 +114,12 @@ class Ssh:
         return self._to(host, ["-O", "exit"])
 
     def socket(self, host: PlannedHost) -> Path:
-        """Where the shared connection of `host` is."""
+        """Return the path of the socket of the shared connection to `host`."""
         return self.private / str(self.numbers[host.name])
 
     def _to(self, host: PlannedHost, more: list[str]) -> list[str]:
-        # ssh takes the first value it meets: what keeps a launch from hanging comes before the
-        # user's options, what they may know better comes after.
+        # ssh takes the first value of an option. Options that keep a launch from hanging come before the user's;
+        # options that users may have a better value for come after.
         sharing = [
             "ControlMaster=auto",
             f"ControlPath={self.socket(host)}",
@@ -138,9 +138,9 @@ class Ssh:
         ]
 
     def shell_for_rsync(self, host: PlannedHost, directory: str) -> list[str]:
-        """rsync's -e, as a script of ours: rsync's own words are sent as all others are.
+        """Return rsync's option -e with a script of ours, which sends rsync's command through the input as well.
 
-        So no login shell parses a path, rsync needs no option for that on either side, and it need
+        So no login shell parses a path, rsync needs no option against that on either side, and it need
         not understand ssh://me@host:2222.
         """
         script = self.private / f"rsync-to-{self.numbers[host.name]}"
@@ -162,13 +162,13 @@ def _lines(output: bytes) -> list[str]:
 
 
 def interrupted(first: str) -> str:
-    """A login shell ended and never began ours. `first`: the first line that it printed."""
+    """Return the message if a login shell ended before it began ours. `first`: the first line that it printed."""
     said = f" said {first!r} and" if first else ""
     return f"the login shell there{said} ended before ours began, by an exit or exec of its own: {QUIET}"
 
 
 def _forget(text: str) -> str:
-    """What removes the key that ssh complains of."""
+    """Return the command that removes the key of which ssh complains."""
     name = re.search(r"Host key for (\S+) has changed", text)
     file = re.search(r"Offending .*key in (.+):\d+", text)
     words = ["ssh-keygen", "-R", *([name[1]] if name else [])]
@@ -181,7 +181,7 @@ def _options(values: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def ready(plan: Plan, environment: Mapping[str, str]) -> Iterator[Ssh]:
-    """Everything to call ssh with; its private directory goes at the end. Raises ValueError."""
+    """Yield the calls of ssh for a plan, and remove the private directory at the end. Raise ValueError."""
     try:
         words = tuple(shlex.split(environment.get("DDPGEN_SSH", "") or "ssh"))
     except ValueError as error:
@@ -200,5 +200,5 @@ def ready(plan: Plan, environment: Mapping[str, str]) -> Iterator[Ssh]:
 
 
 def is_passing(output: bytes) -> bool:
-    """Whether ssh's failure is one of too many connections at once."""
+    """True if ssh failed because the host had too many connections at once."""
     return bool(_PASSING.search(output.decode("utf-8", "replace")))

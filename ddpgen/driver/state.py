@@ -1,4 +1,4 @@
-"""What a checkpoint directory says of its job, as values. Pure."""
+"""The facts of a checkpoint directory → the state of its job, as values. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 
 @dataclass(frozen=True)
 class JobState:
-    """What the files say; None, "" or 0 for what they do not."""
+    """The state of a job, from the files of its checkpoint directory. A value that they lack is None, "" or 0."""
 
     there: str = "no"  # yes, no, closed
     word: str = ""  # the status: running, done, stopped, failed
@@ -24,59 +24,59 @@ class JobState:
     at: int = 0  # the status's step
     reason: str = ""
     newest: int | None = None  # checkpoint
-    saved: tuple[str, int] | None = None  # by a user's script: the path, of which step
+    saved: tuple[str, int] | None = None  # path and step of a user's script's last save
     step: int | None = None  # the newest complete one
-    last_step: int | None = None  # with which the training ends
+    last_step: int | None = None  # the training ends with it
     loss: float | None = None
     losses: Sequence[float] = ()  # of the newest steps; may be nan or inf
     evaluation: str = ""
     steps_per_s: float | None = None
-    slow: tuple[str, float] | None = None  # rank, and the part of a step that others wait for it
+    slow: tuple[str, float] | None = None  # slowest rank; the part of a step others wait for it
     waiting: Sequence[float] = ()  # by rank: the part of a step in which it waits for others
     batches: float = 0.0  # the largest part of a step in which a rank waits for a batch
-    unit: str = ""  # what a step takes in: samples, tokens
+    unit: str = ""  # samples or tokens: the unit of units_per_step
     units_per_step: int = 0
-    longest_step_s: float | None = None  # with what is done before the next one
+    longest_step_s: float | None = None  # up to the beginning of the next one
     write_s: float | None = None  # of a checkpoint
     restarts: int = 0  # of its workers, in this attempt
-    age_s: float | None = None  # of the newest step
-    apart_s: float = 0.0  # the last two steps
-    current: bool = False  # whether that step is of the attempt that holds the directory
+    age_s: float | None = None  # time since the newest step
+    apart_s: float = 0.0  # time between the last two steps
+    current: bool = False  # True if the attempt in the lock took the newest step
     stop_asked: bool = False
-    slurm_job: str = ""  # that holds the directory
+    slurm_job: str = ""  # the job of Slurm that holds the directory
     lock: Mapping[str, Any] | None = None
     starts: str = ""  # of a job of Slurm, in words
 
     @property
     def stands_still(self) -> bool:
-        """Whether the next step of a job that runs is long overdue."""
+        """True if the job runs and its next step is long overdue."""
         return (
             self.word == "running" and self.age_s is not None and overdue(self.age_s, self.apart_s)
         )
 
     @property
     def started_by(self) -> str:
-        """The tier whose run the status is of, or ""; on sky the directory is in the bucket."""
+        """The tier of the run that wrote the status, or "". Never sky, whose directory is in the bucket."""
         if self.of_slurm:
             return "slurm"
         if not self.attempt:
             return ""
-        # run.sh names its launch by the time; hosts whose scripts were started by hand agree on 8 digits.
+        # run.sh names its launch by the time. Hosts whose scripts were started by hand agree on 8 hexadecimal digits.
         by_hosts = re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]+|[0-9a-f]{8}", self.attempt)
         return "hosts" if by_hosts else "local"
 
     @property
     def of_slurm(self) -> str:
-        """The Slurm job that the status is of, or ""."""
+        """The number of the Slurm job that wrote the status, or ""."""
         found = re.fullmatch(r"slurm\.(\d+)(?:_\d+)?\.\d+", self.attempt)
         return found[1] if found else ""
 
 
 def read(facts: Mapping[str, str]) -> JobState:
-    """From what the text found out."""
+    """Return the state from the facts that remote.LOOK prints."""
     line = _LINE.fullmatch(facts.get("status", "").strip())
     told = mapping(facts.get("progress", ""))
-    # Of a start that has not taken a step yet, the one before says nothing.
+    # An attempt that has not taken a step yet finds the line of an earlier one, which tells nothing about it.
     if line and line[1] == "running" and told.get("attempt") != line[2]:
         told = {}
     lock = mapping(facts.get("lock", "")) or None
@@ -147,7 +147,7 @@ def _age(now: str, then: float | None) -> float | None:
 
 
 def _saved(lines: Sequence[str]) -> tuple[str, int] | None:
-    """The newest whole save: one that a framework can go on from, else a file."""
+    """Return the newest whole save: one by a framework's own function, from which it can go on, else any file."""
     rows = [row for row in map(mapping, lines) if row.get("whole") is True]
     for row in [*(row for row in reversed(rows) if row.get("by")), *reversed(rows)]:
         path, step = row.get("path"), _whole(row.get("step"))
@@ -157,7 +157,10 @@ def _saved(lines: Sequence[str]) -> tuple[str, int] | None:
 
 
 def _starts(kept: Mapping[str, Any]) -> str:
-    """How often a job of Slurm has come back, and why; "" for one that has not. Anybody may have written it."""
+    """Return in words how often a job of Slurm has come back and why; "" if it has not.
+
+    The file may have any content, because users can write it.
+    """
     try:
         crashes = sum(ended == "crash" for _, _, ended in kept["starts"])
         requeues = int(kept["starts"][-1][0]) - crashes
@@ -183,7 +186,7 @@ def _number(value: Any) -> float | None:
 
 
 def mapping(text: str) -> dict[str, Any]:
-    """A JSON object that somebody else may have written; {} for anything else."""
+    """Return the JSON object in `text`; {} if it holds anything else, because users can write these files."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
