@@ -1,7 +1,7 @@
-"""The troubleshooting guide, cut into what it says of each code, as plain text.
+"""The troubleshooting guide, cut into one section for each code, as plain text. Pure.
 
-Owns the shape of the guide's sections; what they say is in docs/troubleshooting.md. Knows neither the
-terminal nor what finds the faults. Pure.
+Owns the form of the guide's sections; their text is docs/troubleshooting.md. Knows neither the terminal nor the
+checks that find the faults.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _LINK = re.compile(r"\[([^]]+)\]\(([^)]+)\)")
 
 
 class Section(NamedTuple):
-    """What the guide says of one code: its title, and its text in Markdown."""
+    """The guide's section about one code: its title, and its text in Markdown."""
 
     title: str
     text: str
 
 
 def sections(guide: str) -> Mapping[str, Section]:
-    """All of the guide by code, in its order."""
+    """Return the guide's sections by code, in its order."""
     return {code: Section(title, text.strip()) for code, title, text in _HEADING.findall(guide)}
 
 
 def listing(guide: str) -> str:
-    """Every code with its title, a line each."""
+    """Return a line for each code, with its title."""
     return "\n".join(f"{code:8} {section.title}" for code, section in sections(guide).items())
 
 
 def explained(guide: str, codes: Sequence[str], width: int) -> str:
-    """The sections of these codes in lines of `width` columns; codes in any case, each told once.
+    """Return the sections of these codes, each once, in lines of `width` columns. Upper and lower case are the same.
 
-    Raises Refused for one that is not in the guide.
+    Raises Refused for a code that is not in the guide.
     """
     known = sections(guide)
     for code in codes:
@@ -58,7 +58,7 @@ def _plain(code: str, section: Section, width: int) -> str:
 
 
 def _paragraphs(markdown: str, width: int) -> Iterator[str]:
-    """Prose wrapped and without its marks, commands as they are behind four blanks."""
+    """Yield prose wrapped and without Markdown's marks, and commands unchanged, indented by four spaces."""
     end = 0
     for fenced in _FENCED.finditer(markdown):
         yield from _prose(markdown[end : fenced.start()], width)

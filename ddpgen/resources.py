@@ -1,4 +1,4 @@
-"""Where templates, training module and guide lie: inside the wheel, or beside us in a checkout."""
+"""The paths of the templates, the training module and the guide: inside the wheel, or in a checkout next to ddpgen/."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddpgen.errors import BugError
 
 
 def resource(name: str) -> Path:
-    """The directory `templates` or `train`. Raises BugError for a broken installation."""
+    """Return the directory `templates` or `train`. Raise BugError for a broken installation."""
     found = _find(name)
     if found is None or not found.is_dir():
         raise _missing(f"{name}/")
@@ -17,7 +17,7 @@ def resource(name: str) -> Path:
 
 
 def document(name: str) -> str:
-    """The text of a file of docs/ that travels with us. Raises BugError for a broken installation."""
+    """Return the text of a file of docs/ that is installed with ddpgen. Raise BugError for a broken installation."""
     found = _find(f"docs/{name}")
     if found is None:
         raise _missing(f"docs/{name}")
@@ -35,6 +35,6 @@ def _missing(name: str) -> BugError:
 
 
 def package_files(name: str) -> Iterator[tuple[str, str]]:
-    """The modules of the package ddpgen.`name`, as (file name, text): they are copied, not imported."""
+    """Yield the modules of the package ddpgen.`name` as (file name, text), to copy them without importing them."""
     for path in sorted((Path(__file__).parent / name).glob("*.py")):
         yield path.name, path.read_text("utf-8")

@@ -1,7 +1,7 @@
-"""Words for bash: values that are known now, values known only at run time, and their quoting.
+"""Words for bash: values known now, values known only at run time, and their quoting. Pure.
 
-Owns what a string looks like in a script so that it reaches the program byte for byte. Knows no
-template and no spec; pure.
+Owns the form of a string in a script, in which it reaches the program byte for byte. Knows no template and no
+spec.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ class Var(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """One word made of pieces, some known now and some at run time."""
+    """One word made of pieces, some known now and some only at run time."""
 
     parts: tuple[str | Var, ...]
 
 
 Word = str | Var | Joined
 
-# `{name}`, a placeholder of the supervisor's, is no brace expansion: that takes a comma or two dots.
+# `{name}`, a placeholder of the supervisor, needs no quotes: a brace expansion has a comma or two dots.
 _SAFE = re.compile(
     r"(?:[A-Za-z0-9_@%+:,./-]|\{[a-z_]+\})(?:[A-Za-z0-9_@%+=:,./-]|\{[a-z_]+\})*", re.ASCII
 )
 _OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9-]*=", re.ASCII)
-# Control characters, line separators and marks that reverse the reading direction: a script that is
-# read by people must not contain them raw. The set is spelled out, because str.isprintable()
-# changes with the Python version and the same spec has to give the same bytes everywhere.
+# Control characters, line separators and marks that reverse the reading direction. People read the script, so it
+# must not contain them raw. The set is spelled out, because str.isprintable() changes with the Python version and
+# the same spec has to give the same bytes everywhere.
 _UNSEEN = re.compile("[\x01-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 _WIDTH = 110
 _SHORT = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 
 
 def quote(word: Word) -> str:
-    """`word` as bash source that expands to exactly that one word.
+    """Return `word` as bash source that expands to exactly that one word.
 
-    Raises ValueError for what no argument can hold: a NUL, or half of a surrogate pair.
+    Raises ValueError for a character that no argument can hold: a NUL, or half of a surrogate pair.
     """
     if isinstance(word, Var):
         return f'"${word.name}"'
@@ -54,32 +54,36 @@ def quote(word: Word) -> str:
 
 
 def at_home(path: str) -> Word:
-    """A path of the host, its home filled in there and not here."""
+    """Return a path whose ~ the host replaces by its own home."""
     if path == "~":
         return Var("HOME")
     return Joined((Var("HOME"), path[1:])) if path.startswith("~/") else path
 
 
 def pieces(word: Word) -> tuple[str | Var, ...]:
-    """What a word is made of, to be joined with more."""
+    """Return the pieces of a word, to be joined with more."""
     return word.parts if isinstance(word, Joined) else (word,)
 
 
 def directive(option: str) -> str:
-    """An option of sbatch as it stands behind #SBATCH, which is not bash. The spec admits nothing else that
-    sbatch would misread (tiers/slurm/fields.py)."""
+    """Return an option of sbatch for a line of #SBATCH, which is not bash.
+
+    Only a space needs quotes: the spec refuses all other characters that sbatch would misread (tiers/slurm/fields.py).
+    """
     name, _, value = option.partition("=")
     return f'{name}="{value}"' if " " in value else option
 
 
 def as_argument(path: str) -> str:
-    """A path that no program takes for an option."""
+    """Return the path in a form that no program takes for an option."""
     return f"./{path}" if path.startswith("-") else path
 
 
 def sections(command: Iterable[Iterable[Word]], indent: int = 0) -> str:
-    """Sections of a command with `--` between them, each begun on a line of its own, of 110 columns at most.
-    `indent`: spaces before the command itself."""
+    """Return the sections of a command with `--` between them, each on lines of its own of 110 columns at most.
+
+    `indent`: the number of spaces before the command itself.
+    """
     space = " " * indent
     return f" -- \\\n{space}  ".join(_wrapped(words, space) for words in command)
 
@@ -87,7 +91,7 @@ def sections(command: Iterable[Iterable[Word]], indent: int = 0) -> str:
 def _wrapped(words: Iterable[Word], space: str) -> str:
     lines: list[str] = []
     for source in map(quote, words):
-        # Room for what stands before the first line, ` -- \\` behind the last one, and the indentation.
+        # 10 columns are for the text before the first line, and for ` -- \\` behind the last one.
         if lines and len(lines[-1]) + len(source) < _WIDTH - 10 - len(space):
             lines[-1] += f" {source}"
         else:
@@ -96,7 +100,7 @@ def _wrapped(words: Iterable[Word], space: str) -> str:
 
 
 def speakable(text: str) -> str:
-    """`text` on one line, fit for a comment in a script."""
+    """Return `text` on one line, safe in a comment of a script."""
     return _UNSEEN.sub("?", text)
 
 

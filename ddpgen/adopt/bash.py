@@ -1,6 +1,6 @@
-"""Bash as launch scripts have it: commands with their lines, and words in which known variables are filled in.
+"""The bash of launch scripts: commands with their lines, and words in which known variables are filled in.
 
-Reads simple commands. What stands under a condition, in a loop or in a function is marked, and never evaluated.
+Reads simple commands. A command in a condition, a loop or a function is marked, and never evaluated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PRODUCT = re.compile(r"\$\(\(\s*\$?\{?(\w+)\}?\s*\*\s*\$?\{?(\w+)\}?\s*\)\)")
 _REDIRECTION = re.compile(r"\d*(>>?|<<?<?-?)")
 _ARRAY = re.compile(r"\s*\w+=\([^)]*", re.DOTALL)
 _HERE = re.compile(r"[^\s<]*<<-?(?!<)([^\s<>()]*)(?:[>)].*)?")
-# How a script names its own directory, in the form that filled() brings it to.
+# A script's own directory. filled() replaces all ways to name it by this one.
 OWN_DIRECTORY = '$(dirname "$0")'
 _ITSELF = r"\"?\$(?:0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(?:\[0\])?\})\"?"
 _OWN_DIRECTORY = re.compile(
@@ -30,14 +30,14 @@ _OWN_DIRECTORY = re.compile(
 _ENTERED = re.compile(
     rf"\$\(\s*cd\s+(?:-\S*\s+)?\"?((?:{re.escape(OWN_DIRECTORY)})?[\w./-]*)\"?\s[^()]*pwd[^()]*\)"
 )
-# A command in a word, which shlex would tear apart.
+# Stands for a command in a word, which shlex would split.
 _MASK = "\ue000{}\ue001"
-# A # within a word, which begins no comment: shlex takes it for one.
+# Stands for a # within a word, which begins no comment in bash but does in shlex.
 _HASH = "\ue002"
 
 
 class UnreadableError(Exception):
-    """No bash that this can read, from `line` on."""
+    """From `line` on, the text is no bash that this module can read."""
 
     def __init__(self, line: int) -> None:
         super().__init__()
@@ -45,8 +45,11 @@ class UnreadableError(Exception):
 
 
 class Command(NamedTuple):
-    """`words` as they are written but for their quotes; `after`: what joins it to the next one; `inside`: whether it
-    stands in a condition, a loop or a function; `text`: it as it is written, where it has the line for itself."""
+    """One simple command.
+
+    `words`: as written, without quotes. `after`: the operator between it and the next command. `inside`: True if it
+    is in a condition, a loop or a function. `text`: the whole line if the command is alone on it, else its words.
+    """
 
     line: int
     words: tuple[str, ...]
@@ -56,7 +59,7 @@ class Command(NamedTuple):
 
 
 def commands(whole: str, first: int = 1) -> Iterator[Command]:
-    """The commands of `whole`, whose first line is number `first`. Raises UnreadableError."""
+    """Yield the commands of `whole`, whose first line is number `first`. Raise UnreadableError."""
     depth, until = 0, ""
     for line, source in _logical_lines(whole, first):
         if until:
@@ -74,7 +77,7 @@ def commands(whole: str, first: int = 1) -> Iterator[Command]:
 
 
 def _logical_lines(text: str, first: int) -> Iterator[tuple[int, str]]:
-    """Lines that a backslash or an open quote goes on with are one."""
+    """Yield lines with their numbers. Lines that a backslash or an open quote continues are one."""
     held, begin = "", first
     lines = text.splitlines()
     for number, line in enumerate(lines, first):
@@ -106,7 +109,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _simple(line: int, source: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The words of each simple command, and what comes after it. Redirections are left out."""
+    """Yield the words of each simple command without redirections, and the operator behind it."""
     masked, inner = _masked(source)
     masked = re.sub(r"\d?>&\d", "", masked).replace("&>", ">")
     try:
@@ -127,21 +130,21 @@ def _simple(line: int, source: str) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _tokens(masked: str) -> list[str]:
-    """The words and joins of a line, without comments. Raises ValueError for a quote that does not end."""
+    """Return the words and operators of a line, without comments. Raise ValueError for a quote that does not end."""
     lexer = shlex.shlex(masked, posix=True, punctuation_chars="&|;")
     lexer.whitespace_split = True
     return list(lexer)
 
 
 def _here(source: str) -> str:
-    """The word that ends the here-document of this line; "" if the line begins no here-document."""
+    """Return the word that ends the here-document of this line; "" if the line begins no here-document."""
     masked, inner = _masked(source)
     for part in inner:
         if part.startswith("$(") and not part.endswith(")") and (word := _here(part[2:])):
             return word
     try:
         tokens = _tokens(masked)
-    except ValueError:  # _simple() tells
+    except ValueError:  # _simple() reports it
         return ""
     for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
         if here := _HERE.fullmatch(token):
@@ -150,7 +153,7 @@ def _here(source: str) -> str:
 
 
 def _masked(text: str) -> tuple[str, list[str]]:
-    """`text` with a mark for each $(…), `…` and # within a word, and the first two."""
+    """Return `text` with a mark for each $(…), `…` and # within a word, and the list of the $(…) and `…`."""
     inner: list[str] = []
     out, at = "", 0
     while at < len(text):
@@ -171,7 +174,10 @@ def _masked(text: str) -> tuple[str, list[str]]:
 
 
 def filled(word: str, known: Mapping[str, str]) -> str:
-    """`word` with the variables, and the products of two, that are known; the script's own directory in one form."""
+    """Return `word` with the values of known variables and of products of two.
+
+    All ways to name the script's own directory become OWN_DIRECTORY.
+    """
 
     def value(found: re.Match[str]) -> str:
         default = found[0] if found[2] is None else found[2]
@@ -187,12 +193,15 @@ def filled(word: str, known: Mapping[str, str]) -> str:
 
 
 def is_known(word: str) -> bool:
-    """Whether nothing in it waits for a machine."""
+    """True if the word has no variable and no command, whose value only a machine knows."""
     return "$" not in word and "`" not in word
 
 
 def option(words: list[str], short: Mapping[str, str], flags: frozenset[str]) -> tuple[str, str]:
-    """Take an option off the front: --name=value, --name value, -n2, or -n 2."""
+    """Remove an option from the front of `words`, and return its name and value.
+
+    Its forms are --name=value, --name value, -n2 and -n 2. Options in `flags` take no value.
+    """
     word = words.pop(0)
     name, equals, value = word.lstrip("-").partition("=")
     if not word.startswith("--") and len(word) > 2 and short:

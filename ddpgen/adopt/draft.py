@@ -1,6 +1,6 @@
-"""The spec that a launch script becomes, and what is said of the rest of the script, by line.
+"""The spec that a launch script becomes, and remarks about the rest of the script, by line.
 
-Owns the spec's text. What the spec's own rules refuse is taken out again and reported.
+Owns the spec's text. Takes out and reports each field that the spec's own rules refuse.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _SECRET_OPTION = re.compile(
 
 
 class Field(NamedTuple):
-    """A value of the spec, and the line that it comes from; 0 for none."""
+    """A value of the spec, and the script's line that it comes from; 0 for no line."""
 
     value: Any
     line: int
 
 
 class Draft:
-    """`fields`: by their paths in the spec.
+    """A spec in the making. `fields`: its fields by their paths.
 
-    `secrets`: the field that lists names of secrets, if the spec's tier has one. `least`: a field of that tier and its
-    value, for a script that says nothing of the tier.
+    `secrets`: the field that lists names of secrets, if the spec's tier has one. `least`: a field of the tier and its
+    value, which the spec gets if the script sets no field of the tier.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Draft:
         self._secrets: set[str] = set()
 
     def put(self, path: str, value: Any, line: int = 0) -> None:
-        """`path`: with dots."""
+        """Set a field. `path`: its names, joined by dots."""
         self.fields[tuple(path.split("."))] = Field(value, line)
 
     def add(self, path: str, value: str, line: int) -> None:
-        """One more of a list."""
+        """Append a value to a field that is a list."""
         key = tuple(path.split("."))
         before = self.fields.get(key, Field([], line))
         self.fields[key] = Field([*before.value, value], before.line)
@@ -64,33 +64,33 @@ class Draft:
         return None if found is None else found.value
 
     def lost(self, line: int, what: str, remedy: str = "") -> None:
-        """What the spec does not say."""
+        """Report a part of the script that the spec does not have."""
         self._say(line, "not carried over", what, remedy)
 
     def trap(self, line: int, what: str, remedy: str) -> None:
-        """What goes wrong with the script as it is."""
+        """Report a fault of the script, which the spec avoids or its user has to correct."""
         self._say(line, "trap", what, remedy)
 
     def needless(self, line: int, what: str) -> None:
-        """What ddpgen does by itself."""
+        """Report a part of the script that is not needed, because ddpgen does it by itself."""
         self._say(line, "no longer needed", what, "")
 
     def is_secret(self, name: str, value: str) -> bool:
-        """Whether the variable of this name is one, or its value looks like one: it is then shown nowhere."""
+        """True if the variable's name or value looks like a secret. The value is then shown nowhere."""
         found = secrets.is_secret(name, value)
         if found and len(value) >= secrets.SHORTEST:
             self._secrets.add(value)
         return found
 
     def is_secret_option(self, name: str, value: str) -> bool:
-        """The same of an option of the training command."""
+        """True if an option of the training command looks like a secret. The value is then shown nowhere."""
         found = bool(_SECRET_OPTION.search(name) and value)
         if found:
             self._secrets.add(value)
         return found
 
     def variable(self, name: str, value: str, line: int) -> None:
-        """A variable of the job. Of a secret only the name is kept, where the tier has a place for it."""
+        """Set a variable of the job. A secret's value is left out; its name is kept if the tier has a field for it."""
         if name in INTERFACE_NAMES:
             self._interface(name, value, line)
             return
@@ -106,7 +106,7 @@ class Draft:
             self.lost(line, name, remedy)
 
     def _interface(self, name: str, value: str, line: int) -> None:
-        """One exact name becomes `nic`. NCCL reads `eth` as the beginning of a name, and `=eth0` as a name."""
+        """Set `nic` if the value is one exact name. To NCCL `eth` is the beginning of a name, and `=eth0` a name."""
         interface = value.removeprefix("=")
         is_exact = re.fullmatch(INTERFACE.pattern, interface) and (
             name != "NCCL_SOCKET_IFNAME" or value != interface or re.search(r"[0-9]$", value)
@@ -121,19 +121,19 @@ class Draft:
         self._said.add((line, kind, f"{what}; {remedy}" if remedy else what))
 
     def report(self) -> Iterator[str]:
-        """All that was said, by line, without the secrets."""
+        """Yield all reports by line, without secrets."""
         for line, kind, what in sorted(self._said):
             where = f"{self.filename}:{line}" if line else self.filename
             yield self.hide(f"{where}: {kind}: {what}")
 
     def hide(self, text: str) -> str:
-        """`text` without what is, or looks like, a secret."""
+        """Return `text` with *** for each secret, and for each word that looks like one."""
         for value in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(value, "***")
         return secrets.FORMS.sub("***", text)
 
     def text(self) -> str:
-        """The spec. What its rules refuse is taken out and reported, as is what it lacks."""
+        """Return the spec. Fields that its rules refuse are taken out; they and missing fields are reported."""
         while True:
             if self._least and not any(path[0] == "targets" for path in self.fields):
                 self.put(*self._least)
@@ -149,7 +149,7 @@ class Draft:
                     self.lost(field.line, f"{each.path}: {field.value}: {each.what}", each.remedy)
 
     def _refused(self, text: str) -> list[Finding]:
-        """What validate would say of it, but for the files that it names."""
+        """Return the errors that `ddpgen validate` would report, without those about files that the spec names."""
         try:
             readings = read(text.encode(), "spec")
         except SpecInvalidError as error:

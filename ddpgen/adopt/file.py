@@ -1,4 +1,4 @@
-"""A file → what kind of launch script it is, and the spec for it."""
+"""A file → the kind of launch script that it is, and the spec for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _MOST_BYTES = 1 << 20
 
 
 def adopt(file: Path, home: Path) -> tuple[str, Draft]:
-    """The spec for a launch script, to lie in `home`, and what is said of the script. Raises DdpgenError."""
+    """Return the spec for a launch script, and the draft with its reports. Raise DdpgenError.
+
+    `home`: the directory that the spec will be written to.
+    """
     try:
         raw = file.read_bytes()[:_MOST_BYTES]
         text = raw.decode("utf-8-sig").replace("\r\n", "\n")

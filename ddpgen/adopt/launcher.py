@@ -1,4 +1,4 @@
-"""The command that trains: which launcher starts it, with which options. Sources: torchrun's and accelerate's options."""
+"""The command that trains: its launcher and the launcher's options. Sources: the options of torchrun and accelerate."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ _LAUNCHER_FLAGS = frozenset([
 
 
 class Launch(NamedTuple):
-    """The command that trains: its launcher's kind and options, the script with its arguments, whether srun starts it,
-    the variables that are set for it alone, and the directory it starts in, from the script's own place."""
+    """The command that trains.
+
+    `kind`: its launcher. `options`: the launcher's. `rest`: the training script with its arguments. `srun`: True if
+    srun starts it. `env`: the variables that are set for it alone. `directory`: the one it starts in, relative to the
+    launch script's.
+    """
 
     kind: str
     command: Command
@@ -35,7 +39,7 @@ class Launch(NamedTuple):
 
 
 def launched(words: list[str], command: Command) -> Launch | None:
-    """What a launcher and its options, or Python, start."""
+    """Return the training that `words` start by a launcher or by Python; None if they start none."""
     words[:1] = [re.sub(r"^(\S*/)?python[0-9.]*$", "python", word) for word in words[:1]]
     if words[:2] == ["python", "-u"]:
         del words[1]

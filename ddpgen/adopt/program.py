@@ -1,7 +1,7 @@
-"""Faults of a training script or a workload that can be found before the launch, by reading it.
+"""Faults of a training script or a workload that are visible before the launch, in its source.
 
-Of a user's script these are warnings, each with its line, of the script's own file alone, and nothing where it
-is not sure.
+Faults of a user's script are warnings with their line. Reads only the script's own file, and warns only if it is
+sure.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from ddpgen.spec.fields import did_you_mean
 from ddpgen.spec.job import JobSpec, Resume, Train
 from ddpgen.spec.rules import WORKLOADS, Conflict
 
-# Whatever calls one of these keeps something.
+# A script that calls one of these saves files.
 _SAVES = frozenset([
     "save", "save_state", "save_checkpoint", "save_model", "save_pretrained", "save_file", "dump",
     "async_save", "fit", "Trainer", "savez",
 ])  # fmt: skip
-# What writes a checkpoint, and what reads one: frameworks do both by themselves.
+# Functions that write a checkpoint, and that read one. Those of frameworks (fit, Trainer) do both.
 _WRITES = frozenset(["save", "save_state", "save_checkpoint", "save_file", "async_save"])
 _READS = frozenset([
     "load", "load_state", "load_checkpoint", "load_file", "load_state_dict", "from_pretrained", "fit", "Trainer",
 ])  # fmt: skip
-# Words that ask for a GPU, each with the one for a machine without GPUs.
+# Words that ask for a GPU → the words for a machine without GPUs.
 _ON_GPUS = {"cuda": "cpu", "nccl": "gloo"}
 _LET_IT_ASK = "let the script ask torch.cuda.is_available()"
 # The supervisor fills these in (train/launch/words.py), and `newest` in resume.args.
 _PLACEHOLDERS = ("checkpoint_dir", "job", "attempt", "world_size", "port", "array_index")
-# An option that has a script go on, by its name.
+# The names of options that make a script go on from a checkpoint.
 _RESUMES = re.compile(r"resume|continue|init[-_]from|load[-_]c", re.IGNORECASE)
 _TRAINERS = ("Trainer", "Fabric")
 
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
-    """What may surprise the user of this script, command or workload; `home` is the spec's directory."""
+    """Yield the likely faults of the job's script, command or workload. `home`: the spec's directory."""
     yield from _workload(job.train)
     yield from _command(job.train.command)
     yield from _placeholders(job.train)
@@ -58,7 +58,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError) as error:
         at = f"{path.name}:{getattr(error, 'lineno', 1)}"
-        # Their text names a file <unknown>, and the line again.
+        # The error's own text has a file <unknown>, and the line once more.
         what = error.msg if isinstance(error, SyntaxError) else error
         yield _warning("train.script", f"{at}: this is no Python here: {what}", "correct it")
         return
@@ -71,7 +71,7 @@ def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
 
 
 def _workload(train: Train) -> Iterator[Conflict]:
-    """Names in `args` that a built-in workload does not know, reported before the job waits for machines."""
+    """Yield the names in `args` that a built-in workload does not know, before the job waits for machines."""
     if train.workload not in WORKLOADS or not isinstance(train.args, Mapping):
         return
     known = arguments_of(train.workload) if train.args else ()
@@ -82,7 +82,7 @@ def _workload(train: Train) -> Iterator[Conflict]:
 
 
 def arguments_of(workload: str) -> tuple[str, ...]:
-    """What the training module's build() of a built-in workload takes."""
+    """Return the arguments of a built-in workload: those of its build() in the training module."""
     tree = ast.parse((resource("train") / "workloads" / f"{workload}.py").read_bytes())
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
     build = next(function for function in functions if function.name == "build")
@@ -90,7 +90,7 @@ def arguments_of(workload: str) -> tuple[str, ...]:
 
 
 def _command(words: Sequence[str]) -> Iterator[Conflict]:
-    """What is run once for each process although it is a launcher, or Python."""
+    """Yield a warning if the command is a launcher, which each process would start, or Python."""
     text, first = " ".join(words), words[0] if words else ""
     one = re.search(r"--num[_-]processes[ =]1\b", text)
     launcher = re.match(
@@ -109,7 +109,7 @@ def _command(words: Sequence[str]) -> Iterator[Conflict]:
 
 
 def _words(train: Train) -> Iterator[Conflict]:
-    """Surprises in a list of words, which is passed word for word."""
+    """Yield warnings about a list of words in `args`, which is passed word for word."""
     if isinstance(train.args, Mapping):
         return
     if train.args_style and train.args:
@@ -123,7 +123,7 @@ def _words(train: Train) -> Iterator[Conflict]:
 
 
 def _placeholders(train: Train) -> Iterator[Conflict]:
-    """Words in braces that are filled in nowhere, although they look so."""
+    """Yield the words in braces that look like a placeholder and are none."""
     if train.runs == "workload":
         return
     args = train.args.values() if isinstance(train.args, Mapping) else train.args
@@ -139,8 +139,11 @@ def _placeholders(train: Train) -> Iterator[Conflict]:
 
 
 class Outline(NamedTuple):
-    """What a spec for a script can be begun with. `options`: of its argparse. `saves`: a pattern of its checkpoint's
-    name; `resume`: the words with which it goes on from that. What cannot be seen stands there in capitals."""
+    """The facts of a script for its first spec.
+
+    `options`: its argparse options. `saves`: a pattern of its checkpoint's name. `resume`: the words with which it
+    goes on from the checkpoint. Capitals stand for parts that the source does not show.
+    """
 
     options: tuple[str, ...] = ()
     saves: str = "CHECKPOINT"
@@ -148,7 +151,7 @@ class Outline(NamedTuple):
 
 
 def outline(file: Path) -> Outline:
-    """What can be seen of it."""
+    """Return the outline of a script, as far as its source shows it."""
     try:
         seen = _Script(file.name, ast.parse(file.read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -163,7 +166,7 @@ def outline(file: Path) -> Outline:
 
 
 def _saved_name(call: ast.Call, seen: _Script) -> str:
-    """The file that this call saves, where it is a name below the working directory; what is computed in it is `*`."""
+    """Return the path that this call saves, with * for computed parts; "" if the source does not show it."""
     if _name(call.func) not in _WRITES or len(call.args) < 2:
         return ""
     text = _written(call.args[1], seen)
@@ -171,7 +174,7 @@ def _saved_name(call: ast.Call, seen: _Script) -> str:
 
 
 def _written(name: ast.expr, seen: _Script) -> str:
-    """A path as text; "" where it cannot be seen."""
+    """Return a path as text; "" if the source does not show it."""
     if isinstance(name, ast.Constant):
         return str(name.value)
     if isinstance(name, ast.Name):
@@ -186,7 +189,7 @@ def _written(name: ast.expr, seen: _Script) -> str:
 
 
 def _word_to_resume(seen: _Script, option: str) -> str:
-    """The value with which `option` has the script go on, as `init_from == "resume"` shows; else ""."""
+    """Return the value of `option` with which the script goes on, as in `init_from == "resume"`; else ""."""
     for node in ast.walk(seen.tree):
         if isinstance(node, ast.Compare) and _name(node.left) == option.replace("-", "_"):
             word = _constant(node.comparators[0])
@@ -196,8 +199,11 @@ def _word_to_resume(seen: _Script, option: str) -> str:
 
 
 class _Script:
-    """The calls of a script. `assigned`: the first value of each global name; `settings`: those that its arguments
-    replace, as nanoGPT's configurator does it by `globals()`."""
+    """The calls and globals of a script.
+
+    `assigned`: the first value of each global. `settings`: the globals that arguments replace, as nanoGPT's
+    configurator does with `globals()`.
+    """
 
     def __init__(self, name: str, tree: ast.Module) -> None:
         self.name, self.tree = name, tree
@@ -212,7 +218,7 @@ class _Script:
             self.settings = {n: v for n, v in self.assigned.items() if v.lineno < reads}
 
     def _reads_arguments(self) -> int:
-        """The line at which words of the command line become globals; 0 where none is seen."""
+        """Return the line at which words of the command line become globals; 0 without such a line."""
         if "globals" not in self.called:
             return 0
         first = self.called.get("exec")
@@ -238,7 +244,7 @@ def _gpus(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
 
 
 def _wanted(seen: _Script, given: Mapping[str, str]) -> Iterator[tuple[ast.expr, str, str]]:
-    """Where a GPU is asked for, by which word, and how the script does without. `given`: the job's arguments."""
+    """Yield each expression that asks for a GPU, its word, and the remedy. `given`: the job's arguments."""
     for name, value in seen.settings.items():
         word = given.get(name, _constant(value))
         if word in _ON_GPUS and not _may_become(seen, name) and not _reads_more(given):
@@ -258,7 +264,7 @@ def _wanted(seen: _Script, given: Mapping[str, str]) -> Iterator[tuple[ast.expr,
 
 
 def _given(args: Mapping[str, object] | Sequence[str]) -> Mapping[str, str]:
-    """The options in `args` by their names, with `_` for `-`; a word that is no option is there by itself."""
+    """Return the values of the options in `args` by their names, with _ for -. Other words stand for themselves."""
     if isinstance(args, Mapping):
         return {name.replace("-", "_"): str(value) for name, value in args.items()}
     found, before = {}, ""
@@ -331,7 +337,7 @@ def _arguments(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
 
 
 def _options(seen: _Script) -> _Options | None:
-    """None where another parser, a sub-command or unknown options may be at work."""
+    """Return the script's options; None if it may have another parser, sub-commands or unknown options."""
     if seen.settings:
         return _Options(tuple(seen.settings), (), ())
     parsers = [call for call in seen.calls if _name(call.func) == "ArgumentParser"]
@@ -347,7 +353,7 @@ def _options(seen: _Script) -> _Options | None:
             continue
         words = [each.value for each in call.args if isinstance(each, ast.Constant)]
         if not words or len(words) != len(call.args):
-            return None  # computed
+            return None  # a computed name
         given = {k.arg: k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)}
         long = [str(word)[2:] for word in words if str(word).startswith("--")]
         names += long
@@ -388,7 +394,7 @@ def _saves(folder: Path, seen: _Script, resume: Resume) -> Iterator[Conflict]:
 
 
 def _lost_patterns(job: JobSpec) -> Iterator[Conflict]:
-    """Patterns in a working directory that no later start finds."""
+    """Yield the patterns below a working directory that is lost with its machine."""
     train = job.train
     given = (("train.resume.exists", train.resume.exists), ("train.guard", train.guard))
     for field, patterns in () if job.keeps(train.workdir or "") else given:
@@ -401,7 +407,7 @@ def _lost_patterns(job: JobSpec) -> Iterator[Conflict]:
 
 
 def _lost_saves(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
-    """The first save into a working directory that no later start finds."""
+    """Yield the first save into a working directory that is lost with its machine."""
     if job.keeps(job.train.workdir or "") or job.train.resume.exists:
         return
     for call in seen.calls:
@@ -414,17 +420,17 @@ def _lost_saves(job: JobSpec, seen: _Script) -> Iterator[Conflict]:
 
 
 def _constant(value: ast.expr | None) -> str:
-    """The text of a constant that is one; else ""."""
+    """Return the text of a constant string; else ""."""
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
 def _text(value: ast.expr) -> str:
-    """A constant's text, or the name of what is computed."""
+    """Return a constant as text, or the name of another expression."""
     return str(value.value) if isinstance(value, ast.Constant) else _name(value)
 
 
 def _name(function: ast.expr) -> str:
-    """`save` of torch.save(…)."""
+    """Return the last name of an expression, such as `save` of torch.save; else ""."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""

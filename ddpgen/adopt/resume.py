@@ -1,4 +1,4 @@
-"""How a launch script has its training go on: `if [ -f ckpt.pt ]; then RESUME="--resume ckpt.pt"; fi`."""
+"""A launch script's way to resume its training: `if [ -f ckpt.pt ]; then RESUME="--resume ckpt.pt"; fi`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _THERE = re.compile(r"(?:if )?(?:\[\[?|test) -[edfs] (\S+)(?: \]\]?)?")
 
 
 class Resume(NamedTuple):
-    """A file that shows progress, and the words that are added then."""
+    """A file that shows progress, and the words that the command gets if the file exists."""
 
     exists: str
     args: list[str]
@@ -20,7 +20,7 @@ class Resume(NamedTuple):
 
 
 class Resumes:
-    """The variables of a script that are set where a checkpoint is there. `found`: by name."""
+    """The variables that a script sets if a checkpoint exists. `found`: by their names."""
 
     def __init__(self, fill: Callable[[str], str]) -> None:
         self._fill = fill
@@ -28,7 +28,7 @@ class Resumes:
         self.found: dict[str, Resume] = {}
 
     def take(self, command: Command) -> bool:
-        """Whether the command is a part of such a condition."""
+        """Take a command. Return True if it is a part of such a condition."""
         words = command.words
         if there := _THERE.fullmatch(" ".join(words)):
             path = self._fill(there[1])
@@ -43,12 +43,12 @@ class Resumes:
             self._exists = "" if words else self._exists
             return True
         taken = self._assigns(" ".join(words), command.line)
-        if not (taken and command.inside):  # the end of `[ -f … ] && …`, or anything else
+        if not (taken and command.inside):  # the end of `[ -f … ] && …`, or another command
             self._exists = ""
         return taken
 
     def _assigns(self, text: str, line: int) -> bool:
-        """NAME=VALUE or NAME=(WORD …); in the other branch only nothing is understood."""
+        """Take NAME=VALUE or NAME=(WORD …), and return True; in the else branch, only with an empty value."""
         found = re.fullmatch(r"(\w+)=\(?([^()]*)\)?", text)
         value = self._fill(found[2]) if found else ""
         if found is None or not is_known(value) or (self._other and value):

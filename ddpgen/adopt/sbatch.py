@@ -28,7 +28,7 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 def _duration(value: str) -> str | None:
-    """A --time (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS) as a duration."""
+    """Return a --time (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS) as a duration; None for other forms."""
     found = _TIME.fullmatch(value)
     if found is None:
         return None
@@ -40,7 +40,7 @@ def _duration(value: str) -> str | None:
     return f"{seconds}s" if seconds % 60 else f"{seconds // 60}min"
 
 
-# Options of sbatch: their fields, and how a value is written there; None where it is none.
+# Options of sbatch → the fields, and the functions that turn an option's value into the field's; None for no value.
 _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     **{option: (name, str) for option, name in DIRECTIVES.items()},
     "time": ("time", _duration),
@@ -54,8 +54,11 @@ _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 
 
 class Directives:
-    """Those of one script. `said`: by option, the value and the line; `tasks`: on a node; `known`: variables of
-    Slurm's whose values follow."""
+    """The directives of one script.
+
+    `said`: by option, its value and line. `tasks`: the number on a node. `known`: Slurm's variables whose values
+    follow from the directives.
+    """
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -119,7 +122,7 @@ class Directives:
             self.draft.put("name", *self.said["job-name"])
 
     def fields(self, procs: int) -> None:
-        """What they say, and lack, with so many processes on a node."""
+        """Put the directives into the draft, and report their traps. `procs`: the number of processes on a node."""
         draft = self.draft
         for name, (value, line) in self.said.items():
             shown = f"--{name}={value}" if value else f"--{name}"
@@ -169,7 +172,7 @@ class Directives:
 
 
 class Batch(Script):
-    """One that sbatch starts. Slurm runs a copy of it."""
+    """A launch script for sbatch. Slurm runs a copy of it."""
 
     shares_nodes = True
 

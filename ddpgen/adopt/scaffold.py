@@ -19,7 +19,7 @@ from ddpgen.tiers.registry import read
 
 
 class Question(NamedTuple):
-    """One thing to ask, with the answer most people want; `field` of the spec gets it."""
+    """One question of `ddpgen init`, with the most usual answer. `field`: the field of the spec that gets it."""
 
     name: str
     says: str
@@ -73,18 +73,18 @@ train:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise BundleRefusedError when `path` is taken."""
+    """Raise BundleRefusedError if `path` exists."""
     if os.path.lexists(path):
         raise BundleRefusedError(f"{path} exists already; remove it, or give another name with -o")
 
 
 def write(path: Path, *, name: str, workload: str, procs: int, steps: int) -> None:
-    """Write the spec. Raises AnswerRefusedError for answers it would refuse, FileTroubleError."""
+    """Write the spec. Raise AnswerRefusedError for answers that a spec may not hold; FileTroubleError."""
     _write(path, _text(str(name), str(workload), int(procs), int(steps)))
 
 
 def refusal(question: Question, answer: Any) -> str:
-    """Why a spec may not hold this answer, whatever the others are; "" if it may."""
+    """Return why a spec may not hold this answer, independent of the other answers; "" if it may."""
     answers = {each.name: each.default for each in QUESTIONS} | {question.name: answer}
     try:
         read(_text(**answers).encode("utf-8", "surrogatepass"), "")
@@ -95,8 +95,10 @@ def refusal(question: Question, answer: Any) -> str:
 
 
 def write_for_script(path: Path, file: Path, *, name: str, procs: int) -> None:
-    """Write a spec for the training script `file`. Raises AnswerRefusedError where it does not lie below the
-    spec's directory, or is none; FileTroubleError."""
+    """Write a spec for the training script `file`. Raise FileTroubleError.
+
+    Raises AnswerRefusedError if the script is not a file, or does not lie below the spec's directory.
+    """
     if not file.is_file():
         raise AnswerRefusedError(f"--script: {file} is not there; give the path of a .py file")
     home, folder = path.resolve().parent, file.resolve().parent
@@ -128,7 +130,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that is not there yet. Raises FileTroubleError."""
+    """Write a new file. Raise FileTroubleError, also if the file exists."""
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
@@ -137,7 +139,7 @@ def write_new(path: Path, text: str) -> None:
 
 
 def to_create(path: Path, workload: str) -> str:
-    """What the user has to write before the spec at `path` is valid; empty when nothing."""
+    """Return what the user has to write before the spec at `path` is valid; "" if nothing."""
     file, _, function = workload.rpartition(":")
     if not file or (path.parent / file).is_file():
         return ""
@@ -145,7 +147,7 @@ def to_create(path: Path, workload: str) -> str:
 
 
 def _as_answer(finding: Finding) -> str:
-    """The finding at the flag that gave the value: the file it points into is not written."""
+    """Return the finding with its flag in place of its position, because the file of the position is not written."""
     flag = _FLAGS.get(finding.path, finding.path)
     place = f":{finding.place.line}:{finding.place.column}"
     return finding._replace(path="").line(flag).replace(place, "", 1)
@@ -163,6 +165,6 @@ def _text(name: str, workload: str, procs: int, steps: int) -> str:
         code=code,
         workload=json.dumps(workload),
         steps=steps,
-        batch=micro * procs * -(-4 // max(procs, 1)),  # shared out evenly
+        batch=micro * procs * -(-4 // max(procs, 1)),  # the same number for each process
         micro=micro,
     )

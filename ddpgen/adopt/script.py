@@ -13,15 +13,15 @@ from ddpgen.adopt.launcher import Launch, launched
 from ddpgen.adopt.resume import Resumes
 from ddpgen.errors import Finding, Position, SpecInvalidError
 
-# Stands for {array_index}, which is no text of the user's.
+# Stands for {array_index} until the spec is written. A user's script does not contain it.
 INDEX = "\x01"
-# Lines that change nothing.
+# Commands without an effect on the training.
 _IDLE = frozenset([
     "echo", "printf", "date", "hostname", "pwd", "nvidia-smi", "set", "wait", "which", "printenv", ":", "true",
     "sleep", "exit", "ulimit",
 ])  # fmt: skip
 _ACTIVATES = frozenset(["module", "ml", "source", ".", "conda", "mamba", "eval"])
-# Variables by which processes meet: the supervisor sets them.
+# Variables of the rendezvous, which the supervisor sets.
 _MEETING = frozenset(
     ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK"]
 )
@@ -33,23 +33,25 @@ _COUNTS = {
     "torchrun": ("nnodes", "nproc-per-node"),
     "accelerate": ("num-machines", "num-processes"),
 }
-# Values of --nproc-per-node that stand for a number which only the machine knows.
+# Values of --nproc-per-node for which the launcher counts devices on the machine.
 _COUNTED_THERE = ("gpu", "auto", "cpu", "xpu")
-# What ddpgen says by itself.
+# Options of the rendezvous, which ddpgen sets by itself.
 _MEETS = re.compile(
     r"rdzv-.*|master-.*|main-process-.*|node-rank|machine-rank|standalone|local-addr|monitor-interval|use-env|multi-gpu|same-network"
 )
 
 
 class Script:
-    """One launch script, started on nodes whose number is known. `own`: its directory, as far as that is known;
-    `known`: values of variables."""
+    """One launch script, started on a known number of nodes.
+
+    `own`: its directory, or "" if that is not known. `known`: the values of variables.
+    """
 
     shares_nodes = False
-    """True if another job may run on its nodes at the same time."""
+    """True if another job may run on the same nodes at the same time."""
 
     copied = False
-    """True if a copy of it runs, in another directory."""
+    """True if the scheduler runs a copy of the script in another directory."""
 
     def __init__(self, draft: Draft, own: str = "", known: Mapping[str, str] | None = None) -> None:
         self.draft, self._own = draft, own
@@ -62,12 +64,12 @@ class Script:
         self._resumes = Resumes(self._fill)
 
     def read(self, text: str, first: int = 1) -> None:
-        """Raises UnreadableError; SpecInvalidError where it does not hold one training."""
+        """Read the script into the draft. Raise UnreadableError; SpecInvalidError if it starts no or several trainings."""
         self._begin(text)
         for command in commands(text, first):
             if not self._resumes.take(command):
                 self._take(command)
-        # Python may as well prepare the data of what a launcher trains.
+        # If a launcher starts a training, a command with Python may only prepare its data.
         best = min((_KINDS.index(each.kind) for each in self._launches), default=0)
         chosen = [each for each in self._launches if each.kind == _KINDS[best]]
         if len(chosen) != 1:
@@ -89,11 +91,14 @@ class Script:
             self.draft.lost(line, f"the variable {name}, which the training command does not use")
 
     def starts_in(self, directory: str) -> None:
-        """Where its commands are run, from the script's own place."""
+        """Set the directory in which the commands run, relative to the script's own."""
         self._directory = directory
 
     def place(self, file: Path, home: Path) -> None:
-        """Where the code is: beside the spec in `home`, or where the old script is started."""
+        """Set `code` and `train.script`: find the training script from the old script's directories.
+
+        `home`: the directory of the spec, in or below which the code must lie.
+        """
         script, home = self.draft.get("train.script"), home.resolve()
         if script.startswith("~/"):
             return
@@ -103,7 +108,7 @@ class Script:
             script = os.path.normpath(os.path.join(self._directory, script))
             self._directory = ""
         if script.startswith("/") and not Path(script).is_relative_to(home):
-            return  # it is on the hosts
+            return  # the hosts have it
         if script.startswith(("../", "/")):
             self._directory, script = os.path.split(script)
         self.draft.put("train.script", script, line)
@@ -127,10 +132,10 @@ class Script:
             self.draft.lost(0, what, remedy)
 
     def _begin(self, text: str) -> None:
-        """Read what is not a command."""
+        """Read the lines that are not commands, such as directives."""
 
     def _end(self, procs: int, launch: Launch) -> None:
-        """Look at the launch, which starts `procs` processes on a node."""
+        """Report what the whole launch lacks. `procs`: the number of processes that it starts on a node."""
 
     # --- the body ---------------------------------------------------------------------------------
 
@@ -205,13 +210,13 @@ class Script:
         return filled(word, self._known)
 
     def _placed(self, word: str) -> str:
-        """As _fill, with the script's own directory."""
+        """Return the word as _fill does, with the path of the script's own directory."""
         return self._fill(word).replace(OWN_DIRECTORY, self._own or OWN_DIRECTORY)
 
     # --- the command that trains ------------------------------------------------------------------
 
     def _recognise(self, command: Command) -> Launch | None:
-        """The training that a command starts, or None."""
+        """Return the training that a command starts, or None."""
         words = [part for word in command.words for part in self._expanded(word)]
         srun, env = False, []
         while words and (words[0] in _BEFORE or words[0] == "srun" or re.match(r"\w+=", words[0])):
@@ -228,14 +233,14 @@ class Script:
         return found and found._replace(command=command, srun=srun, env=(*env, *found.env))
 
     def _expanded(self, word: str) -> list[str]:
-        """A variable that is a whole word may hold several."""
+        """Return the words in `word`: a variable that is the whole word may hold several."""
         full = self._fill(word)
         if _of_variable(word) in self._resumes.found:
             return []
         return full.split() if _of_variable(word) and is_known(full) else [full]
 
     def _launch(self, launch: Launch) -> int:
-        """Nodes, processes and the script. Returns the processes on a node."""
+        """Put nodes, processes and the training script into the draft, and return the processes on a node."""
         draft, line, options = self.draft, launch.command.line, dict(launch.options)
         for word in launch.env:
             self._assign(word, True, launch.command)
@@ -276,7 +281,7 @@ class Script:
         return SpecInvalidError(self.draft.filename, [finding])
 
     def _awaits(self, said: str, nodes: int, line: int) -> None:
-        """The launcher waits for `nodes`."""
+        """Report a trap if the launcher waits for another number of nodes than the job has."""
         if nodes != self.nodes:
             what = f"the launcher waits for {said} nodes, and the job has {self.nodes}"
             self.draft.trap(line, what, "the spec's nodes are the job's")
@@ -348,7 +353,7 @@ class Script:
 
 
 class ByHand(Script):
-    """One that its user starts on each machine."""
+    """A launch script that its user starts on each machine."""
 
     def _awaits(self, said: str, nodes: int, line: int) -> None:
         if nodes > 1:
@@ -362,11 +367,11 @@ class ByHand(Script):
 
 
 def _goes(words: Sequence[str]) -> bool:
-    """True for a `cd` to a directory that the words name."""
+    """True if the words are a `cd` to a directory that they name."""
     return words[0] == "cd" and len(words) == 2 and words[1] != "-"
 
 
 def _of_variable(word: str) -> str:
-    """The name of the variable that is the whole word, or ""."""
+    """Return the name of the variable that is the whole word, or ""."""
     found = re.fullmatch(r"\$\{?(\w+)(\[[@*]\])?\}?", word)
     return found[1] if found else ""

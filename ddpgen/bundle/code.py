@@ -1,7 +1,7 @@
-"""Which files of the user's travel in the bundle, and whether the ones the spec names are there.
+"""The user's files that travel in the bundle, and the checks of the files that a spec names.
 
-Owns exclusions, symbolic links and the size limit. Reads directories and opens no files but
-.ddpgenignore and the bundle.json of bundles to leave out.
+Owns exclusions, symbolic links and the size limit. Reads directories. Opens only .ddpgenignore, and the
+bundle.json by which it recognizes bundles to leave out.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ EXCLUDED = [
     ".DS_Store",
     "*-[0-9]*.log",  # of Slurm
     "*.launched.json",
-    ".*.ddpgen-new", ".*.ddpgen-old",  # what a render under way, or killed, has beside its bundle
+    ".*.ddpgen-new", ".*.ddpgen-old",  # directories of a render that still runs, or was killed
 ]  # fmt: skip
-# Files of the user's that hold secrets by custom, and are no code: one travels only if `code` names it.
+# Files that hold secrets by custom, and are no code. One travels only if `code` names it.
 SECRETS = [
     ".env", ".env.*", ".envrc", ".netrc", ".git-credentials", ".pypirc", ".ssh", ".aws", "id_rsa", "id_ecdsa",
     "id_ed25519",
@@ -36,14 +36,14 @@ _STEP = re.compile(r"step-[0-9]{9,}")
 
 
 class Gathered(NamedTuple):
-    """Files by their path in the bundle, and the places of those that may hold secrets and stay behind."""
+    """Files by their path in the bundle, and the paths of files that stay behind because they may hold secrets."""
 
     files: dict[str, Path]
     withheld: list[Path]
 
 
 def check(job: JobSpec, home: Path) -> Iterator[Conflict]:
-    """What is wrong with the files the job names; `home` is the spec's directory."""
+    """Yield the faults of the files that the job names. `home`: the spec's directory."""
     sound = True
     for path in job.code:
         for conflict in _check_path(path, home):
@@ -85,10 +85,10 @@ def _check_path(path: str, home: Path) -> Iterator[Conflict]:
 
 
 def gather(code: Sequence[str], home: Path, avoid: Sequence[Path]) -> Gathered:
-    """The files of a spec's `code`.
+    """Return the files of a spec's `code`.
 
-    `avoid` are places never to be copied: the bundle itself, the checkpoints. Raises
-    FileTroubleError for what cannot be copied.
+    `avoid`: directories that must not be copied, such as the bundle itself and the checkpoints. Raises
+    FileTroubleError for a file that cannot be copied.
     """
     found: dict[str, Path] = {}
     walk = _Walk(home.resolve(), tuple(path.resolve() for path in avoid))
@@ -107,7 +107,7 @@ def gather(code: Sequence[str], home: Path, avoid: Sequence[Path]) -> Gathered:
 
 
 def refuse_too_much(files: Mapping[str, Path], limit_mib: int) -> None:
-    """Raise FileTroubleError if these files have more than `limit_mib`, or one cannot be read."""
+    """Raise FileTroubleError if these files have more than `limit_mib` in all, or if one cannot be read."""
     sizes = {name: _size(file) for name, file in files.items()}
     total = sum(sizes.values())
     if total > limit_mib << 20:
@@ -130,14 +130,14 @@ def _size(file: Path) -> int:
 
 
 class _Walk:
-    """Lists files below a root, following links as long as they stay in the spec's directory."""
+    """Lists the files of a directory, and follows links that stay in the spec's directory."""
 
     def __init__(self, home: Path, avoid: tuple[Path, ...]):
         self.home, self.avoid = home, avoid
         self.withheld: list[Path] = []
 
     def files(self, root: Path) -> Iterator[tuple[str, Path]]:
-        """Every file, with its path below the root; fills `withheld`."""
+        """Yield each file's path below the root, and its path on disk. Fill `withheld`."""
         if not root.is_dir():
             yield root.name, self._within(root)
             return
@@ -190,12 +190,12 @@ def _unreadable(error: OSError) -> None:
 
 
 def _is_bundle(directory: Path) -> bool:
-    """Whether ddpgen wrote this directory; a bundle.json of somebody else's does not make it so."""
+    """True if ddpgen wrote this directory. A bundle.json of another program does not count."""
     return {"ddpgen", "schema", "files"} <= listing(directory).keys()
 
 
 def _is_checkpoints(directory: Path) -> bool:
-    """Whether a job keeps its checkpoints here."""
+    """True if a job keeps its checkpoints in this directory."""
     if (directory / "lock").is_file() and (directory / "status").is_file():
         return True
     try:
@@ -207,7 +207,7 @@ def _is_checkpoints(directory: Path) -> bool:
 
 
 def _patterns(root: Path) -> list[re.Pattern[str]]:
-    """What is left out everywhere, and what the user's own list has."""
+    """Return the patterns of files to leave out: those of every job, and those of the user's .ddpgenignore."""
     try:
         lines = (root / IGNORE_FILE).read_text("utf-8").splitlines()
     except FileNotFoundError:
@@ -219,7 +219,10 @@ def _patterns(root: Path) -> list[re.Pattern[str]]:
 
 
 def _pattern(line: str) -> re.Pattern[str]:
-    """`data/` or `*.bin` anywhere, `sub/file` from the root; `*` stays within a name, `**` does not."""
+    """Return the pattern of a line. `data/` and `*.bin` match anywhere, `sub/file` from the root.
+
+    `*` matches within a name, `**` across directories.
+    """
     line = line.rstrip("/")
     parts = re.split(r"(\*\*|\*|\?)", line.removeprefix("/"))
     wild = {"**": ".*", "*": "[^/]*", "?": "[^/]"}

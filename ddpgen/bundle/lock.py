@@ -1,7 +1,7 @@
-"""The lock beside a spec, NAME.lock of NAME.yaml: whether it is there, whole and not outdated.
+"""The version lock NAME.lock of a spec NAME.yaml: checks that it is there, whole and not outdated.
 
-Owns the lines at its head; the rest is a requirements file with hashes, or there is none and the head names
-a container. How one is made is ddpgen/reproduce/resolve.py's.
+Owns the lines at its head. The rest is a requirements file with hashes; it is empty if the head names a
+container. ddpgen/reproduce/resolve.py makes locks.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ _FIELD = re.compile(r"^# (from|for|container): (.+)$", re.MULTILINE)
 
 
 def place(spec: str) -> Path:
-    """Where the lock of this spec is."""
+    """Return the path of this spec's lock."""
     return Path(spec).with_suffix(".lock")
 
 
 def head(spec: str, facts: Mapping[str, str]) -> str:
-    """The lines at the head of the lock of this spec."""
+    """Return the lines at the head of this spec's lock."""
     first = f"# Lock of {Path(spec).name}, written by `ddpgen lock`; do not edit."
     return "\n".join([first, *(f"# {name}: {value}" for name, value in facts.items()), ""])
 
 
 def facts(text: str) -> dict[str, str] | None:
-    """What the head of a lock says; None where ddpgen did not write it."""
+    """Return the facts at the head of a lock; None if ddpgen did not write it."""
     first, _, rest = text.partition("\n")
     return dict(_FIELD.findall(rest)) if re.match("# Lock of .*`ddpgen lock`", first) else None
 
 
 def source(path: Path, home: Path) -> str:
-    """What the head says of the file that a lock is made from. Raises OSError."""
+    """Return the fact `from`: the file that a lock is made from, with its hash. Raise OSError."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return f"{Path(os.path.relpath(path, home)).as_posix()} sha256:{digest}"
 
 
 def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
-    """What is wrong with the lock, where the job is to run from one."""
+    """Yield the faults of the lock, if the job runs from one."""
     if not job.locked:
         return
     about, lock = ("environment.packages", "environment"), place(spec)
@@ -82,11 +82,11 @@ def check(job: JobSpec, spec: str) -> Iterator[Conflict]:
 
 
 def container(job: JobSpec, spec: str) -> str:
-    """The image in the job's lock, or ""."""
+    """Return the container image in the job's lock, or ""."""
     if not job.locked:
         return ""
     try:
         head_facts = facts(place(spec).read_text("utf-8")) or {}
-    except (OSError, UnicodeDecodeError):  # check() tells
+    except (OSError, UnicodeDecodeError):  # check() reports it
         return ""
     return head_facts.get("container", "")

@@ -1,6 +1,6 @@
-"""Which commit the user's code was at, and which of its files differ from that.
+"""The git commit of the user's code, and the files that differ from it.
 
-Owns what is asked of git. Where there is no repository, no commit or no git, there is nothing to say.
+Owns the questions to git. Without a repository, a commit or git, there is no answer, and that is no error.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# A repository's own configuration must not start programs, nor a path be a pattern.
+# A repository's own configuration must not start programs, and git must not take a path for a pattern.
 _GIT = ("git", "--no-optional-locks", "--literal-pathspecs", "-c", "core.fsmonitor=false")
 _MOST_S = 30.0
 
 
 def describe(home: Path, code: Sequence[str], files: Mapping[str, Path]) -> dict[str, Any] | None:
-    """`{"commit", "branch", "changed"}` of the repository that the spec's directory `home` lies in.
+    """Return `{"commit", "branch", "changed"}` of the repository that holds the spec's directory `home`; or None.
 
-    `code`: the spec's; `files`: what that gathered. `changed`: the names of those that are not in the
-    commit as they are.
+    `code`: the spec's field. `files`: its files by their names in the bundle. `changed`: the names of files that
+    are not in the commit, or differ from it.
     """
     home = home.resolve()
     if not any((place / ".git").exists() for place in (home, *home.parents)):
@@ -42,8 +42,8 @@ def describe(home: Path, code: Sequence[str], files: Mapping[str, Path]) -> dict
 
 
 def _git(where: Path, *words: str) -> Iterator[str]:
-    """What git says, cut at each NUL. Raises OSError, ValueError."""
-    import subprocess  # here, as it would cost every render outside of repositories its import
+    """Return git's output, cut at each NUL. Raise OSError, ValueError."""
+    import subprocess  # here, so that renders outside of repositories need not import it
 
     try:
         command = [*_GIT, *words]
@@ -54,7 +54,7 @@ def _git(where: Path, *words: str) -> Iterator[str]:
 
 
 def _parsed(status: Iterable[str]) -> tuple[dict[str, str], set[str]]:
-    """The head of the repository, and the tracked paths that differ from it."""
+    """Return the facts about HEAD in git's status, and the tracked paths that differ from HEAD."""
     head: dict[str, str] = {}
     changed: set[str] = set()
     for record in status:

@@ -1,7 +1,7 @@
 """Artefacts and files → one directory, replaced as a whole or not at all.
 
-Owns bundle.json, the refusal to overwrite what ddpgen did not write, and the lock that makes renders take
-turns. Knows neither specs nor templates: it is handed finished texts and paths.
+Owns bundle.json, the refusal to overwrite files that ddpgen did not write, and the lock that makes renders take
+turns. Knows neither specs nor templates: it gets finished texts and paths.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any, NamedTuple
 
 from ddpgen.errors import BundleRefusedError, FileTroubleError, SpecUnreadableError
 
-if sys.platform != "win32":  # there bundles are made without locks
+if sys.platform != "win32":  # Windows writes bundles without locks
     import fcntl
 
 LISTING = "bundle.json"
 SCHEMA = 1
-# What sbatch writes where it was called, which may be in here: it is the job's, and moves along.
+# The log of a job of Slurm. It lies in the bundle if sbatch was called there, and a new bundle keeps it.
 _LOG = re.compile(r".+-[0-9]+(_[0-9]+)?\.log")
 
 
 class Item(NamedTuple):
-    """One file of a bundle: given as content, or as a file to copy."""
+    """One file of a bundle: its content, or a file to copy."""
 
     path: str
     content: bytes | None = None
@@ -39,7 +39,7 @@ class Item(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What write() did. `dropped`: the tiers that the bundle was for before, and is not any more."""
+    """The result of write(). `dropped`: the tiers that the bundle was rendered for before, and not now."""
 
     files: int
     changed: bool
@@ -49,9 +49,9 @@ class Written(NamedTuple):
 def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], force: bool) -> Written:
     """Make `directory` hold exactly `items` and bundle.json, whose other keys are `facts`.
 
-    A directory that holds them already is left alone, so a job running from it is not disturbed.
-    Raises BundleRefusedError when foreign or edited files would be lost (`force` gives up the
-    edited ones), FileTroubleError when the system refuses.
+    A directory that holds them already stays untouched, so a job that runs from it is not disturbed.
+    Raises BundleRefusedError if foreign or edited files would be lost (`force` gives up the edited
+    ones), FileTroubleError if the system refuses.
     """
     files = {item.path: _content(item) for item in items}
     sums = {path: hashlib.sha256(content).hexdigest() for path, (content, _) in files.items()}
@@ -63,7 +63,7 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
         with alone(directory):
             _clean_up(directory, stage, old)
             before = listing(directory)
-            # A commit elsewhere makes no other bundle of the same files.
+            # The same files at another commit are the same bundle.
             files[LISTING] = _listing({**facts, "source": before.get("source"), "files": sums})
             if all(_holds(directory / path, *file) for path, file in files.items()):
                 return Written(len(files), changed=False)
@@ -82,7 +82,7 @@ def write(directory: Path, items: Sequence[Item], facts: Mapping[str, Any], forc
 
 
 def listing(directory: Path) -> dict[str, Any]:
-    """The bundle.json of this directory; {} where there is none that makes sense."""
+    """Return the bundle.json of this directory; {} if it is missing or invalid."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         facts = json.loads((directory / LISTING).read_bytes())
         kinds = {"files": dict, "spec": dict, "targets": list}
@@ -94,7 +94,7 @@ def listing(directory: Path) -> dict[str, Any]:
 
 
 def read(bundle: Path) -> dict[str, Any]:
-    """The bundle.json of a bundle, with its files and its spec. Raises SpecUnreadableError."""
+    """Return the bundle.json of a bundle, which has files and a spec. Raise SpecUnreadableError."""
     found = listing(bundle)
     if not {"files", "spec"} <= found.keys():
         raise unreadable(bundle)
@@ -102,14 +102,14 @@ def read(bundle: Path) -> dict[str, Any]:
 
 
 def unreadable(bundle: Path) -> SpecUnreadableError:
-    """What to raise where bundle.json makes no sense."""
+    """Return the error for an invalid bundle.json."""
     return SpecUnreadableError(
         f"{bundle / LISTING} cannot be read, or another version wrote it; render the job again"
     )
 
 
 def _listing(facts: Mapping[str, Any]) -> tuple[bytes, int]:
-    """bundle.json and its mode; what there is nothing to say of is left out."""
+    """Return bundle.json and its mode. Facts that are None are left out."""
     told = {name: value for name, value in facts.items() if value is not None}
     return f"{json.dumps(told, indent=2, sort_keys=True, ensure_ascii=False)}\n".encode(), 0o644
 
@@ -118,7 +118,7 @@ def _replace(directory: Path, stage: Path, old: Path) -> None:
     """Put the finished `stage` in the place of `directory`."""
     if directory.exists():
         _refuse_pulling_the_rug(directory)
-        for name in _logs(directory):  # the very files, as a job may be writing to them
+        for name in _logs(directory):  # linked, not copied, because a job may be writing to them
             os.link(directory / name, stage / name)
         os.rename(directory, old)
     os.rename(stage, directory)
@@ -127,10 +127,10 @@ def _replace(directory: Path, stage: Path, old: Path) -> None:
 
 @contextlib.contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Wait until no other ddpgen renders beside `directory`, and keep the others waiting.
+    """Wait until no other ddpgen renders into the parent of `directory`, and make others wait meanwhile.
 
-    The lock is on the parent directory itself, so nothing is left behind. Where there are no locks
-    (Windows, some network file systems), it does without.
+    The lock is on the parent directory itself, so it leaves no file. Without locks (on Windows and some network
+    file systems) nobody waits.
     """
     if sys.platform == "win32":
         yield
@@ -145,12 +145,12 @@ def alone(directory: Path) -> Iterator[None]:
 
 
 def _beside(directory: Path, what: str) -> Path:
-    """A neighbour that exists only while the directory is replaced; code.py knows the name, too."""
+    """Return the path of a directory that exists only during the replacement; code.py has the name, too."""
     return directory.with_name(f".{directory.name}.ddpgen-{what}")
 
 
 def _clean_up(directory: Path, stage: Path, old: Path) -> None:
-    """Remove what a killed render has left; bring back what it had moved aside."""
+    """Remove what a killed render has left, and restore the bundle that it had moved aside."""
     if old.exists() and not directory.exists():
         os.rename(old, directory)
     for leftover in (old, stage):
@@ -159,7 +159,7 @@ def _clean_up(directory: Path, stage: Path, old: Path) -> None:
 
 
 def _in_use(directory: Path) -> bool:
-    """Whether a job that was started from it holds this directory."""
+    """True if a job that was started from this directory holds it."""
     if sys.platform == "win32":
         return False
     handle = os.open(directory, os.O_RDONLY)
@@ -167,7 +167,7 @@ def _in_use(directory: Path) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # there are no locks
+    except OSError:  # no locks here
         return False
     finally:
         os.close(handle)
@@ -175,7 +175,7 @@ def _in_use(directory: Path) -> bool:
 
 
 def refuse_inside_another(directory: Path) -> None:
-    """Raise FileTroubleError: a bundle is replaced as a whole, with what somebody has put into it."""
+    """Raise FileTroubleError if `directory` lies in another bundle, whose next render would remove it."""
     for above in Path(os.path.abspath(directory)).parents:
         if (above / LISTING).is_file() and (above / "train" / "__main__.py").is_file():
             raise FileTroubleError(
@@ -185,7 +185,7 @@ def refuse_inside_another(directory: Path) -> None:
 
 
 def copied_tree(source: Path, prefix: str) -> Iterator[Item]:
-    """The training module's files as items, caches left out."""
+    """Yield the files of a directory as items, without Python's caches."""
     for path in sorted(filter(Path.is_file, source.rglob("*"))):
         below = path.relative_to(source)
         if "__pycache__" not in below.parts and path.suffix not in (".pyc", ".pyo"):
@@ -203,7 +203,7 @@ def _fill(stage: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
 
 
 def _content(item: Item) -> tuple[bytes, int]:
-    """What goes into the file, and its mode."""
+    """Return the content of the file, and its mode."""
     if item.file is None:
         return item.content or b"", 0o755 if item.executable else 0o644
     try:
@@ -222,7 +222,7 @@ def _holds(path: Path, content: bytes, mode: int) -> bool:
 
 
 def _read(path: Path) -> bytes | None:
-    """The content of a file; None where there is none, or a link."""
+    """Return the content of a file; None if it is missing, or a link."""
     with contextlib.suppress(OSError):
         return None if path.is_symlink() else path.read_bytes()
     return None
@@ -275,7 +275,7 @@ def _refuse_pulling_the_rug(directory: Path) -> None:
 
 
 def _present(directory: Path) -> Iterator[str]:
-    """Everything below that is not a directory, and every empty one; Python's caches do not count."""
+    """Yield the path of each file and each empty directory in `directory`, without Python's caches."""
     for root, names, files in os.walk(directory):
         names[:] = [name for name in names if name != "__pycache__"]
         links = [name for name in names if os.path.islink(os.path.join(root, name))]
@@ -303,6 +303,6 @@ def _trouble(directory: Path, error: OSError) -> FileTroubleError:
         remedy = f"{remedy}, or ask for the permission"
     about = os.fsdecode(error.filename or "")
     ours = str(_beside(directory, ""))
-    if about == str(directory) or about.startswith(ours):  # our own doings say nothing to the user
+    if about == str(directory) or about.startswith(ours):  # our own directories tell a user nothing
         about = ""
     return FileTroubleError(f"{directory}: {what}{f' ({about})' if about else ''}; {remedy}")

@@ -1,6 +1,6 @@
-"""The commands: parse, call, print. Results go to stdout, everything said about them to stderr.
+"""The commands: parse, call, print. Results go to stdout, all messages about them to stderr.
 
-Whatever only one command needs is imported inside it: `ddpgen render` has to start in a blink.
+A command imports inside its function whatever only it needs, so that `ddpgen render` starts quickly.
 """
 
 from __future__ import annotations
@@ -29,26 +29,29 @@ from ddpgen.errors import BugError, DdpgenError, FileTroubleError
 def main() -> None:
     """The console script: run the command line and end the process at once.
 
-    A command lives for a tenth of a second: collecting garbage and taking the interpreter apart
-    piece by piece at the end would cost a fifth of that and free nothing that exit does not.
+    A command lives for a tenth of a second. Garbage collection and the interpreter's own shutdown would take a
+    fifth of that, and free nothing that the exit does not free.
     """
     gc.disable()
     _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
-        # What the terminal cannot show is no reason to end.
+        # A character that the terminal cannot show must not end the command.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     code = run()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # run() has said so, or nobody listens
+        except OSError:  # run() has reported it, or no reader is left
             code = code or FileTroubleError.exit_code
     os._exit(code)
 
 
 def _open_what_is_closed() -> None:
-    """Send to nowhere what the caller has closed (`>&-`): the next file that is opened would take its number."""
+    """Open /dev/null for each standard stream that the caller has closed (`>&-`).
+
+    Otherwise the next opened file would take the stream's number.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -60,7 +63,7 @@ def _open_what_is_closed() -> None:
 
 
 def run() -> int:
-    """Run the command that sys.argv names; whatever goes wrong becomes words and an exit code."""
+    """Run the command that sys.argv names, and return the exit code. Every error becomes a message."""
     try:
         code = cli.main(prog_name="ddpgen", standalone_mode=False)
     except SystemExit as ended:  # how click ends a completion
@@ -86,13 +89,13 @@ def run() -> int:
 
 
 def _tell(text: str) -> None:
-    """Say it on standard error, if that can be written to."""
+    """Print to stderr, if that can be written to."""
     with contextlib.suppress(OSError):
         click.echo(text, err=True)
 
 
 def _explain_bug(error: Exception) -> int:
-    """Say that it is ddpgen's fault, and put what a report of it needs into a file to attach."""
+    """Tell the user that it is a bug of ddpgen, and write a file to attach to its report. Return the exit code."""
     import platform
     import shlex
     import traceback

@@ -1,4 +1,4 @@
-"""Runs against each other: diff, verify and reproduce."""
+"""The commands that compare runs: diff, verify and reproduce."""
 
 from __future__ import annotations
 

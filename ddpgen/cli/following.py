@@ -1,4 +1,4 @@
-"""What has been launched: status, logs, stop, doctor and report."""
+"""The commands for launched jobs: status, logs, stop, doctor and report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""render and launch."""
+"""The commands render and launch."""
 
 from __future__ import annotations
 

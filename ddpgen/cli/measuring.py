@@ -1,4 +1,4 @@
-"""What a job costs, predicted and measured: predict, probe and bench."""
+"""The commands that predict or measure a job's speed: predict, probe and bench."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def probe(spec: str, target: str, to: Path | None) -> None:
     start = ["bash", as_argument(str(bundle / tier.start))]
     figures = probe.results(probed[target].job, bundle) / probe.PROBE
     with contextlib.suppress(OSError):
-        figures.unlink()  # of an earlier probe, should this one end before it has any
+        figures.unlink()  # an earlier probe's, because this one may end without figures
     with Interrupts() as interrupts:
         code = interrupts.run([*start, "--probe"])
         if tier.brings and code in (0, 75):

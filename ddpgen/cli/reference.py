@@ -1,4 +1,4 @@
-"""What is printed to be read: explain, schema and completion."""
+"""The commands that print a reference: explain, schema and completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several commands share: their group, types and options, and what they do with a spec, a bundle or a run."""
+"""The parts that several commands share: group, types and options, and the handling of a spec, a bundle or a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cli() -> None:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """What is refused inside is a wrong use of the command."""
+    """Turn a Refused error inside the context into a usage error of the command."""
     from ddpgen.spec.fields import Refused
 
     try:
@@ -48,7 +48,7 @@ def refusals() -> Iterator[None]:
 
 
 class PathOption(click.Path):
-    """A path to write to; the empty one, from a variable that is not set, means no place."""
+    """A path to write to. An empty one, as from an unset variable, is refused."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if not str(value):
@@ -57,7 +57,7 @@ class PathOption(click.Path):
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """A number with its unit, as the function of this name in measure/quantities.py reads it."""
+    """A number with its unit. The function of this name in measure/quantities.py reads it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,13 +91,13 @@ PROCS = click.option(
 
 
 def target_option(command: Any) -> Any:
-    """--target of what renders."""
+    """Add --target to a command that renders."""
     says = "The tier to render for: local, hosts, slurm, sky, or all the spec has."
     return tier_option(says, required=True)(command)
 
 
 def tier_option(says: str, **more: Any) -> Callable[[_F], _F]:
-    """--target, whose tiers a shell completes."""
+    """Return the option --target. A shell completes the names of tiers."""
     return click.option("--target", metavar="TIER", help=says, shell_complete=_tiers, **more)
 
 
@@ -108,7 +108,7 @@ def _tiers(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
 
 
 def render_options(command: Any) -> Any:
-    """The fields of job.Render."""
+    """Add the options that are the fields of job.Render."""
     for option in (
         click.option(
             "--max-code-mib", "limit_mib", default=100, show_default=True,
@@ -126,13 +126,13 @@ def render_options(command: Any) -> Any:
 
 
 def follow_options(command: Any) -> Any:
-    """Which run of a job is meant: see find_run."""
+    """Add the options that choose a run of a job; see find_run."""
     says = "The tier.  [default: the one where it runs, else of the newest run]"
     return OUTPUT(tier_option(says)(command))
 
 
 def checked(spec: str, target: str) -> tuple[Mapping[str, Reading], list[str]]:
-    """The spec, and the tiers that are meant; what is doubtful about it for them is said."""
+    """Return the spec for each tier, and the tiers that `target` means. Print the warnings about these."""
     from ddpgen import job
 
     readings = job.load(spec)
@@ -145,7 +145,7 @@ def checked(spec: str, target: str) -> tuple[Mapping[str, Reading], list[str]]:
 def write_bundle(
     spec: str, target: str, how: Render
 ) -> tuple[Mapping[str, Reading], Path, list[str]]:
-    """Write the bundle and say so; returns the spec, its directory and the commands that start it."""
+    """Write the bundle and print that; return the spec, the bundle's directory and the commands that start it."""
     import shlex
 
     from ddpgen import job
@@ -168,7 +168,7 @@ def write_bundle(
 
 
 def find_run(name: str, target: str | None, output: Path | None) -> Following | Path:
-    """Which job is meant, on which tier; a checkpoint directory as it is."""
+    """Return the job that `name` means, on the tier that is meant; a checkpoint directory is returned as it is."""
     from ddpgen import job
     from ddpgen.bundle.write import LISTING
     from ddpgen.tiers import commands
@@ -196,7 +196,7 @@ def find_run(name: str, target: str | None, output: Path | None) -> Following | 
 
 
 def visible(job: str, target: str | None, output: Path | None = None) -> Path:
-    """The checkpoint directory that is meant, on this machine."""
+    """Return the checkpoint directory of the job, which must be on this machine."""
     from ddpgen.tiers import commands
 
     if os.path.isdir(job) and not os.path.exists(os.path.join(job, "bundle.json")):
@@ -207,7 +207,7 @@ def visible(job: str, target: str | None, output: Path | None = None) -> Path:
 
 
 def named(spec: Path, output: Path | None = None) -> str:
-    """The spec and, where it lies elsewhere, the bundle, as words for a shell."""
+    """Return the spec, and the option -o if the bundle has another place, as words for a shell."""
     import shlex
 
     from ddpgen.shell import as_argument
@@ -217,7 +217,7 @@ def named(spec: Path, output: Path | None = None) -> str:
 
 
 def given(**options: Any) -> list[str]:
-    """As words for a command of the training module."""
+    """Return options as words for a command of the training module, without those that are None or False."""
     flags = [f"--{name}" for name, value in options.items() if value is True]
     values = {name: value for name, value in options.items() if not isinstance(value, bool)}
     return [*flags, *(f"--{name}={value}" for name, value in values.items() if value is not None)]

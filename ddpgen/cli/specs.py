@@ -1,4 +1,4 @@
-"""What is done with a spec before it is rendered: init, adopt, validate, plan and lock."""
+"""The commands for a spec before its render: init, adopt, validate, plan and lock."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> Non
     for name in ("workload", "steps"):
         if answers[name] is not None:
             raise click.UsageError(f"--{name} is not for a script, which has its own loop")
-    # Jobs of one name share their checkpoints, and half of all scripts are called train.py.
+    # Jobs of the same name share their checkpoints, and half of all scripts are called train.py.
     found = (
         script.absolute().parent.name if script.stem in ("train", "main", "run") else script.stem
     )
@@ -79,7 +79,7 @@ def _init_for_script(output: Path, script: Path, answers: dict[str, Any]) -> Non
 
 
 def _answer(question: Question) -> Any:
-    """The answer typed on a terminal, asked again until a spec may hold it; elsewhere the default."""
+    """Return the answer of the user on a terminal, asked until a spec may hold it; without a terminal, the default."""
     from ddpgen.adopt import scaffold
 
     if not sys.stdin.isatty():

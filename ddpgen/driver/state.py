@@ -147,7 +147,7 @@ def _age(now: str, then: float | None) -> float | None:
 
 
 def _saved(lines: Sequence[str]) -> tuple[str, int] | None:
-    """Return the newest whole save: one by a framework's own function, from which it can go on, else any file."""
+    """Return path and step of the newest whole save from which a framework can go on, else of the newest whole file."""
     rows = [row for row in map(mapping, lines) if row.get("whole") is True]
     for row in [*(row for row in reversed(rows) if row.get("by")), *reversed(rows)]:
         path, step = row.get("path"), _whole(row.get("step"))

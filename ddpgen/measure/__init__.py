@@ -1,1 +1,1 @@
-"""The speed of a job: predicted from a short run, measured by a benchmark, a probe of the network, and plotted."""
+"""The speed of a job: predicted, measured by a bench or by a probe of the network, and plotted."""

@@ -1,7 +1,7 @@
-"""`ddpgen bench`: the job at several shapes, each in a fresh directory of its own, in turn.
+"""`ddpgen bench`: run the job at several shapes in turn, each in a fresh directory of its own.
 
-Owns what a shape changes in the job, the order of the runs, and where the rows of one are. What they tell is
-bench_table.py's.
+Owns the changes of a shape to the job, the order of the runs, and the way to a run's rows. bench_table.py
+evaluates the rows.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _POLL_S = 3.0  # between two questions to a scheduler
 
 
 class BrokenRunError(DdpgenError):
-    """A run has ended well and left nothing to measure."""
+    """A run ended with exit code 0 and left nothing to measure."""
 
 
 def default_shapes(job: JobSpec) -> tuple[str, ...]:
-    """As many processes as there is work and room for."""
+    """Return 1, 2 and 4 processes, as far as the job has micro-batches and the machine has processors for them."""
     most = min(job.micro_batches, os.cpu_count() or 1)
     return tuple(str(count) for count in (1, 2, 4) if count <= most)
 
 
 def tier_of(shape: str) -> str:
-    """The tier that a shape runs on."""
+    """Return the tier that a shape runs on."""
     return shape if shape in TIERS else FIRST
 
 
 def shaped(reading: Reading, shape: str, steps: int | None) -> Reading:
-    """The job at this shape, for so many steps. Raises Refused for one that it cannot have."""
+    """Return the job at this shape, for so many steps. Raise Refused if the job cannot have the shape."""
     job = reading.job
     if job.train.runs != "workload":
         raise Refused(
@@ -86,8 +86,10 @@ def shaped(reading: Reading, shape: str, steps: int | None) -> Reading:
 def runs(
     shapes: Mapping[str, Reading], repeats: int, home: Path
 ) -> tuple[dict[str, list[Ran]], int]:
-    """Run every shape so often, in turn; what each run has left, and an exit code. The first run that fails ends
-    it, and Ctrl-C or SIGTERM does, which the run gets as well."""
+    """Run all shapes in turn, `repeats` times. Return the rows of each run by shape, and an exit code.
+
+    The first run that fails ends the bench. So does Ctrl-C or SIGTERM, which the current run gets as well.
+    """
     found: dict[str, list[Ran]] = {}
     with Interrupts() as interrupts:
         for number in range(repeats):
@@ -137,7 +139,7 @@ def _once(reading: Reading, home: Path, interrupts: Interrupts) -> tuple[int, Ra
 
 
 def _submitted(run: Following, interrupts: Interrupts) -> int:
-    """Submit it and wait for its end, which is within the job's time limit."""
+    """Submit the job and wait for its end, which comes within the job's time limit. Return the exit code."""
     tier = TIERS[run.tier]
     launched = tier.submit(run.job, run.bundle, [])
     record.remember(run.bundle, launched)
@@ -151,7 +153,7 @@ def _submitted(run: Following, interrupts: Interrupts) -> int:
 
 
 def _read(kept: Sequence[tuple[Place, str]]) -> Ran:
-    """The rows and the manifest, from the host that had rank 0."""
+    """Return the run, from the rows and the manifest on the host that had rank 0."""
     for place, directory in kept:
         metrics, manifest = (
             place.run(["cat", "--", f"{directory}/{name}"])

@@ -1,6 +1,6 @@
-"""The table of `ddpgen bench`: each shape's steps, whether all gave the same losses, and how they are shown.
+"""The table of `ddpgen bench`: the times of each shape's steps, the comparison of the losses, and their display. Pure.
 
-Owns which rows of metrics.jsonl count. Pure.
+Owns which rows of metrics.jsonl count.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from ddpgen.measure.predict import DTYPE_BYTES, shape_of
 from ddpgen.measure.quantities import time
 from ddpgen.spec.job import JobSpec
 
-WARM_UP = 5  # steps at the start of each run, which do not count
-BLOCK = 5  # steps that a sample is the mean of: the job's log_every
-_TOO_GOOD = 1.1  # caches can bring a few percent; more comes of a first shape that was disturbed
+WARM_UP = 5  # the first steps of each run do not count
+BLOCK = 5  # a sample is the mean of so many steps: the job's log_every
+_TOO_GOOD = 1.1  # caches gain a few percent; more means that the first shape was disturbed
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds of a step, the mean of BLOCK steps. `communication_s`: in the exchange with other ranks, even on the
-    rank that waits least; `waiting_s`: there beyond it, the mean of all ranks. None where it is not measured, as on
-    GPUs."""
+    """Seconds of a step, the mean of BLOCK steps.
+
+    `communication_s`: the time in the exchange with other ranks, on the rank that waits least. `waiting_s`: the time
+    there beyond that, the mean of all ranks. A part that is not measured is None, as on GPUs.
+    """
 
     step_s: float
     communication_s: float | None = None
@@ -43,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Ran:
-    """One run. `losses`: of each step, as JSON has them, which is every bit. `done`: it came to its end."""
+    """One run. `losses`: by step, as text of JSON, which keeps every bit. `done`: True if it came to its end."""
 
     samples: Sequence[Sample]
     losses: Mapping[int, str]
@@ -52,15 +54,18 @@ class Ran:
     done: bool
 
     def differs(self, other: Ran) -> int | None:
-        """The first step whose losses are not those of `other`."""
+        """Return the first step whose loss differs from the loss in `other`; None without one."""
         steps = sorted({*self.losses, *other.losses})
         return next((n for n in steps if self.losses.get(n) != other.losses.get(n)), None)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A shape, medians over the samples of all its runs. `efficiency`: of the first shape's speed, in each
-    process. `predicted_s`: a step by ddpgen/measure/cost.py."""
+    """A shape, with medians over the samples of all its runs.
+
+    `efficiency`: the speed of each process as a part of the first shape's. `predicted_s`: the time of a step by
+    ddpgen/measure/cost.py.
+    """
 
     shape: str
     tier: str
@@ -81,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """What a bench has found. `agree`: no loss differs that has to be the same."""
+    """The result of a bench. `agree`: False if losses differ that must be the same."""
 
     name: str
     losses: str
@@ -94,7 +99,7 @@ class Table:
 
 
 def read(metrics: str, manifest: str) -> Ran:
-    """What a run has left. The newest start counts: there is one, as its directory was empty."""
+    """Return the run in the text of its files. The newest start counts, which is the only one in a fresh directory."""
     rows = [row for row in map(mapping, metrics.splitlines()) if type(row.get("step")) is int]
     starts = [at for at, row in enumerate(rows) if row.get("kind") == "start"]
     rows = rows[starts[-1] :] if starts else []
@@ -124,7 +129,7 @@ def make(
     jobs: Mapping[str, tuple[str, JobSpec]], runs: Mapping[str, Sequence[Ran]], machine: Mapping[str, Any],
     name: str, link: cost.Link | None, efficiency: float,
 ) -> Table:  # fmt: skip
-    """The table of these runs, at least one of each shape. `jobs`: the tier and the job of each shape."""
+    """Return the table of these runs, at least one of each shape. `jobs`: the tier and the job of each shape."""
     rows: list[Row] = []
     alone = next(
         (_median(each, "step_s") for each in runs.values() if each[0].processes == 1), None
@@ -160,7 +165,7 @@ def _median(runs: Sequence[Ran], name: str) -> float | None:
 def predict(
     job: JobSpec, alone_s: float, gradient_bytes: float, link: cost.Link, efficiency: float
 ) -> float | None:
-    """A step of the job on several hosts, out of one of a single process; None on one host."""
+    """Return the seconds of a step on several hosts, from the step of a single process; None for one host."""
     shape, train = shape_of(job), job.train
     if shape.hosts == 1:
         return None
@@ -172,7 +177,7 @@ def predict(
 
 
 def compare(runs: Mapping[str, Sequence[Ran]]) -> tuple[str, bool]:
-    """A line that says whether all losses are the same, and whether that is as it has to be."""
+    """Return a line about the losses of all runs, and False if losses differ that must be the same."""
     every = [(shape, ran) for shape, each in runs.items() for ran in each]
     (of_first, first), *others = every
     if not others:
@@ -189,7 +194,7 @@ def compare(runs: Mapping[str, Sequence[Ran]]) -> tuple[str, bool]:
 
 
 def _reasons(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    """Why the bits of two runs may differ."""
+    """Yield the reasons for which the bits of two runs may differ."""
     if not one.get("exact_on_any_world_size", True) and one.get("world_size") != other.get(
         "world_size"
     ):
@@ -202,18 +207,18 @@ def _reasons(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
 
 
 def as_json(found: Table) -> str:
-    """Every number with its unit in its name."""
+    """Return the table as JSON. The names of times end with their unit."""
     return json.dumps(asdict(found), indent=1, ensure_ascii=False)
 
 
 def as_text(found: Table) -> str:
-    """For a terminal."""
+    """Return the table for a terminal."""
     lines = table([[f"  {first}", *rest] for first, *rest in _cells(found)])
     return "\n".join((*_head(found), "", *lines))
 
 
 def as_markdown(found: Table) -> str:
-    """The same as Markdown."""
+    """Return the table as Markdown."""
     head, *rows = ("| " + " | ".join(cells) + " |" for cells in _cells(found))
     rule = "|---" * len(_cells(found)[0]) + "|"
     return "\n".join((*(f"{line}\n" for line in _head(found)), head, rule, *rows, ""))
@@ -238,7 +243,7 @@ def _head(found: Table) -> Iterator[str]:
 
 
 def _cells(found: Table) -> list[list[str]]:
-    """The columns that say something."""
+    """Return the cells of the table, the heading first, without columns that have no value."""
     rows = found.rows
     head = ["shape", "processes", "step", "least to most", f"{found.unit}/s"]
     cells = [

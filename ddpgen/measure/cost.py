@@ -1,6 +1,6 @@
-"""What a step, a checkpoint and an interruption cost, from sizes, rates and times that are given.
+"""The cost of a step, a checkpoint and an interruption, computed from given sizes, rates and times. Pure.
 
-Owns the formulas and their sources. Bytes, bits per second and seconds throughout; latency is left out. Pure.
+Owns the formulas and their sources. Units are bytes, bits per second and seconds. Latency is left out.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Forward, and twice as much backward: for the activations and for the weights (Kaplan et al., "Scaling laws
-# for neural language models", 2020, section 2.1).
+# The backward pass computes twice as much as the forward pass: gradients of the activations and of the weights
+# (Kaplan et al., "Scaling laws for neural language models", 2020, section 2.1).
 BACKWARD = 2 / 3
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Link:
-    """A full-duplex link: its line rate each way."""
+    """A full-duplex link with its line rate in each direction."""
 
     name: str
     bits_per_s: float
 
     def seconds(self, sent_bytes: float, efficiency: float) -> float:
-        """How long so many bytes take, at a part `efficiency` of the line rate."""
+        """Return the seconds that so many bytes take at the part `efficiency` of the line rate."""
         return sent_bytes * 8 / (self.bits_per_s * efficiency)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How many processes each host has, and how many of a step's micro-batches each rank computes.
+    """The number of processes of each host, and the number of a step's micro-batches of each rank.
 
     `micro_batches` is empty for a script with a loop of its own.
     """
@@ -48,35 +48,37 @@ class Shape:
 
     @property
     def most(self) -> int:
-        """The micro-batches of the rank that has most; 1 for a script."""
+        """The largest number of micro-batches of a rank; 1 for a script."""
         return max(self.micro_batches, default=1)
 
 
 def ring_bytes(shape: Shape, gradient_bytes: float) -> float:
-    """DDP's all-reduce: a ring of all ranks in order, so that each host has one way in and one way out.
+    """Return the bytes of DDP's all-reduce: a ring of all ranks in order, in which each host has one way in and out.
 
-    This and the next two: a step's bytes on the busiest link, out of a host or into it; where there is one
-    host, of a process. 2(N-1)/N of the data for each member, the factor between algorithm and bus bandwidth
-    in nccl-tests (doc/PERFORMANCE.md); no all-reduce sends less (P. Patarasuk, X. Yuan, "Bandwidth optimal
-    all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009).
+    This function and the next two return a step's bytes on the busiest link, in one direction. It is the link of
+    a host, or of a process if there is one host. Each member sends 2(N-1)/N of the data, which is the factor between
+    algorithm and bus bandwidth in nccl-tests (doc/PERFORMANCE.md). No all-reduce sends less (P. Patarasuk, X. Yuan,
+    "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009).
     """
     return 2 * (shape.processes - 1) / shape.processes * gradient_bytes
 
 
 def sharded_bytes(shape: Shape, gradient_bytes: float) -> float:
-    """FSDP, ZeRO-3: parameters are gathered for forward and for backward, gradients reduced and scattered.
+    """Return the bytes of FSDP and ZeRO-3, which gather parameters twice and reduce and scatter gradients once.
 
-    (N-1)/N of the data each, 3(N-1)/N together, with one micro-batch a rank (S. Rajbhandari et al., "ZeRO:
-    memory optimizations toward training trillion parameter models", SC20, section 7).
+    Parameters are gathered for the forward and for the backward pass. Each of the three operations sends (N-1)/N of
+    the data, 3(N-1)/N together, with one micro-batch a rank (S. Rajbhandari et al., "ZeRO: memory optimizations
+    toward training trillion parameter models", SC20, section 7).
     """
     return 1.5 * ring_bytes(shape, gradient_bytes)
 
 
 def tree_bytes(shape: Shape, gradient_bytes: float) -> float:
-    """`reduction: tree` as train/distributed/reduction.py carries it out: an all-to-all of each member's
-    partial sums, then an all-gather; the ring's 2(N-1)/N where each has one partial sum.
+    """Return the bytes of `reduction: tree` as train/distributed/reduction.py carries it out.
 
-    Inside each host and then between hosts, where all have the same number of processes, more than one.
+    It is an all-to-all of each member's partial sums, and then an all-gather. If each member has one partial sum,
+    that is the ring's 2(N-1)/N. If all hosts have the same number of processes, more than one, it runs inside each
+    host first and then between hosts.
     """
     leaves = sum(shape.micro_batches)
     ends = list(itertools.accumulate(shape.micro_batches, initial=0))
@@ -93,7 +95,7 @@ def tree_bytes(shape: Shape, gradient_bytes: float) -> float:
 
 
 def partial_sums(first: int, end: int, leaves: int) -> int:
-    """How many nodes of the tree over `leaves` micro-batches hold first, first + 1, … end - 1."""
+    """Return how many nodes of the tree over `leaves` micro-batches cover first, first + 1, … end - 1."""
     found = 0
     while first < end:
         size = 1
@@ -106,9 +108,10 @@ def partial_sums(first: int, end: int, leaves: int) -> int:
 
 
 def _exchanged(rows: Sequence[int], groups: Sequence[int]) -> float:
-    """What crosses the border of the busiest group, in parts of the data; `groups`: members of each.
+    """Return the data that enters or leaves the busiest group, the larger of both, as a multiple of the gradients.
 
-    Each member of n owns 1/n of the data: it gets everybody's `rows` for it, and gives back one sum.
+    `rows`: the partial sums of each member. `groups`: the number of members of each group. Each of n members owns
+    1/n of the data: it gets all members' `rows` of that part, and gives back one sum.
     """
     members, total, first, most = len(rows), sum(rows), 0, 0.0
     for size in groups:
@@ -121,7 +124,7 @@ def _exchanged(rows: Sequence[int], groups: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class StepCost:
-    """One step. `exposed_s`: the part of the communication that nothing hides."""
+    """The times of one step. `exposed_s`: the part of the communication that no computing hides."""
 
     compute_s: float
     communication_s: float
@@ -134,35 +137,36 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Overlap:
-    """What can hide communication: the backward pass of the last of `micro_batches`, because the gradients
-    of those before stay on the rank; and never the last bucket, `last_bucket` of the gradients, as it is
-    complete only when that pass is over.
+    """The overlap of communication with the backward pass of the last of `micro_batches`.
+
+    The gradients of the micro-batches before stay on the rank. The last bucket, which is the part `last_bucket` of
+    the gradients, is never hidden, because it is complete only after that pass.
     """
 
     micro_batches: int
     last_bucket: float
 
     def step(self, compute_s: float, communication_s: float) -> StepCost:
-        """A step that computes, and communicates, for so long."""
+        """Return the step that computes and communicates for these times."""
         hidden = BACKWARD * compute_s / self.micro_batches
         exposed = max(communication_s - hidden, communication_s * self.last_bucket)
         return StepCost(compute_s, communication_s, exposed)
 
     def compute_s(self, step_s: float, communication_s: float) -> float:
-        """What a measured step computes for; negative where the communication alone takes longer."""
+        """Return the computing time of a measured step; it is negative if the communication alone takes longer."""
         hides_all = step_s - communication_s * self.last_bucket
         hides_part = (step_s - communication_s) / (1 - BACKWARD / self.micro_batches)
         return min(hides_all, hides_part)
 
 
 def last_bucket(gradient_bytes: float, bucket_mib: float) -> float:
-    """The part of the gradients in DDP's last bucket, at most."""
+    """Return the largest possible part of the gradients in DDP's last bucket."""
     return min(1.0, bucket_mib * MIB / gradient_bytes)
 
 
 @dataclass(frozen=True)
 class Interruptions:
-    """A machine lost every `mean_s`, checkpoints that take `checkpoint_s`, starts that take `restart_s`."""
+    """A machine is lost every `mean_s`, a checkpoint takes `checkpoint_s`, and a start takes `restart_s`."""
 
     mean_s: float
     checkpoint_s: float
@@ -170,14 +174,16 @@ class Interruptions:
 
     @property
     def young_s(self) -> float:
-        """The best interval to first order (J. W. Young, CACM 17(9), 1974), within the bounds of
-        train/checkpoint/checkpointer.py, which finds `preempted_every` its interval."""
+        """The best interval to first order (J. W. Young, CACM 17(9), 1974).
+
+        It has the bounds of train/checkpoint/checkpointer.py, which computes the interval for `preempted_every`.
+        """
         young = math.sqrt(2 * self.checkpoint_s * self.mean_s)
         return max(2 * self.checkpoint_s, min(self.mean_s, young))
 
     @property
     def daly_s(self) -> float:
-        """The higher order estimate (J. T. Daly, FGCS 22(3), 2006)."""
+        """The best interval by a higher-order estimate (J. T. Daly, FGCS 22(3), 2006)."""
         if self.checkpoint_s >= 2 * self.mean_s:
             return self.mean_s
         part = self.checkpoint_s / (2 * self.mean_s)
@@ -185,11 +191,13 @@ class Interruptions:
         return young * (1 + math.sqrt(part) / 3 + part / 9) - self.checkpoint_s
 
     def lost_s(self, interval_s: float) -> float:
-        """Lost by an interruption: half an interval, the checkpoint under way, and the start."""
+        """Return the time that an interruption loses: half an interval, the checkpoint under way, and the start."""
         return interval_s / 2 + self.checkpoint_s + self.restart_s
 
     def goodput(self, interval_s: float) -> tuple[float, float]:
-        """The part of the time that goes into steps that count: with checkpoints that stop the training
-        while they are written, and with ones that cost it nothing."""
+        """Return the part of the time in steps that count, at least and at most.
+
+        At least: the training stops while a checkpoint is written. At most: a checkpoint takes no time of it.
+        """
         kept = max(0.0, 1 - self.lost_s(interval_s) / self.mean_s)
         return kept * interval_s / (interval_s + self.checkpoint_s), kept

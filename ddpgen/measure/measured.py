@@ -1,7 +1,7 @@
-"""What the newest run of a job has measured: parameters, and how long a step took on which processes.
+"""The measurements of a job's newest run: its parameters, the time of a step, and on which processes.
 
-Owns reading manifest.json and metrics.jsonl of checkpoint directories on this machine. What cannot be read
-is as if it were not there.
+Owns reading manifest.json and metrics.jsonl of checkpoint directories on this machine. A file that cannot be read
+counts as missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddpgen.monitor.places import Place, short
 from ddpgen.spec.job import JobSpec
 
 _TAIL = 4 << 20  # bytes of metrics: some 20,000 steps
-# Which of a run's settings decide how long a step takes.
+# The settings that decide the time of a step.
 _SETTINGS = (
     "workload", "args", "global_batch_size", "micro_batch_size", "precision", "threads", "determinism",
 )  # fmt: skip
@@ -27,7 +27,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Run:
-    """`steps`: how many the median `step_s` is of; 0 where it is not known. `tier`: "" where that is not."""
+    """One run. `step_s`: the median time of its `steps` steps; both are 0 if it is not known. `tier`: "" if unknown."""
 
     directory: str
     parameters: int | None = None
@@ -40,7 +40,7 @@ class Run:
     tier: str = ""
 
     def differs(self, job: JobSpec) -> str:
-        """The first setting by which its steps are not those of `job`; "" without one."""
+        """Return the first setting for which its steps take another time than those of `job`; "" without one."""
         if self.settings is None:
             return ""
         for name in _SETTINGS:
@@ -53,7 +53,7 @@ class Run:
         return ""
 
     def same_model(self, job: JobSpec) -> bool:
-        """Whether it had the workload and the arguments of `job`."""
+        """True if the run had the workload and the arguments of `job`."""
         args = job.train.args
         wanted = {
             "workload": job.train.workload,
@@ -65,8 +65,10 @@ class Run:
 
 
 def newest(jobs: Iterable[JobSpec], bundle: Path) -> Run | None:
-    """The newest run that these jobs, one for each tier, have left on this machine; a script's own is no measure, as
-    only some of its steps are on record."""
+    """Return the newest run that these jobs, one for each tier, have left on this machine; None without one.
+
+    Runs of scripts do not count, because only some of their steps are on record.
+    """
     place = Place(str(bundle.absolute().parent))
     runs = {
         Path(place.checkpoints(job)) / "metrics.jsonl"
@@ -78,10 +80,10 @@ def newest(jobs: Iterable[JobSpec], bundle: Path) -> Run | None:
 
 
 def read(directory: Path) -> Run:
-    """What a checkpoint directory tells."""
+    """Return the run in a checkpoint directory."""
     about = mapping(_text(directory / "manifest.json"))
     lines = _text(directory / "metrics.jsonl").splitlines()
-    # These come between two steps and take no time.
+    # Rows of these kinds come between two steps and take no time.
     rows = [row for row in map(mapping, lines) if row.get("kind") not in ("ranks", "checkpoint")]
     found, attempt = _newest_start(rows)
     starts = [row for row in (about, *rows) if "world_size" in row and _start(row) == attempt]
@@ -100,7 +102,7 @@ def read(directory: Path) -> Run:
 
 
 def _newest_start(rows: Iterable[dict[str, Any]]) -> tuple[list[float], tuple[Any, Any]]:
-    """Seconds a step of the newest start that has two of them, and which start that is."""
+    """Return the seconds of each step of the newest start that has two steps, and that start's attempt and generation."""
     found: dict[tuple[Any, Any], list[float]] = {}
     before: dict[str, Any] = {}
     for row in rows:

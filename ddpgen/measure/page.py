@@ -13,7 +13,7 @@ from ddpgen.measure.quantities import count, time
 
 
 def as_json(found: Prediction) -> str:
-    """Every number with its unit in its name."""
+    """Return the prediction as JSON. The name of each number has its unit."""
     return json.dumps(_plain(found), indent=1, ensure_ascii=False)
 
 
@@ -27,7 +27,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_text(found: Prediction) -> str:
-    """The page."""
+    """Return the page."""
     parts = [_head(found), _links(found), _nodes(found), _changes(found), _hosts(found)]
     parts.append([*_checkpoints(found.checkpoints), *_prices(found)])
     return "\n\n".join("\n".join(part) for part in map(list, parts) if part)
@@ -54,7 +54,7 @@ def _head(found: Prediction) -> Iterator[str]:
 
 
 def _each(found: Prediction) -> list[float]:
-    """What the hosts compute for in a step."""
+    """Return the computing time of each host in a step."""
     if found.balance is not None:
         return list(found.balance.compute_s.values())
     return [found.shape.most * each for each in found.compute.micro_batch_s]
@@ -209,7 +209,7 @@ def _percent(goodput: tuple[float, float]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first column to the left, numbers to the right."""
+    """Return the rows as aligned lines: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,6 +1,6 @@
-"""How many parameters the built-in workloads have, from their arguments.
+"""The number of parameters of the built-in workloads, from their arguments. Pure.
 
-A test builds the models of train/workloads/ and compares. Pure.
+A test builds the models of train/workloads/ and compares.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SIDE = 28  # of mnist's pictures, in pixels
 
 
 def counted(workload: str | None, args: Mapping[str, Any]) -> int | None:
-    """The parameters of a built-in workload; None where the arguments do not tell."""
+    """Return the number of parameters of a built-in workload; None if the arguments do not determine it."""
     if workload is None or workload not in _COUNTS:
         return None
     if workload == "mnist" and "data_dir" in args:
@@ -29,7 +29,7 @@ def counted(workload: str | None, args: Mapping[str, Any]) -> int | None:
 
 def _gpt(depth: int, width: int, seq_len: int, tie_weights: bool) -> int:
     norm = 2 * width
-    block = 2 * norm + 4 * width**2 + 8 * width**2  # attention, and up and down through four widths
+    block = 2 * norm + 4 * width**2 + 8 * width**2  # attention; an MLP of four times the width
     embeddings = (_VOCABULARY + seq_len) * width
     head = 0 if tie_weights else _VOCABULARY * width
     return embeddings + depth * block + norm + head
@@ -48,7 +48,7 @@ def _toy(features: int, classes: int, hidden: int, batch_norm: bool) -> int:
     return (features + 1) * hidden + norm + (hidden + 1) * classes
 
 
-# With what the workloads take for an argument that is left out, of those that decide a shape.
+# With the workloads' defaults of the arguments that decide a shape.
 _COUNTS: Mapping[str, tuple[Callable[..., int], Mapping[str, Any]]] = {
     "gpt": (_gpt, {"depth": 4, "width": 128, "seq_len": 128, "tie_weights": True}),
     "mnist": (_mnist, {"channels": 16, "hidden": 64, "classes": 10, "batch_norm": False}),

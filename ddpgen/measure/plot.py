@@ -14,7 +14,7 @@ _BLUE, _RED, _AMBER, _GREEN = "#4878a8", "#d1603d", "#e0a458", "#5a9367"
 
 
 def need() -> None:
-    """Raises TargetUnavailableError where matplotlib is missing."""
+    """Raise TargetUnavailableError if matplotlib is missing."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -24,7 +24,7 @@ def need() -> None:
 
 
 def prediction(found: Prediction, file: Path) -> None:
-    """Draw the step on each link, and over node counts, into `file`, as its suffix says.
+    """Draw the step on each link, and over node counts, into `file`. Its suffix is the format.
 
     Raises TargetUnavailableError, FileTroubleError.
     """
@@ -92,7 +92,7 @@ def _nodes(axes: Any, found: Prediction) -> None:
 
 
 def bench(found: Table, file: Path) -> None:
-    """Draw where each shape's step goes into `file`. Raises TargetUnavailableError, FileTroubleError."""
+    """Draw the parts of each shape's step into `file`. Raise TargetUnavailableError, FileTroubleError."""
     rows = found.rows
     figure, (axes,) = _charts(1, 7.2, 1.6 + 0.5 * len(rows), f"{found.name}: a step at each shape")
     names = [f"{row.shape} ({row.processes})" for row in rows]
@@ -115,14 +115,17 @@ def bench(found: Table, file: Path) -> None:
 
 
 def _parts(row: Row) -> tuple[float, ...]:
-    """Computing, communication, waiting for ranks, for batches; where that is not measured, all of it as the first."""
+    """Return a step's seconds of computing, communication, waiting for ranks, and waiting for batches.
+
+    If the parts are not measured, computing has all of the step.
+    """
     if row.compute_s is None:
         return row.step_s, 0.0, 0.0, 0.0
     return row.compute_s, row.communication_s or 0.0, row.waiting_s or 0.0, row.batches_s or 0.0
 
 
 def _charts(count: int, width: float, height: float, title: str) -> tuple[Any, Any]:
-    """A figure and so many axes beside each other. Raises TargetUnavailableError."""
+    """Return a figure and so many axes in a row. Raise TargetUnavailableError."""
     need()
     from matplotlib.figure import Figure
 
@@ -135,16 +138,16 @@ def _charts(count: int, width: float, height: float, title: str) -> tuple[Any, A
 
 
 def _legend(figure: Any, axes: Any) -> None:
-    """Below all charts, of what one of them shows."""
+    """Put the legend of one chart below all charts."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
 
 
 def _save(figure: Any, file: Path) -> None:
-    """Into `file`, as its suffix says. Raises FileTroubleError."""
+    """Write the figure into `file`, whose suffix is the format. Raise FileTroubleError."""
     from matplotlib import rc_context
 
-    # Text that stays text, and the same bytes each time.
+    # Text stays text in an SVG, and the same figure gives the same bytes.
     same = {"svg.fonttype": "none", "svg.hashsalt": "ddpgen"}
     about = {"Date": None} if file.suffix == ".svg" else {}
     try:

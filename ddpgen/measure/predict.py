@@ -1,7 +1,7 @@
-"""`ddpgen predict`: what a step of a job costs on a link, over node counts, and what would make it shorter.
+"""`ddpgen predict`: the cost of a job's step on a link and over node counts, and the changes that would reduce it.
 
 Owns which numbers of the job, the command line and the newest run (measured.py) go into the formulas of
-cost.py. The page for people is page.py's. Reads and measures nothing itself.
+cost.py. page.py makes the page for people. Reads no file, and measures nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from ddpgen.tiers import ranks as launch
 from ddpgen.tiers.registry import FIRST
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-_MORE = 4  # times the micro-batches, or the rate of the link, for what is worth a change
-_BUCKETS = 8  # so many hide all but an eighth of the communication
-HELPS = 1.02  # times the speed of now; less is within what a prediction is off by
+_MORE = 4  # a proposed change has so many times the micro-batches, or the link's rate
+_BUCKETS = 8  # so many buckets hide all but an eighth of the communication
+HELPS = 1.02  # least gain in speed of a proposed change; less is within a prediction's error
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says; None for what is left out. `step_times`: by host, or of all under ""."""
+    """The options of the command line; None for one that is left out.
+
+    `step_times`: by the name of a host, or for all hosts under "".
+    """
 
     parameters: int | None = None
     dtype: str | None = None
@@ -42,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What a step has to sum up. `source`: where the number of parameters comes from."""
+    """The gradients that a step adds up. `source`: the source of the number of parameters, in words."""
 
     parameters: int
     dtype: str
@@ -52,9 +55,9 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Compute:
-    """What a micro-batch (of a script: a step) takes on each host, and where that comes from.
+    """The seconds of a micro-batch on each host (of a script: of a step), and their source in words.
 
-    Empty where it is not known; then `source` says how to change that.
+    `micro_batch_s` is empty if they are not known; then `source` tells the user how to give them.
     """
 
     micro_batch_s: tuple[float, ...]
@@ -73,7 +76,7 @@ class OnLink:
 
 @dataclass(frozen=True)
 class OnNodes:
-    """A step on so many equal nodes. `efficiency`: of one node's speed, in each of them."""
+    """A step on so many equal nodes. `efficiency`: the speed of each node as a part of a single node's."""
 
     nodes: int
     micro_batches: int
@@ -84,7 +87,7 @@ class OnNodes:
 
 @dataclass(frozen=True)
 class Change:
-    """Something to do, and what comes of it. `speed`: samples in a second, relative to now."""
+    """A proposed change and its effect. `speed`: samples in a second, relative to the present job's."""
 
     what: str
     step_s: float
@@ -93,7 +96,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fewer:
-    """A step without the hosts `without`, each of the others with its `shares`."""
+    """A step without the hosts in `without`. `shares`: the shares of the other hosts."""
 
     without: Sequence[str]
     shares: Mapping[str, float]
@@ -102,8 +105,11 @@ class Fewer:
 
 @dataclass(frozen=True)
 class Balance:
-    """Unequal hosts: the seconds that each computes in a step, and the shares with which no host waits for another.
-    `fewer`: the best step without the slowest hosts."""
+    """The effect of shares on unequal hosts.
+
+    `compute_s`: the seconds that each host computes in a step. `shares`: the shares with which no host waits for
+    another. `shared_step_s`: the step with them. `fewer`: the best step without the slowest hosts.
+    """
 
     compute_s: Mapping[str, float]
     shares: Mapping[str, float]
@@ -114,7 +120,10 @@ class Balance:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """`goodput`: at least and at most; 0 where a loss costs more time than there is between two."""
+    """The cost of checkpoints and lost machines.
+
+    `goodput`: at least and at most; 0 if a loss costs more than the time between two losses.
+    """
 
     interruptions: Interruptions
     interval_s: float
@@ -136,8 +145,11 @@ class Prices:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All that is predicted. `unequal`: the hosts differ, so equal nodes tell nothing of them. `changes`: those that help,
-    the best one first."""
+    """The whole prediction.
+
+    `unequal`: the hosts differ, so a table over equal nodes would not fit them. `changes`: those that help, the best
+    one first.
+    """
 
     name: str
     tier: str
@@ -158,19 +170,19 @@ class Prediction:
 
 
 def choose_tier(jobs: Mapping[str, JobSpec]) -> str:
-    """The tier to predict for where none is named: the first with several machines, else the first."""
+    """Return the tier to predict for if the user names none: the first with several machines, else the first."""
     return next(
         (tier for tier, job in jobs.items() if len(shape_of(job).procs) > 1), next(iter(jobs))
     )
 
 
 def predict(jobs: Mapping[str, JobSpec], tier: str, asked: Asked, run: Run | None) -> Prediction:
-    """What the job of `tier` costs. Raises Refused for what is missing or does not fit."""
+    """Return the prediction for the job of `tier`. Raise Refused for an option that is missing or does not fit."""
     return _Job(jobs, tier, asked, run).predict()
 
 
 class _Job:
-    """A job on one tier, with what was asked and what was measured."""
+    """A job on one tier, with the options of the command line and the newest run."""
 
     def __init__(
         self, jobs: Mapping[str, JobSpec], tier: str, asked: Asked, run: Run | None
@@ -181,7 +193,7 @@ class _Job:
         self.gradients = self._gradients()
         usual = "100G" if self.job.on_gpus else "1GbE"
         self.link = asked.link or quantities.link(usual)
-        # The processes of one machine share memory; its GPUs have a link, which may be asked for.
+        # The processes of one machine share memory. Its GPUs have a link, for which the user may ask.
         self.inside = self.shape.hosts == 1 and self.job.on_gpus and asked.link is not None
         self.compute = self._compute()
 
@@ -278,7 +290,7 @@ class _Job:
         return shape if shape is not None and shape.processes == run.processes else None
 
     def _names(self) -> list[str]:
-        """The names of the machines, by node rank; "" for one that a scheduler chooses."""
+        """Return the names of the machines by node rank; "" for one that a scheduler chooses."""
         return [machine.name for machine in self.job.machines]
 
     # --- what comes out ------------------------------------------------------------------------
@@ -302,9 +314,9 @@ class _Job:
         return Overlap(micro_batches, last)
 
     def _compute_s(self, shape: Shape, known: Sequence[float]) -> float:
-        """The compute time of the slowest rank in a step, if the hosts take `known` for a micro-batch."""
+        """Return the compute time of the slowest rank in a step. `known`: each host's seconds for a micro-batch."""
         if shape.hosts != len(known):
-            return shape.most * known[0]  # of equal hosts
+            return shape.most * known[0]  # another number of hosts, all equal
         return max(count * each for count, each in zip(_most_of_each(shape), known, strict=True))
 
     def _step(self, shape: Shape, link: Link) -> StepCost | None:
@@ -342,8 +354,10 @@ class _Job:
             yield OnNodes(nodes, shape.most, self._communication_s(shape), step, gained)
 
     def _changes(self, unequal: bool) -> Iterator[Change]:
-        """What there is to do about the communication, with its effect. Without a known compute time: on
-        the communication alone."""
+        """Yield the changes that reduce the cost of the communication, with their effect on the step.
+
+        Without a known compute time, the effect is on the communication alone.
+        """
         communication_s = self._communication_s(self.shape)
         if not communication_s:
             return
@@ -402,7 +416,7 @@ class _Job:
         most = _most_of_each(self.shape)
         now = self._step(self.shape, self.link)
         assert now is not None
-        # The hosts that do most in a second come first.
+        # The fastest hosts come first: those that compute most in a second.
         order = sorted(range(len(names)), key=lambda host: seconds[host] / procs[host])
         shared = [self._shared(sorted(order[:count])) for count in range(1, len(names) + 1)]
         *fewer, (_, shares, step_s) = shared
@@ -415,7 +429,7 @@ class _Job:
         )
 
     def _shared(self, hosts: Sequence[int]) -> tuple[tuple[str, ...], dict[str, float], float]:
-        """A step on these hosts alone, shared out by their speed: the others, the shares, and how long it takes."""
+        """Return a step on these hosts alone with shares by their speed: the other hosts, the shares, and the seconds."""
         names = self._names()
         procs = [self.shape.procs[host] for host in hosts]
         seconds = [self.compute.micro_batch_s[host] for host in hosts]
@@ -445,7 +459,7 @@ class _Job:
         if every.steps is not None:
             written_s = every.steps * step.step_s if step else None
         if automatic or job.train.runs != "workload":
-            written_s = None  # the interval is found by itself, or is the script's
+            written_s = None  # the training computes the interval itself, or the script has its own
         return Checkpoints(
             gone, gone.young_s, gone.daly_s, gone.lost_s(gone.young_s), gone.goodput(gone.young_s),
             written_s, gone.goodput(written_s) if written_s else None,
@@ -461,7 +475,7 @@ class _Job:
 
 
 def shape_of(job: JobSpec) -> Shape:
-    """The processes of each host of the job, and the micro-batches of each rank."""
+    """Return the processes of each host of the job, and the micro-batches of each rank."""
     ranks = launch.ranks(job)
     procs: dict[int, int] = {}
     for rank in ranks:
@@ -480,7 +494,7 @@ def _counts(micro_batches: int, weights: Sequence[int | Fraction]) -> tuple[int,
 
 
 def _most_of_each(shape: Shape) -> list[int]:
-    """The micro-batches of each host's rank that has most."""
+    """Return the largest number of micro-batches of a rank, for each host."""
     counts = shape.micro_batches or (1,) * shape.processes
     found, first = [], 0
     for procs in shape.procs:
@@ -490,7 +504,7 @@ def _most_of_each(shape: Shape) -> list[int]:
 
 
 def counted(shape: Shape) -> str:
-    """2 hosts × 4 processes."""
+    """Return the shape in words: 2 hosts × 4 processes."""
     hosts = "1 host" if shape.hosts == 1 else f"{shape.hosts} hosts"
     if len(set(shape.procs)) > 1:
         return f"{hosts} with {shape.processes} processes"

@@ -1,7 +1,7 @@
-"""A job beside a user's own, to measure with: the same spec under another name, run to its end.
+"""A second job to measure with: the user's spec under another name, run to its end.
 
-Owns the name and the directories of such a job, so that nothing of the user's job is touched. What is measured is
-the business of train/; which files come of it, of the commands.
+Owns the name and the directories of such a job, so that it touches no file of the user's job. train/ measures, and
+the commands write the results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROBE = "probe.json"
 
 
 def beside(reading: Reading, suffix: str, **changes: Any) -> Reading:
-    """The job as NAME-suffix, with a checkpoint directory of its own; `changes` are fields of the job."""
+    """Return the job as NAME-suffix, with a checkpoint directory of its own. `changes`: fields of the job."""
     job = reading.job
     place = f"{job.checkpoint.path}-{suffix}" if job.checkpoint.path else None
     own = replace(job.checkpoint, dir=place)
@@ -29,7 +29,7 @@ def beside(reading: Reading, suffix: str, **changes: Any) -> Reading:
 
 
 def probed(reading: Reading) -> Reading:
-    """The job that probes: of a script of the user's it has the launch alone."""
+    """Return the job that probes. For a user's script it has only the script's launch, and trains `toy`."""
     train = reading.job.train
     if train.runs != "workload":
         size = reading.job.world_size
@@ -39,12 +39,12 @@ def probed(reading: Reading) -> Reading:
 
 
 def results(job: JobSpec, bundle: Path) -> Path:
-    """The checkpoint directory of the job, here; from hosts it is brought by --fetch."""
+    """Return the job's checkpoint directory on this machine; with the tier hosts, --fetch copies it here."""
     return (bundle.parent / Path(job.checkpoint_path).expanduser()).absolute()
 
 
 def copy(figures: Path, to: Path) -> None:
-    """Copy what was measured. Raises FileTroubleError."""
+    """Copy the figures of a probe. Raise FileTroubleError."""
     try:
         shutil.copyfile(figures, to)
     except OSError as error:

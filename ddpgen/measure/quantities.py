@@ -11,7 +11,7 @@ from ddpgen.spec.fields import Refused, decimal, show
 from ddpgen.spec.times import Duration
 from ddpgen.spec.yamltree import Scalar
 
-# Line rates. NVLink: of an H100, 450 GB/s each way (NVIDIA H100 Tensor Core GPU data sheet).
+# Line rates. NVLink is an H100's, with 450 GB/s in each direction (NVIDIA H100 Tensor Core GPU data sheet).
 LINKS = (
     Link("1GbE", 1e9),
     Link("2.5GbE", 2.5e9),
@@ -26,7 +26,7 @@ _LINKS_WANTED = 'write 1GbE, 2.5GbE, 10GbE, 100G, 400G, NVLink or a rate like "3
 
 
 def link(text: str) -> Link:
-    """A link by its name or its rate in bits. Raises Refused."""
+    """Return a link by its name, or by its rate in bits per second. Raise Refused."""
     for known in LINKS:
         if text.lower() == known.name.lower():
             return known
@@ -40,7 +40,7 @@ def link(text: str) -> Link:
 
 
 def many(text: str) -> int:
-    """A count like 760M, 1.3B or 124000000. Raises Refused."""
+    """Return a count like 760M, 1.3B or 124000000. Raise Refused."""
     found = re.fullmatch(r"(.+?)\s*([kMBGT]?)", text)
     value = decimal(found[1]) if found else None
     if found is None or value is None or not 1 <= value * _MANY[found[2]] <= 1e15:
@@ -50,12 +50,12 @@ def many(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A length of time, with its unit, as a spec has it. Raises Refused."""
+    """Return the seconds of a duration with its unit, in the form of a spec. Raise Refused."""
     return Duration().read(Scalar(Position(), (), text, "str", True))
 
 
 def step_time(text: str) -> tuple[str, float]:
-    """A time, or HOST=TIME; without a host it is everybody's, "". Raises Refused."""
+    """Return host and seconds of HOST=TIME; the host is "" for a time alone, which is for all hosts. Raise Refused."""
     host, equals, took = text.rpartition("=")
     if equals and not host:
         raise Refused(f"{show(text)} names no host", "write HOST=TIME, or a time alone, like 1.5s")
@@ -63,7 +63,7 @@ def step_time(text: str) -> tuple[str, float]:
 
 
 def fraction(text: str) -> float:
-    """A number above 0, up to 1. Raises Refused."""
+    """Return a number above 0, and at most 1. Raise Refused."""
     value = decimal(text)
     if value is None or not 0 < value <= 1:
         raise Refused(f"{show(text)} is no part of a whole", "write a number like 0.85, at most 1")
@@ -71,7 +71,7 @@ def fraction(text: str) -> float:
 
 
 def price(text: str) -> float:
-    """Money, in whatever currency. Raises Refused."""
+    """Return an amount of money in any currency. Raise Refused."""
     value = decimal(text)
     if value is None or not 0 < value < math.inf:
         raise Refused(f"{show(text)} is no price", "write a number above 0, like 18.50")
@@ -79,7 +79,7 @@ def price(text: str) -> float:
 
 
 def shapes(text: str) -> tuple[str, ...]:
-    """1,2,hosts: numbers of processes, gpu, and names of tiers. Raises Refused."""
+    """Return the shapes in a list like 1,2,hosts: numbers of processes, gpu, and names of tiers. Raise Refused."""
     from ddpgen.tiers.registry import FIRST, TIERS
 
     named = ["gpu", *(name for name, tier in TIERS.items() if tier.benches and name != FIRST)]
@@ -93,7 +93,7 @@ def shapes(text: str) -> tuple[str, ...]:
 
 
 def time(value_s: float) -> str:
-    """For people: 36 ms, 14.3 s, 12.6 min, 2 h, 3.1 d; none for 0."""
+    """Return a time for people: 36 ms, 14.3 s, 12.6 min, 2 h, 3.1 d; "none" for 0."""
     if not value_s:
         return "none"
     for limit, unit, size in ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0)):
@@ -106,7 +106,7 @@ def time(value_s: float) -> str:
 
 
 def count(value: float, unit: str = "") -> str:
-    """For people: 760M, 1.52 GB."""
+    """Return a count or a size for people: 760M, 1.52 GB."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             letter = "B" if letter == "G" and not unit else letter
@@ -115,5 +115,5 @@ def count(value: float, unit: str = "") -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits, none of them lost before the point."""
+    """Return three digits, and all digits before the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,7 +1,7 @@
-"""Where Slurm's programs and the checkpoints are: on this machine, or on a login node by ssh.
+"""The machine with Slurm's programs and the checkpoints: this one, or a login node by ssh.
 
-Owns how a text gets there and back, and the message for a login node that cannot be reached. Everything
-but following a log has a time limit. Knows nothing of what the texts do.
+Owns the way of a text to the machine and of its answer back, and the message for a login node that cannot be
+reached. Every call but following a log has a time limit. Knows nothing of the texts' content.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ddpgen.shell import as_argument
 from ddpgen.spec.job import JobSpec
 
 ANSWER_S = 60.0
-_STALLED = "--timeout=60"  # rsync ends by itself when nothing moves for so long
+_STALLED = "--timeout=60"  # rsync ends by itself if no byte moves for so long
 _NO_PROGRAM = 127
 
 
 class Ran(NamedTuple):
-    """How a program ended, and what it said, errors included."""
+    """A program's exit code and its output, stderr included."""
 
     code: int
     said: str
@@ -47,7 +47,7 @@ class Place:
         self.beside = beside.rstrip("/")
 
     def facts(self, text: bytes) -> dict[str, str]:
-        """What a text finds out. Raises TargetUnavailableError, also for what it complains of."""
+        """Run a text and return its facts. Raise TargetUnavailableError, also with the text's own complaint."""
         outcome = self._ask(text, ANSWER_S)
         if outcome.code != 0:
             said = outcome.output.decode("utf-8", "replace").strip()
@@ -56,7 +56,7 @@ class Place:
         return remote.facts(outcome.output)
 
     def run(self, argv: Sequence[str], directory: str = ".", within: float = ANSWER_S) -> Ran:
-        """One program from start to end. Raises TargetUnavailableError when there is no such program."""
+        """Run a program to its end. Raise TargetUnavailableError if it is not there, or gives no answer in time."""
         outcome = self._ask(scripts.command(argv, directory), within)
         said = scripts.said(outcome.output)
         if said is not None and outcome.code is not None:
@@ -72,15 +72,15 @@ class Place:
         raise TargetUnavailableError(f"cannot run {argv[0]} on {where}: {told}")
 
     def typed(self, argv: Sequence[str], directory: str) -> str:
-        """What to type, to have `argv` run there."""
+        """Return the line with which a user runs `argv` on the machine."""
         return typed(argv, directory)
 
     def shown(self, path: str) -> str:
-        """A path there as people write it."""
+        """Return a path on the machine as people write it."""
         return short(path)
 
     def checkpoints(self, job: JobSpec) -> str:
-        """The checkpoint directory, for a text."""
+        """Return the job's checkpoint directory, as a path for a text."""
         path = job.checkpoint.path or f"checkpoints/{job.name}"
         if path == "~" or path.startswith("~/"):
             return self._at_home(path)
@@ -118,14 +118,14 @@ class Login(Place):
         return f"{self.name}:{path.removeprefix('./')}"
 
     def send(self, bundle: Path, directory: str) -> None:
-        """Have `directory` there hold what `bundle` holds. Raises TargetUnavailableError."""
+        """Copy `bundle` to `directory` on the login node. Raise TargetUnavailableError."""
         try:
             asyncio.run(session.send(self._ssh, self._host, bundle, directory, [_STALLED]))
         except session.Trouble as trouble:
             raise TargetUnavailableError(f"{self.name}: {trouble}") from None
 
     def tail(self, file: str, lines: int, follow: bool) -> int:
-        """Show the end of a file, and what is added to it until the user has enough; the exit code."""
+        """Show the end of a file and return the exit code. `follow`: show new lines until the user ends it."""
         return stream(self._ssh.command(self._host), scripts.tail(file, lines, follow))
 
     def _at_home(self, path: str) -> str:
@@ -144,14 +144,14 @@ class Login(Place):
 
 @contextlib.contextmanager
 def logins(plan: Plan) -> Iterator[list[Login]]:
-    """All hosts of `plan`, in its order."""
+    """Yield all hosts of `plan` as login nodes, in its order."""
     with connections(plan) as ssh:
         yield [Login(ssh, host) for host in plan.hosts]
 
 
 @contextlib.contextmanager
 def connections(plan: Plan) -> Iterator[Ssh]:
-    """How the hosts of `plan` are reached. Raises TargetUnavailableError."""
+    """Yield the ssh connections to the hosts of `plan`. Raise TargetUnavailableError."""
     with contextlib.ExitStack() as stack:
         try:
             ssh = stack.enter_context(ready(plan, os.environ))
@@ -161,23 +161,23 @@ def connections(plan: Plan) -> Iterator[Ssh]:
 
 
 def short(path: str) -> str:
-    """A path of this machine as the user would write it, from their working directory."""
+    """Return a path of this machine as a user writes it in their working directory."""
     found, stand = Path(path), Path.cwd()
     return str(found.relative_to(stand)) if found.is_relative_to(stand) else path
 
 
 def typed(argv: Sequence[str], directory: str) -> str:
-    """What to type here, to have `argv` run in a directory of this machine."""
+    """Return the line with which a user runs `argv` in a directory of this machine."""
     place, words = shlex.quote(os.path.relpath(directory)), shlex.join(argv)
     return words if place == "." else f"(cd {place} && {words})"
 
 
 def tail(files: Sequence[str], lines: int, follow: bool) -> list[str]:
-    """The command that shows the end of files of this machine."""
+    """Return the command that shows the end of files of this machine."""
     named = [as_argument(short(file)) for file in files]
     return ["tail", "-n", str(lines), *(["-F"] if follow else []), *named]
 
 
 def directory(following: Following) -> Path:
-    """The checkpoint directory of a job that keeps it on this machine."""
+    """Return the checkpoint directory of a job that keeps it on this machine."""
     return Path(Place(str(following.beside)).checkpoints(following.job))

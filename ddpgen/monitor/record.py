@@ -1,6 +1,6 @@
-"""What was launched last from a bundle on each tier: build/<name>.launched.json.
+"""The last launch from a bundle on each tier: build/<name>.launched.json.
 
-Owns that file. A missing or spoilt one means that nothing is remembered, never an error.
+Owns that file. A missing or damaged file is no error: it means that no launch is on record.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from ddpgen.spec.job import JobSpec
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch. Of Slurm: the job's id, its cluster where sbatch named one, where its output goes.
+    """One launch.
 
-    `log` is a path at the login node if there is one. `time`: of the launch.
+    `job`: the scheduler's id of the job. On Slurm, `cluster` is the cluster if sbatch named one, `login` the login
+    node, and `log` the path of the job's output, at the login node if there is one. `time`: of the launch.
     """
 
     tier: str
@@ -32,7 +33,7 @@ class Launched:
 
 
 class Following(NamedTuple):
-    """One tier of a spec, the bundle's directory, and what was launched from it on that tier."""
+    """One tier of a spec, the bundle's directory, and the last launch from it on that tier."""
 
     job: JobSpec
     tier: str
@@ -41,17 +42,17 @@ class Following(NamedTuple):
 
     @property
     def beside(self) -> Path:
-        """The directory that holds the bundle and, where they are on this machine, checkpoints and logs."""
+        """The directory that holds the bundle, and checkpoints and logs if they are on this machine."""
         return self.bundle.absolute().parent
 
 
 def path(bundle: Path) -> Path:
-    """Where it is remembered, beside the bundle."""
+    """Return the path of the record, in the directory that holds the bundle."""
     return bundle.with_name(f"{bundle.name}.launched.json")
 
 
 def remember(bundle: Path, launched: Launched) -> None:
-    """Raises FileTroubleError."""
+    """Record a launch. Raise FileTroubleError."""
     file = path(bundle)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     found = {tier: asdict(entry) for tier, entry in recall(bundle).items()}
@@ -64,7 +65,7 @@ def remember(bundle: Path, launched: Launched) -> None:
 
 
 def recall(bundle: Path) -> dict[str, Launched]:
-    """The last launch on each tier, as far as one is remembered."""
+    """Return the last launch on each tier that has one on record."""
     try:
         found = json.loads(path(bundle).read_bytes())
         return {str(tier): Launched(**entry) for tier, entry in found.items()}

@@ -1,4 +1,4 @@
-"""How a job stands, for people and for programs. Pure."""
+"""The status of a job, for people and for programs. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 from ddpgen.driver.state import JobState
 
-_MOST_RANKS = 8  # of which each has its figure
+_MOST_RANKS = 8  # up to so many ranks, each has its own figure
 
 
 class Report(NamedTuple):
-    """What is said of one checkpoint directory, or place in a bucket. `place`: as people write it.
-    `runs`: whether its processes are there; None where that is not known."""
+    """The status of one checkpoint directory, or of a place in a bucket.
+
+    `place`: its path as people write it. `runs`: True if its processes run; None if that is not known.
+    """
 
     place: str
     found: JobState
@@ -21,20 +23,22 @@ class Report(NamedTuple):
 
     @property
     def over(self) -> bool:
-        """Whether the attempt has ended, as far as its files and its processes tell."""
+        """True if the attempt has ended, as far as its files and its processes tell."""
         final = self.runs is None and self.found.word != "running"
         return bool(self.found.word) and (self.runs is False or final)
 
     @property
     def still_s(self) -> float | None:
-        """For how long there has been no step, where the next one is long overdue; else None. Not of a bucket,
-        which has no lock, and rows as old as its newest checkpoint."""
+        """The seconds since the last step if the next one is long overdue; else None.
+
+        Always None for a bucket: it has no lock, and its rows are as old as its newest checkpoint.
+        """
         found = self.found
         still = found.current and found.stands_still and self.runs is not False
         return found.age_s if still else None
 
     def facts(self) -> dict[str, Any]:
-        """For programs; what is not known is left out. Times in seconds, speed in steps a second."""
+        """Return the status for programs, without unknown values. Times are in seconds, speed in steps a second."""
         found = self.found
         if found.there != "yes":
             return {"directory": self.place, "there": found.there}
@@ -70,7 +74,7 @@ class Report(NamedTuple):
         return {name: value for name, value in known.items() if value not in (None, [])}
 
     def rows(self) -> dict[str, str]:
-        """What is known, by its name, for people."""
+        """Return the known values for people, by their names."""
         if self.found.there != "yes":
             return {}
         known = self.facts()
@@ -91,13 +95,13 @@ class Report(NamedTuple):
         return {name: str(said) for name, said in rows.items() if said is not None}
 
     def remarks(self) -> list[str]:
-        """What else there is to say, for people."""
+        """Return the lines for people that belong to no row: the starts by Slurm, and a stop request."""
         known = self.facts()
         asked = ["a stop has been asked for"] if "stop_asked" in known else []
         return [known["slurm_starts"], *asked] if "slurm_starts" in known else asked
 
     def state(self) -> str:
-        """For people, in a line."""
+        """Return the state in one line for people."""
         if self.found.there == "no":
             return "the checkpoint directory is not there yet"
         if self.found.there == "closed":
@@ -115,8 +119,11 @@ class Report(NamedTuple):
 
 
 class JobStatus(NamedTuple):
-    """How a job stands at one moment. `over`: it has ended, and does not come back by itself. `jobs`: what its
-    scheduler, or each of its hosts, says of it in a few words."""
+    """The status of a job at one moment.
+
+    `over`: it has ended, and does not come back by itself. `jobs`: the state in its scheduler, or on each of its
+    hosts, in a few words.
+    """
 
     said: Sequence[str | Report]
     over: bool
@@ -128,7 +135,7 @@ class JobStatus(NamedTuple):
 
 
 def as_text(said: Iterable[str | Report]) -> Iterator[str]:
-    """Lines for people."""
+    """Yield the status as lines for people."""
     for part in said:
         if isinstance(part, Report):
             yield f"{part.place}:"
@@ -138,7 +145,7 @@ def as_text(said: Iterable[str | Report]) -> Iterator[str]:
 
 
 def as_json(said: Iterable[str | Report]) -> dict[str, Any]:
-    """`runs`: the facts of each directory; `said`: the other lines. The same as as_text says."""
+    """Return the same status as as_text(). `runs`: the facts of each directory; `said`: the other lines."""
     parts = list(said)
     return {
         "runs": [part.facts() for part in parts if isinstance(part, Report)],
@@ -147,20 +154,20 @@ def as_json(said: Iterable[str | Report]) -> dict[str, Any]:
 
 
 def telling(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Rows below a heading, without the columns that say nothing."""
+    """Return the rows and their heading without columns that are empty in every row."""
     columns = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
     return [tuple(row[column] for column in columns) for row in rows]
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds: 1:02:03 or 2:03."""
+    """Return hours, minutes and seconds: 1:02:03 or 2:03."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
 
 
 def ago(seconds: float) -> str:
-    """A time that has passed, for people."""
+    """Return a time that has passed, for people: 90 s ago."""
     whole = max(0, round(seconds))
     if whole < 120:
         return f"{whole} s ago"
@@ -193,7 +200,7 @@ def _speed_words(known: Mapping[str, Any]) -> str | None:
 
 
 def _waiting_words(found: JobState) -> str | None:
-    """Of how many ranks, and how much; each for itself as long as they fit a line."""
+    """Return the part of a step that each rank waits, or the smallest and largest part of more than _MOST_RANKS."""
     parts = [f"{part:.0%}" for part in found.waiting]
     if len(parts) < 2 and found.batches < 0.01:
         return None

@@ -1,6 +1,6 @@
-"""A job's status as one screen: a bar for the steps, a line for the losses, and all else that `status` says.
+"""A job's status as one screen: a bar for the steps, a line for the losses, and the other values of `status`.
 
-Owns all use of rich, which is an extra. What is drawn is a function of a View; it looks at no clock and asks nobody.
+Owns all use of rich, which is an extra. The drawing depends only on a View. Reads no clock, and asks no job.
 """
 
 from __future__ import annotations
@@ -36,14 +36,17 @@ _STYLES = {
 }
 _LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 _WIDEST_BAR, _MOST_LOSSES = 40, 60
-_OLD_S = 10.0  # a step whose age is worth a line
+_OLD_S = 10.0  # the age of an older step gets a line
 _LABEL_WIDTH = 21  # columns: the longest name, and two gaps
-_OF_SEVERAL = ("step", "loss", "time left")  # where each of several directories gets a few lines
+_OF_SEVERAL = ("step", "loss", "time left")  # the rows of each directory if there are several
 
 
 class View(NamedTuple):
-    """What is drawn. `title`: which job; `taken`: the time of day of the status; `trouble`: why there is no newer
-    one, which has been so for `silent_s`."""
+    """The content of the screen.
+
+    `title`: the job and its tier. `taken`: the time of day of the status. `trouble`: why there has been no newer
+    status for `silent_s`.
+    """
 
     title: str
     status: JobStatus
@@ -70,13 +73,13 @@ class View(NamedTuple):
 
 
 class _Drawing(NamedTuple):
-    """How much room there is, and whether only ASCII can be shown."""
+    """The width of the terminal in columns, and whether it shows only ASCII."""
 
     width: int
     ascii_only: bool
 
     def report(self, report: Report, several: bool) -> RenderResult:
-        """One checkpoint directory. Of `several`, the chief lines."""
+        """Draw one checkpoint directory; if it is one of `several`, only its main rows."""
         killed = report.over and report.found.word == "running"
         style = _KILLED if killed else _STYLES.get(report.found.word, "bold")
         yield Text.assemble((report.state(), style), "  ", (report.place, "dim"))
@@ -118,7 +121,7 @@ class _Drawing(NamedTuple):
         return row
 
     def sparkline(self, losses: Sequence[float], room: int) -> str:
-        """The newest of them, each as high as it is among them; x is none that is a number."""
+        """Return a line of characters for the newest losses, whose heights show their sizes; x for nan or inf."""
         shown = losses[-max(1, min(room, _MOST_LOSSES)) :]
         levels = _ASCII_LEVELS if self.ascii_only else _LEVELS
         finite = [loss for loss in shown if math.isfinite(loss)]
@@ -130,5 +133,5 @@ class _Drawing(NamedTuple):
 
 
 def live(view: Callable[[], View]) -> AbstractContextManager[Live]:
-    """A screen that shows what `view` gives, once a second and at each refresh(); what was drawn last stays."""
+    """Return a screen that draws view() once a second and at each refresh(). The last drawing stays at the end."""
     return Live(get_renderable=view, refresh_per_second=1)

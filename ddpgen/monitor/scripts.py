@@ -1,7 +1,7 @@
-"""The texts sent to `bash -s`, here or on a login node, and what they find out. Pure.
+"""The texts sent to `bash -s`, here or on a login node, and the reading of their answers. Pure.
 
-One text serves both: what is tried here is what runs there. Paths that begin with ./ start from the
-login directory.
+The same texts run on both, so a test on this machine tests a login node's text as well. Paths that begin with
+./ start from the login directory.
 """
 
 from __future__ import annotations
@@ -10,41 +10,45 @@ from collections.abc import Sequence
 
 from ddpgen.driver.remote import LOOK, TOOLS, quote, text
 
-BEGIN = "ddpgen-output"  # what comes before this line is a login script's chatter
+BEGIN = "ddpgen-output"  # the output of login scripts comes before this line
 
 
 def command(argv: Sequence[str], directory: str) -> bytes:
-    """Run a program in `directory`; 127 when there is none, also not for a login shell, whose PATH is
-    often the better one."""
+    """Run a program in `directory`. The exit code is 127 if neither this shell nor a login shell finds it.
+
+    A login shell is the second try, because its PATH often has more directories.
+    """
     words = " ".join(map(quote, argv))
     return text({"directory": directory}, TOOLS, f"set -- {words}\n", _COMMAND)
 
 
 def look(directory: str) -> bytes:
-    """Find out what a checkpoint directory says."""
+    """Print the facts of a checkpoint directory."""
     return text({"checkpoints": directory}, TOOLS, LOOK)
 
 
 def stop(directory: str) -> bytes:
-    """Ask for a clean stop in a checkpoint directory that is there."""
+    """Ask for a clean stop in a checkpoint directory. A missing directory is an error."""
     return text({"directory": directory}, TOOLS, _STOP)
 
 
 def receive(bundle: str, logs: str) -> bytes:
-    """Make room for a bundle, and for what its jobs say."""
+    """Make the directories for a bundle and for the logs of its jobs."""
     return text({"bundle": bundle, "logs": logs}, TOOLS, _RECEIVE)
 
 
 def tail(file: str, lines: int, follow: bool) -> bytes:
-    """Print the last lines of a file, or of several: * in its name stands for anything; 66 when there is
-    none. To `follow`: and what is added until the input of bash ends."""
+    """Print the last lines of a file, or of all files that match a name with *. The exit code is 66 without one.
+
+    `follow`: print new lines as well, until the input of bash ends; then a missing file is waited for.
+    """
     directory, slash, name = file.rpartition("/")
     pattern = quote(directory + slash) + "*".join(quote(part) for part in name.split("*"))
     return text({"lines": str(lines)}, f"files=({pattern})\n", _FOLLOW if follow else _TAIL)
 
 
 def said(output: bytes) -> str | None:
-    """What a program said, without what came before it; None when it was never reached."""
+    """Return a program's output, without the lines before it; None if the program did not start."""
     whole = "\n" + output.decode("utf-8", "replace")
     _, begun, rest = whole.partition(f"\n{BEGIN}\n")
     return rest if begun else None
@@ -77,7 +81,7 @@ _TAIL = r"""
 exec tail -n "$lines" -- "${files[@]}"
 """
 
-# The input ends when the reader does, so that no tail is left on the login node.
+# The input ends with the reader's process. Then tail is killed, so that none is left on the login node.
 _FOLLOW = r"""
 exec 3<&0
 tail -n "$lines" -F -- "${files[@]}" &

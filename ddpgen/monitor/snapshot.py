@@ -1,6 +1,6 @@
-"""A copy of a bundle that rendering again does not touch: what is submitted now may start tomorrow.
+"""A copy of a bundle that a later render does not touch, because a job submitted now may start tomorrow.
 
-Owns build/.submitted/: one directory for each content, named by it.
+Owns build/.submitted/: one directory for each content, named by the content's hash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DIGITS = 12
 
 
 def take(directory: Path) -> Path:
-    """Copy the bundle, if its like is not there yet; the copy's path. Raises the bundle's errors."""
+    """Copy the bundle, unless an equal copy is there, and return the copy's path. Raise the bundle's errors."""
     directory = directory.absolute()
     try:
         with write.alone(directory):

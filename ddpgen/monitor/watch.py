@@ -1,7 +1,7 @@
-"""`ddpgen status --watch`: ask again and again, and show it, until the job has ended.
+"""`ddpgen status --watch`: ask for the status again and again, and show it, until the job has ended.
 
-Owns when to ask and what to do when there is no answer. On a terminal it hands over to `screen`; elsewhere it prints
-a line for each change.
+Owns the times of the questions, and the reaction to a missing answer. On a terminal `screen` shows the status;
+elsewhere this module prints a line for each change.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor.report import JobStatus
 from ddpgen.programs import say
 
-_TOLD = ("step", "loss", "speed", "time left")  # in a line
+_TOLD = ("step", "loss", "speed", "time left")  # the values in a line
 
 Ask = Callable[[], JobStatus]
-Look = tuple[JobStatus | None, str, float]  # a status, or why there is none, and when
+Look = tuple[JobStatus | None, str, float]  # a status, or why it is missing; when it was asked for
 
 
 def watch(ask: Ask, title: str, every_s: int) -> None:
-    """Until the job has ended. Raises TargetUnavailableError when already the first answer does not come, and
-    KeyboardInterrupt."""
-    gc.enable()  # main() has no use for it in commands that end at once
+    """Show the status until the job has ended. Raise KeyboardInterrupt; TargetUnavailableError if even the first
+    question gets no answer."""
+    gc.enable()  # main() disables it for commands that end at once
     _leave_in_order()
     looks = _looks(ask, every_s)
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
@@ -36,7 +36,7 @@ def watch(ask: Ask, title: str, every_s: int) -> None:
 
 
 def _looks(ask: Ask, every_s: float) -> Iterator[Look]:
-    """The last one is that of a job that has ended."""
+    """Yield a status at each interval. The last one is of a job that has ended."""
     seen = False
     while True:
         began = time.time()
@@ -51,7 +51,7 @@ def _looks(ask: Ask, every_s: float) -> Iterator[Look]:
             yield status, "", began
             if status.over:
                 return
-        # Whoever takes long to answer is busy, and is left alone for as long as half an interval.
+        # A slow answer means a busy server, so the pause after it is half an interval at least.
         time.sleep(max(every_s / 2, every_s - (time.time() - began)))
 
 
@@ -72,7 +72,7 @@ def _in_lines(looks: Iterator[Look]) -> None:
 
 
 def _changes(status: JobStatus) -> Iterator[tuple[str, object, str]]:
-    """What there is a line for, the part of it that has to change for a new one, and the line."""
+    """Yield a key, a value and a line for each part of the status. A new value prints the line."""
     if status.jobs:
         yield "", status.jobs, status.jobs
     for report in status.reports:
@@ -103,7 +103,7 @@ def _on_screen(looks: Iterator[Look], title: str, every_s: int) -> None:
 
 
 def _leave_in_order() -> None:
-    """SIGTERM, as from timeout, must not leave the terminal without a cursor."""
+    """Exit in order on SIGTERM, so that `timeout` does not leave the terminal without a cursor."""
 
     def leave(number: int, _: object) -> None:
         sys.exit(128 + number)
