@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Render(NamedTuple):
-    """How and where to render."""
+    """The options of a render. `output`: the bundle's directory. `limit_mib`: the most that `code` may have."""
 
     output: Path | None = None
     templates: Path | None = None
@@ -140,9 +140,9 @@ def output_directory(readings: Mapping[str, Reading], how: Render) -> Path:
 
 
 def rendered_directory(readings: Mapping[str, Reading], output: Path | None) -> Path:
-    """Return the directory of a bundle that was rendered before: -o if it is given, else build/<name>.
+    """Return the directory of a bundle that was rendered before: -o, or build/<name>.
 
-    build/<name> lies below the working directory; if it is not there, below the spec's directory.
+    build/<name> is looked for below the working directory, and then below the spec's directory.
     """
     here = output_directory(readings, Render(output=output))
     below_spec = Path(next(iter(readings.values())).filename).parent / here

@@ -61,7 +61,7 @@ class Interrupts:
         say(f"+ {shlex.join(argv)}")
         self._missed = 0
         try:
-            # In a session of its own, so that a Ctrl-C reaches it once, from here: a second one would kill it.
+            # In a session of its own, so that a Ctrl-C reaches it only once, from here. A second one would kill it.
             child = subprocess.Popen(argv, stdout=stdout, start_new_session=True)
         except OSError as error:
             raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
@@ -106,7 +106,7 @@ def stream(argv: Sequence[str], text: bytes) -> int:
         raise TargetUnavailableError(f"cannot start {argv[0]}: {error.strerror}") from None
     with running:
         assert running.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and its exit code says why
+        with contextlib.suppress(BrokenPipeError):  # the program has ended; its exit code says why
             running.stdin.write(text)
         return running.wait()
 
@@ -114,8 +114,8 @@ def stream(argv: Sequence[str], text: bytes) -> int:
 def become_module(command: str, directory: Path, options: Sequence[str], *more: Path) -> NoReturn:
     """Replace this process by a command of the training module: doctor, report, diff, verify.
 
-    The working directory is the one that holds that module, because a module `train` of the user's must not come
-    first. The command is not echoed, because it only reads. Its messages have the name that the user typed.
+    The working directory is the one that holds the training module, because a user's own module `train` must not
+    come first. The command is not echoed, because it only reads. Its messages begin with the name that the user typed.
     """
     _exec(*_module(command, directory, options, *more))
 
@@ -132,7 +132,7 @@ def _module(
     os.environ.setdefault("DDPGEN_CALLED_AS", f"ddpgen {command}")
     os.environ.pop(
         "PYTHONSAFEPATH", None
-    )  # it hides the training module, which lies in the directory
+    )  # it would hide the training module, which is in the working directory
     paths = (str(path.absolute()) for path in (directory, *more))
     words = ["-m", "train", command, *options, "--", *paths]
     return [sys.executable, "-B", *words], resource("train").parent

@@ -72,7 +72,7 @@ class Renderer:
             raise FileTroubleError(message) from None
 
     def activation(self, values: Mapping[str, Any]) -> list[Artefact]:
-        """Return the file with the activation lines that a launch script sources; [] if the plan has none."""
+        """Return the file with the activation lines that a launch script sources; [] without such lines."""
         if not values["activate"]:
             return []
         text = self.render("activate.sh.j2", values)

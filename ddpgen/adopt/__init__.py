@@ -1,1 +1,1 @@
-"""`ddpgen adopt`: an existing launch script → a spec, and remarks about the script. Also the specs of `ddpgen init`."""
+"""`ddpgen adopt`: a launch script → a spec, and remarks about the script. Also the specs of `ddpgen init`."""

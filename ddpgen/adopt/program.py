@@ -90,7 +90,8 @@ def arguments_of(workload: str) -> tuple[str, ...]:
 
 
 def _command(words: Sequence[str]) -> Iterator[Conflict]:
-    """Yield a warning if the command is a launcher, which each process would start, or Python."""
+    """Yield a warning if the command is a launcher, which each process would start, or Python, which is better as a
+    script."""
     text, first = " ".join(words), words[0] if words else ""
     one = re.search(r"--num[_-]processes[ =]1\b", text)
     launcher = re.match(
@@ -123,7 +124,7 @@ def _words(train: Train) -> Iterator[Conflict]:
 
 
 def _placeholders(train: Train) -> Iterator[Conflict]:
-    """Yield the words in braces that look like a placeholder and are none."""
+    """Yield the words in braces that look like a placeholder but are not filled in."""
     if train.runs == "workload":
         return
     args = train.args.values() if isinstance(train.args, Mapping) else train.args

@@ -40,7 +40,8 @@ def _duration(value: str) -> str | None:
     return f"{seconds}s" if seconds % 60 else f"{seconds // 60}min"
 
 
-# Options of sbatch → the fields, and the functions that turn an option's value into the field's; None for no value.
+# Options of sbatch → the field, and a function from the option's value to the field's; it returns None for a value
+# that the field cannot hold.
 _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     **{option: (name, str) for option, name in DIRECTIVES.items()},
     "time": ("time", _duration),

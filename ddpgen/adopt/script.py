@@ -64,7 +64,7 @@ class Script:
         self._resumes = Resumes(self._fill)
 
     def read(self, text: str, first: int = 1) -> None:
-        """Read the script into the draft. Raise UnreadableError; SpecInvalidError if it starts no or several trainings."""
+        """Read the script into the draft. Raise UnreadableError; SpecInvalidError unless it starts one training."""
         self._begin(text)
         for command in commands(text, first):
             if not self._resumes.take(command):
@@ -95,7 +95,7 @@ class Script:
         self._directory = directory
 
     def place(self, file: Path, home: Path) -> None:
-        """Set `code` and `train.script`: find the training script from the old script's directories.
+        """Find the training script, and set `train.script` and `code` by its path.
 
         `home`: the directory of the spec, in or below which the code must lie.
         """

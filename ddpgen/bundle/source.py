@@ -61,6 +61,6 @@ def _parsed(status: Iterable[str]) -> tuple[dict[str, str], set[str]]:
         kind, _, rest = record.partition(" ")
         if kind == "#":
             name, _, head[name] = rest.partition(" ")
-        else:  # the path comes after 7 fields, and after 9 where a merge has left a conflict
+        else:  # the path comes after 7 fields, and after 9 if a merge has left a conflict
             changed.add(rest.split(" ", 7 if kind == "1" else 9)[-1])
     return head, changed

@@ -168,7 +168,10 @@ def write_bundle(
 
 
 def find_run(name: str, target: str | None, output: Path | None) -> Following | Path:
-    """Return the job that `name` means, on the tier that is meant; a checkpoint directory is returned as it is."""
+    """Return the run of a spec or a bundle on `target`, or on the tier that commands.choose finds.
+
+    For a checkpoint directory, return its path.
+    """
     from ddpgen import job
     from ddpgen.bundle.write import LISTING
     from ddpgen.tiers import commands

@@ -129,7 +129,7 @@ async def stop(home: Home) -> int:
 
 
 def show_logs(home: Home, host: str | None) -> int:
-    """Print the last lines of each file of the newest launch; with `host`, the whole of its file. Return the exit code."""
+    """Print the end of each file of the newest launch; with `host`, the whole of its file. Return the exit code."""
     names, directory = home.plan.names, home.logs.directory.parent
     if host is not None and host not in names:
         home.screen.say(f"{host} is none of the hosts: {', '.join(names)}")

@@ -1,7 +1,7 @@
 """Run other programs. The only module here that does.
 
-Owns their ends. Each program is in a session of its own, so that a terminal's Ctrl-C does not reach it, and
-is killed when its caller gives it up. Output is passed on at once. Every wait has the limit that the caller sets.
+Owns their ends. Each program is in a session of its own, so that a terminal's Ctrl-C does not reach it. It is
+killed when its caller gives it up. Output is passed on at once. Every wait has the limit that the caller sets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-# ssh leaves a background process that may keep our pipe open, so the output ends so long after the program.
+# After a program's end its output is read for so long at most: ssh leaves a background process that may keep our
+# pipe open.
 _DRAIN_S = 1.0
 _TERM_S = 2.0
 _KEPT = 4 << 20
@@ -134,7 +135,7 @@ async def run(
 ) -> Completed:
     """Run a program with `said` as its input, for at most `within` seconds. `show` gets its output at once.
 
-    A cancelled caller ends it as well. Raises OSError.
+    If the caller is cancelled, the program is ended as well. Raises OSError.
     """
     heard = bytearray()
 

@@ -131,7 +131,7 @@ def exit_code(ends: Sequence[End], blamed: End | None, elastic: bool) -> int:
 
 
 def may_start_again(ends: Sequence[End], launcher: str, lost_head: str | None) -> bool:
-    """True if the driver may start all hosts again: each end is a crash or a loss, and none is final.
+    """True if the driver may start all hosts again: all ends are crashes, losses, or kills by the driver.
 
     `lost_head`: the head of an elastic job, whose end is the only reason for a new start there.
     """

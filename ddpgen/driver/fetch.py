@@ -1,8 +1,8 @@
 """--fetch: copy the newest checkpoints and the metrics to this machine, whole or not at all.
 
-Owns their places here, and which file may replace another: no file of the user's is deleted, and a file is
-replaced only by one that continues it. rsync copies into a staging directory, which stays after a lost
-connection, so that the next fetch goes on with it. Whole checkpoints are renamed out of it.
+Owns their places here, and which file may replace another. No file of the user's is deleted, and a file is
+replaced only by one that continues it. rsync copies into a staging directory. It stays after a lost connection,
+so that the next fetch goes on with it. Whole checkpoints are renamed out of it.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class DriverRun:
         return NO_START
 
     async def _prepare(self, names: Iterable[str]) -> dict[str, Looked]:
-        """Prepare hosts at once and return those that are ready. `_troubles` gets the others. A stop cancels it."""
+        """Prepare hosts concurrently and return those that are ready. `_troubles` gets the others. A stop cancels it."""
         tasks = {asyncio.create_task(self._sessions[name].prepare()): name for name in names}
         self._stoppable = list(tasks)
         pending = set(tasks)

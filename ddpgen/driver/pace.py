@@ -41,5 +41,5 @@ _STILL_S, _STILL_TIMES, _FIRST_S = 10.0, 3, 60.0
 
 
 def overdue(age: float, usual: float) -> bool:
-    """True if the next step is overdue, `age` seconds after the last one. `usual`: the time of that step, 0 if unknown."""
+    """True if the next step is overdue, `age` seconds after the last one, which took `usual` (0 if unknown)."""
     return age > (max(_STILL_S, _STILL_TIMES * usual) if usual else _FIRST_S)

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _HELD = 4 << 20
 _WIDEST = 24
-# A longer line is shown in pieces. Nobody reads it, and it must not fill the memory.
+# A longer line is shown in pieces, because it must not fill the memory.
 LONGEST = 64 * 1024
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
-# Control characters, and marks that reverse the reading direction or break lines where we do not.
+# Control characters, and marks that reverse the reading direction or break lines.
 _UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 

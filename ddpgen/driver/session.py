@@ -100,7 +100,10 @@ class Session:
         return Looked(int(found["newest"] or -1), "in-use" in found, found.get("by", ""))
 
     async def prepare(self) -> Looked:
-        """Look, send the bundle and install. Raise Trouble, also if a job runs from it, whose restarts need the files."""
+        """Look, send the bundle and install. Raise Trouble.
+
+        A job that runs from the bundle is such a trouble, because its restarts need the files.
+        """
         looked = await self.look()
         if looked.in_use:
             self.state = "in use"

@@ -138,7 +138,7 @@ class Ssh:
         ]
 
     def shell_for_rsync(self, host: PlannedHost, directory: str) -> list[str]:
-        """Return rsync's option -e with a script of ours, which sends rsync's command through the input as well.
+        """Return rsync's option -e with our own script, which sends rsync's command through the input as well.
 
         So no login shell parses a path, rsync needs no option against that on either side, and it need
         not understand ssh://me@host:2222.
@@ -168,7 +168,7 @@ def interrupted(first: str) -> str:
 
 
 def _forget(text: str) -> str:
-    """Return the command that removes the key of which ssh complains."""
+    """Return the command that removes the changed key from the user's known_hosts."""
     name = re.search(r"Host key for (\S+) has changed", text)
     file = re.search(r"Offending .*key in (.+):\d+", text)
     words = ["ssh-keygen", "-R", *([name[1]] if name else [])]

@@ -102,7 +102,7 @@ def read(directory: Path) -> Run:
 
 
 def _newest_start(rows: Iterable[dict[str, Any]]) -> tuple[list[float], tuple[Any, Any]]:
-    """Return the seconds of each step of the newest start that has two steps, and that start's attempt and generation."""
+    """Return the seconds of each step of the newest start with two steps, and that start's attempt and generation."""
     found: dict[tuple[Any, Any], list[float]] = {}
     before: dict[str, Any] = {}
     for row in rows:

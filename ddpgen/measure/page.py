@@ -13,7 +13,7 @@ from ddpgen.measure.quantities import count, time
 
 
 def as_json(found: Prediction) -> str:
-    """Return the prediction as JSON. The name of each number has its unit."""
+    """Return the prediction as JSON. A number's name ends with its unit."""
     return json.dumps(_plain(found), indent=1, ensure_ascii=False)
 
 

@@ -429,7 +429,7 @@ class _Job:
         )
 
     def _shared(self, hosts: Sequence[int]) -> tuple[tuple[str, ...], dict[str, float], float]:
-        """Return a step on these hosts alone with shares by their speed: the other hosts, the shares, and the seconds."""
+        """Return a step on these hosts alone with shares by their speed: the other hosts, the shares, the seconds."""
         names = self._names()
         procs = [self.shape.procs[host] for host in hosts]
         seconds = [self.compute.micro_batch_s[host] for host in hosts]

@@ -39,7 +39,7 @@ class Ran(NamedTuple):
 
 
 class Place:
-    """This machine. `beside`: the directory that holds bundles, checkpoints and logs, for a text."""
+    """This machine. `beside`: the path, in a text, of the directory that holds bundles, checkpoints and logs."""
 
     name = ""
 

@@ -20,8 +20,8 @@ from ddpgen.spec.job import JobSpec
 class Launched:
     """One launch.
 
-    `job`: the scheduler's id of the job. On Slurm, `cluster` is the cluster if sbatch named one, `login` the login
-    node, and `log` the path of the job's output, at the login node if there is one. `time`: of the launch.
+    `job`: the scheduler's id of the job. `time`: of the launch. On Slurm, `cluster` is the cluster if sbatch named
+    one. `login` is the login node, and `log` the path of the job's output, on the login node if there is one.
     """
 
     tier: str

@@ -68,17 +68,17 @@ class Own(NamedTuple):
     """The store for checkpoints that must outlive the machine, if it is not the URL of the spec."""
 
     signals: str = ""
-    """The signals that torchrun acts on; "" for its own choice."""
+    """The signals that torchrun acts on; "" for torchrun's own default."""
 
     unpinned: tuple[str, ...] = ()
-    """Variables that the supervisor leaves as they are on the machine."""
+    """Variables that the supervisor does not set, so that the machine's own values hold."""
 
     procs_known: bool = False
     """True if the supervisor gets the number of processes of each node from a file of the bundle."""
 
 
 def command(job: JobSpec, own: Own, backend: str, weight: int | Fraction = 1) -> Supervise:
-    """Return the command for one node of a job, each of whose processes has this weight."""
+    """Return the command for one node of a job. `weight`: the weight of each of its processes."""
     return Supervise(
         (*_options(job, own, backend), *own.options),
         tuple(_meeting(job, own.signals) if job.meets else _standalone(job)),

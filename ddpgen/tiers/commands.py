@@ -63,7 +63,7 @@ def _newest_run(following: Following) -> float | None:
 
 
 def _lives(following: Following) -> bool:
-    """Return True if the tier's newest run lives, and False if it does not or if nobody answers."""
+    """Return True if the tier's newest run lives; False if it has ended, or if nothing answers."""
     found = _found_here(following)
     here = local.lock_lives(found.lock) if found is not None else None
     if found is not None and here is not None:

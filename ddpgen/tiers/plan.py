@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     """The Python that trains."""
 
     activation: tuple[str, ...]
-    """Lines of bash that make the interpreter usable where the launch script runs."""
+    """Lines of bash that make the interpreter usable on the launch script's machine."""
 
     rendezvous: str
     """The rendezvous of the processes, in words."""

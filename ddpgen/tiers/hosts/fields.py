@@ -74,7 +74,7 @@ class HostsJob(JobSpec):
 
     @property
     def order(self) -> tuple[Host, ...]:
-        """The hosts by node rank: the head, then the others as they are listed."""
+        """The hosts by node rank: the head, then the others in the order of the list."""
         head = self.head or (self.hosts[0].name if self.hosts else "")
         return tuple(sorted(self.hosts, key=lambda host: host.name != head))
 

@@ -1,6 +1,6 @@
 """status, logs and stop of a job on this machine, by its checkpoint directory.
 
-Owns the question whether the processes in the lock live; the training module has the answer.
+Owns the check for live processes of the lock, which calls the training module's own code.
 """
 
 from __future__ import annotations

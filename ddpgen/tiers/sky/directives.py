@@ -44,7 +44,7 @@ def interpreter(job: SkyJob) -> Word:
 
 
 def local_dir(job: SkyJob) -> Word:
-    """Return the checkpoint directory on a machine. Each task has its own, because the machine may run several."""
+    """Return the checkpoint directory on a machine. Each task has its own, because other tasks may have run there."""
     return Joined((Var("HOME"), f"/.ddpgen/{job.name}/", Var("SKYPILOT_TASK_ID")))
 
 

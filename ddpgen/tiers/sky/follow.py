@@ -39,7 +39,10 @@ INTERVAL_S = 30  # each status asks SkyPilot's server and a bucket
 
 
 class Seen(NamedTuple):
-    """Our jobs in SkyPilot, the newest last. `why`: the reason if there are none. `trouble`: SkyPilot did not answer."""
+    """Our jobs in SkyPilot, the newest last.
+
+    `why`: the reason, if SkyPilot has no such job. `trouble`: True if SkyPilot did not answer.
+    """
 
     jobs: Sequence[Managed]
     why: str
@@ -189,7 +192,7 @@ def _there(following: Following) -> There:
 
 
 def _stop_in_bucket(following: Following, seen: Seen, now: bool) -> Iterator[str]:
-    """Stop a job of which SkyPilot knows no live one, if the bucket shows that it runs or may come back."""
+    """Stop a job that SkyPilot does not know as live, if the bucket shows that it runs or may come back."""
     known = ", ".join(f"{each.id} ({each.words})" for each in seen.jobs) or seen.why
     there = _there(following)
     if there.closed and not seen.jobs:

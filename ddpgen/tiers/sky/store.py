@@ -100,7 +100,7 @@ def _content(files: Any, path: str) -> str:
 
 
 def _in_time(at: Address, work: Callable[[Any, str], _Found], within: float) -> _Found:
-    """Return work(files, root), done in a thread. If the thread hangs, it is left to itself, and the process can end."""
+    """Return work(files, root), called in a thread. A thread that hangs is abandoned, and does not keep the process."""
     outcome: list[_Found | BaseException] = []
 
     def attempt() -> None:

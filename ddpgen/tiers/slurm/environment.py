@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from ddpgen.shell import Joined, Var, Word, at_home, pieces, quote
 from ddpgen.tiers.slurm.fields import SlurmJob
 
-# Options of how a step runs, not of what the job gets. srun needs them as words, because the supervisor removes the
-# variables into which sbatch puts them (train/launch/slurm/job.py).
+# Options of how a step runs, not of what the job gets. srun gets them as words: the supervisor removes the variables
+# into which sbatch puts them (train/launch/slurm/job.py).
 _OF_STEPS = frozenset([
     "acctg-freq", "cpu-freq", "distribution", "gpu-bind", "gpu-freq", "hint", "mem-bind", "network",
     "profile", "threads-per-core",

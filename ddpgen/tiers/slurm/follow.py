@@ -54,7 +54,7 @@ class Asked(NamedTuple):
         return f"no job called {self.job.name} was launched from here, and none is in the queue"
 
     def directory(self, task: str = "") -> str:
-        """Return the checkpoint directory, or the one of a task: each task of an array has its own."""
+        """Return the job's checkpoint directory. Each task of an array has its own."""
         directory = self.place.checkpoints(self.job)
         return f"{directory}-{task}" if self.job.array else directory
 
@@ -175,7 +175,7 @@ def _reach(following: Following) -> Iterator[Asked]:
 
 
 def _look(asked: Asked) -> tuple[JobState, list[QueuedJob]]:
-    """Return the state in the checkpoint directory, and our jobs in Slurm, the last one submitted from here at the end."""
+    """Return the state in the checkpoint directory, and our jobs in Slurm. The one submitted from here is the last."""
     found = JobState() if asked.job.array else _read(asked)
     ids = [found.slurm_job, asked.launched.job if asked.launched else ""]
     ids = list(dict.fromkeys(filter(None, ids)))
