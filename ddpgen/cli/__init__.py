@@ -78,8 +78,6 @@ def run() -> int:
     except DdpgenError as error:
         _tell(f"{error}")
         code = error.exit_code
-    except BrokenPipeError:
-        code = FileTroubleError.exit_code
     except OSError as error:
         _tell(f"{error.filename or 'the output cannot be written'}: {error.strerror}")
         code = FileTroubleError.exit_code
