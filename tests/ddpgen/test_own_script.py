@@ -35,6 +35,14 @@ def test_without_a_word_about_it_nothing_is_added(run: Run) -> None:
     assert program("  script: my train.py\n", run) == ["code/my train.py"]
 
 
+def test_its_launch_script_promises_neither_bits_nor_a_way_on(run: Run) -> None:
+    program("  script: my train.py\n", run)
+    text = Path("build/mine/local.sh").read_text()
+    assert "\n#   bash local.sh [ARG ARG...]   start" in text
+    assert " 75 stopped (start it again).\n" in text
+    assert " --bits-may-differ -- \\\n" in text
+
+
 @pytest.mark.parametrize(
     ("train", "words"),
     [

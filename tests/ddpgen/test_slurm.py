@@ -44,14 +44,10 @@ def script(run: Run, tmp_path: Path) -> Callable[..., str]:
     return script
 
 
-@pytest.mark.parametrize("name", ["cluster", "cluster_gpu"])
-def test_the_script_of_an_example(
-    name: str, run: Run, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    outcome = run("render", f"examples/{name}.yaml", "--target", "slurm", "--stdout")
+def test_the_script_of_an_example(run: Run, golden: Callable[[str, str], None]) -> None:
+    outcome = run("render", ROOT / "examples/cluster_gpu.yaml", "--target", "slurm", "--stdout")
     assert (outcome.code, outcome.err) == (0, "")
-    golden(f"{name}.slurm.sbatch", outcome.out)
+    golden("cluster_gpu.slurm.sbatch", outcome.out)
 
 
 def test_what_every_job_asks_for() -> None:
@@ -65,6 +61,14 @@ def test_what_every_job_asks_for() -> None:
         "--requeue",
         "--signal=B:USR1@300",
     ]
+
+
+def test_a_range_of_nodes_goes_without_the_option_that_would_narrow_it(
+    script: Callable[..., str],
+) -> None:
+    text = script("nodes: 2..4")
+    assert "#SBATCH --ntasks-per-node" not in text
+    assert "# There is no --ntasks-per-node=1: with it," in text
 
 
 @pytest.mark.parametrize(

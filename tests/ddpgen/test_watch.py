@@ -79,9 +79,8 @@ VIEWS = [
 @pytest.mark.parametrize(
     ("name", "width", "encoding"),
     [
-        ("watch.60.txt", 60, "utf-8"),
         ("watch.100.txt", 100, "utf-8"),
-        ("watch.ascii.txt", 80, "ascii"),
+        ("watch.60.txt", 60, "ascii"),
     ],
 )
 def test_the_screen(golden: Golden, name: str, width: int, encoding: str) -> None:
