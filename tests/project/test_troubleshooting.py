@@ -54,7 +54,9 @@ def test_the_commands_of_each_proof_are_bash() -> None:
     wrong = {}
     for code, section in SECTIONS.items():
         script = commands(section)
-        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", "-n"], input=script, capture_output=True, text=True, timeout=20
+        )
         if done.returncode or done.stderr or not script.strip():
             wrong[code] = done.stderr or "no commands"
     assert wrong == {}
