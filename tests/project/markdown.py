@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FENCE = re.compile(
-    r"(?:^<!-- (?P<mark>run|not run: .+?) -->\n)?^```(?P<language>console|bash)\n(?P<body>.*?)^```$",
+    r"(?:^<!-- (?P<mark>run|run nightly|not run: .+?) -->\n)?^```(?P<language>console|bash)\n(?P<body>.*?)^```$",
     flags=re.MULTILINE | re.DOTALL,
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of commands: where it stands, what it says, whether it is marked `run`."""
+    """A fenced block of commands: where it stands, what it says, and its mark: `run`, `run nightly`, `not run: …`."""
 
     line: int
     language: str

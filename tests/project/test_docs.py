@@ -6,32 +6,42 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.project.markdown import Block, blocks, documents, first_line_not_said
 from tests.project.tree import ROOT, copy_project
 
-DOCUMENTS = {str(path.relative_to(ROOT)): path for path in documents(ROOT)}
-# Stories of a minute of processor each, whose commands tests/real runs in make test as well.
-LONG = ("docs/numbers.md", "docs/reproduce.md", "docs/results.md")
+# The marks of the blocks that run then.
+STORIES: dict[str, tuple[str, ...]] = {"day": ("run",), "night": ("run", "run nightly")}
 
 
-def marked(path: Path) -> list[Block]:
-    return [block for block in blocks(path.read_text()) if block.mark == "run"]
+def marked(name: str, marks: tuple[str, ...]) -> list[Block]:
+    return [block for block in blocks((ROOT / name).read_text()) if block.mark in marks]
+
+
+def stories() -> Iterator[Any]:
+    """Each document that has commands for the day, and each that has more for the night."""
+    for path in documents(ROOT):
+        name = str(path.relative_to(ROOT))
+        if marked(name, ("run",)):
+            yield pytest.param(name, "day", id=name)
+        if marked(name, ("run nightly",)):
+            yield pytest.param(name, "night", id=f"{name} at night", marks=pytest.mark.nightly)
 
 
 @pytest.mark.real
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name for name in DOCUMENTS],
-)
-def test_commands_of_the_document_run_and_show_what_it_says(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "story"), list(stories()))
+def test_commands_of_the_document_run_and_show_what_it_says(
+    name: str, story: str, tmp_path: Path
+) -> None:
     checkout = copy_project(tmp_path / "checkout")
     env = reader_environment(tmp_path)
-    for block in marked(DOCUMENTS[name]):
+    for block in marked(name, STORIES[story]):
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block.script],
             cwd=checkout,
