@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ddpgen.driver.wording import printable
+
 MOST_SHOWN = 50  # lines of findings; with more, a reader starts at the top anyway
 
 
@@ -33,7 +35,7 @@ class Finding(NamedTuple):
         path = f"{_short(self.path, 100)}: " if self.path else ""
         where = f"{filename}:{self.place.line}:{self.place.column}"
         line = f"{where}: {kind}{path}{_short(self.what, 400)}; {_short(self.remedy, 400)}"
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        return printable(line)
 
 
 class DdpgenError(Exception):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddpgen import __version__
 from ddpgen.adopt import program
 from ddpgen.bundle import code, lock, source
+from ddpgen.driver.wording import some
 from ddpgen.errors import (
     Finding,
     Position,
@@ -205,9 +206,8 @@ def _gathered(
         visited.add(reading.job.code)
         found = code.gather(reading.job.code, home, avoid)
         if found.withheld:
-            names = ", ".join(_below(file, home) for file in found.withheld[:5])
-            more = f" and {len(found.withheld) - 5} more" if len(found.withheld) > 5 else ""
-            what = f"{names}{more} may hold secrets, and stay out of the bundle"
+            names = some([_below(file, home) for file in found.withheld])
+            what = f"{names} may hold secrets, and stay out of the bundle"
             remedy = (
                 f"name in code what the job needs of it, and list the rest in {code.IGNORE_FILE}"
             )

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ddpgen.driver.wording import some
 from ddpgen.errors import BundleRefusedError, FileTroubleError, SpecUnreadableError
 
 if sys.platform != "win32":  # Windows writes bundles without locks
@@ -249,7 +250,7 @@ def _refuse_losses(directory: Path, before: Mapping[str, Any], force: bool) -> N
     foreign = sorted(present - set(sums) - {LISTING, *_logs(directory)})
     if foreign:
         raise BundleRefusedError(
-            f"{directory} holds what ddpgen did not write: {_some(foreign)}. Nothing was changed. "
+            f"{directory} holds what ddpgen did not write: {some(foreign)}. Nothing was changed. "
             "Move it away, or give another place with -o"
         )
     edited = [
@@ -260,7 +261,7 @@ def _refuse_losses(directory: Path, before: Mapping[str, Any], force: bool) -> N
     ]
     if edited and not force:
         raise BundleRefusedError(
-            f"{directory} was edited by hand: {_some(edited)}. Nothing was changed. Take the edits "
+            f"{directory} was edited by hand: {some(edited)}. Nothing was changed. Take the edits "
             "over into the spec or --templates; --force gives them up"
         )
 
@@ -287,11 +288,6 @@ def _present(directory: Path) -> Iterator[str]:
 
 def _logs(directory: Path) -> list[str]:
     return [path.name for path in directory.glob("*.log") if _LOG.fullmatch(path.name)]
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
 
 
 def _trouble(directory: Path, error: OSError) -> FileTroubleError:

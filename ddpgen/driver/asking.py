@@ -7,16 +7,16 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
 
 from . import logs, remote
 from .ends import DONE, END_MARK, FAILED, USAGE
 from .plan import Plan, PlannedHost
-from .screen import Screen, folded, shown, table
+from .screen import Screen, folded, shown
 from .session import Home, Trouble, ask, why_not
 from .ssh import Ssh
 from .state import JobState, read
+from .wording import ago, clock, table
 
 _REPORT = re.compile(rb"%s\S+ \{" % END_MARK.encode())
 _LINES_EACH = 10
@@ -89,7 +89,7 @@ def table_of(
         job = _readable(answer.get("status", ""), all_gone)
         if runs == "yes" and found.word == "running" and found.age_s is not None:
             steps[host] = found
-            job += f": step {found.step}, {found.age_s:.0f} s ago"
+            job += f": step {found.step}, {ago(found.age_s)}"
         elif found.word == "running" and found.attempt in ended_on:
             job = f"rank 0 moved to {ended_on[found.attempt]}"
         rows.append((host.name, runs, node, job, _newest(found)))
@@ -108,7 +108,7 @@ def _words(found: JobState) -> str:
         known.append(f"{found.steps_per_s:.3g} steps/s")
     if found.steps_per_s and found.last_step:
         left = max(0, found.last_step - _step(found)) / found.steps_per_s
-        known.append(f"{timedelta(seconds=round(left))} left")
+        known.append(f"{clock(left)} left")
     return ", ".join(known)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from .ends import DONE, NO_START, STOPPED, End, culprit, exit_code, may_start_again
 from .screen import folded
 from .session import Home, Looked, Session, Trouble
+from .wording import some
 
 _NAMED = 8
 _ASKED = (
@@ -147,8 +148,7 @@ class DriverRun:
 
     def _remind(self, names: Iterable[str]) -> None:
         waiting = [f"{name} ({self._sessions[name].state})" for name in names]
-        more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
-        self._say(f"still waiting for {', '.join(waiting[:_NAMED])}{more}")
+        self._say(f"still waiting for {some(waiting, _NAMED)}")
 
     # --- while it runs ------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from .wording import table
+
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _HELD = 4 << 20
 _WIDEST = 24
@@ -155,15 +157,6 @@ class Screen:
                 select.select([], [fd], [], 1.0)
             except OSError:
                 self._dead.add(fd)
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as lines with aligned columns. The last column has any width."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def folded(said: Mapping[str, str]) -> list[str]:

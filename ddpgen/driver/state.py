@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .pace import overdue
+from .wording import printable
 
 _LINE = re.compile(r"(running|done|stopped|failed) (\S+) (\d{1,18})(?: (.*))?")
 
@@ -88,7 +89,7 @@ def read(facts: Mapping[str, str]) -> JobState:
         word=line[1] if line else "",
         attempt=line[2] if line else "",
         at=int(line[3]) if line else 0,
-        reason=_printable(line[4] or "") if line else "",
+        reason=printable(line[4] or "") if line else "",
         newest=int(newest) if newest.isdigit() else None,
         saved=_saved(facts.get("saves", "").split("\t")),
         step=_whole(told.get("step")),
@@ -100,7 +101,7 @@ def read(facts: Mapping[str, str]) -> JobState:
         slow=_slow(told.get("slow")),
         waiting=_numbers(told.get("waiting")),
         batches=_number(told.get("batches")) or 0.0,
-        unit=_printable(unit) if isinstance(unit, str) else "",
+        unit=printable(unit) if isinstance(unit, str) else "",
         units_per_step=_whole(told.get("units_per_step")) or 0,
         longest_step_s=_number(told.get("longest_step_s")),
         write_s=_number(told.get("write_s")),
@@ -121,14 +122,14 @@ def _evaluation(row: Any) -> str:
     head = ("kind", "step", "attempt", "generation", "time")
     values = {name: _number(value) for name, value in row.items() if name not in head}
     told = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
-    return _printable(f"{told} at step {row.get('step')}") if told else ""
+    return printable(f"{told} at step {row.get('step')}") if told else ""
 
 
 def _slow(found: Any) -> tuple[str, float] | None:
     if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
         return None
     cost = _number(found.get("cost"))
-    return None if cost is None else (_printable(name), cost)
+    return None if cost is None else (printable(name), cost)
 
 
 def _losses(found: Any) -> tuple[float, ...]:
@@ -152,7 +153,7 @@ def _saved(lines: Sequence[str]) -> tuple[str, int] | None:
     for row in [*(row for row in reversed(rows) if row.get("by")), *reversed(rows)]:
         path, step = row.get("path"), _whole(row.get("step"))
         if isinstance(path, str) and step is not None:
-            return _printable(path), step
+            return printable(path), step
     return None
 
 
@@ -192,7 +193,3 @@ def mapping(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)

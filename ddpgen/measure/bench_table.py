@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ddpgen.driver.state import mapping
+from ddpgen.driver.wording import table
 from ddpgen.measure import cost
-from ddpgen.measure.page import table
 from ddpgen.measure.predict import DTYPE_BYTES, shape_of
 from ddpgen.measure.quantities import time
 from ddpgen.spec.job import JobSpec
@@ -213,7 +213,7 @@ def as_json(found: Table) -> str:
 
 def as_text(found: Table) -> str:
     """Return the table for a terminal."""
-    lines = table([[f"  {first}", *rest] for first, *rest in _cells(found)])
+    lines = table([[f"  {first}", *rest] for first, *rest in _cells(found)], str.rjust)
     return "\n".join((*_head(found), "", *lines))
 
 

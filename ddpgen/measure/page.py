@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ddpgen.driver.wording import table
 from ddpgen.measure.cost import StepCost
 from ddpgen.measure.predict import HELPS, Checkpoints, Prediction, counted
 from ddpgen.measure.quantities import count, time
@@ -79,7 +80,7 @@ def _links(found: Prediction) -> list[str]:
         mark = "> " if row.link == found.link else "  "
         cells = [f"{mark}{row.link.name}", time(row.communication_s), time(row.sharded_s)]
         rows.append([*cells, *_step(row.step)])
-    return table(rows)
+    return table(rows, str.rjust)
 
 
 _STEP = ("comm/compute", "not hidden", "step", "computing")
@@ -110,7 +111,7 @@ def _nodes(found: Prediction) -> list[str]:
             cells += [time(row.step.compute_s), time(row.step.exposed_s), time(row.step.step_s)]
             cells.append(f"{row.efficiency:.0%}")
         rows.append(cells)
-    return table(rows)
+    return table(rows, str.rjust)
 
 
 def _changes(found: Prediction) -> list[str]:
@@ -120,7 +121,7 @@ def _changes(found: Prediction) -> list[str]:
     what = "step" if found.compute.micro_batch_s else "all-reduce"
     rows = [[f"  what helps, at {found.link.name}", what, "speed"]]
     rows += [[f"  {each.what}", time(each.step_s), f"{each.speed:.2f} ×"] for each in found.changes]
-    return table(rows)
+    return table(rows, str.rjust)
 
 
 def _hosts(found: Prediction) -> Iterator[str]:
@@ -206,15 +207,3 @@ def _range(least: float, most: float) -> str:
 
 def _percent(goodput: tuple[float, float]) -> str:
     return f"{goodput[0]:.0%} to {goodput[1]:.0%}"
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows as aligned lines: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]

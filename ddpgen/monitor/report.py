@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddpgen.driver.state import JobState
+from ddpgen.driver.wording import ago, clock
 
 _MOST_RANKS = 8  # up to so many ranks, each has its own figure
 
@@ -157,21 +158,6 @@ def telling(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return the rows and their heading without columns that are empty in every row."""
     columns = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
     return [tuple(row[column] for column in columns) for row in rows]
-
-
-def clock(seconds: float) -> str:
-    """Return hours, minutes and seconds: 1:02:03 or 2:03."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
-
-
-def ago(seconds: float) -> str:
-    """Return a time that has passed, for people: 90 s ago."""
-    whole = max(0, round(seconds))
-    if whole < 120:
-        return f"{whole} s ago"
-    return f"{whole // 60} min ago" if whole < 7200 else f"{whole // 3600} h ago"
 
 
 def _job(found: JobState, runs: bool | None) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from ddpgen.driver.wording import ago, clock
 from ddpgen.errors import TargetUnavailableError
-from ddpgen.monitor.report import JobStatus, Report, ago, clock
+from ddpgen.monitor.report import JobStatus, Report
 
 try:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

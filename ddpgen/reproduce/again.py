@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ddpgen import __version__, job
 from ddpgen.bundle import write
+from ddpgen.driver.wording import some
 from ddpgen.errors import BundleRefusedError, DdpgenError, TargetUnavailableError
 from ddpgen.resources import resource
 from ddpgen.spec.job import JobSpec
@@ -39,8 +40,9 @@ def compared(bundle: Path) -> str:
         return f"{by}; this one, {__version__}, cannot render it: {error}"
     if not other:
         return f"{by}; this one, {__version__}, renders the same bytes"
-    more = f" and {len(other) - 5} more" if len(other) > 5 else ""
-    return f"{by}; this one, {__version__}, renders another {', '.join(other[:5])}{more}. What runs is the run's own"
+    return (
+        f"{by}; this one, {__version__}, renders another {some(other)}. What runs is the run's own"
+    )
 
 
 def _other(bundle: Path, sums: dict[str, str]) -> Iterator[str]:

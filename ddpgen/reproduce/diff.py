@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ddpgen import job
 from ddpgen.bundle import write
+from ddpgen.driver.wording import some
 from ddpgen.errors import SpecUnreadableError
 from ddpgen.spec.plain import plain
 from ddpgen.spec.reader import Reading
@@ -106,7 +107,9 @@ def as_text(found: Found) -> str:
     for kind, diffs in found.diffs.items():
         lines = [line for path in diffs for line in diffs[path]]
         if kind == "train/" and len(lines) > _SMALL:
-            lines = [f"train/, the training module: {len(diffs)} files differ ({_some([*diffs])})"]
+            lines = [
+                f"train/, the training module: {len(diffs)} files differ ({some([*diffs], 3)})"
+            ]
         more = len(lines) - MOST_LINES
         sections.append(
             [*lines[:MOST_LINES], *([f"... and {more} more lines"] if more > 0 else [])]
@@ -249,7 +252,3 @@ def _contents(bundle: Path, paths: Mapping[str, Any]) -> dict[str, bytes]:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f", ... {len(names) - 3} more" if len(names) > 3 else "")

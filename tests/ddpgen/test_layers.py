@@ -9,7 +9,9 @@ from pathlib import Path
 from tests.ddpgen.conftest import GPT, ROOT
 from tests.project.floors import imports
 
-PURE_DRIVER = {f"driver.{name}" for name in ("argv", "ends", "pace", "plan", "remote", "state")}
+PURE_DRIVER = {
+    f"driver.{name}" for name in ("argv", "ends", "pace", "plan", "remote", "state", "wording")
+}
 PURE_MONITOR = {"monitor.report", "monitor.scripts"}
 # A tier's folder: the values of its template are a matter of the spec alone.
 PURE_TIERS = {

@@ -865,6 +865,6 @@ def test_a_row_with_anything_in_it_does_no_harm() -> None:
         "details": "a\x1b[1mb\x1b[0m\x1b]0;x\x07\u202e",
     }
     said = json.dumps([strange, {"job_id": "2"}, {}])
-    assert jobs.from_queue(said) == [jobs.Managed("1", "", "", why="ab]0;x")]
+    assert jobs.from_queue(said) == [jobs.Managed("1", "", "", why=r"ab\x1b]0;x\x07\u202e")]
     assert jobs.from_queue("[" * 100_000) is None
     assert jobs.from_queue("[]\nbye\n") == []

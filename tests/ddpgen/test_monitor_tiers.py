@@ -321,7 +321,7 @@ def test_a_job_that_is_not_there_is_a_spec_that_cannot_be_read(run: Run, command
 def test_a_metric_of_any_name_moves_no_cursor() -> None:
     row = {"kind": "eval", "step": "\x1b[2J", "acc\x1b]0;title\x07": 0.5}
     found = state.read({"there": "yes", "progress": json.dumps({"evaluation": row})})
-    assert found.evaluation == "acc?]0;title? 0.5000 at step ?[2J"
+    assert found.evaluation == r"acc\x1b]0;title\x07 0.5000 at step \x1b[2J"
 
 
 def test_two_tiers_that_run_are_named_with_the_flag(

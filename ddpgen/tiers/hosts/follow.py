@@ -13,8 +13,9 @@ from ddpgen.driver import plan, remote, state
 from ddpgen.driver.asking import ask_all, table_of
 from ddpgen.driver.logs import newest as newest_logs
 from ddpgen.driver.plan import Plan
-from ddpgen.driver.screen import folded, table
+from ddpgen.driver.screen import folded
 from ddpgen.driver.ssh import Ssh
+from ddpgen.driver.wording import table
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.monitor import places
 from ddpgen.monitor.places import Place

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 from ddpgen.driver import state
-from ddpgen.driver.screen import table
 from ddpgen.driver.state import JobState
+from ddpgen.driver.wording import ago, table
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.monitor.places import Place
 from ddpgen.monitor.record import Following
-from ddpgen.monitor.report import JobStatus, Report, ago
+from ddpgen.monitor.report import JobStatus, Report
 from ddpgen.programs import become
 from ddpgen.tiers.sky import bucket, skypilot, store
 from ddpgen.tiers.sky import jobs as sky_jobs

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddpgen.monitor.report import clock, telling
+from ddpgen.driver.wording import clock, printable
+from ddpgen.monitor.report import telling
 
 FITS = "0.14"  # the version that these formats and the rendered file are for
 # Ask for so many of the newest jobs: a row takes 2 KB, and a program's output is kept to a limit.
@@ -178,7 +179,7 @@ def _job(row: Mapping[str, Any]) -> Managed:
 def _text(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     words = " ".join(plain(value).split()) if isinstance(value, str) else ""
-    return "" if words == "-" else "".join(c for c in words if c.isprintable())
+    return "" if words == "-" else printable(words)
 
 
 def _codes(why: str) -> list[int]:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from ddpgen.driver import state
 from ddpgen.driver.ends import SSH_FAILED
-from ddpgen.driver.screen import table
 from ddpgen.driver.state import JobState
+from ddpgen.driver.wording import table
 from ddpgen.errors import DdpgenError, TargetUnavailableError
 from ddpgen.monitor import places, scripts
 from ddpgen.monitor.places import Login, Place

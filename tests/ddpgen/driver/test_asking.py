@@ -99,7 +99,7 @@ def test_status_tells_a_script_that_runs_from_one_that_did(stage: Make) -> None:
     standing.write_text(progress(steps, last_step=8100))
     output = ours.play("--status")[1]
     assert re.search(r"running: step 8002, 1\d s ago  none\n", output)
-    assert "\nthe job: step 8002 of 8100, loss 0.6667, 1 steps/s, 0:01:38 left\n" in output
+    assert "\nthe job: step 8002 of 8100, loss 0.6667, 1 steps/s, 1:38 left\n" in output
     # Of a user's script: what it saved last, and its own measure of its speed.
     (there(ours, "desk") / "script").mkdir()
     (there(ours, "desk") / "script" / "saves-0.jsonl").write_text(
