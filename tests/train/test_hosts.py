@@ -50,7 +50,7 @@ def test_of_many_hosts_it_names_some() -> None:
     many = assembly(*((f"h{n}", 1) for n in range(200)))
     line = many.describe(ranges([1] * 200))
     assert line.startswith("200 processes on 200 hosts (h0: 1, micro-batches 0; h1: 1, 1; ")
-    assert line.endswith("h7: 1, 7; and 192 more)")
+    assert line.endswith("h7: 1, 7 and 192 more)")
 
 
 def test_a_launch_that_a_host_remembers_goes_on_and_else_that_of_rank_0_begins() -> None:

@@ -17,7 +17,7 @@ from train.run.status import Status, write_status
 from train.tools.report import plots
 from train.tools.report.command import main
 from train.tools.report.history import History, history, load, read
-from train.tools.report.page import duration, page
+from train.tools.report.page import page
 
 HEAD = {"attempt": "a", "generation": 1}
 
@@ -222,14 +222,6 @@ def test_a_directory_without_a_run_is_one_clear_error(
         f"python -m train report: {tmp_path}/metrics.jsonl: No such file or directory\n"
     )
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3720, "1 h 02 min")],
-)
-def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
 
 
 @pytest.mark.nightly

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import io
 import os
 import stat
@@ -18,6 +19,7 @@ from typing import BinaryIO, TextIO
 
 # Of a small file; what is larger is none of ours.
 MOST_BYTES = 1 << 20
+_PART_BYTES = 1 << 22
 
 
 def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -45,6 +47,14 @@ def open_file(path: Path) -> BinaryIO:
 def open_text(path: Path) -> TextIO:
     """The same, as text; what is not UTF-8 is replaced."""
     return io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace")
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """The hash of all that is left to read of a file, of any size. Raises OSError."""
+    digest = hashlib.sha256()
+    while part := file.read(_PART_BYTES):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager

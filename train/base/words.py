@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+
+def some(names: Sequence[str], most: int = 8, between: str = ", ") -> str:
+    """The first of many names, and how many more there are."""
+    more = len(names) - most
+    return between.join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """What a misspelt word may stand for, to be added to a message; else ""."""
+    import difflib  # the supervisor needs none of it
+
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -26,10 +26,9 @@ from typing import Any, BinaryIO
 
 import torch
 
-from train.base.files import open_file, read_file
+from train.base.files import open_file, read_file, sha256_of
 from train.run.layout import MARKER, best_step, step_directory, steps_on_disk
 
-_READ_BYTES = 1 << 22
 _MARKER_BYTES = 1 << 26
 
 
@@ -103,17 +102,14 @@ def parse_marker(content: bytes, step: int) -> tuple[dict[str, Any], dict[str, t
 
 
 def _verify(path: Path, size: int, sha256: str) -> None:
-    found, sum_ = 0, hashlib.sha256()
     try:
         with open_file(path) as file:
-            while part := file.read(_READ_BYTES):
-                found += len(part)
-                sum_.update(part)
+            found, sum_ = os.fstat(file.fileno()).st_size, sha256_of(file)
     except OSError as error:
         raise BadCheckpointError(f"{path.name} cannot be read: {error.strerror}") from None
     if found != size:
         raise BadCheckpointError(f"{path.name} has {found} bytes instead of {size}: truncated")
-    if sum_.hexdigest() != sha256:
+    if sum_ != sha256:
         raise BadCheckpointError(
             f"{path.name} does not match its sha256 in {MARKER}: one of the two was changed"
         )

@@ -19,6 +19,7 @@ from typing import Any
 from train.base.console import say
 from train.base.errors import ToldError, TrainError, start_command
 from train.base.scheduler import VARIABLE
+from train.base.words import some
 from train.distributed import bits
 from train.distributed.process_group import World
 from train.run import lock
@@ -30,7 +31,6 @@ from train.run.status import Status, write_status
 
 # A holder on another machine may have to be watched for a minute or three before it counts as dead.
 TAKE_S = 300.0
-_NAMED = 8  # of many hosts, so many are named in a line
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,12 @@ class Assembly:
     def describe(self, shares: Sequence[range]) -> str:
         """Who has come, and with which part of a step."""
         parts = []
-        for ranks in self.layout[:_NAMED]:
+        for ranks in self.layout:
             first, last = shares[ranks[0]].start, shares[ranks[-1]].stop - 1
             span = f"{first}-{last}" if last > first else f"{first}"
             parts.append(f"{self.members[ranks[0]].host}: {len(ranks)}, {span}")
-        more = len(self.layout) - len(parts)
         parts[0] = parts[0].replace(", ", ", micro-batches ", 1)
-        listed = "; ".join(parts) + (f"; and {more} more" if more else "")
+        listed = some(parts, between="; ")
         return f"{len(self.members)} processes on {len(self.layout)} hosts ({listed})"
 
     def hosts(self) -> dict[str, dict[str, Any]]:
@@ -143,7 +142,7 @@ class Assembly:
             for first in self.firsts:
                 holders.setdefault(repr(first.facts.get(name)), []).append(first.host)
             if len(holders) > 1:
-                each = (f"{value} on {_some(names)}" for value, names in holders.items())
+                each = (f"{value} on {some(names)}" for value, names in holders.items())
                 found.append(f"{name}: {', '.join(each)}")
         return found
 
@@ -164,14 +163,9 @@ class Assembly:
             odd.setdefault(tuple(operations), []).append(other.host)
         odd.pop((), None)
         return [
-            f"other bits on {_some(hosts)} than on {first.host} in {bits.described(operations)}"
+            f"other bits on {some(hosts)} than on {first.host} in {bits.described(operations)}"
             for operations, hosts in odd.items()
         ]
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def assemble(

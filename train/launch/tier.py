@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from train.base.words import some
 from train.launch import decision
 from train.launch.decision import End, ExitReport, Request
 from train.launch.events import Event, Events
 from train.launch.options import ONLY_CHECK
 from train.launch.words import Command
-
-_NAMED = 8  # of many hosts, so many are named in a line
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,7 @@ class Membership:
     @property
     def others(self) -> str:
         """Who takes part beside this host, in words."""
-        names = [name for name, _ in self.roster if name != self.me]
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return ", ".join(names[:_NAMED]) + more
+        return some([name for name, _ in self.roster if name != self.me])
 
 
 class Tier:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from train.base.console import say
-from train.base.files import open_file, read_file, replace_file
+from train.base.files import open_file, read_file, replace_file, sha256_of
 from train.run import bundle, provenance
 from train.run.lock import FencedOffError
 from train.run.provenance import MANIFEST, Start
@@ -27,7 +27,6 @@ from train.run.status import read_status
 _WHOLE_BYTES = 256 << 20
 _ALL_BYTES = 4 << 30
 _END_BYTES = 1 << 20
-_READ_BYTES = 1 << 22
 
 # All checkpoints of a start together wait for so long, so that the first one has a small bundle and small data files.
 _CHECKPOINTS_S = 5.0
@@ -163,17 +162,15 @@ def fingerprint(paths: Iterable[str], known: Mapping[str, Any] | None = None) ->
                     found[path] = before
                     continue
                 whole = stat.st_size <= min(_WHOLE_BYTES, _ALL_BYTES - hashed)
-                digest = hashlib.sha256()
                 if whole:
                     hashed += stat.st_size
-                    while piece := file.read(_READ_BYTES):
-                        digest.update(piece)
-                else:
-                    entry["partial"] = True
-                    digest.update(file.read(_END_BYTES))
-                    file.seek(max(0, stat.st_size - _END_BYTES))
-                    digest.update(file.read(_END_BYTES))
-                found[path] = {**entry, "sha256": digest.hexdigest()}
+                    found[path] = {**entry, "sha256": sha256_of(file)}
+                    continue
+                ends = file.read(_END_BYTES)
+                file.seek(max(0, stat.st_size - _END_BYTES))
+                ends += file.read(_END_BYTES)
+                digest = hashlib.sha256(ends).hexdigest()
+                found[path] = {**entry, "partial": True, "sha256": digest}
         except (OSError, ValueError, RuntimeError) as error:  # no such user, a NUL in the name
             found[path] = {"error": getattr(error, "strerror", None) or str(error)}
     return found

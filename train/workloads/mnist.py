@@ -6,7 +6,6 @@ Knows nothing of processes, but that one of a node downloads for all.
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import re
@@ -21,6 +20,7 @@ from torch import nn
 
 from train.base.console import say
 from train.base.errors import TrainError
+from train.base.files import sha256_of
 from train.base.words import did_you_mean
 from train.workload import Context, Workload
 from train.workloads import arguments
@@ -140,7 +140,7 @@ class Source:
             return
         try:
             with open(path, "rb") as file:
-                found = hashlib.sha256(file.read()).hexdigest()
+                found = sha256_of(file)
         except OSError as error:
             raise TrainError(f"cannot read {path!r}: {error.strerror}; make it readable") from None
         if found != wanted.lower():

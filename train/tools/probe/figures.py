@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from train.base.words import some
+
 # A collective that takes less than this part of the network is worth a look.
 _GOOD = 0.7
 
@@ -132,9 +134,8 @@ def slow_interfaces(nics: Mapping[str, Nic]) -> Iterator[str]:
 
 def head(figures: Figures) -> Iterator[str]:
     """The lines above the table."""
-    vectors = "; ".join(f"rank {n} {_listed(v)}" for n, v in enumerate(figures.vectors[:8]))
-    more = len(figures.vectors) - 8
-    yield f"vectors: {vectors}{f'; and {more} more' if more > 0 else ''}; their mean on every rank: {_listed(figures.mean)}"
+    vectors = [f"rank {n} {_listed(v)}" for n, v in enumerate(figures.vectors)]
+    yield f"vectors: {some(vectors, between='; ')}; their mean on every rank: {_listed(figures.mean)}"
     yield f"bits: {'; '.join(figures.other_bits) or 'every host computes the same'}"
     if figures.processes > 1:
         yield f"barrier: {duration(figures.barrier_seconds)}"

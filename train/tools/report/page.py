@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+from train.base.console import clock
 from train.run.provenance import weights_of
 from train.tools.report import plots
 from train.tools.report.history import History, Start
@@ -75,7 +76,7 @@ def _cards(history: History) -> Iterator[str]:
         (f"{last.loss:.4f}" if last else "none", "loss"),
         (_count(units / history.step_s) if history.step_s else "none", f"{unit} per second"),
         (f"{history.step_s * 1e3:.4g} ms" if history.step_s else "none", "median step"),
-        (duration(history.wall_s), "from the first start"),
+        (clock(history.wall_s), "from the first start"),
         (f"{history.goodput:.0%}", "goodput"),
         (str(len(history.starts)), "starts"),
         (str(history.lost_steps), "steps done twice"),
@@ -130,7 +131,7 @@ def _row(start: Start) -> Iterator[tuple[str, str]]:
     yield f"{said}{': ' if start.reason else ''}{start.reason}", start.end
     yield f"{start.lost_steps} steps" if start.lost_steps else "", ""
     yield when, ""
-    yield duration(start.ended - start.began), ""
+    yield clock(start.ended - start.began), ""
     yield str(start.world_size or ""), ""
     yield f"{start.attempt} {start.generation}", ""
 
@@ -169,14 +170,6 @@ def _units(history: History) -> tuple[float, str]:
     settings = history.manifest.get("settings")
     size = settings.get("global_batch_size") if isinstance(settings, Mapping) else None
     return (float(size), "samples") if isinstance(size, int) else (1.0, "steps")
-
-
-def duration(seconds: float) -> str:
-    """`1 h 02 min`, `3 min 20 s`, `12 s`."""
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
 
 
 def _count(number: float) -> str:

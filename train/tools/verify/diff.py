@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import filecmp
-import hashlib
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 from train.base.console import plain
 from train.base.errors import EXIT_USAGE, TrainError
-from train.base.files import open_file, read_file
+from train.base.files import open_file, read_file, sha256_of
 from train.run import bundle, provenance
 from train.run.layout import MARKER, step_directory, steps_on_disk
 from train.run.metrics import RESERVED, as_json_value
@@ -275,13 +274,11 @@ def _weights(step: int, a: Path, b: Path) -> Weights | None:
 
 def _as_written(model: Path) -> bool:
     """Whether the file has the sha256 that its checkpoint says."""
-    digest = hashlib.sha256()
     with open_file(model) as file:
-        while part := file.read(1 << 22):
-            digest.update(part)
+        digest = sha256_of(file)
     files = _marker(model.parent).get("files")
     listed = files.get(_MODEL) if isinstance(files, dict) else None
-    return isinstance(listed, dict) and listed.get("sha256") == digest.hexdigest()
+    return isinstance(listed, dict) and listed.get("sha256") == digest
 
 
 def _marker(place: Path) -> Mapping[str, Any]:
