@@ -143,7 +143,8 @@ def probe(spec: str, target: str, to: Path | None) -> None:
         click.echo(f"next: ddpgen logs {bundle} --follow", err=True)
         return
     start = ["bash", as_argument(str(bundle / tier.start))]
-    figures = probe.results(probed[target].job, bundle) / probe.PROBE
+    # From hosts it is brought by --fetch.
+    figures = record.checkpoints(probed[target].job, bundle.absolute().parent) / probe.PROBE
     with contextlib.suppress(OSError):
         figures.unlink()  # an earlier probe's, because this one may end without figures
     with Interrupts() as interrupts:

@@ -57,10 +57,14 @@ class Plan:
 
     def checkpoints(self, host: PlannedHost) -> str:
         """Return the checkpoint directory on `host`. A relative path starts from the host's `dir`."""
-        place = self.checkpoint_dir
-        if place == "~" or place.startswith(("/", "~/")):
-            return at_login(place)
-        return f"{at_login(host.dir).rstrip('/')}/{place}"
+        return lies_at(self.checkpoint_dir, at_login(host.dir).rstrip("/"))
+
+
+def lies_at(path: str, beside: str) -> str:
+    """Return `path` for a login shell. A relative path lies in `beside`."""
+    if path == "~" or path.startswith(("/", "~/")):
+        return at_login(path)
+    return f"{beside}/{path}"
 
 
 def at_login(path: str) -> str:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpgen.driver.state import JobState, mapping
-from ddpgen.monitor.places import Place, short
+from ddpgen.monitor.places import short
+from ddpgen.monitor.record import checkpoints
 from ddpgen.spec.job import JobSpec
 
 _TAIL = 4 << 20  # bytes of metrics: some 20,000 steps
@@ -69,9 +70,8 @@ def newest(jobs: Iterable[JobSpec], bundle: Path) -> Run | None:
 
     Runs of scripts do not count, because only some of their steps are on record.
     """
-    place = Place(str(bundle.absolute().parent))
     runs = {
-        Path(place.checkpoints(job)) / "metrics.jsonl"
+        checkpoints(job, bundle.absolute().parent) / "metrics.jsonl"
         for job in jobs
         if job.train.runs == "workload"
     }

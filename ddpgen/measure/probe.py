@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpgen.errors import FileTroubleError
-from ddpgen.spec.job import JobSpec, Train
+from ddpgen.spec.job import Train
 from ddpgen.spec.reader import Reading
 
 PROBE = "probe.json"
@@ -36,11 +36,6 @@ def probed(reading: Reading) -> Reading:
         train = Train(workload="toy", steps=1, global_batch_size=size, micro_batch_size=1)
         return beside(reading, "probe", train=train, code=())
     return beside(reading, "probe")
-
-
-def results(job: JobSpec, bundle: Path) -> Path:
-    """Return the job's checkpoint directory on this machine; with the tier hosts, --fetch copies it here."""
-    return (bundle.parent / Path(job.checkpoint_path).expanduser()).absolute()
 
 
 def copy(figures: Path, to: Path) -> None:

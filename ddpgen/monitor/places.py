@@ -17,11 +17,11 @@ from typing import NamedTuple
 from ddpgen.driver import child, remote, session
 from ddpgen.driver.child import Completed
 from ddpgen.driver.ends import SSH_FAILED
-from ddpgen.driver.plan import Plan, PlannedHost, at_login
+from ddpgen.driver.plan import Plan, PlannedHost, at_login, lies_at
 from ddpgen.driver.ssh import Ssh, ready
 from ddpgen.errors import TargetUnavailableError
 from ddpgen.monitor import scripts
-from ddpgen.monitor.record import Following
+from ddpgen.monitor.record import checkpoints
 from ddpgen.programs import stream
 from ddpgen.shell import as_argument
 from ddpgen.spec.job import JobSpec
@@ -81,13 +81,7 @@ class Place:
 
     def checkpoints(self, job: JobSpec) -> str:
         """Return the job's checkpoint directory, as a path for a text."""
-        path = job.checkpoint.path or f"checkpoints/{job.name}"
-        if path == "~" or path.startswith("~/"):
-            return self._at_home(path)
-        return path if path.startswith("/") else f"{self.beside}/{path}"
-
-    def _at_home(self, path: str) -> str:
-        return os.path.expanduser(path)
+        return str(checkpoints(job, Path(self.beside)))
 
     def _ask(self, text: bytes, within: float) -> Completed:
         try:
@@ -117,6 +111,9 @@ class Login(Place):
     def shown(self, path: str) -> str:
         return f"{self.name}:{path.removeprefix('./')}"
 
+    def checkpoints(self, job: JobSpec) -> str:
+        return lies_at(job.checkpoint_path, self.beside)
+
     def send(self, bundle: Path, directory: str) -> None:
         """Copy `bundle` to `directory` on the login node. Raise TargetUnavailableError."""
         try:
@@ -127,9 +124,6 @@ class Login(Place):
     def tail(self, file: str, lines: int, follow: bool) -> int:
         """Show the end of a file and return the exit code. `follow`: show new lines until the user ends it."""
         return stream(self._ssh.command(self._host), scripts.tail(file, lines, follow))
-
-    def _at_home(self, path: str) -> str:
-        return at_login(path)
 
     def _ask(self, text: bytes, within: float) -> Completed:
         try:
@@ -176,8 +170,3 @@ def tail(files: Sequence[str], lines: int, follow: bool) -> list[str]:
     """Return the command that shows the end of files of this machine."""
     named = [as_argument(short(file)) for file in files]
     return ["tail", "-n", str(lines), *(["-F"] if follow else []), *named]
-
-
-def directory(following: Following) -> Path:
-    """Return the checkpoint directory of a job that keeps it on this machine."""
-    return Path(Place(str(following.beside)).checkpoints(following.job))

@@ -45,6 +45,16 @@ class Following(NamedTuple):
         """The directory that holds the bundle, and checkpoints and logs if they are on this machine."""
         return self.bundle.absolute().parent
 
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoint directory, for a tier that keeps it on this machine."""
+        return checkpoints(self.job, self.beside)
+
+
+def checkpoints(job: JobSpec, beside: Path) -> Path:
+    """The checkpoint directory on this machine of a job whose bundle lies in `beside`."""
+    return Path(os.path.abspath(beside / os.path.expanduser(job.checkpoint_path)))
+
 
 def path(bundle: Path) -> Path:
     """Return the path of the record, in the directory that holds the bundle."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from ddpgen.bundle import write
 from ddpgen.driver.state import JobState
 from ddpgen.errors import DdpgenError, TargetUnavailableError
-from ddpgen.monitor import places, record
+from ddpgen.monitor import record
 from ddpgen.monitor.record import Following
 from ddpgen.monitor.report import JobStatus
 from ddpgen.spec.job import JobSpec
@@ -58,7 +58,7 @@ def _newest_run(following: Following) -> float | None:
     times = [time for time in (launched, tier.launched_at(following)) if time is not None]
     if _found_here(following) is not None:
         with contextlib.suppress(OSError):
-            times.append((places.directory(following) / "status").stat().st_mtime)
+            times.append((following.checkpoints / "status").stat().st_mtime)
     return max(times, default=None)
 
 
@@ -76,7 +76,7 @@ def _lives(following: Following) -> bool:
 
 def _found_here(following: Following) -> JobState | None:
     """Return the state in the checkpoint directory on this machine; None if no run of this tier wrote it."""
-    where = places.directory(following)
+    where = following.checkpoints
     if not TIERS[following.tier].follow.keeps_here(following) or not os.path.exists(
         where / "status"
     ):
@@ -92,7 +92,7 @@ def visible(following: Following) -> Path:
             f"the checkpoint directory of {following.job.name} on {following.tier} is not on this machine; run "
             "ddpgen doctor CHECKPOINT_DIR where the job runs"
         )
-    return places.directory(following)
+    return following.checkpoints
 
 
 def checkpoint_directory(path: Path) -> Path:

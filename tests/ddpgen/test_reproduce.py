@@ -70,11 +70,10 @@ def test_it_is_launched_only_where_its_checkpoints_are_its_own(tmp_path: Path) -
     bundle = bundled(ROOT / "examples/toy.yaml", tmp_path)
     with pytest.raises(TargetUnavailableError, match="rendered for local, not for slurm"):
         again.launched(bundle, "slurm")
-    spec = (
-        (ROOT / "examples/toy.yaml").read_text().replace("  every:", "  dir: /data/toy\n  every:")
-    )
-    (tmp_path / "toy.yaml").write_text(spec)
-    shutil.rmtree(bundle)
-    bundle = bundled(tmp_path / "toy.yaml", tmp_path)
-    with pytest.raises(TargetUnavailableError, match="on local this job would go on from"):
-        again.launched(bundle, "local")
+    toy = (ROOT / "examples/toy.yaml").read_text()
+    for place in ("/data/toy", "~/toy"):
+        (tmp_path / "toy.yaml").write_text(toy.replace("  every:", f"  dir: {place}\n  every:"))
+        shutil.rmtree(bundle)
+        bundle = bundled(tmp_path / "toy.yaml", tmp_path)
+        with pytest.raises(TargetUnavailableError, match="on local this job would go on from"):
+            again.launched(bundle, "local")

@@ -94,7 +94,7 @@ def launched_at(following: Following) -> float | None:
 
 def keeps_here(following: Following) -> bool:
     """True if the checkpoint directory is on this machine."""
-    return places.directory(following).is_dir()
+    return following.checkpoints.is_dir()
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ def kept(following: Following) -> contextlib.AbstractContextManager[Sequence[tup
 
 
 def _directory(following: Following | Path) -> Path:
-    return following if isinstance(following, Path) else places.directory(following)
+    return following if isinstance(following, Path) else following.checkpoints
 
 
 def look(directory: Path) -> JobState:
