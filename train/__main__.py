@@ -1,7 +1,7 @@
 """The commands of the training module: `python -m train [run | script | supervise | …] …`.
 
 Owns the choice among them. Each imports only what it needs: all but `run` and `script` run without
-torch. What stands above the check of Python's version is read by any Python 3.
+torch. The code above the check of Python's version runs on any Python 3.
 """
 
 import sys
@@ -45,7 +45,7 @@ usage: python -m train [run] --workload=… …   train (see python -m train run
        python -m train install DIR -- REQUIREMENT …
                                               the same, in DIR and with these
 """
-# Where the function of each is that runs without torch.
+# The commands that run without torch: module and function of each.
 _SMALL = {
     "supervise": ("train.launch.command", "main"),
     "doctor": ("train.tools.doctor", "main"),
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one worker, which trains or measures. Returns its exit code."""
+    """Run one worker, which trains or measures, and return its exit code."""
     from train.run.config import parse
 
     config = parse(argv)
@@ -99,4 +99,5 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    exit_now(main(sys.argv[1:]))  # a thread may wait for a name server or a file server
+    # Join no thread: one may still wait for a name server or a file server.
+    exit_now(main(sys.argv[1:]))

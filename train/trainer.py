@@ -1,7 +1,7 @@
 """A training run, read from the top down: run(), then the Trainer's resume, train, train_step, finish.
 
-Owns the order of things, in a run and within a step; what is done there belongs to the module that does
-it. Imports torch, and with it all that trains: worker.py comes before.
+Owns the order of things, in a run and within a step. Each thing itself belongs to the module that does it.
+Imports torch and everything that trains, so worker.py runs first and decides whether there is anything to run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from train.workload import Context
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
 
-# How long the peers wait for the last checkpoint: slow disks are common, endless ones are not.
+# How long the peers wait for the last checkpoint: a disk may well be slow, but not this slow.
 LAST_SAVE_S = 3600.0
 
 
@@ -69,11 +69,11 @@ class Outcome(Enum):
     DONE = "done"
     STOPPED = "stopped"
     LEFT = "left"
-    """The processes part to meet again as another world; the job goes on."""
+    """The processes end, and meet again as another world; the job goes on."""
 
 
 def run(info: RunInfo) -> int:
-    """Run one worker. Returns its exit code. Raises TrainError, FencedOffError, or what a crash raises."""
+    """Run one worker and return its exit code. Raises TrainError, FencedOffError, or the exception of a crash."""
     config, directory = info.config, info.directory
     met = startup.meet(info)
     world, fence = met.world, met.fence
@@ -112,7 +112,7 @@ def run(info: RunInfo) -> int:
                 info.failures.before_end = records.checkpointer.settle
         if met.host is not None:
             met.host.write("running", trainer.state.step)
-        # Nobody trains before the status says `running`: a rank that fails at once says so after it.
+        # No rank trains before the status says `running`: a rank that fails at once then writes `failed` after it.
         world.barrier()
         try:
             outcome = trainer.train()
@@ -120,7 +120,7 @@ def run(info: RunInfo) -> int:
                 trainer.finish(outcome)
         finally:
             if trainer.records is not None:
-                # A peer's crash does not spoil what was copied before it: let it get to the disk.
+                # A peer's crash does not spoil a state that was copied before it: let it get to the disk.
                 trainer.records.checkpointer.settle()
     startup.part(world, info, trainer.gradients)
     if trainer.records is not None:
@@ -131,10 +131,11 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `parts`: the micro-batches of a step that each rank computes; `mine`: those of this rank. `records`: on rank 0.
-    `host`: the status of this host, on the first rank of each of several hosts. `repeats`: whether a micro-batch
-    gives the same bits when it is computed again. `accepted`: the changed settings that this start goes on with.
-    `earlier`: the starts before, as the checkpoint names them. `state` is all that changes.
+    `parts`: the micro-batches of a step that each rank computes; `mine`: the ones of this rank. `records`: only on
+    rank 0. `host`: the status of this host, on the first rank of each of several hosts. `repeats`: whether a
+    micro-batch gives the same bits when it is computed again. `accepted`: the changed settings that this start goes
+    on with. `earlier`: the starts before this one, as the checkpoint names them. `state`: all that changes during a
+    run.
     """
 
     records: Records | None = None
@@ -155,7 +156,7 @@ class Trainer:
         stop: StopRequest,
         host: Node | None = None,
     ) -> None:
-        """Build workload and optimizer, in the user's directory and from the seed. Raises TrainError."""
+        """Build the workload and the optimizer, in the user's directory and from the seed. Raises TrainError."""
         self.config, self.world, self.stop, self.host = config, world, stop, host
         self.parts, self.mine = parts, parts[world.rank]
         directory = Path(config.checkpoint_dir).absolute()
@@ -185,7 +186,8 @@ class Trainer:
         optimizers = build_optimizers(self.workload, config)
         selection = Selection(config)
         self.state = State(self.workload.model, optimizers, scaler, step=0, selection=selection)
-        # Here, because it reads the base rates: in a checkpoint's optimizer they are scheduled already.
+        # Build it before a checkpoint is loaded, because it reads the base learning rates: the optimizer of a
+        # checkpoint holds scheduled ones.
         own = self.workload.schedule
         self.learning_rate = LearningRate(optimizers, config, self.last_step, own)
         self.settings = numerics.settings(config, self.last_step, own is not None)
@@ -196,9 +198,9 @@ class Trainer:
         self._gradient_weights: dict[torch.dtype, torch.Tensor] = {}
 
     def resume(self, directory: Path, fence: Fence | None, assembly: agreement.Assembly) -> str:
-        """Go on from the newest checkpoint. Returns the host that had it, if not that of rank 0.
+        """Go on from the newest checkpoint. Returns the host that had it, or "" if rank 0's host had it.
 
-        Raises TrainError when it is of another run or beyond the last step.
+        Raises TrainError when the checkpoint is of another run, or of a step beyond the last one.
         """
         found = find(directory, self.world, fence.check if fence else lambda: None)
         if found is None:
@@ -215,7 +217,7 @@ class Trainer:
         return assembly.members[found.rank].host if found.rank else ""
 
     def check_metrics(self) -> None:
-        """Raise TrainError on every rank when the metric that is to be the best is none."""
+        """Raise TrainError on every rank when the evaluation gives no metric of the name in train.best."""
         selection, workload = self.state.selection, self.workload
         if not selection.metric:
             return
@@ -231,12 +233,14 @@ class Trainer:
             return
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
-        # By a worker process where there are any: what a dataset opens for itself must not be opened here.
-        # By one for both, as two would begin with the same generator of the dataset's own.
+        # If the run has worker processes, one of them reads the batch, because this process must not open what the
+        # dataset opens for itself. One reads both times: two would begin with the same state of a generator of the
+        # dataset's own, and so would hide its draws.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         batches = fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
-        # DDP's own way promises no bits on other numbers of processes, and with equal parts none waits for ever.
+        # `allreduce` promises no equal bits on other numbers of processes, so a collective in the user's code breaks no
+        # promise. If all ranks have equal parts, none waits in it for ever either.
         may_meet = config.reduction == "allreduce" and len({*map(len, self.parts)}) == 1
         mine = repeats.repeat(
             model, lambda batch: self._loss(model, 0, to_device(batch, device)), batches, may_meet
@@ -244,7 +248,7 @@ class Trainer:
         self.repeats = repeats.report(mine, self.world)
 
     def connect(self) -> None:
-        """Set up what the ranks exchange in a step. Every rank holds the same parameters by now."""
+        """Set up the exchanges of a step between the ranks. Every rank holds the same parameters by now."""
         config, world, model = self.config, self.world, self.workload.model
         sockets = connect(world)
         if config.reduction == "tree":
@@ -270,7 +274,7 @@ class Trainer:
         hosts: Mapping[str, Any],
         environments: Mapping[str, Any],
     ) -> Records:
-        """Begin to write down the run, on rank 0. StartFacts says what the arguments are. Raises FencedOffError, OSError."""
+        """Begin to record the run, on rank 0. StartFacts describes the arguments. Raises FencedOffError, OSError."""
         facts = StartFacts(
             config=self.config,
             world=self.world,
@@ -312,11 +316,11 @@ class Trainer:
         return outcome
 
     def take_steps(self, batches: Iterator[Any]) -> Outcome:
-        """The steps that are left, each with its records, evaluation and agreement."""
+        """Take the steps that are left, each with its records, its evaluation and its agreement on how to go on."""
         self.gradients.ddp.train()
         selection = self.state.selection
         if selection.metric and self.state.step and selection.evaluated != self.state.step:
-            # The last checkpoint of a shorter run is from before the evaluation of its step.
+            # A shorter run has written its last checkpoint before it evaluated that step.
             self._commit(self._evaluation_is_due() and self.evaluate())
         result: StepResult | None = None
         while (outcome := self._outcome(result)) is None:
@@ -331,7 +335,7 @@ class Trainer:
         return outcome
 
     def _outcome(self, result: StepResult | None) -> Outcome | None:
-        """How the training ends before the next step, if it does. `result`: of the step before, if any."""
+        """Return how the training ends before the next step, or None. `result`: of the step before, if any."""
         state, until = self.state, self.config.until
         if state.step >= self.last_step or state.selection.verdict:
             return Outcome.DONE
@@ -342,7 +346,7 @@ class Trainer:
         return None
 
     def _evaluation_is_due(self) -> bool:
-        """Not after the last step: there it comes when the last checkpoint is written."""
+        """Return whether to evaluate after this step. The last step is evaluated after its checkpoint is written."""
         every, step = self.config.eval_every, self.state.step
         return step < self.last_step and every > 0 and step % every == 0
 
@@ -350,11 +354,12 @@ class Trainer:
         if self.records is not None:
             self.records.commit(self.state, is_best)
         if is_best:
-            # Rank 0 may have to wait for the checkpoint before it, longer than a collective waits for rank 0.
+            # Rank 0 may have to wait until the previous checkpoint is written, longer than a collective would wait for
+            # rank 0.
             self.world.broadcast(f"best/{self.state.step}", "", LAST_SAVE_S)
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
-        """One optimizer step: this rank's micro-batches, the reduction, the update."""
+        """Take one optimizer step: this rank's micro-batches, the reduction, the update."""
         self.clock.begin()
         self.gradients.begin()
         buffers = self.buffers
@@ -371,7 +376,8 @@ class Trainer:
                 loss = self._forward(v, batch)
                 losses.append(loss.detach())
                 if buffers is not None:
-                    # Now, as a forward pass repeated for its activations writes to them once more.
+                    # Before the backward pass: activation checkpointing repeats the forward pass there, which writes
+                    # to the buffers once more.
                     buffers.take(last)
                 if last:
                     changed = buffers.changed() if buffers is not None else []
@@ -404,12 +410,15 @@ class Trainer:
         return result
 
     def _times(self) -> list[float]:
-        """This rank's times, in every `log_every`th step. Not on a GPU, which computes while its host goes on."""
+        """Return this rank's times in every `log_every`th step, else [].
+
+        Always [] on a GPU: the host goes on while the GPU computes, so its clock does not show the GPU's times.
+        """
         due = (self.state.step + 1) % self.config.log_every == 0
         return self.clock.report() if due and self.world.device.type == "cpu" else []
 
     def evaluate(self) -> bool:
-        """Evaluate on the held-out split, where there is one, and record the metrics. Whether they are the
+        """Evaluate on the held-out split, if there is one, and record the metrics. Returns whether they are the
         best so far."""
         with doing(EVALUATION), self.autocast():
             metrics = evaluate(self.workload, self.world, self.config)
@@ -421,7 +430,7 @@ class Trainer:
         """Make the end durable. Raises TrainError on every rank when rank 0 could not."""
         reason = ""
         if outcome is Outcome.STOPPED:
-            # Only some may know it, and each host's status is to say the same.
+            # Only some ranks may know the reason, and every host's status must give the same one.
             reason = foremost(self.world.all_gather(self.stop.reason)) or BY_OPTION
         if outcome is Outcome.DONE and self.state.step < self.last_step:
             reason = self.state.selection.verdict
@@ -433,7 +442,7 @@ class Trainer:
             leaving = taken or outcome is Outcome.LEFT
             why = self.records.save_last(self.state, leaving, goes_on=taken and has_store)
         if outcome is Outcome.LEFT:
-            # No final status, and a checkpoint only if it can be had: the ranks meet again.
+            # The ranks meet again, so there is no final status, and a failed checkpoint does not end the job.
             self.world.broadcast("last checkpoint", why, timeout_s)
             if self.records is not None:
                 self.records.leave(self.state.step, why)
@@ -456,7 +465,8 @@ class Trainer:
             self.records.mark_best(self.state)
 
     def _asked_to_end(self) -> tuple[bool, bool]:
-        """Whether this rank wants to stop, to leave. Of all ranks one is enough; a stop goes first."""
+        """Return whether this rank wants to stop, and whether to leave. The wish of one rank is enough for all; a
+        stop goes before a leave."""
         by_signal, elastic = self.stop.by_signal, self.config.elastic
         return self.stop.by_file or (by_signal and not elastic), by_signal and elastic
 
@@ -484,11 +494,14 @@ class Trainer:
         if scaled.dtype not in weights:
             weight = self.gradients.weight
             weights[scaled.dtype] = torch.tensor(weight, dtype=scaled.dtype, device=scaled.device)
-        # backward(weight) gives the same gradients, and has torch import sympy first: half a second.
+        # backward(weight) gives the same gradients, but makes torch import sympy first: half a second.
         (scaled * weights[scaled.dtype]).backward()
 
     def _check_complete(self) -> None:
-        """DDP itself complains one forward pass later, when the wrong update is done and saved."""
+        """Raise TrainError when a parameter got no gradient.
+
+        DDP itself complains only in the next forward pass: by then the wrong update is done and saved.
+        """
         missing = self.gradients.missing()
         if missing:
             raise TrainError(
@@ -498,7 +511,7 @@ class Trainer:
             )
 
     def _update(self) -> None:
-        """Clipping and scaling see the reduced gradients, so every rank computes identical values."""
+        """Clip, unscale and update. All see the reduced gradients, so every rank computes identical values."""
         state = self.state
         if self.config.grad_clip is not None:
             for optimizer in state.optimizers:
@@ -509,10 +522,10 @@ class Trainer:
         state.scaler.update()
 
     def _settle_buckets(self) -> None:
-        """One backward pass thrown away, on a fresh start and on resume alike.
+        """Do one backward pass and discard its gradients, on a fresh start and on resume alike.
 
-        DDP lays its buckets out anew after the first backward pass, and with them the order in which a
-        ring adds up; without this a resumed run would do so at another step than the undisturbed one.
+        DDP rebuilds its buckets after the first backward pass, and so changes the order in which a ring adds up.
+        Without this pass, a resumed run would change the order at another step than the undisturbed run.
         """
         buffers = [buffer.clone() for buffer in self.state.model.buffers()]
         first = next(self.fetcher.keys(self.mine, range(self.state.step, self.state.step + 1)))

@@ -1,6 +1,6 @@
 """`python -m train run`: one worker, from its environment to its exit code.
 
-Owns what a worker's end means to torchrun and to the status file: done, stopped, replaced, failed
+Owns how a worker reports its end to torchrun and to the status file. The end is one of: done, stopped, replaced, failed
 for good (on any host), or crashed and worth a restart. Imports torch only when there is something to run.
 """
 
@@ -37,7 +37,7 @@ from train.run.replaced import Replacement
 from train.run.status import read_status
 from train.training.run_info import RunInfo
 
-# Imports the part that works on a run, and torch with it.
+# Imports torch and the module that does the work; returns that module's function.
 Load = Callable[[], Callable[[RunInfo], int]]
 
 
@@ -48,28 +48,30 @@ def _load_trainer() -> Callable[[RunInfo], int]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one worker. Returns its exit code; how the job ended is in the status file.
+    """Run one worker and return its exit code; the status file says how the job ended.
 
-    0 whenever a restart by torchrun would be wrong: done, stopped, replaced, or failed for good on several hosts. On
-    one host a failure for good ends with 1, and the workers that torchrun starts again see it and end.
+    The code is 0 whenever a restart by torchrun would be wrong: done, stopped, replaced, or failed for good on several
+    hosts. On one host a failure for good returns 1; the workers that torchrun then starts again read the status and
+    end.
     """
     return work(parse(argv), argv)
 
 
 def work(config: RunConfig, argv: Sequence[str], load: Load = _load_trainer) -> int:
-    """The same, for settings that are parsed. `argv`: what the manifest says they were given as."""
+    """Do the same as `main` for parsed settings. `argv`: the arguments they came from, for the manifest."""
     processes.die_with_parent(signal.SIGKILL)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        # torchrun is to ignore it under Slurm, and has passed that on: it could not end this process.
+        # Under Slurm torchrun is started with SIGTERM ignored, and this process inherits that: restore the default,
+        # or torchrun could not end this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return Worker(config, os.environ, argv).run(load)
 
 
 class Worker:
-    """One process of an attempt, and how its end is reported. RunInfo says what its parts are for."""
+    """One process of an attempt, and how its end is reported. RunInfo describes the attributes."""
 
     def __init__(self, config: RunConfig, env: Mapping[str, str], argv: Sequence[str]) -> None:
-        """`env`: torchrun's variables, and what the supervisor says of the launch. `argv`: as given."""
+        """`env`: torchrun's variables, and the supervisor's for this launch. `argv`: the arguments as given."""
         self.config, self.argv = config, list(argv)
         self._rank = int(env.get("RANK", "0"))
         self.directory = Path(config.checkpoint_dir).absolute()
@@ -85,7 +87,7 @@ class Worker:
         self.failures: FatalErrorBroadcast | None = None
 
     def run(self, load: Load = _load_trainer) -> int:
-        """Its exit code. `load` imports torch."""
+        """Run the worker and return its exit code. `load` imports torch."""
         held = self.node.directory if self.node else self.directory
         if self.attempt and is_over(held, self.attempt, self._rank):
             return 0
@@ -94,8 +96,8 @@ class Worker:
         self.reporter.start()
         if self.node is not None:
             self.failures = FatalErrorBroadcast(self.node.name, self._rank, self._end_as_reported)
-            # Who listens when the process with the store dies has torch print a page of C++ frames, in front
-            # of the one line that matters. Read by torch when it is imported.
+            # When the process with the store dies, torch prints a page of C++ frames on every process that waits
+            # there. Silence it, so that our one-line reason stays visible. torch reads this when it is imported.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         try:
             return self._work(load)
@@ -111,8 +113,8 @@ class Worker:
             return EXIT_FAILED
 
     def _work(self, load: Load) -> int:
-        # Imports torch, which takes seconds: not before it is known that there is something to run. It makes
-        # 250,000 objects that stay; the garbage collector would look at them again and again.
+        # The import of torch takes seconds, so it comes only after the checks that may end this process. It makes
+        # 250,000 objects that stay: keep the garbage collector from looking at them again and again.
         nccl.record_collectives(os.environ, self.directory)
         if self.config.determinism == portable.PORTABLE:
             portable.pin(os.environ)
@@ -135,23 +137,24 @@ class Worker:
         try:
             return run(info)
         except Exception:
-            # Whatever it is, it then comes of that: of others that have ended, or of the fence.
+            # If a later start has replaced this one, the exception only follows from that: peers have ended, or the
+            # fence refused a write.
             self.replaced.end_if_come()
             raise
 
     # --- how an end is reported -----------------------------------------------------------------------
 
     def _fail(self, error: TrainError) -> int:
-        """Have the job end for good, on one host or on all of them. The exit code.
+        """End the job for good, on one host or on all of them. Returns the exit code.
 
-        On several hosts every worker exits 0, as torchrun's agents would otherwise start some of them
-        again, to wait for others that do not come.
+        On several hosts every worker exits 0. After another code torchrun's agents would start some workers again,
+        and these would wait for peers that do not come.
         """
         why, failures = " ".join(str(error).split()), self.failures
         if failures is None:
             was = read_status(self.directory)
             if was is None or (was.word, was.attempt, was.reason) != ("failed", self.attempt, why):
-                self._say(why)  # else another rank has met it, and said so
+                self._say(why)  # else another rank has met the same error, and said so
                 self._record_failure(why)
             return EXIT_FAILED
         if isinstance(error, ToldError):
@@ -166,7 +169,7 @@ class Worker:
         return code
 
     def _end_as_reported(self, reason: str) -> None:
-        """Another process has told why the job ends: called by the thread that listens for it."""
+        """End this process because another one has told why the job ends. The thread that listens calls it."""
         assert self.failures is not None
         self.replaced.end_if_come()
         self.failures.before_end()
@@ -175,7 +178,7 @@ class Worker:
         exit_at_once(code)
 
     def _record_failure(self, reason: str) -> int:
-        """Write `failed` for this host, and for the job where this host holds it. 0 unless that fails."""
+        """Write `failed` for this host, and for the job if this host holds it. Returns 0 unless that fails."""
         try:
             record_end(self.directory, self.attempt, self.node, "failed", reason)
         except OSError as error:
@@ -184,7 +187,7 @@ class Worker:
         return 0
 
     def _crash(self, error: Exception) -> None:
-        """Say and note what has happened: the exception, or the crash of another process that it follows from."""
+        """Print and note the cause: the exception, or the crash of another process that it follows from."""
         step = self.reporter.step
         when = f" in step {step + 1}" if step >= 0 else ""
         if peer := peer_failure(error):
@@ -201,7 +204,10 @@ class Worker:
             self.failures.tell_crash(" ".join(noted.split()))
 
     def _lose_peer(self, error: Exception, peer: str, when: str) -> None:
-        """The same, after an exception that says GONE or LATE of another process. Its traceback would hide the cause."""
+        """Do the same after an exception that means another process is GONE or LATE.
+
+        Prints no traceback, which would hide the cause.
+        """
         if self.failures is not None:
             self.failures.wait_for_word()
         cause = self.failures.cause if self.failures is not None else ""

@@ -16,7 +16,7 @@ from torch import nn
 class Dataset(Protocol):
     """Map-style data: `len(dataset)` samples, `dataset[i]` for 0 <= i < len.
 
-    One with `batch(indices: list[int]) -> batch` is read by that alone, and needs neither `[i]` nor collate.
+    If a dataset has `batch(indices: list[int]) -> batch`, only that is called: it needs neither `[i]` nor collate.
     """
 
     def __len__(self) -> int: ...
@@ -30,10 +30,10 @@ def _alone(key: str, action: Callable[[], None], timeout_s: float) -> None:
 
 @dataclass(frozen=True)
 class Context:
-    """Where a workload is being built.
+    """The process in which a workload is built.
 
-    A model or dataset that depends on `rank` or `world_size` gives other weights on another number
-    of processes; they are here for logging and for placing files, not for seeding.
+    Use `rank` and `world_size` for logging and for placing files, not for seeding. A model or dataset that depends on
+    them gives other weights on another number of processes.
 
     `once_per_node(key, action, timeout_s)` runs `action` in one process of each node while the node's
     others wait for it. It raises TrainError on every process of the node when the action failed or did
@@ -53,17 +53,21 @@ class Context:
 class Workload:
     """A model, its data and its loss.
 
-    `loss(model, batch)` returns a scalar tensor, the mean over the micro-batch; `model` is to be
-    called, not reached into. `metrics(model, batch)` returns scalars, each a mean over the
-    micro-batch, weighed by samples at evaluation; the loss itself is always evaluated. For what is no
-    mean of batches there is `finish(rows)`: with it, `metrics` may also return tensors [samples, ...],
-    and `finish` makes numbers (or lists of them) of those of the whole split, in the split's order.
-    `optimizer(model, lr)` replaces the one named in the spec, by one or by a list of them that step together.
-    `schedule(step, steps)` replaces the
-    spec's schedule and warm-up: what the learning rate is multiplied by in step `step` of `steps`, from
-    0, by nothing but these two. `log(row)` is called on rank 0 with each row of metrics.jsonl. `unit`
-    and `units_per_sample` are what throughput is counted in. `data_files` are the paths of what was read,
-    `fingerprint` any text that is another one for other data: both go into manifest.json.
+    `loss(model, batch)` returns a scalar tensor, the mean over the micro-batch. It must call `model`, and not reach
+    into its attributes, because DDP wraps it.
+
+    `metrics(model, batch)` returns scalars, each a mean over the micro-batch; the evaluation weighs them by samples.
+    The loss itself is always evaluated. `finish(rows)` serves metrics that are not a mean over batches. With it,
+    `metrics` may also return tensors [samples, ...]. `finish` receives these for the whole split, in the split's
+    order, and returns numbers or lists of numbers.
+
+    `optimizer(model, lr)` returns an optimizer, or a list of them that step together, and replaces the one named in
+    the spec. `schedule(step, steps)` replaces the spec's schedule and warm-up. It returns the factor of the learning
+    rate in step `step` of `steps`, counted from 0, and must depend on these two alone.
+
+    `log(row)` is called on rank 0 with each row of metrics.jsonl. Throughput is counted in `unit`; a sample counts as
+    `units_per_sample` of them. `data_files` lists the paths of the files that were read. `fingerprint` is any text that
+    differs for different data. Both go into manifest.json.
     """
 
     model: nn.Module

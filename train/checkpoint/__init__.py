@@ -3,8 +3,8 @@
 checkpointer.py  when they are taken, their content, the thread that writes    (rank 0)
 disk.py          the bytes of one, its marker, verification, retention
 remote.py        the copy in a store                   (download.py: the way back; segments.py: the metrics)
-resume.py        the newest of all hosts, into every process
+resume.py        the newest of all hosts, loaded into every process
 selection.py     the best evaluation so far, and early stop
 state.py         all that a step changes: parameters, optimizers, scaler, step
-store/           the object store: what has to outlive the machine
+store/           the object store, which outlives the machine
 """

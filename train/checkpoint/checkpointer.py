@@ -1,7 +1,7 @@
-"""When checkpoints are taken, and what goes into them.
+"""When checkpoints are taken, and their content.
 
 Owns the checkpoint period, the content of model.pt and optimizer.pt (resume.py reads them), and the
-thread that copies and writes beside the training. Knows nothing of the loop that calls it.
+thread that copies and writes during the training. Knows nothing of the loop that calls it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 # Less than the 30 s that torchrun leaves a worker between SIGTERM and SIGKILL.
 SETTLE_S = 20.0
-# Between the tries of the last upload: what is here alone may be gone with its machine at any time.
+# Pauses between the tries of the last upload. A checkpoint that is only here may be lost with its machine at any time.
 _LAST_PAUSES_S = (2.0, 10.0, 30.0, 60.0, 90.0, 120.0)
-# And where the machine is about to go, and the job to go on elsewhere.
+# The same if the machine is about to be taken away, and the job goes on elsewhere.
 _URGENT_PAUSES_S = (2.0, 6.0)
-# From here on a wait for the last upload is worth a line.
+# A wait for the last upload that takes longer than this prints a line.
 _LONG_S = 15.0
-# The interval of `auto` before a checkpoint is measured, and the change of it that is worth a line.
+# The interval of `auto` until a checkpoint is measured, and the factor of its change that prints a line.
 FIRST_S = 60.0
 _WORTH_SAYING = 1.5
 
@@ -67,11 +67,10 @@ class NotInStoreError(Exception):
 
 
 class Checkpointer:
-    """Rank 0's checkpoints, one at a time: copied first, then written beside the training.
+    """Takes rank 0's checkpoints, one at a time: copies the state first, and writes it while the training goes on.
 
-    The state does not change between two optimizer steps, so it is copied while the next forward and
-    backward run; `wait_copied` must be called before it is changed. Where a write fails, the run goes
-    on with the checkpoint before it.
+    The state does not change between two optimizer steps, so a thread copies it during the next forward and backward
+    pass. Call `wait_copied` before the state changes. If a write fails, the run goes on with the checkpoint before.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Checkpointer:
         manifest: RunManifest,
         remote: RemoteCheckpoints | None = None,
     ) -> None:
-        """`remote`: where there is a store; a checkpoint counts when it is in there."""
+        """`remote`: the store, if there is one. Then a checkpoint counts only when it is in the store."""
         self._directory, self._fence, self._every, self._keep = directory, fence, every, keep
         self._manifest, self._remote = manifest, remote
         self._interval_s = every.seconds or min(FIRST_S, every.mean_s or FIRST_S)
@@ -97,16 +96,16 @@ class Checkpointer:
         self._not_in_store = self._ending = False
         self.fenced_off: FencedOffError | None = None
         self.written: deque[tuple[int, float, float]] = deque()
-        """Each checkpoint since somebody took them from here: its step, the seconds until it was durable, and for
-        how many of them the training stood still."""
+        """The completed checkpoints that the caller has not taken from here yet. Each has its step, the seconds until
+        it was durable, and the seconds for which the training waited."""
         self._stall_s = 0.0
 
     def resumed(self, step: int) -> None:
-        """A checkpoint of this step lies there already."""
+        """Note that a checkpoint of this step is on disk already."""
         self._last_step = step
 
     def begin(self, step: int) -> None:
-        """Have the store say what runs, and hold what is newer here; beside the training."""
+        """In the background, write to the store what runs, and upload the checkpoint here if it is newer."""
         if (remote := self._remote) is not None:
             self._start(
                 step,
@@ -117,10 +116,10 @@ class Checkpointer:
             )
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is to be taken after `step` complete steps.
+        """Return whether to take a checkpoint after `step` complete steps.
 
-        Not while one is being written: a disk that is slower than the period would stop the
-        training, and the peers waiting for this rank would give up. It is due right after.
+        While one is being written, no other is due. Otherwise, with a disk slower than the period, the training would
+        wait, and the peers that wait for this rank would give up. The next one is due right after.
         """
         if self._every.at:
             return step in self._every.at
@@ -131,13 +130,15 @@ class Checkpointer:
         return time.monotonic() - self._last_time >= self._interval_s
 
     def save(self, state: State, is_best: bool = False) -> None:
-        """Take a checkpoint of the state as it is now; returns at once, or when the one before it is
-        written. `is_best`: its evaluation was the best so far, so it is kept."""
+        """Take a checkpoint of the present state. Returns at once, or when the checkpoint before it is written.
+
+        `is_best`: its evaluation was the best so far, so it is kept.
+        """
         self._last_time = time.monotonic()
         self._stall_s = 0.0
         step = state.step
         self._last_step = step
-        # The forward pass writes to buffers while the copy is under way; they are small.
+        # Copy the buffers now, because the forward pass writes to them while the thread copies the rest. They are small.
         model = state.model.state_dict()
         copies: dict[int, torch.Tensor] = {}
         for name, buffer in state.model.named_buffers(remove_duplicate=False):
@@ -161,27 +162,27 @@ class Checkpointer:
         )
 
     def mark_best(self, state: State) -> None:
-        """The last checkpoint, which is written, turned out to be the best. Raises OSError, FencedOffError."""
+        """Record that the last checkpoint, which is written, is the best. Raises OSError, FencedOffError."""
         self._fence.check()
         replace_file(self._directory / BEST, _about_best(state))
         disk.prune(self._directory, self._keep)
 
     def wait_copied(self) -> None:
-        """Return when the state may be changed again."""
+        """Wait until the state is copied and may change again."""
         if not self._copied.is_set():
             began = time.monotonic()
             self._copied.wait()
             self._stall_s += time.monotonic() - began
 
     def settle(self, seconds: float = SETTLE_S) -> None:
-        """Wait, within reason, for the checkpoint that is being written. Raises nothing."""
+        """Wait, for at most `seconds`, for the checkpoint that is being written. Raises nothing."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     def finish(self, state: State, urgent: bool = False) -> None:
-        """Make the state as it is now durable.
+        """Make the present state durable: on disk, and in the store if there is one.
 
-        `urgent`: the machine may be gone soon, and the job goes on elsewhere. Raises SaveFailedError,
+        `urgent`: the machine may be taken away soon, and the job goes on elsewhere. Raises SaveFailedError,
         NotInStoreError or FencedOffError.
         """
         self._ending = True
@@ -198,7 +199,7 @@ class Checkpointer:
             raise SaveFailedError(state.step, _why(failed))
 
     def abandon(self) -> None:
-        """Remove what is half written: the directory is another's, and this process is about to end."""
+        """Remove a half-written checkpoint: another start has the directory, and this process is about to end."""
         disk.remove_leftovers(self._directory, self._name)
 
     @property
@@ -208,7 +209,7 @@ class Checkpointer:
     # --- the thread that copies and writes --------------------------------------------------------
 
     def _start(self, step: int, copy: Callable[[], Any], write: Callable[[Any], None]) -> None:
-        """Run `write(copy())` in the background, after the checkpoint before it is finished."""
+        """Run `write(copy())` in the background; waits first until the checkpoint before it is finished."""
         self._wait_written()
         self._copied.clear()
         self._failed = None
@@ -228,7 +229,7 @@ class Checkpointer:
         self._thread.start()
 
     def _wait_written(self) -> Exception | None:
-        """Wait for the checkpoint under way. Returns what the last one failed with, if it did."""
+        """Wait for the checkpoint under way. Returns the error of the last one, or None."""
         if self._thread is not None:
             if self._remote is not None and self._ending:
                 self._thread.join(_LONG_S)
@@ -254,7 +255,7 @@ class Checkpointer:
             self._measured(cost_s, self._every.mean_s)
 
     def _measured(self, cost_s: float, mean_s: float) -> None:
-        """A checkpoint took so long, from the copy until it was committed."""
+        """Set the interval of `auto` from `cost_s`, the seconds from the copy of a checkpoint until it was committed."""
         self._interval_s = best_interval(cost_s, mean_s)
         low, high = sorted((self._interval_s, self._said_s))
         if high > _WORTH_SAYING * low:
@@ -268,7 +269,7 @@ class Checkpointer:
         if isinstance(error, FencedOffError):
             self.fenced_off = error
         elif isinstance(error, NotInStoreError):
-            if not self._ending:  # else it is tried again, and told by whoever wants the last one
+            if not self._ending:  # at the end, finish() tries it again and reports it
                 say(
                     f"{error}; training goes on with checkpoints on this machine only, the next one "
                     "is tried as planned"
@@ -282,7 +283,7 @@ class Checkpointer:
     # --- the store --------------------------------------------------------------------------------
 
     def _upload(self, step: int) -> None:
-        """Raises NotInStoreError, FencedOffError."""
+        """Upload this checkpoint. Raises NotInStoreError, FencedOffError."""
         assert self._remote is not None
         remote = self._remote
         self._to_store(step, lambda: remote.push(step, self._fence.check))
@@ -300,7 +301,7 @@ class Checkpointer:
             say(f"checkpoints are in the store again, newest step {self._remote.committed}")
 
     def _upload_again(self, failed: NotInStoreError, pauses_s: tuple[float, ...]) -> None:
-        """The last checkpoint is in the store, if that can be had. Raises as _upload."""
+        """Try the last upload again after each of `pauses_s`. Raises as _upload does if all tries fail."""
         say(f"{failed}; trying again for {sum(pauses_s):g} s before this ends")
         for pause in pauses_s:
             time.sleep(pause)
@@ -312,19 +313,19 @@ class Checkpointer:
 
 
 def best_interval(cost_s: float, mean_s: float) -> float:
-    """Seconds between checkpoints that cost `cost_s` each, where an interruption comes every `mean_s`
-    on average.
+    """Return the best interval in seconds between checkpoints: each costs `cost_s` (C), and an interruption comes
+    every `mean_s` (M) on average.
 
-    sqrt(2 C M): J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM
-    17(9), 1974. J. T. Daly's higher order estimate (FGCS 22(3), 2006) differs by less than C, which
-    is less than what M is known by. Bounded by M, and from below by 2 C, so that a checkpoint takes
-    half of the time at most: there the formula is far from where it holds.
+    It is sqrt(2 C M): J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM
+    17(9), 1974. J. T. Daly's higher order estimate (FGCS 22(3), 2006) differs by less than C, and M is known less
+    precisely than that. The interval is at most M, and at least 2 C, so that a checkpoint takes half of the time at
+    most. The formula does not hold outside of these bounds.
     """
     return max(2 * cost_s, min(mean_s, math.sqrt(2 * cost_s * mean_s)))
 
 
 def _about_best(state: State) -> bytes:
-    """best.json, for programs."""
+    """Return the content of best.json, for programs."""
     selection, step = state.selection, state.step
     about = {
         "metric": selection.metric,

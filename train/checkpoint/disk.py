@@ -1,12 +1,11 @@
-"""Checkpoints on disk: written so that half of one is never taken for a whole one.
+"""Checkpoints on disk, written so that no reader takes half of one for a whole one.
 
 Owns the layout `step-000000200/{model.pt, optimizer.pt, checkpoint.json}`, its writing in two
-phases, its verification and retention. Knows nothing of models or ranks: it is handed named objects
-and gives back bytes.
+phases, its verification and retention. Knows nothing of models or ranks: it writes named objects and loads them again.
 
-`checkpoint.json` is written last, with the size and sha256 of every other file; it is what makes a
-directory a checkpoint. The directory appears under its own name by a rename after everything in it
-is on disk. Where a rename is not atomic (object-store mounts) the marker-last order is enough.
+`checkpoint.json` is written last, with the size and sha256 of every other file. It makes a directory a checkpoint. A
+rename gives the directory its own name after everything in it is on disk. If a rename is not atomic (object-store
+mounts), the order with the marker last is enough.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MARKER_BYTES = 1 << 26
 
 
 class BadCheckpointError(Exception):
-    """A directory that looks like a checkpoint and is not a whole one. The message says why."""
+    """A directory that looks like a checkpoint but is not a whole one. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +45,20 @@ class Checkpoint:
     files: dict[str, tuple[int, str]]
 
     def load(self, name: str) -> Any:
-        """One file's content, see `unpickle`. Raises OSError too."""
+        """Return one file's content, see `unpickle`. Raises OSError too."""
         return unpickle(self.place / name)
 
 
 def unpickle(source: Path | BinaryIO) -> Any:
-    """Weights only: a checkpoint cannot run code. Tensors land on the CPU."""
+    """Load with `weights_only`, so that a checkpoint cannot run code. Tensors are on the CPU."""
     torch.serialization.add_safe_globals(list(_named_tuples(tuple)))
     if isinstance(source, Path):
-        open_file(source).close()  # torch would wait at a pipe for whoever writes
+        open_file(source).close()  # refuse a pipe: torch would wait there for a writer
     return torch.load(source, map_location="cpu", weights_only=True)
 
 
 def _named_tuples(kind: type) -> Iterator[type]:
-    """Those that are defined in this process: they hold values and do nothing."""
+    """Yield the named tuples that this process has defined. They are safe to load: they only hold values."""
     children: list[type] = kind.__subclasses__()
     for each in children:
         if hasattr(each, "_fields"):
@@ -68,7 +67,7 @@ def _named_tuples(kind: type) -> Iterator[type]:
 
 
 def read(place: Path, step: int) -> Checkpoint:
-    """Verify the checkpoint of `step` in a directory of any name, which reads all of it.
+    """Verify the checkpoint of `step` in a directory of any name, and return it. Reads all of its bytes.
 
     Raises BadCheckpointError.
     """
@@ -85,7 +84,7 @@ def read(place: Path, step: int) -> Checkpoint:
 
 
 def parse_marker(content: bytes, step: int) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
-    """What the marker of `step` says: all of it, and each file's size in bytes and sha256.
+    """Return the whole marker of `step`, and from it each file's size in bytes and sha256.
 
     Raises BadCheckpointError.
     """
@@ -116,7 +115,7 @@ def _verify(path: Path, size: int, sha256: str) -> None:
 
 
 def newest_valid(directory: Path, reject: Callable[[int, str], None]) -> Checkpoint | None:
-    """The newest checkpoint that verifies; `reject(step, why)` is called for each that does not."""
+    """Return the newest checkpoint that verifies, or None; call `reject(step, why)` for each newer one."""
     for step in reversed(steps_on_disk(directory)):
         try:
             return read(step_directory(directory, step), step)
@@ -126,7 +125,7 @@ def newest_valid(directory: Path, reject: Callable[[int, str], None]) -> Checkpo
 
 
 def set_aside(directory: Path, step: int) -> Path:
-    """Move a bad checkpoint out of the way, keeping it for whoever wants to know. Returns where."""
+    """Rename a bad checkpoint, so that it is kept for inspection but not used. Returns the new path."""
     place = step_directory(directory, step)
     for n in range(1000):
         aside = place.with_name(f"{place.name}.corrupt" + (f"-{n}" if n else ""))
@@ -146,9 +145,9 @@ def write(
 ) -> None:
     """Write one checkpoint and make it durable.
 
-    `writer` names the temporary directory, so that no two writers meet in one. `may_publish` is
-    called when all is on disk and just before the checkpoint gets its name; it may wait, or raise
-    to abandon it. Raises OSError (disk full, …); nothing is left behind then.
+    `writer` is part of the temporary directory's name, so that two writers never use the same one. `may_publish` is
+    called when all is on disk, just before the checkpoint gets its name. It may wait, or raise an error to abandon the
+    checkpoint. Raises OSError (disk full, …) and then leaves nothing behind.
     """
     temporary = directory / f".tmp-step-{step:09d}-{writer}"
     try:
@@ -168,15 +167,15 @@ def write(
 
 
 def publish(temporary: Path, directory: Path, step: int) -> None:
-    """Give a whole checkpoint, which is on disk, its name. Raises OSError."""
+    """Rename the whole checkpoint in `temporary` to its own name. Raises OSError."""
     place = step_directory(directory, step)
     try:
         os.rename(temporary, place)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        # Something has this name already. A whole checkpoint of this step stays: another attempt
-        # of the same run wrote the same bits.
+        # Something has this name already. If it is a whole checkpoint of this step, keep it: another attempt of the
+        # same run wrote the same bits.
         try:
             read(place, step)
         except BadCheckpointError:
@@ -188,7 +187,7 @@ def publish(temporary: Path, directory: Path, step: int) -> None:
 
 
 class _Hashing:
-    """A file that keeps the size and sha256 of what goes through it."""
+    """A file that computes the size and sha256 of the bytes written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -233,7 +232,7 @@ def _to_disk(file: BinaryIO) -> None:
 def _sync_directory(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        # Some mounts cannot sync a directory; the marker-last order does not need it.
+        # Some mounts cannot sync a directory. With the marker written last, that is not needed.
         with suppress(OSError):
             os.fsync(fd)
     finally:
@@ -241,38 +240,38 @@ def _sync_directory(path: Path) -> None:
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints and the best one. Call it only after one was
-    written whole."""
+    """Delete all but the newest `keep` checkpoints and the best one. Call it only after a checkpoint was written
+    whole."""
     best = best_step(directory)
     for step in steps_on_disk(directory)[:-keep]:
         if step == best:
             continue
         place = step_directory(directory, step)
-        # The marker goes first: a half-deleted directory must not look like a checkpoint.
+        # Delete the marker first, so that a half-deleted directory does not look like a checkpoint.
         with suppress(OSError):
             (place / MARKER).unlink()
             shutil.rmtree(place)
 
 
 def remove_leftovers(directory: Path, writer: str = "") -> None:
-    """Delete what writers left behind that died while writing. Only the holder may call it.
+    """Delete the temporary directories of writers that died while writing. Only the lock's holder may call it.
 
-    With `writer`: what that one has begun, even while it goes on writing, which then fails.
+    With `writer`: delete this writer's directory, even while it goes on writing; its write then fails.
     """
     pattern = f".tmp-step-*-{glob.escape(writer)}" if writer else ".tmp-step-*"
     for place in directory.glob(pattern):
         if writer:
-            # Under another name it gets no more files while those that are there are deleted.
+            # Rename it first, so that the writer adds no more files while these are deleted.
             with suppress(OSError):
                 place = place.rename(f"{place}.gone")
         shutil.rmtree(place, ignore_errors=True)
 
 
 def copy_tensors(tree: Any) -> Any:
-    """A copy of nested dicts and lists in which every tensor is a CPU copy of its own.
+    """Return a copy of nested dicts and lists in which every tensor is a CPU copy of its own.
 
-    Tensors that share memory (tied weights) share it in the copy as well, so that the file holds
-    them once. A named tuple stays one, and a module's state keeps the versions of its modules.
+    Equal views of the same memory (tied weights) share it in the copy as well, so that the file holds them once. A
+    named tuple stays a named tuple, and a module's state keeps the versions of its modules.
     """
     seen: dict[tuple[Any, ...], torch.Tensor] = {}
 

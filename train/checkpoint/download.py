@@ -1,6 +1,6 @@
-"""The newest whole checkpoint of a store, brought to this machine's disk.
+"""Download of the newest whole checkpoint from a store to this machine's disk.
 
-Owns which steps a store has, and which of them are whole. Writes nothing to the store.
+Owns the list of steps in a store, and the check that a step is whole. Writes nothing to the store.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from train.checkpoint.store.places import Store, StoreError, why
 from train.checkpoint.store.retries import with_retries
 from train.run.layout import MARKER, step_directory
 
-_LARGE = 256 << 20  # bytes; what takes long enough for a line that says so
+_LARGE = 256 << 20  # bytes; a download of this size takes long enough to announce it
 
 # The files of each step, with their sizes in bytes.
 Contents = dict[int, dict[str, int]]
 
 
 def object_name(step: int) -> str:
-    """What the store calls the checkpoint of `step`."""
+    """Return the name of the checkpoint of `step` in the store."""
     return step_directory(Path(), step).name
 
 
 def contents(store: Store) -> Contents:
-    """The files of every step in the store, with their sizes in bytes. Raises OSError."""
+    """Return the files of every step in the store, with their sizes in bytes. Raises OSError."""
     found: Contents = {}
     for name, size in store.list("step-").items():
         directory, _, file = name.partition("/")
@@ -42,9 +42,10 @@ def contents(store: Store) -> Contents:
 def bring_newest(
     store: Store, there: Contents, directory: Path, attempt: str, may_tidy: Callable[[], None]
 ) -> tuple[int, set[int]]:
-    """Have the newest whole checkpoint in `directory`: its step, 0 for none, and the steps that are not whole.
+    """Download the newest whole checkpoint to `directory`, unless the newest one there is at least as new.
 
-    Raises TrainError when it cannot be brought, and what `may_tidy` raises.
+    Returns the step of the newest checkpoint now in `directory`, or 0, and the steps in the store that are not whole.
+    Raises TrainError when the download fails, and any error of `may_tidy`.
     """
     here = disk.newest_valid(directory, lambda step, why: None)
     newest_here, bad = here.step if here is not None else 0, set[int]()
@@ -82,7 +83,7 @@ def bring_newest(
 def _marker(
     store: Store, step: int, there: dict[str, int]
 ) -> tuple[dict[str, tuple[int, str]], bytes]:
-    """The files that it lists, all of which are there; and the marker itself."""
+    """Return the files that the marker lists, and the marker itself. Raises BadCheckpointError if one is missing."""
     if MARKER not in there:
         raise BadCheckpointError(f"{MARKER} is missing: it was never written to the end")
     try:

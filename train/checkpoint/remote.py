@@ -1,9 +1,9 @@
 """The checkpoints of a training, in a store that outlives the machine.
 
-Owns what lies there: `step-000000200/{model.pt, optimizer.pt, checkpoint.json}` (the same bytes as in
-the checkpoint directory, checkpoint.json last: it is what commits it), `metrics/`, `manifest.json`,
-`progress.json` and `status`. One process of a job has it, rank 0, and only its owner writes. Knows nothing of models, nor
-of how a store is reached.
+Owns its objects. `step-000000200/{model.pt, optimizer.pt, checkpoint.json}` has the same bytes as in the checkpoint
+directory; checkpoint.json is written last and commits the checkpoint. The others are `metrics/`, `manifest.json`,
+`progress.json` and `status`. Rank 0 alone opens the store, and only the store's owner writes. Knows nothing of models,
+nor of how a store is reached.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ from train.run.lock import Fence, FencedOffError
 from train.run.progress import NAME as PROGRESS
 from train.run.status import Status
 
-# Some mounts upload behind one's back: the newest may not be there yet when they have said so.
+# Keep at least two checkpoints. Some mounts upload in the background, so the newest may be missing although its write
+# has returned.
 _LEAST = 2
-# Which owner of the store the last start here was. The first supervisor of a start removes it, so that it
-# is found only by processes that were started anew in place.
+# The file with the number of the store's owner that the last start here was (Owner.turn). The first supervisor of a
+# start removes it, so only processes that were restarted in place find it.
 TURN = "store-turn"
-# Its starts are counted in each checkpoint directory, and another machine has another one.
+# This scheduler's starts are counted in the checkpoint directory. Another machine has another directory, so the count
+# says nothing there.
 _COUNTS_NOTHING = "sky"
 
 
 def open_remote(
     place: str, directory: Path, keep: int, fence: Fence, job: str
 ) -> RemoteCheckpoints:
-    """Take the store at `place` for this start of the job.
+    """Take the store at `place` for this start of the job, and return it.
 
-    Raises TrainError when it cannot be used, or belongs to another job that is alive or to a later
-    start of this one.
+    Raises TrainError when the store cannot be used, or belongs to another job that is alive, or to a later start of
+    this job.
     """
     scheduled = Scheduled.parse(os.environ.get(VARIABLE, ""))
     counted = scheduled is None or scheduled.scheduler != _COUNTS_NOTHING
@@ -82,12 +84,12 @@ def open_remote(
 
 
 class RemoteCheckpoints:
-    """The store of a training, in the hands of its rank 0."""
+    """The store of a training, as its rank 0 uses it."""
 
     def __init__(
         self, store: Store, directory: Path, keep: int, me: Owner, remembers: bool = False
     ) -> None:
-        """`remembers`: where nobody counts the starts of a job, which owner each home was."""
+        """`remembers`: keep the number of this owner in a file, because no scheduler counts the starts of the job."""
         self._store, self._directory, self._keep, self._me = Answering(store), directory, keep, me
         self._turn = directory / TURN if remembers else None
         self.owner = Ownership(store, me)
@@ -108,19 +110,19 @@ class RemoteCheckpoints:
 
     @property
     def lost(self) -> FencedOffError | None:
-        """What this process is to end with, since another has taken the store over."""
+        """The error with which this process must end, if another start has taken the store over, else None."""
         return self.owner.lost
 
     def take(self) -> None:
-        """Own the store. Raises TrainError, FencedOffError, OSError."""
+        """Become the store's owner. Raises TrainError, FencedOffError, OSError."""
         self.owner.take(self._remembered())
         self._remember()
 
     def pull(self, may_tidy: Callable[[], None]) -> None:
-        """Have the newest whole checkpoint of the store here, unless what is here is newer.
+        """Download the newest whole checkpoint of the store, unless the newest one here is at least as new.
 
-        Raises TrainError when the store does not answer or this disk is too small, and what `may_tidy`
-        raises. What is not whole is named, and stays where it is.
+        Prints the name of each checkpoint in the store that is not whole, and leaves it there. Raises TrainError when
+        the store does not answer or this disk is too small, and any error of `may_tidy`.
         """
         try:
             self._contents = with_retries(self.name, lambda: contents(self._store))
@@ -132,7 +134,7 @@ class RemoteCheckpoints:
         if self._bad:
             say(f"using the checkpoint of step {newest}" if newest else "starting anew")
         try:
-            # Now, while the others wait without a limit.
+            # Do this now, while the other ranks wait for hours if need be (STORE_S).
             self._rows = list(self._store.list("metrics/"))
             self._segments_to(newest).restore()
             self._restore_best()
@@ -147,7 +149,7 @@ class RemoteCheckpoints:
             self._complain("the starts before this one cannot be read in", error)
 
     def resume(self, step: int) -> None:
-        """The training goes on from `step`, and waits for the store no longer than is sensible."""
+        """Note that the training goes on from `step`. From now on every wait for the store has a limit."""
         self._store.limit()
         if MARKER in self._contents.get(step, {}) and step not in self._bad:
             self.committed = step
@@ -156,19 +158,23 @@ class RemoteCheckpoints:
     def begin(
         self, manifest: Mapping[str, Any], step: int, may_publish: Callable[[], None]
     ) -> None:
-        """Say in the store what runs, and commit what is newer here. Raises as push does."""
+        """Write the manifest and the status to the store, and commit the checkpoint here if the store lacks it.
+
+        Raises as push does.
+        """
         self.describe(manifest)
         try:
             self._write_status("running", step)
         except OSError as error:
             self._complain("the status of this run cannot be written to", error)
         if self.committed is not None:
-            self._tidy(step)  # the start before may have died in between
+            self._tidy(step)  # the start before may have died between its commit and this
         elif step and step_directory(self._directory, step).is_dir():
             self.push(step, may_publish)
 
     def describe(self, manifest: Mapping[str, Any]) -> None:
-        """Have the store say what runs, and keep the bundle that runs, if it does not yet. Raises FencedOffError."""
+        """Write the manifest, and the bundles that the store lacks, unless this manifest is there. Raises
+        FencedOffError."""
         if manifest == self._described:
             return
         try:
@@ -182,7 +188,7 @@ class RemoteCheckpoints:
     def push(self, step: int, may_publish: Callable[[], None]) -> None:
         """Commit the checkpoint of `step`, which is whole here, to the store; then delete old ones.
 
-        `may_publish` raises to abandon it. Raises OSError, FencedOffError.
+        `may_publish` raises an error to abandon the upload. Raises OSError, FencedOffError.
         """
         if self.committed == step:
             return
@@ -206,7 +212,7 @@ class RemoteCheckpoints:
         self._tidy(step)
 
     def close(self, manifest: Mapping[str, Any] | None = None) -> None:
-        """The end of the job: its last rows, its status and its manifest, as they are here. Raises nothing."""
+        """At the end of the job, write its last rows, its status and its manifest, as they are here. Raises nothing."""
         try:
             self.owner.check()
             if self._segments is not None:
@@ -218,22 +224,22 @@ class RemoteCheckpoints:
             status = (self._directory / "status").read_bytes()
             self._store.write("status", status)
             if status.startswith(b"done "):
-                self._store.delete(STOP)  # it came too late to be obeyed, and is not the next job's
+                self._store.delete(STOP)  # it came too late, and must not stop the next job
         except FencedOffError as error:
             say(str(error))
         except OSError as error:
             self._complain("the last words of the job cannot be written to", error, "")
-        # Else the next job looks for a while whether this one lives.
+        # Release the store, or the next job has to watch for a while whether this one lives.
         with contextlib.suppress(OSError):
             self.owner.release()
         self.owner.close()
 
     def part(self) -> None:
-        """Another process of this job will have the store."""
+        """Stop renewing the ownership: another process of this job will take the store."""
         self.owner.close()
 
     def give_up(self, reason: str) -> None:
-        """The job has failed for good: say so in the store, if that can be done. Raises nothing."""
+        """When the job has failed for good, write that to the store, if it answers. Raises nothing."""
         self._store.limit()
         with contextlib.suppress(OSError, FencedOffError):
             if self.owner.may_speak():
@@ -241,13 +247,13 @@ class RemoteCheckpoints:
                 self.owner.release()
 
     def explain(self, error: OSError) -> str:
-        """Why an upload failed, and where to, in one line."""
+        """Return one line with the store's name and why an upload to it failed."""
         if isinstance(error, HangsError):
             return f"{self.name} does not answer: {why(error)}"
         return f"{self.name}: {why(error)}"
 
     def _remembered(self) -> int | None:
-        """Which owner of the store this home was; None when it was none since its machine's start."""
+        """Return the number of the owner that the last start here was, or None if there is no such file."""
         if self._turn is not None:
             with contextlib.suppress(OSError, ValueError):
                 return int(self._turn.read_text())
@@ -262,7 +268,7 @@ class RemoteCheckpoints:
         return Segments(self._store, self._directory / "metrics.jsonl", self._rows, step)
 
     def _is_there(self, step: int, marker: bytes, sizes: dict[str, int]) -> bool:
-        """Whether this very checkpoint is in the store already."""
+        """Return whether the store has this checkpoint already, with the same marker."""
         there = self._contents.get(step, {})
         if step in self._bad or there != {**sizes, MARKER: len(marker)}:
             return False
@@ -273,7 +279,7 @@ class RemoteCheckpoints:
         self.owner.check()
 
     def _check_listed(self, step: int, sizes: dict[str, int]) -> None:
-        """Look at what the store has by its own account: that is what others will find."""
+        """List the store and raise StoreError unless it has these files: other machines see only what it lists."""
         self._contents = contents(self._store)
         there = self._contents.get(step, {})
         for name, size in sizes.items():
@@ -282,7 +288,8 @@ class RemoteCheckpoints:
                 raise StoreError(f"{name} was written, and is {has}: {self.name} has lost it")
 
     def _tidy(self, step: int) -> None:
-        """What is not worth losing a checkpoint over."""
+        """Write progress, status and best.json, and delete old checkpoints. An OSError here does not fail the
+        checkpoint."""
         try:
             self._write_progress()
             self._write_status("running", step)
@@ -292,7 +299,7 @@ class RemoteCheckpoints:
             self._complain("old checkpoints cannot be deleted in", error)
 
     def _prune(self) -> None:
-        """Keep the newest whole ones; delete those before them, marker first, and what never was one."""
+        """Delete all but the newest whole checkpoints and the best one; also delete the older ones that are not whole."""
         whole = sorted(s for s, there in self._contents.items() if MARKER in there)
         whole = [step for step in whole if step not in self._bad]
         kept = whole[-max(self._keep, _LEAST) :]
@@ -300,20 +307,20 @@ class RemoteCheckpoints:
             if step in kept or step == self._best or step > whole[-1]:
                 continue
             self.owner.check()
-            # The marker goes first: what is left of it must not look like a checkpoint.
+            # Delete the marker first, so that a half-deleted checkpoint does not look like a whole one.
             for name in sorted(self._contents[step], key=lambda name: name != MARKER):
                 self._store.delete(f"{object_name(step)}/{name}")
             del self._contents[step]
 
     def _write_best(self) -> None:
-        """Name the best checkpoint, once the store has it; the one before it is kept until then."""
+        """Write best.json once the store has the best checkpoint; until then keep the best one before it."""
         best = best_step(self._directory)
         if best not in (None, self._best) and MARKER in self._contents.get(best or 0, {}):
             self._store.write(BEST, (self._directory / BEST).read_bytes())
             self._best = best
 
     def _restore_best(self) -> None:
-        """best.json of the store, unless the one here is of a later step. Raises OSError."""
+        """Download best.json of the store, unless the one here names a later step. Raises OSError."""
         try:
             content = self._store.read(BEST)
         except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""How a run finds its way back: the newest valid checkpoint of all hosts, into every process.
+"""The resume of a run: loads the newest valid checkpoint of all hosts into every process.
 
-Owns the agreement on which one it is, and the way of its bytes to hosts that do not have it. A host that
-has it reads its own disk; one process of each other host receives it, in pieces, and hands them on to
-its neighbours. So a large checkpoint on a slow network takes long and no single wait does.
+Owns the agreement on this checkpoint, and the transfer of its bytes to hosts that lack it. A host that has it reads its
+own disk. One process of each other host receives it, in pieces, and passes each piece on to its neighbours. So a large
+checkpoint on a slow network takes long, but no single wait does.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from train.distributed.process_group import World
 from train.run.layout import step_directory
 from train.run.provenance import is_start
 
-# A tenth of a second at 1 Gbit/s, two at the 50 Mbit/s of a bad Wi-Fi.
+# A piece takes a tenth of a second at 1 Gbit/s, two seconds at the 50 Mbit/s of a bad Wi-Fi.
 PIECE_BYTES = 1 << 24
 # How long a host may take to read and verify its newest checkpoint: 60 GB at 100 MB/s.
 LOOK_S = 600.0
 
 
 class LostOnTheWayError(RuntimeError):
-    """A peer ended or fell silent while it sent or received; the words are torch's."""
+    """A peer ended or fell silent during the transfer; the message is torch's."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The newest checkpoint, and the rank on whose host's disk it was found. `earlier`: which start wrote it, as a
-    manifest, on rank 0."""
+    """The newest checkpoint, and the rank of the process that found it on its host's disk.
+
+    `earlier`: the start that wrote it, in the form of a manifest, on rank 0 alone.
+    """
 
     source: Checkpoint | SentCheckpoint
     rank: int
@@ -49,7 +51,7 @@ class Found:
 
 
 def restore(state: State, found: Checkpoint | SentCheckpoint) -> None:
-    """Put a checkpoint's content into the state. Raises TrainError when it does not fit."""
+    """Load a checkpoint's content into the state. Raises TrainError when it does not fit."""
     try:
         state.model.load_state_dict(found.load("model.pt"))
         parts = found.load("optimizer.pt")
@@ -61,7 +63,7 @@ def restore(state: State, found: Checkpoint | SentCheckpoint) -> None:
             )
         for optimizer, saved in zip(state.optimizers, states, strict=True):
             for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=False):
-                if "fused" in own:  # not state: --accept-changes may have changed it
+                if "fused" in own:  # not a part of the state: --accept-changes may have changed it
                     group["fused"] = own["fused"]
             optimizer.load_state_dict(saved)
         state.scaler.load_state_dict(parts["scaler"])
@@ -84,7 +86,7 @@ def restore(state: State, found: Checkpoint | SentCheckpoint) -> None:
 
 
 def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found | None:
-    """The newest valid checkpoint anywhere in the world, on every rank.
+    """Return the newest valid checkpoint of all hosts, on every rank, or None.
 
     One process of each host looks at its own disk, so this works with and without a shared file
     system. Bad checkpoints are reported and set aside. `may_tidy` raises when this attempt no longer
@@ -95,7 +97,7 @@ def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found |
         mine = _look(directory, world.rank, may_tidy)
         if world.store.add("resume/looked", 1) == len(world.layout):
             world.store.set("resume/all", "looked")
-    # A collective would give up while a host still reads a large one.
+    # Wait in the store, because a collective would give up while a host still reads a large checkpoint.
     world.wait_for("resume/all", LOOK_S)
     all_found = world.all_gather((mine.step, _short(mine.meta), mine.files) if mine else None)
     holder = max(range(world.size), key=lambda rank: (_step(all_found[rank]), -rank))
@@ -114,7 +116,7 @@ def find(directory: Path, world: World, may_tidy: Callable[[], None]) -> Found |
 
 
 def _short(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what grows with the number of hosts: every rank sends it to every other."""
+    """Return the marker without the parts that grow with the number of hosts: every rank sends it to every other."""
     return {name: value for name, value in meta.items() if name not in ("start", "environments")}
 
 
@@ -150,21 +152,24 @@ def _look(directory: Path, rank: int, may_tidy: Callable[[], None]) -> Checkpoin
 
 
 class SentCheckpoint:
-    """A checkpoint that some hosts do not have. `here`: where it lies on those that do."""
+    """A checkpoint that some hosts lack. `here`: the checkpoint on the disk of a host that has it. `lacking`: the
+    ranks of each host without it."""
 
     def __init__(
         self, here: Checkpoint, world: World, holder: int, lacking: list[tuple[int, ...]]
     ) -> None:
         self.step, self.meta = here.step, here.meta
         self._here, self._world, self._holder = here, world, holder
-        # gloo sends to it as a tree: twice the hosts are one more transfer of the holder's.
+        # gloo broadcasts as a tree: for twice as many hosts, the holder sends once more.
         self._leaders = world.new_group((holder, *(host[0] for host in lacking)), "gloo")
-        # Of this rank's host, if it is one of them.
+        # The ranks of this rank's host if it lacks the checkpoint, else ().
         self._host = next((host for host in lacking if world.rank in host), ())
 
     def load(self, name: str) -> Any:
-        """One file's content. Every rank has to load the same files in the same order. Raises what
-        unpickling it raises, OSError, TrainError or LostOnTheWayError."""
+        """Return one file's content. Every rank has to load the same files in the same order.
+
+        Raises OSError, TrainError, LostOnTheWayError, and the errors of unpickling.
+        """
         size, sha256 = self._here.files[name]
         received = io.BytesIO(bytes(size if self._host else 0))
         with received.getbuffer() as whole:
@@ -191,7 +196,7 @@ class SentCheckpoint:
             return bytearray(file.read(end - begin))
 
     def _pass_on(self, piece: bytearray | memoryview) -> None:
-        """Send this piece, or receive it."""
+        """Send this piece, or receive it and pass it on."""
         rank, control = self._world.rank, self._world.control
         leader, *neighbours = self._host or (-1,)
         if self._sends or rank == leader:
@@ -201,10 +206,10 @@ class SentCheckpoint:
                 dist.send(_tensor(piece), neighbour, group=control)
         elif self._host:
             dist.recv(_tensor(piece), leader, group=control)
-        # Nobody is further ahead than a piece: each wait of the others is a short one.
+        # Keep all ranks within one piece of each other, so that each wait is short.
         self._world.barrier()
 
 
 def _tensor(content: bytearray | memoryview) -> torch.Tensor:
-    """A view of these bytes: what is received lands in them."""
+    """Return a view of these bytes, so that received data lands in them."""
     return torch.frombuffer(content, dtype=torch.uint8)

@@ -1,9 +1,8 @@
 """metrics.jsonl in the store: one object for the rows of each checkpoint, so that none is rewritten.
 
-Owns the objects `metrics/<first>-<last>.jsonl`, and the putting together of metrics.jsonl on a machine
-that has none. What comes after the last checkpoint (an evaluation, the last row) goes into
-`metrics/<last + 1>-<last>.jsonl`, which holds no step. Where steps were done again, both are there: the
-last row of a step is the one that counts.
+Owns the objects `metrics/<first>-<last>.jsonl`, and builds metrics.jsonl from them on a machine that lacks it. Rows
+after the last checkpoint (an evaluation, the last row) go into `metrics/<last + 1>-<last>.jsonl`, which holds no step.
+If steps were done again, the objects have the rows of both times. The last row of a step counts.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ _NAME = re.compile(r"metrics/(\d{9,})-(\d{9,})\.jsonl")
 
 
 class Segments:
-    """The rows of one metrics.jsonl. Not for two threads at once."""
+    """The rows of one metrics.jsonl in the store. Not safe for two threads at once."""
 
     def __init__(self, store: Store, file: Path, names: Iterable[str], resumed: int) -> None:
-        """`names`: of all segments. `resumed`: the step that the training goes on from."""
+        """`names`: the names of all segments in the store. `resumed`: the step from which the training goes on."""
         self._store, self._file, self._resumed = store, file, resumed
         found = ((int(m[2]), int(m[1])) for m in map(_NAME.fullmatch, names) if m)
         self._there = sorted(each for each in found if each[0] <= resumed)
         self._last = max((last for last, _ in self._there), default=0)
-        self._offset: int | None = None  # of the first row that is in none
+        self._offset: int | None = None  # of the first row that is in no segment
 
     def restore(self) -> None:
         """Add to the file the rows up to the resumed step that it lacks. Raises OSError."""
@@ -41,19 +40,19 @@ class Segments:
             line
             for last, first in self._there
             for line, row in _rows(self._store.read(_name(first, last)))
-            if newest < row["step"] <= self._resumed  # what comes after it is done again
+            if newest < row["step"] <= self._resumed  # later steps are done again
         )
         if lacking:
             torn = b"\n" if here and not here.endswith(b"\n") else b""
             replace_file(self._file, here + torn + lacking)
 
     def upload(self, step: int) -> None:
-        """Write the rows since the segment before, with the checkpoint of this step. Raises OSError."""
+        """Write the rows since the last segment, up to the checkpoint of this step. Raises OSError."""
         if step > self._last:
             self._write(step)
 
     def close(self) -> None:
-        """Write what came after the last segment. Raises OSError."""
+        """Write the rows after the last segment. Raises OSError."""
         self._write(self._last)
 
     def _write(self, last: int) -> None:
@@ -71,7 +70,7 @@ def _name(first: int, last: int) -> str:
 
 
 def _rows(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each whole line that is a row, with what it says."""
+    """Yield each whole line that is a row, and the row."""
     for line in content.splitlines(keepends=True):
         try:
             row = json.loads(line)
@@ -83,7 +82,7 @@ def _rows(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def _end_of(content: bytes, step: int) -> int:
-    """Where in the file the last row of a step up to this one ends."""
+    """Return the offset after the row of `step`, or after the last step's row before it."""
     ends = [
         line for line, row in _rows(content) if row.get("kind") == "step" and row["step"] <= step
     ]

@@ -1,7 +1,7 @@
-"""Which evaluation was the best, and when training ends because none has been better for long.
+"""The best evaluation so far, and the early stop when none has been better for long.
 
-Owns the comparison and its state. Every rank is given the same metrics and so decides the same; a
-checkpoint holds the state, so a resumed run decides what the undisturbed one does. Knows no files.
+Owns the comparison and its state. Every rank gets the same metrics and so decides the same. A checkpoint holds the
+state, so a resumed run decides the same as the undisturbed one. Knows no files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _STATE = ("metric", "mode", "evaluated", "best_step", "best", "reference", "wait
 
 
 class Selection:
-    """`evaluated`: the step of the last evaluation. `best`, `best_step`: the best value and its step.
+    """The best evaluation and the count for early stop.
 
-    `reference`: what an evaluation has to improve on by more than `min_delta`; `waited`: how many in
-    a row have not.
+    `evaluated`: the step of the last evaluation. `best`, `best_step`: the best value and its step. `reference`: the
+    value on which an evaluation has to improve by more than `min_delta`. `waited`: how many evaluations in a row have
+    not.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -33,8 +34,10 @@ class Selection:
         self.waited = 0
 
     def check(self, has_split: bool, names: Iterable[str] | None) -> None:
-        """Before the first step: raise TrainError unless this metric is evaluated. `names`: of the
-        metrics, None where they are not known yet."""
+        """Before the first step, raise TrainError unless the evaluation gives this metric.
+
+        `names`: the names of the metrics, or None if they are not known yet.
+        """
         if not has_split:
             raise TrainError(
                 f"train.best asks for the best {self.metric}, and the workload has no eval_dataset; give "
@@ -48,7 +51,7 @@ class Selection:
             )
 
     def observe(self, step: int, metrics: Mapping[str, Any]) -> bool:
-        """Take in the evaluation of `step`; whether it is the best so far. Raises TrainError."""
+        """Take in the evaluation of `step`, and return whether it is the best so far. Raises TrainError."""
         self.evaluated = step
         if not self.metric:
             return False
@@ -69,7 +72,7 @@ class Selection:
 
     def _improves(self, value: float, on: float | None, by: float) -> bool:
         if on is None:
-            return value == value  # NaN is no improvement on nothing
+            return value == value  # any number is an improvement on no value, NaN is not
         return value > on + by if self.mode == "max" else value < on - by
 
     @property
@@ -90,7 +93,7 @@ class Selection:
         return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`, unless it is of another metric."""
+        """Go on from `state`, unless it belongs to another metric or mode."""
         if (state["metric"], state["mode"]) == (self.metric, self.mode):
             for name in _STATE:
                 setattr(self, name, state[name])

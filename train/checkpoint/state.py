@@ -1,4 +1,4 @@
-"""What changes in a run, and so what a checkpoint holds."""
+"""The state that changes in a run, and so the content of a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from train.checkpoint.selection import Selection
 
 @dataclass
 class State:
-    """`optimizers`: one, or those of a workload that brings several, which step together. `step`: optimizer steps
-    that are complete."""
+    """All that a step changes.
+
+    `optimizers`: one, or several of a workload, which step together. `step`: the number of complete optimizer steps.
+    """
 
     model: torch.nn.Module
     optimizers: tuple[torch.optim.Optimizer, ...]

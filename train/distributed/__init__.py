@@ -1,1 +1,1 @@
-"""Many processes as one: their group, who has which share, and sums whose bits depend on no process count."""
+"""Many processes as one: their group, the share of each, and sums whose bits depend on no process count."""

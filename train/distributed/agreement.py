@@ -1,6 +1,6 @@
-"""Several hosts as one job: what they tell each other when they meet, and what they agree on.
+"""Several hosts as one job: the facts they exchange when they meet, and their agreements.
 
-Owns the agreement on the launch, on who holds the checkpoint directory, on each process' share of a
+Owns the agreement on the launch, on the holder of the checkpoint directory and on each process' share of a
 step, and the words for it. Knows nothing of models or steps.
 """
 
@@ -29,14 +29,16 @@ from train.run.node import Node
 from train.run.portable import PORTABLE, is_met
 from train.run.status import Status, write_status
 
-# A holder on another machine may have to be watched for a minute or three before it counts as dead.
+# Rank 0 may have to watch a holder on another machine for one to three minutes before it counts as dead.
 TAKE_S = 300.0
 
 
 @dataclass(frozen=True)
 class Member:
-    """What a process says of itself when the world meets. `environment`: the hash of what its host is, from the first
-    process of each."""
+    """The facts that a process gives the others when the world meets.
+
+    `environment`: the hash of its host's environment, given by the first process of each host; "" from the others.
+    """
 
     weight: Fraction
     device: str
@@ -64,19 +66,19 @@ class Assembly:
 
     @property
     def launch(self) -> str:
-        """The launch that a host remembers, or was given; else that of rank 0's host begins now."""
+        """The launch that a host remembers or was given, else a new one: the attempt id of rank 0's host."""
         known = (m.launch for m in self.members if m.launch)
         return next(known, self.members[0].attempt)
 
     @property
     def start(self) -> Start:
-        """The newest step on any disk, and these hosts as they were started."""
+        """The newest step on any disk, and a hash of these hosts and their attempts."""
         hosts = sorted({(m.host, m.attempt) for m in self.members})
         digest = hashlib.sha256(repr(hosts).encode()).hexdigest()[:12]
         return Start(max(m.step for m in self.members), digest)
 
     def check_names(self) -> None:
-        """Raise TrainError when two hosts go by one name, or a host belongs to no job of hosts."""
+        """Raise TrainError when two hosts have the same name, or when the launch script did not start all of them."""
         seen: dict[str, str] = {}
         for first in self.firsts:
             if not first.host:
@@ -92,7 +94,7 @@ class Assembly:
             seen[first.host] = first.attempt
 
     def describe(self, shares: Sequence[range]) -> str:
-        """Who has come, and with which part of a step."""
+        """Return one line of text: the hosts, their numbers of processes, and their micro-batches of a step."""
         parts = []
         for ranks in self.layout:
             first, last = shares[ranks[0]].start, shares[ranks[-1]].stop - 1
@@ -103,7 +105,7 @@ class Assembly:
         return f"{len(self.members)} processes on {len(self.layout)} hosts ({listed})"
 
     def hosts(self) -> dict[str, dict[str, Any]]:
-        """Of each host its ranks, its network interface, and the hash of what it is."""
+        """Return the ranks, the network interface and the hash of the environment of each host, by host name."""
         return {
             first.host or first.machine: {
                 "ranks": list(ranks), "nic": first.nic, "environment": first.environment,
@@ -112,7 +114,10 @@ class Assembly:
         }  # fmt: skip
 
     def gather_environments(self, world: World, mine: dict[str, Any]) -> dict[str, Any]:
-        """What the hosts are, by its hash, on rank 0; of those that are the same one sends it. `mine`: of this host."""
+        """Return the hosts' environments, by their hash, on rank 0. One host of each kind sends its own.
+
+        `mine`: the environment of this host.
+        """
         found = {self.members[0].environment: mine} if world.rank == 0 else {}
         senders = {self.members[r[0]].environment: r[0] for r in reversed(self.layout)}
         senders.pop(self.members[0].environment)
@@ -123,7 +128,7 @@ class Assembly:
         return found
 
     def rank_names(self) -> list[str]:
-        """How people find each rank: `rank 1 on laptop`, where there are several hosts."""
+        """Return a name of each rank for people: `rank 1 on laptop` if there are several hosts, else `rank 1`."""
         several = len(self.layout) > 1
         return [
             f"rank {rank} on {member.host}" if several and member.host else f"rank {rank}"
@@ -135,7 +140,7 @@ class Assembly:
         return " and ".join(sorted({m.device for m in self.members}))
 
     def differences(self) -> list[str]:
-        """What the bits depend on and is not the same on all hosts, each with who has what."""
+        """Return the facts that the bits depend on and that differ between hosts, each with the hosts of every value."""
         found = []
         for name in sorted({key for first in self.firsts for key in first.facts} - {"bits"}):
             holders: dict[str, list[str]] = {}
@@ -147,7 +152,7 @@ class Assembly:
         return found
 
     def not_portable(self) -> list[str]:
-        """The hosts on which `determinism: portable` fixes nothing, and what they have."""
+        """Return the hosts on which `determinism: portable` fixes nothing, each with its processor and kernels."""
         return [
             f"{first.host or 'this host'} ({first.facts['machine']}, kernels {first.facts['cpu_capability']})"
             for first in self.firsts
@@ -155,7 +160,7 @@ class Assembly:
         ]
 
     def other_bits(self) -> list[str]:
-        """The hosts where the bit probe gave other results than on the first host, and in what."""
+        """Return the hosts where the bit probe gave other results than on the first host, with the operations."""
         first, *others = self.firsts
         odd: dict[tuple[str, ...], list[str]] = {}
         for other in others:
@@ -176,7 +181,7 @@ def assemble(
     directory: Path,
     node: Node | None,
 ) -> Assembly:
-    """Hear from everybody who they are. Raises TrainError when two hosts go by one name."""
+    """Gather every process' Member. Raises TrainError when two hosts have the same name."""
     nic = os.environ.get("GLOO_SOCKET_IFNAME", "")
     me = Member(weight, world.device.type, facts, socket.gethostname(), nic, environment)
     if node is not None:
@@ -191,19 +196,19 @@ def assemble(
 
 
 def enter(node: Node, assembly: Assembly) -> None:
-    """This host takes its part: a generation in the node directory, the launch.
+    """Enter a new generation in this host's node directory, and remember the launch.
 
-    Raises FencedOffError when the host's script was started anew, TrainError when the hosts keep
-    crashing where they stand.
+    Raises FencedOffError when the host's script was started again, TrainError when the same hosts have crashed twice
+    without committing a step in between.
     """
     Fence(node.directory, node.attempt, assembly.start).close()  # its supervisor keeps it alive
     node.remember(assembly.launch)
 
 
 def take_directory(directory: Path, assembly: Assembly, world: World) -> Fence | None:
-    """Rank 0 makes the launch hold the checkpoint directory, and enters; the others wait for it.
+    """Rank 0 takes the checkpoint directory for the launch and enters a new generation; the other ranks wait for it.
 
-    Raises TrainError on every rank when that cannot be.
+    Returns the fence, on rank 0 alone. Raises TrainError on every rank if rank 0 cannot take the directory.
     """
     fence, why = None, ""
     if world.rank == 0:
@@ -211,7 +216,7 @@ def take_directory(directory: Path, assembly: Assembly, world: World) -> Fence |
             launcher = int(os.environ.get("DDPGEN_LAUNCHER_PID", os.getpid()))
             job = os.environ.get("DDPGEN_JOB", "?")
             lock.take(directory, job, launcher, assembly.launch, os.environ.get(VARIABLE, ""))
-            # What an earlier world of this launch ended with is not the end of this one.
+            # Overwrite the final status of an earlier world of this launch: this world's end is still open.
             step = assembly.start.step
             write_status(directory, Status("running", assembly.launch, step))
             fence = Fence(directory, assembly.launch, assembly.start)
@@ -224,14 +229,14 @@ def take_directory(directory: Path, assembly: Assembly, world: World) -> Fence |
 
 
 def agree(world: World, name: str, why: str, timeout_s: float) -> None:
-    """Raise TrainError on every rank when rank 0 has a `why` not to go on; wait for it till then."""
+    """Wait for rank 0's `why`, the reason not to go on, and raise TrainError on every rank unless it is ""."""
     why = world.broadcast(name, why, timeout_s)
     if why:
         raise TrainError(why) if world.rank == 0 else ToldError(why)
 
 
 def introduce(assembly: Assembly, backend: str, shares: Sequence[range], determinism: str) -> None:
-    """Say who has come, once, on rank 0."""
+    """Print the processes and hosts that have met, once, on rank 0, and warn of differences between the hosts."""
     among = len(assembly.layout) > 1 and assembly.members[0].host
     count = len(assembly.members)
     who = assembly.describe(shares) if among else f"{count} process{'es' if count > 1 else ''}"

@@ -1,6 +1,6 @@
-"""The bit probe: what some operations give on this device, as hashes.
+"""The bit probe: the results of eight operations on this device, as hashes.
 
-Owns the operations, their inputs, and which of them shows which cause. Two hosts whose hashes differ will
+Owns the operations, their inputs, and the usual cause of a difference in each. Two hosts whose hashes differ will
 train different weights. Takes some 10 ms, after torch is imported and the threads are set.
 """
 
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from train.run.portable import PORTABLE
 
-# Seen with torch 2.13 on x86, one setting changed at a time; MKL as on another maker's processor as well.
+# Observed with torch 2.13 on x86 by changing one setting at a time, MKL's choice by processor maker among them.
 _CAUSES = {
     "gemm": "MKL's kernels (MKL_CBWR, MKL_ENABLE_INSTRUCTIONS)",
     "adamw": "MKL's square root, another on Intel's processors than on AMD's",
@@ -31,9 +31,10 @@ _CAUSES = {
 
 @functools.cache
 def probe(device: torch.device, determinism: str = "default") -> Mapping[str, str]:
-    """The hash of each operation's result, by the operation's name; computed once for each device.
+    """Return the hash of each operation's result, by the operation's name; computed once for each device.
 
-    `determinism`: with "portable" the update is that of train.training.optim, whose square root is not MKL's.
+    `determinism`: with "portable", the fused AdamW update takes the place of the plain one, as in
+    train.training.optim, because its square root is not MKL's.
     """
     with torch.no_grad():
         results = _compute(device)
@@ -43,12 +44,12 @@ def probe(device: torch.device, determinism: str = "default") -> Mapping[str, st
 
 
 def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The operations that both know and that gave different bits."""
+    """Return the operations that are in both and gave different bits."""
     return [name for name in was if name in now and was[name] != now[name]]
 
 
 def described(operations: Sequence[str]) -> str:
-    """The operations that gave other bits, with what usually causes that."""
+    """Return the operations that gave other bits, as text, with the usual cause."""
     known = dict.fromkeys(_CAUSES[name] for name in operations if name in _CAUSES)
     cause = f" (usual cause: {' and '.join(known)})" if known else ""
     return ", ".join(operations) + cause
@@ -83,7 +84,7 @@ def _fused_adamw(device: torch.device) -> torch.Tensor:
 
 
 def _values(salt: int, *shape: int) -> torch.Tensor:
-    """Numbers in [-0.5, 0.5) that come out the same everywhere: integers, and one exact division."""
+    """Return numbers in [-0.5, 0.5) that are the same on every machine: integers, and one exact division."""
     count = torch.Size(shape).numel()
     mixed = torch.arange(count, dtype=torch.int64).mul_(2654435761).add_(salt * 40503) % 2**32
     return (mixed.to(torch.float64) / 2**32 - 0.5).to(torch.float32).reshape(shape)

@@ -1,9 +1,9 @@
 """Buffers that change during training (BatchNorm statistics), combined like gradients.
 
-Owns the rule: every micro-batch of a step starts from the same buffer values; a floating buffer
-then becomes start + mean over v of its change, summed in the step's tree, an integer buffer
-start + sum of its changes. So the values depend on no process count. Knows nothing of BatchNorm,
-but for one fact: its kernels write to buffers without torch counting the write.
+Owns the rule. Every micro-batch of a step starts from the same buffer values. A floating buffer then becomes
+start + mean over v of its change, summed in the step's tree; an integer buffer becomes start + sum of its changes.
+So the values depend on no process count. Knows one fact of BatchNorm: its kernels write to buffers, and torch does
+not count these writes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from train.distributed.reduction import LocalSums, flatten
 class Buffers:
     """The buffers of one model.
 
-    Called in this order, every step: begin; for each micro-batch restore, the forward pass, take;
-    after the last one changed; after its backward pass combine.
+    A step calls `begin` first. Each micro-batch calls `restore` before its forward pass and `take` after it. After
+    the last `take` the step calls `changed`, and after the last backward pass `combine`.
 
-    Those known to change are summed while the last backward pass runs. One that is first seen to
-    change is combined after it, and known from then on.
+    The buffers that are known to change are summed while the last backward pass runs. A buffer whose change is first
+    seen in this step is combined after that pass, and is known from then on.
     """
 
     def __init__(self, model: torch.nn.Module, reducer: Reducer, mine: range, leaves: int) -> None:
@@ -43,7 +43,8 @@ class Buffers:
         self._total: Waitable | None = None
         self._reducer, self._leaves = reducer, leaves
         self._steps = 0
-        # Expected to be written to even if a step leaves them alone: such a layer may be frozen.
+        # Always take these to be written to, because torch does not count it. A step may still leave them alone: the
+        # layer may be frozen.
         self._uncounted = {
             i for i, (module, _) in enumerate(self._places) if isinstance(module, _NormBase)
         }
@@ -55,7 +56,7 @@ class Buffers:
         self._total = None
 
     def restore(self) -> None:
-        """Put back the values the step started with."""
+        """Put back the values that the step started with."""
         for i in (*self._known, *self._new):
             self._put_back(i)
 
@@ -64,7 +65,7 @@ class Buffers:
         self._versions[i] = self._live[i]._version
 
     def take(self, last: bool) -> None:
-        """After a forward pass: take in what it has changed. After the last one, send it on."""
+        """After a forward pass: take in its changes. After the last one (`last`), start the sum over all ranks."""
         self._check_replaced()
         fresh = self._newly_changed()
         self._new.update(fresh)
@@ -80,7 +81,10 @@ class Buffers:
             self._total = self._sum(self._known_sums, [0], [self._change(self._known)])
 
     def changed(self) -> list[float]:
-        """1.0 for each buffer, not known yet, that this rank saw change: added up, all agree."""
+        """Return one number for each buffer: 1.0 if this rank saw it change and it was not known, else 0.0.
+
+        The sum over all ranks lets them agree on the buffers to combine.
+        """
         return [float(i in self._new) for i in range(len(self._live))]
 
     def combine(self, changed_somewhere: Sequence[float]) -> None:
@@ -103,7 +107,7 @@ class Buffers:
         return start.new_zeros(start.numel(), dtype=torch.float64) if change is None else change
 
     def _newly_changed(self) -> list[int]:
-        # By value in the first step only: that costs a pass over them (and on a GPU a wait).
+        # Compare by value in the first step only, because that costs a pass over the buffers (and on a GPU a wait).
         return [
             i
             for i in range(len(self._live))
@@ -148,7 +152,7 @@ class Buffers:
         return f"{name!r} of {type(module).__name__}"
 
     def _change(self, which: Collection[int]) -> torch.Tensor:
-        """What these buffers have changed by, flat, in double precision: integers stay exact."""
+        """Return the changes of these buffers, flat, in double precision: integers stay exact."""
         if not which:
             return torch.zeros(0, dtype=torch.float64)
         self._check_new([i for i in which if i not in self._known])
@@ -160,7 +164,7 @@ class Buffers:
         return self._reducer.reduce(rows, rows[-1])
 
     def _apply(self, which: Collection[int], total: torch.Tensor) -> None:
-        """Move the start values on by the summed changes."""
+        """Add the summed changes to the start values."""
         sizes = [self._start[i].numel() for i in which]
         for i, change in zip(which, total.split(sizes), strict=True):
             start = self._start[i]
@@ -171,7 +175,7 @@ class Buffers:
 
 
 def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
-    """Where the model's buffers are, each tensor once even if it is known by several names."""
+    """Return the module and name of each buffer of the model; a tensor with several names is listed once."""
     seen: set[int] = set()
     places = []
     for module in model.modules():

@@ -1,9 +1,9 @@
-"""A failure that no restart can cure, on one host, ends the job on all hosts, with its reason.
+"""A failure on one host that no restart can cure ends the job on all hosts, with its reason.
 
-Owns the broadcast of the reason, through the TCPStore in which the processes met: that is there before any
-process group is, and outlives a collective that will never end. Every process waits there for a reason, on
-a connection of its own. A crash, which a restart may cure, is told in the same way and ends nobody: who then loses
-that process names its crash as the cause. Knows nothing of what can fail.
+Owns the broadcast of the reason, through the TCPStore in which the processes met. The store exists before any
+process group, and it works even while a collective hangs. Every process waits there for a reason, on a connection of
+its own. A crash, which a restart may cure, is sent in the same way and ends no other process. A process that then
+loses the crashed one names that crash as the cause. Knows nothing of what can fail.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-# A wait in the store ends with the reason; after so long it is begun anew.
+# A wait in the store ends with the reason; after so long without one, the next wait begins.
 WAIT_S = 60.0
-# How long the process in which the store lives waits, at its end, for the others to have read it.
+# How long the process that holds the store waits, at its end, until the others have read the reason.
 LAST_WAIT_S = 5.0
 # How long a process that loses a peer waits for the peer's reason.
 WORD_S = 1.5
-# How long that may take to be written to the status: a busy disk, a file server.
+# How long it may take to write the reason to the status: on a busy disk, on a file server.
 _WRITE_S = 60.0
 _FINAL, _CRASH = "final", "crash"
 # Two words at most: the first one of any process, and after a crash the first final one.
@@ -32,11 +32,11 @@ _WORDS = ("failure/first", "failure/final")
 
 
 class FatalErrorBroadcast:
-    """What ended the job for good, as soon as any process knows.
+    """The reason that ended the job for good, on every process as soon as one process knows it.
 
-    `on_heard(reason)` is called once, by a thread of its own, when another process has failed: it
-    is to write the reason to the status and end this process, whatever the main thread waits for.
-    `cause`: the first crash of a process, with its host; "" while none is known.
+    When another process has failed, a thread calls `on_heard(reason)` once. It must write the reason to the status
+    and end this process, whatever the main thread waits for. `cause`: the first crash of a process, with its host; ""
+    while none is known.
     """
 
     def __init__(self, host: str, rank: int, on_heard: Callable[[str], None]) -> None:
@@ -46,25 +46,25 @@ class FatalErrorBroadcast:
         self.cause = ""
         self._closed = threading.Event()
         self._heard_final, self._heard = threading.Event(), threading.Event()
-        # What is to be finished before this process ends for another's reason.
+        # Called before this process ends for another's reason, to finish what must not be cut off.
         self.before_end: Callable[[], None] = lambda: None
 
     def listen(self, store: Store, world_size: int) -> None:
         """Begin to listen: the processes have met in `store`."""
         from train.distributed.process_group import another_connection  # loads torch
 
-        # Two connections: one that waits takes no other request.
+        # Two connections, because one that waits takes no other request.
         self._store, waits = another_connection(store), another_connection(store)
         self._world_size = world_size
         threading.Thread(target=self._listen, args=[waits], name="failures", daemon=True).start()
 
     def tell(self, why: str) -> tuple[str, bool]:
-        """Send the reason to all processes. Returns the first one, and whether it is this process' own."""
+        """Send the reason to all processes. Returns the first reason of any process, and whether it is this one's."""
         word = self._word(_FINAL, why)
         self._closed.set()
         if self._store is None:
             return _reason(word), True
-        # Where the store is gone, so is everybody who could have read it there.
+        # If the store is gone, so is every process that could have read the reason there.
         with contextlib.suppress(RuntimeError):
             for key in _WORDS:
                 stands = self._store.compare_set(key, "", word).decode()
@@ -75,7 +75,7 @@ class FatalErrorBroadcast:
     def tell_crash(self, why: str) -> None:
         """Send the cause of a crash to the processes that are about to lose this one.
 
-        Does not return if another process has failed for good before, as this process then ends.
+        Does not return if another process has failed for good before, because this process then ends.
         """
         if self._store is None:
             return
@@ -85,14 +85,16 @@ class FatalErrorBroadcast:
             self.wait_until_read()
 
     def wait_for_word(self, within_s: float = WORD_S) -> None:
-        """After the loss of a peer: wait until its crash is known. Does not return if it has failed for good, as this
-        process then ends."""
+        """After the loss of a peer, wait until its crash is known, for at most `within_s` seconds.
+
+        Does not return if a process has failed for good, because this process then ends.
+        """
         if self._store is not None and self._heard.wait(within_s) and self._heard_final.is_set():
-            # The thread that has received it writes it to the status, and ends this process.
+            # The listening thread has the reason: it writes the status and ends this process.
             time.sleep(_WRITE_S)
 
     def wait_until_read(self) -> None:
-        """At the end of the process in which the store may live: let the others read it."""
+        """At the end of rank 0, whose process may hold the store, wait until the others have read the reason."""
         if self._store is None or self._rank != 0:
             return
         deadline = time.monotonic() + LAST_WAIT_S
@@ -106,7 +108,7 @@ class FatalErrorBroadcast:
         self._closed.set()
 
     def _listen(self, store: Store) -> None:
-        # The store is gone: who is in a collective with its host finds out by itself.
+        # On a RuntimeError the store is gone: a process in a collective with its host finds out by itself.
         with contextlib.suppress(RuntimeError):
             for key in _WORDS:
                 word = _wait(store, key)
@@ -130,7 +132,7 @@ class FatalErrorBroadcast:
 
 
 def _wait(store: Store, key: str) -> str:
-    """The word at `key`, as soon as there is one. Raises RuntimeError when the store is gone."""
+    """Return the word at `key`, as soon as there is one. Raises RuntimeError when the store is gone."""
     from torch.distributed import DistStoreError
 
     while True:
@@ -140,7 +142,7 @@ def _wait(store: Store, key: str) -> str:
 
 
 def _read(key: str) -> str:
-    """Where the processes that have read a word are counted."""
+    """Return the key of the counter of processes that have read the word."""
     return f"{key}/read"
 
 
@@ -149,5 +151,5 @@ def _kind(word: str) -> str:
 
 
 def _reason(word: str) -> str:
-    """Without the kind and the rank in front."""
+    """Return the word without its kind and rank."""
     return word.split(" ", 2)[2]

@@ -33,10 +33,10 @@ from train.run.config import RunConfig
 def wrap(
     model: torch.nn.Module, world: World, config: RunConfig, broadcast_buffers: bool
 ) -> DistributedDataParallel:
-    """The model under DDP. Raises TrainError when it has nothing to train."""
+    """Return the model under DDP. Raises TrainError when it has nothing to train."""
     if not any(p.requires_grad for p in model.parameters()):
         raise TrainError("the workload's model has no parameter that requires a gradient")
-    # torch 2.13 has renamed it and warns of the old name.
+    # torch 2.13 has renamed broadcast_buffers to forward_sync_buffers and warns of the old name.
     names = inspect.signature(DistributedDataParallel).parameters
     new = "forward_sync_buffers" in names
     sync: dict[str, Any] = {
@@ -47,7 +47,7 @@ def wrap(
             model,
             device_ids=[world.device.index] if world.device.type == "cuda" else None,
             **sync,
-            # Halves the copies: the reduced bucket is the gradient.
+            # The reduced bucket is the gradient: half the copies.
             gradient_as_bucket_view=True,
             bucket_cap_mb=config.bucket_cap_mb,
             find_unused_parameters=config.find_unused_parameters,
@@ -57,8 +57,8 @@ def wrap(
 class TreeGradients:
     """reduction: tree. Σ over v of grad(v) in one fixed binary tree, on any number of processes.
 
-    Each loss is scaled by 1/V before its backward pass instead of dividing the sum afterwards: the
-    same for every process count, and it costs no pass over the gradients. `weight` is that scale.
+    Each loss is multiplied by `weight` = 1/V before its backward pass, instead of dividing the sum afterwards. So the
+    factor is the same for every process count, and it costs no pass over the gradients.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TreeGradients:
         memory: set[int] = set()
         for p in self._parameters:
             g = p.grad
-            # Autograd may hand two parameters views of one tensor; each sum needs memory of its own.
+            # Autograd may give two parameters views of one tensor; each sum needs memory of its own.
             if g is not None and g.untyped_storage().data_ptr() in memory:
                 g = g.clone()
             if g is not None:
@@ -101,13 +101,13 @@ class TreeGradients:
         self._clear()
 
     def missing(self) -> list[str]:
-        """After the last backward pass: parameters without a gradient, which DDP did not reduce."""
+        """After the last backward pass, return the parameters without a gradient, which DDP did not reduce."""
         return [name for name, p in self._named if p.grad is None]
 
     def _clear(self) -> None:
         for p in self._parameters:
             # DDP wants a gradient for every parameter that any micro-batch used, the last one or
-            # not. Zeros before every micro-batch, so that the same is added on every rank.
+            # not. Start every micro-batch from zeros, so that every rank adds the same.
             p.grad = torch.zeros_like(p) if self._zeros else None
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ def _refuse_sparse(model: torch.nn.Module) -> None:
 
 
 def connect_reducer(world: World, ranges: Sequence[range]) -> TreeReducer | ThroughHostMemory:
-    """The reduction of a job whose ranks have these micro-batches. Every rank has to call it."""
+    """Return the reduction of a job whose ranks have these micro-batches. Every rank has to call it."""
     levels, shortcut = join_levels(world, ranges), plain_sum_is_the_tree(ranges)
     if levels and world.device.type == "cuda" and world.backend == "gloo":
         return ThroughHostMemory(levels, shortcut)
@@ -133,7 +133,7 @@ def connect_reducer(world: World, ranges: Sequence[range]) -> TreeReducer | Thro
 
 
 def join_levels(world: World, ranges: Sequence[range]) -> list[Level]:
-    """Make the groups that every rank's exchanges need; return this rank's own."""
+    """Make the process groups that all ranks' exchanges need, and return this rank's own levels."""
     if world.size == 1:
         return []
     stages = [plan_stages(ranges, world.layout, rank) for rank in range(world.size)]
@@ -155,14 +155,14 @@ NOT_EXACT = (
 class AllReduceGradients:
     """reduction: allreduce. DDP's own path and its communication hooks.
 
-    Exact on resume with the same number of processes, not across different numbers; with powersgd
-    not at all, as what it has yet to send stays on each rank and is in no checkpoint.
+    A resume is exact on the same number of processes, and not on another number. With powersgd no resume is exact:
+    each rank keeps what it has not sent yet, and no checkpoint has it.
     """
 
     def __init__(
         self, model: torch.nn.Module, world: World, config: RunConfig, clock: StepClock
     ) -> None:
-        # DDP divides by the world size.
+        # DDP divides by the world size: undo that.
         self.weight = world.size / config.micro_batches
         self.ddp = wrap(model, world, config, broadcast_buffers=True)
         _register_hook(self.ddp, config.comm_hook, world.backend)

@@ -1,8 +1,8 @@
 """A start without torch's compiler, which torch otherwise imports for every optimizer and every DDP.
 
-Nothing here compiles, and the import takes as long as all the rest of torch (1.4 of 3.1 s, torch 2.13).
-Owns the places where torch asks for it on the way. Where torch has changed, or the user's own code
-has imported the compiler, everything is as torch does it.
+The training does not compile, and the import takes as long as all the rest of torch (1.4 of 3.1 s, torch 2.13).
+Owns the places in torch that would import the compiler. If torch has changed, or if the user's own code has
+imported the compiler, torch's own behaviour stays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMPILER = "torch._dynamo"
 
 @contextlib.contextmanager
 def without_compiler() -> Iterator[None]:
-    """Build an optimizer of torch's or a DDP in here."""
+    """Within this context, building an optimizer of torch's or a DDP does not import the compiler."""
     if _COMPILER in sys.modules:
         yield
         return
@@ -38,10 +38,10 @@ def without_compiler() -> Iterator[None]:
 
 
 def keep_steps_uncompiled(optimizer: Optimizer) -> None:
-    """Have the steps of its class, if that is torch's, do without the compiler until somebody imports it.
+    """If the optimizer's class is torch's, let its steps work without the compiler until somebody imports it.
 
-    Torch wraps each step twice: by the user's hooks, and by what sets the gradient mode and asks the
-    compiler for a graph break. The second one is replaced.
+    Torch wraps each step twice: one wrapper calls the user's hooks, the other sets the gradient mode and asks the
+    compiler for a graph break. Replace the second wrapper.
     """
     kind = type(optimizer)
     asking = getattr(kind.step, "__wrapped__", None)
@@ -74,9 +74,10 @@ def _leave_all_uncompiled() -> None:
 
 
 def _leave_uncompiled(kind: type) -> None:
-    """Its methods ask the compiler, at their first call, for a form that the compiler leaves alone.
+    """Give the class's methods the form that they would ask the compiler for at their first call.
 
-    That is the method itself, as long as nobody compiles (torch/_compile.py keeps it in this attribute).
+    In this form the compiler leaves a method alone. As long as nobody compiles, it is the method itself;
+    torch/_compile.py keeps it in this attribute.
     """
     for method in vars(kind).values():
         function = method
@@ -88,7 +89,7 @@ def _leave_uncompiled(kind: type) -> None:
 
 
 class _NotYet(ModuleType):
-    """What torch meets instead: the answers that it wants, and the compiler itself for all else."""
+    """Stand-in for the compiler's module: answers what torch asks here, and loads the compiler for all else."""
 
     class utils:  # noqa: N801 (a module's name)
         @staticmethod
@@ -103,6 +104,6 @@ class _NotYet(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            raise AttributeError(name)  # the import system's own questions
+            raise AttributeError(name)  # asked by the import system
         self.step_aside()
         return getattr(importlib.import_module(_COMPILER), name)

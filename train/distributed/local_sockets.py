@@ -1,9 +1,8 @@
 """Small sums among the processes of one host: a socket for every pair of them, and no thread.
 
-Owns the connections and the order of the messages on them. A message lies in the kernel's buffers
-from the moment it is sent, so it travels during the backward pass and is there when it is read. gloo
-wakes threads up on both sides instead, which on busy cores takes longer than a small model's step.
-Knows nothing of what the numbers mean.
+Owns the connections and the order of the messages on them. A message lies in the kernel's buffers from the moment it
+is sent, so it travels during the backward pass and has arrived when it is read. By contrast, gloo wakes threads up on
+both sides. On busy cores that takes longer than a small model's step. Knows nothing of the meaning of the numbers.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from train.base.errors import PeerGoneError, PeerLateError
 from train.distributed import tree
 from train.distributed.process_group import World
 
-# At most four messages lie in a socket unread: two sums of this step and two of the one before, as
-# nobody ends a step without everybody's messages. So no sender ever waits for a reader.
+# No rank ends a step without the messages of all others. So at most four messages lie in a socket unread (two sums
+# of this step and two of the step before), and no sender ever waits for a reader.
 MOST_NUMBERS = 2048
 _BUFFER_BYTES = 4 * MOST_NUMBERS * 8 * 4
-# Everybody writes to everybody; of many processes gloo asks less.
+# Every process writes to every other one; for more processes than this gloo sends fewer messages.
 MOST_PROCESSES = 16
 _RANK = struct.Struct("<i")
 
@@ -35,11 +34,11 @@ class Waitable(Protocol):
     """A sum that is under way."""
 
     def wait(self) -> torch.Tensor:
-        """The sum. Raises RuntimeError when a peer is gone or too late."""
+        """Wait for the sum and return it. Raises RuntimeError when a peer is gone or too late."""
 
 
 class Reducer(Protocol):
-    """What train.distributed.reduction.TreeReducer is for tensors outside DDP's buckets."""
+    """The interface of train.distributed.reduction.TreeReducer, as used for tensors outside DDP's buckets."""
 
     def reduce(self, rows: list[torch.Tensor], out: torch.Tensor) -> Waitable: ...
 
@@ -52,7 +51,7 @@ class LocalSockets:
         self._due: deque[Message] = deque()
 
     def send(self, numbers: torch.Tensor, sizes: Sequence[int]) -> Message:
-        """Send these doubles to every peer. `sizes`: how many of them each rank sends this time.
+        """Send these doubles to every peer. `sizes`: how many doubles each rank sends this time.
 
         Raises RuntimeError when a peer is gone.
         """
@@ -90,24 +89,24 @@ class LocalSockets:
 
 
 class Message:
-    """One message of every rank, once `wait` has returned."""
+    """One message of each rank; `parts` has them once `wait` has returned."""
 
     def __init__(self, sockets: LocalSockets, mine: torch.Tensor, sizes: Sequence[int]) -> None:
         self._sockets, self.mine, self.sizes = sockets, mine, sizes
         self.parts: list[torch.Tensor] = []
 
     def wait(self) -> list[torch.Tensor]:
-        """What each rank has sent. Raises PeerGoneError, PeerLateError."""
+        """Return the numbers of each rank, by rank. Raises PeerGoneError, PeerLateError."""
         while not self.parts:
             self._sockets.receive()
         return self.parts
 
 
 class SocketReducer:
-    """The tree of a step for small tensors: everybody gets all partial sums and adds them up."""
+    """The reduction tree for small tensors: every rank receives all partial sums and adds them up."""
 
     def __init__(self, sockets: LocalSockets, ranges: Sequence[range], otherwise: Reducer) -> None:
-        """`otherwise` takes what is too large, or not on the CPU."""
+        """`otherwise` reduces tensors that are too large, not on the CPU, or not of doubles."""
         self._sockets, self._otherwise = sockets, otherwise
         leaves = ranges[-1].stop
         self._stage = tree.stage([tree.owned(r, leaves).nodes for r in ranges], leaves)
@@ -133,7 +132,10 @@ class _Sum:
 
 
 def connect(world: World) -> LocalSockets | None:
-    """The sockets of this world, or None, on all ranks alike, where there is none to be had."""
+    """Return the sockets of this world, or None on all ranks alike.
+
+    None if there is one process, more than MOST_PROCESSES or several hosts, or if a rank can make no socket.
+    """
     if not 1 < world.size <= MOST_PROCESSES or len(world.layout) > 1:
         return None
     directory = world.all_gather(_private_directory() if world.rank == 0 else "")[0]
@@ -150,7 +152,7 @@ def connect(world: World) -> LocalSockets | None:
 
 
 def _private_directory() -> str:
-    """A directory that only this user can look into, or "" where there is no room for one."""
+    """Make and return a directory that only this user can look into; "" if it cannot be made."""
     try:
         return tempfile.mkdtemp(prefix="ddpgen-")
     except OSError:
@@ -158,7 +160,7 @@ def _private_directory() -> str:
 
 
 def _listens(listener: socket.socket, directory: str, world: World) -> bool:
-    """Not without a directory, nor where its name is too long for a socket's."""
+    """Listen, and return whether that works: not without a directory, nor if its name is too long for a socket."""
     if not directory:
         return False
     try:
@@ -173,7 +175,7 @@ def _listens(listener: socket.socket, directory: str, world: World) -> bool:
 def _connect_and_accept(
     listener: socket.socket, directory: str, world: World
 ) -> dict[int, socket.socket]:
-    """A socket to every peer: the lower ranks are connected to, the higher ones connect."""
+    """Return a socket to every peer: connect to the lower ranks, and accept the higher ones."""
     peers: dict[int, socket.socket] = {}
     for rank in range(world.rank):
         peer = peers[rank] = _prepared(socket.socket(socket.AF_UNIX), world)

@@ -1,8 +1,7 @@
 """From environment variables to process groups.
 
-Owns what torchrun says of this process, the choice of backend and device, the joining of the
-process group with explicit timeouts, and the small exchanges on it that are not gradients. Knows
-nothing of models.
+Owns torchrun's variables of this process, the choice of backend and device, and the joining of the process group
+with explicit timeouts. Owns the small exchanges on it that are not gradients. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from train.distributed.failures import FatalErrorBroadcast
 from train.health.phase import WAITING
 
 _LOOK_S = 5.0
-# What holds process groups, until the process ends: see leave().
+# Objects that hold process groups, kept until the process ends: see leave().
 _LEFT: list[object] = []
 
 
 @dataclass(frozen=True)
 class Place:
-    """This process among the others, as torchrun put it in the environment."""
+    """This process among the others, from torchrun's environment variables. `launched`: they were there."""
 
     rank: int
     world_size: int
@@ -46,7 +45,7 @@ class Place:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Place:
-        """Without torchrun's variables: a world of one process. Raises TrainError on half of them."""
+        """Read torchrun's variables; without them it is a world of one process. Raises TrainError if some are missing."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if "RANK" not in env and "WORLD_SIZE" not in env:
             return cls(0, 1, 0, 1, launched=False)
@@ -62,7 +61,10 @@ class Place:
 
 @dataclass(frozen=True)
 class World:
-    """A joined world. `control`: a gloo group for decisions and losses, on CPU tensors."""
+    """A joined world.
+
+    `control`: a gloo group for decisions and losses, on CPU tensors. `layout`: the ranks of each host.
+    """
 
     place: Place
     backend: str
@@ -81,7 +83,7 @@ class World:
         return self.place.world_size
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+        """Return the values of all ranks, by rank, on every rank."""
         with WAITING:
             return _gather(value, self.size, self.control)
 
@@ -90,10 +92,10 @@ class World:
             dist.barrier(group=self.control)
 
     def broadcast(self, name: str, value: str, timeout_s: float) -> str:
-        """Rank 0's `value`, on every rank, however long rank 0 takes up to `timeout_s`.
+        """Return rank 0's `value` on every rank, after at most `timeout_s` seconds.
 
-        Through the store, whose waits are short and many: a collective would give up after the
-        collective timeout. Raises what the store raises when rank 0 is gone.
+        Uses many short waits in the store, because a collective would give up after the collective timeout. Raises
+        TrainError when rank 0 is too late, and the store's own error when rank 0 is gone.
         """
         if self.rank == 0:
             self.store.set(name, value or " ")
@@ -103,7 +105,7 @@ class World:
         raise TrainError(f"rank 0 was not done with its {name} after {timeout_s:g} s")
 
     def to_first(self, sender: int, name: str, text: str) -> str:
-        """The `text` of rank `sender`, on rank 0; "" elsewhere, and when it does not come."""
+        """Return the `text` of rank `sender` on rank 0. Returns "" elsewhere, and if the text does not come."""
         if self.rank == sender:
             self.store.set(name, text)
         if self.rank == 0 and self.wait_for(name, self.collective_timeout):
@@ -111,7 +113,10 @@ class World:
         return ""
 
     def wait_for(self, name: str, timeout_s: float) -> bool:
-        """Whether the store has it, at the latest after `timeout_s`. Raises as broadcast does."""
+        """Wait until the store has `name`, at most `timeout_s`, and return whether it has.
+
+        Raises the store's error when rank 0 is gone.
+        """
         looks = max(1, round(timeout_s / _LOOK_S))
         for _ in range(looks):
             with contextlib.suppress(dist.DistStoreError), WAITING:
@@ -120,8 +125,8 @@ class World:
         return False
 
     def new_group(self, ranks: tuple[int, ...], backend: str = "") -> dist.ProcessGroup:
-        """A group, for gradients unless it is of another backend. Every rank has to call it for every
-        group, in the same order."""
+        """Make a process group, on the gradients' backend unless `backend` names another. Every rank has to call this
+        for every group, in the same order."""
         group = dist.new_group(
             list(ranks),
             backend=backend or self.backend,
@@ -131,7 +136,7 @@ class World:
         return group  # type: ignore[no-any-return]
 
     def once_per_node(self, key: str, action: Callable[[], None], timeout_s: float) -> None:
-        """See train.workload.Context.once_per_node."""
+        """Run `action` in one process of each node; see train.workload.Context."""
         leader = next(host[0] for host in self.layout if self.rank in host)
         name = f"once/{leader}/{key}"
         if self.rank == leader:
@@ -152,7 +157,7 @@ class World:
 
 
 def choose_backend(wanted: str) -> str:
-    """gloo on the CPU, nccl on CUDA. Raises TrainError when nccl is asked for without a GPU."""
+    """Return the backend: by default nccl on CUDA and gloo on the CPU. Raises TrainError for nccl without a GPU."""
     if wanted == "auto":
         return "nccl" if torch.cuda.is_available() else "gloo"
     if wanted == "nccl" and not torch.cuda.is_available():
@@ -164,9 +169,9 @@ def choose_backend(wanted: str) -> str:
 
 
 def choose_device(backend: str, place: Place) -> torch.device:
-    """One process per GPU, bound by local rank. gloo computes on a GPU too where each process has one.
+    """Return this process' device: the GPU numbered by its local rank if the host has one for each process, else CPU.
 
-    Raises TrainError when there are fewer GPUs than processes on this host.
+    Raises TrainError when the backend is nccl and this host has fewer GPUs than processes.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus >= place.local_world_size:
@@ -189,7 +194,7 @@ def join(
     failures: FatalErrorBroadcast | None = None,
 ) -> World:
     """Join the process group. Raises TrainError when the world cannot be joined in time."""
-    # The store first: a process that cannot go on can then tell those that wait for it.
+    # Connect the store first, so that a process that cannot go on can tell the processes that wait for it.
     store: Store = HashStore()
     if place.launched:
         until = timedelta(seconds=join_timeout)
@@ -219,10 +224,12 @@ def join(
 
 
 def another_connection(store: Store) -> Store:
-    """A further connection to the TCPStore in which the processes met: on each, one request waits at a time."""
+    """Return a further connection to the TCPStore in which the processes met. On a connection, one request waits at a
+    time."""
     if hasattr(store, "clone"):
         return store.clone()  # type: ignore[no-any-return]
-    # torch 2.4 has no clone(), nor tells a prefix: this one does what torchrun's does, at a restart all is new.
+    # torch 2.4 has no clone(), and no way to ask a PrefixStore for its prefix. Build the prefix as torchrun does: a
+    # new one for each restart, so that no keys of an earlier one are seen.
     inner: Any = store.underlying_store if isinstance(store, PrefixStore) else store
     again: Store = TCPStore(inner.host, inner.port, is_master=False, timeout=inner.timeout)
     if inner is not store:
@@ -231,7 +238,7 @@ def another_connection(store: Store) -> Store:
 
 
 def _common_backend(store: Store, place: Place, mine: str, timeout: timedelta) -> str:
-    """nccl only where every host has GPUs. The last to say what it has says what is used."""
+    """Return nccl if every process has chosen nccl, else gloo. The last process to report decides for all."""
     store.add("backend/nccl", int(mine == "nccl"))
     if store.add("backend/said", 1) == place.world_size:
         with_gpu = store.add("backend/nccl", 0)
@@ -241,7 +248,7 @@ def _common_backend(store: Store, place: Place, mine: str, timeout: timedelta) -
 
 
 def _layout(place: Place, control: dist.ProcessGroup) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each host: torchrun numbers the ranks of one agent consecutively."""
+    """Return the ranks of each host: torchrun numbers the ranks of one agent consecutively."""
     everyone = _gather(place.rank - place.local_rank, place.world_size, control)
     hosts: dict[int, list[int]] = {}
     for rank, first in enumerate(everyone):
@@ -250,24 +257,25 @@ def _layout(place: Place, control: dist.ProcessGroup) -> tuple[tuple[int, ...], 
 
 
 def _gather(value: Any, size: int, group: dist.ProcessGroup) -> list[Any]:
-    """As all_gather_object, which passes through numpy; a host that has torch may have none."""
+    """Do the same as torch's all_gather_object, without numpy: a host with torch need not have numpy."""
     mine = bytearray(pickle.dumps(value))
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
     dist.all_gather(lengths, torch.tensor([len(mine)]), group=group)
     most = max(int(length) for length in lengths)
-    mine.extend(bytes(most - len(mine)))  # pickle ends by itself: what follows is not looked at
+    mine.extend(bytes(most - len(mine)))  # a pickle marks its own end, so the padding is not read
     received = [bytearray(most) for _ in range(size)]
-    # The tensors are views of the bytes: what is received lands in them.
+    # The tensors are views of the bytes, so the received data lands in the bytes.
     views = [torch.frombuffer(each, dtype=torch.uint8) for each in received]
     dist.all_gather(views, torch.frombuffer(mine, dtype=torch.uint8), group=group)
     return [pickle.loads(each) for each in received]
 
 
 def leave(world: World, *holders: object) -> None:
-    """Leave the process group together, so that no rank tears a connection a peer still reads.
+    """Leave the process group together, so that no rank closes a connection that a peer still reads.
 
-    `holders`: what else holds groups of this world. They are not freed: in torch 2.4 the destructor of a gloo group
-    keeps the GIL while it joins the group's threads, one of which may need the GIL to free a callback of Python's.
+    `holders`: other objects that hold groups of this world. They are never freed, because of a deadlock in torch 2.4.
+    The destructor of a gloo group there keeps the GIL while it joins the group's threads. One of these threads may
+    need the GIL to free a Python callback.
     """
     world.barrier()
     dist.destroy_process_group()

@@ -1,11 +1,12 @@
 """The gradient of a step as one fixed sum, whoever computes the parts.
 
 Owns the DDP communication hook of `reduction: tree` and the local sums that precede it. Knows
-nothing of models, steps or files. The order of the additions is train/distributed/tree.py's; here they are
-carried out: each rank adds up its own micro-batches, then every rank gets one chunk of the bucket
-from all others (all-to-all), finishes the tree for it, and gives the sum back (all-gather). That
-moves the bytes of a ring all-reduce. With several hosts it is done first among the ranks of a host
-and then among hosts, so that the network sees what a hierarchical ring would send.
+nothing of models, steps or files.
+
+train/distributed/tree.py gives the order of the additions; this module carries them out. Each rank adds up its own
+micro-batches. Then every rank gets one chunk of the bucket from all others (all-to-all), finishes the tree for it, and
+gives the sum back (all-gather). That moves as many bytes as a ring all-reduce. With several hosts, the ranks of a host
+exchange first and the hosts next, so the network carries the same bytes as with a hierarchical ring.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Tensors = list[torch.Tensor]
 
 @dataclass(frozen=True)
 class Level:
-    """A process group that exchanges, this rank's place in it, and what each member brings."""
+    """A process group that exchanges, this rank's index in it (`me`), and the partial sums that each member brings."""
 
     group: dist.ProcessGroup
     ranks: tuple[int, ...]
@@ -43,10 +44,10 @@ class Level:
 def plan_stages(
     ranges: Sequence[range], layout: Sequence[Sequence[int]], rank: int
 ) -> list[tuple[tuple[int, ...], tree.Stage]]:
-    """The exchanges `rank` takes part in, inner ones first: (ranks of the group, stage).
+    """Return the exchanges in which `rank` takes part, inner ones first: (ranks of the group, stage).
 
-    `layout`: the ranks of each host, hosts in order of rank. Two stages where every host runs the
-    same number of processes (more than one) and there is more than one host; else a single one.
+    `layout`: the ranks of each host, hosts in order of rank. There are two stages if there is more than one host and
+    every host runs the same number of processes, more than one; else a single stage.
     """
     leaves = ranges[-1].stop
     nodes = [tree.owned(r, leaves).nodes for r in ranges]
@@ -65,13 +66,13 @@ def plan_stages(
 
 
 def plain_sum_is_the_tree(ranges: Sequence[range]) -> bool:
-    """Whether any all-reduce gives the tree's bits: two ranks with one partial sum each (a + b)."""
+    """Return whether any all-reduce gives the tree's bits: two ranks with one partial sum each (a + b)."""
     leaves = ranges[-1].stop
     return len(ranges) == 2 and all(len(tree.owned(r, leaves).nodes) == 1 for r in ranges)
 
 
 class LocalSums:
-    """Adds up this rank's micro-batches in tree order: at most log2 V partial sums are kept."""
+    """Adds up this rank's micro-batches in tree order, and keeps at most log2 V partial sums."""
 
     def __init__(self, mine: range, leaves: int) -> None:
         self._fold = tree.owned(mine, leaves)
@@ -90,10 +91,10 @@ class LocalSums:
         self._next += 1
 
     def finish(self, pick: Sequence[int], last: Tensors) -> list[list[torch.Tensor | None]]:
-        """The partial sums of the tensors numbered `pick`, with the last micro-batch's in `last`.
+        """Return the partial sums of the tensors numbered `pick`; `last` holds the last micro-batch's tensors.
 
-        `last` is added to in place and is the final row of the result. Sums already consumed by
-        another call are left alone, so buckets can be finished one by one.
+        `last` is added to in place and is the final row of the result. Each call touches only the tensors in `pick`,
+        so buckets can be finished one by one.
         """
         rows = {row: [values[i] for i in pick] for row, values in self._rows.items()}
         for left, _ in self._fold.due[self._next]:
@@ -104,7 +105,7 @@ class LocalSums:
 def add_lists(
     left: Sequence[torch.Tensor | None], right: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Element by element left + right, in place where a tensor is there; None stands for zeros."""
+    """Return left + right, tensor by tensor, added in place to one of the two; None stands for zeros."""
     both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     if both:
         torch._foreach_add_([a for a, _ in both], [b for _, b in both])
@@ -123,7 +124,7 @@ class TreeReducer:
     """Finishes the tree across ranks, for DDP's buckets and for tensors handed to it directly."""
 
     def __init__(self, levels: Sequence[Level], shortcut: bool, device: torch.device) -> None:
-        """`shortcut`: use a plain all-reduce, because here it adds in the tree's order."""
+        """`shortcut`: use a plain all-reduce, because for these ranks it adds in the tree's order."""
         self._levels = list(levels)
         self._shortcut = shortcut
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -139,22 +140,21 @@ class TreeReducer:
     ) -> torch.futures.Future[torch.Tensor]:
         """Sum `rows` (this rank's partial sums, flat, in order) over all ranks, into `out`.
 
-        `out` may be one of the rows. `last`: the caller has nothing left to do but wait. Every rank must
-        call it in the same order: the exchanges are carried out one after the other, by one thread (gloo)
-        or on one stream (NCCL). Issued from a completion callback they could go out in different orders on
-        different ranks.
+        `out` may be one of the rows. `last`: the caller will only wait from now on. Every rank must make its calls
+        in the same order: one thread (gloo) or one stream (NCCL) carries the exchanges out, one after the other. If
+        completion callbacks issued them, their order could differ between ranks.
         """
         if not self._levels:
             return _completed(out)
         if self._shortcut and last and self._stream is None:
-            # One thread less to wake up than for a callback.
+            # A synchronous call wakes up one thread less than a callback.
             dist.all_reduce(out, group=self._levels[0].group)
             return _completed(out)
         if self._shortcut:
             work = dist.all_reduce(out, group=self._levels[0].group, async_op=True)
             future: torch.futures.Future[Any] = work.get_future()
-            # value() raises the error of the all-reduce: without it a lost peer's part, which is
-            # missing in `out`, would pass for nothing.
+            # value() raises the error of the all-reduce. Without that, `out` would lack the part of a lost peer, and
+            # nothing would say so.
             return future.then(lambda done: (done.value(), out)[1])
         if self._stream is not None:
             return self._on_stream(rows, out)
@@ -189,7 +189,8 @@ class TreeReducer:
         return result
 
     def _exchange(self, rows: Tensors, out: torch.Tensor, depth: int) -> None:
-        """One level: chunks to their owners, tree sums there, (the next level), sums back."""
+        """Do one level: send the chunks to their owners, add them in tree order there, do the next level if there is
+        one, and send the sums back."""
         level = self._levels[depth]
         bounds = [out.numel() * i // level.size for i in range(level.size + 1)]
         chunks = [slice(a, b) for a, b in itertools.pairwise(bounds)]
@@ -213,7 +214,7 @@ class TreeReducer:
         _share(out, chunks, level)
 
     def _pack(self, rows: Tensors, chunks: list[slice], depth: int) -> torch.Tensor:
-        """Chunk after chunk, each with every row: what member 0 gets, then member 1, …"""
+        """Return the message to all members: the chunk of member 0 from every row, then the chunk of member 1, …"""
         if len(rows) == 1:
             return rows[0]
         size = sum(row.numel() for row in rows)
@@ -221,7 +222,7 @@ class TreeReducer:
         return torch.cat(pieces, out=self._buffer(f"sent {depth}", size, rows[0]))
 
     def _buffer(self, name: str, size: int, like: torch.Tensor) -> torch.Tensor:
-        """Scratch memory that is kept: exchanges run one at a time, so they share it."""
+        """Return scratch memory, which is kept: exchanges run one at a time, so they share it."""
         key = (name, like.dtype, like.device)
         if key not in self._scratch or self._scratch[key].numel() < size:
             self._scratch[key] = torch.empty(size, dtype=like.dtype, device=like.device)
@@ -229,10 +230,10 @@ class TreeReducer:
 
 
 def _share(out: torch.Tensor, chunks: list[slice], level: Level) -> None:
-    """Every member's chunk of `out`, to every other member: an all-gather of unequal parts in place.
+    """Send every member's chunk of `out` to every other member: an all-gather of unequal parts, in place.
 
-    As single messages, because gloo's own all-gather takes longer and wants equal parts, which
-    would have to be padded.
+    Uses single messages, because gloo's own all-gather takes longer and wants equal parts, so the chunks would have
+    to be padded.
     """
     others = [i for i in range(level.size) if i != level.me]
     mine = out[chunks[level.me]]
@@ -244,8 +245,10 @@ def _share(out: torch.Tensor, chunks: list[slice], level: Level) -> None:
 
 
 class ThroughHostMemory:
-    """A TreeReducer for CUDA tensors over gloo, which has no all-to-all for them: each sum is formed in
-    the host's memory, and the backward pass waits. So hosts with and without a GPU can share a job."""
+    """A TreeReducer for CUDA tensors over gloo, so that hosts with and without a GPU can share a job.
+
+    gloo has no all-to-all for CUDA tensors. Each sum is formed in the host's memory, and the backward pass waits.
+    """
 
     def __init__(self, levels: Sequence[Level], shortcut: bool) -> None:
         self._inner = TreeReducer(levels, shortcut, torch.device("cpu"))
@@ -254,7 +257,7 @@ class ThroughHostMemory:
     def reduce(
         self, rows: Tensors, out: torch.Tensor, last: bool = False
     ) -> torch.futures.Future[torch.Tensor]:
-        """As TreeReducer.reduce."""
+        """Do the same as TreeReducer.reduce."""
         if not out.is_cuda:
             return self._inner.reduce(rows, out, last)
         copies = [row.cpu() for row in rows]
@@ -268,7 +271,7 @@ def tree_hook(
     parameters: Sequence[torch.nn.Parameter],
     ready: Callable[[], None],
 ) -> Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]:
-    """DDP's communication hook for one bucket: this rank's partial sums, then the tree across ranks.
+    """Return DDP's communication hook: it finishes this rank's partial sums of a bucket, then the tree across ranks.
 
     The micro-batches before the last are in `sums`; the last one's gradients are in the bucket. `ready` is called
     when all of this rank's gradients are computed.
@@ -285,7 +288,7 @@ def tree_hook(
             ready()
         return reducer.reduce([*rows, buffer], buffer, last=bucket.is_last())
 
-    # DDP checks the annotations as objects; here they are strings until somebody evaluates them.
+    # DDP checks the annotations as objects, and `from __future__ import annotations` has made them strings.
     hook.__annotations__.update(
         {"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]}
     )
@@ -293,10 +296,10 @@ def tree_hook(
 
 
 def views(flat: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Tensors:
-    """The gradients of `parameters` inside a bucket's memory.
+    """Return the gradients of `parameters` as views of a bucket's memory.
 
-    Not bucket.gradients(): DDP keeps a dense parameter's own memory order in the bucket
-    (channels last, transposed), and that list reads it as if it were row by row.
+    Does not use bucket.gradients(): DDP keeps a dense parameter's own memory order in the bucket (channels last,
+    transposed), and bucket.gradients() reads it in row-major order.
     """
     found, start = [], flat.storage_offset()
     for p in parameters:
@@ -318,7 +321,7 @@ def _as_in_bucket(
 
 
 def flatten(row: list[torch.Tensor | None], like: Tensors) -> torch.Tensor:
-    """One flat tensor from a row of tensors shaped like `like`; None stands for zeros."""
+    """Return one flat tensor from a row of tensors shaped like `like`; None stands for zeros."""
     return torch.cat(
         [
             (torch.zeros_like(shape) if t is None else t).reshape(-1)

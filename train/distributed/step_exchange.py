@@ -1,8 +1,8 @@
 """One small reduction a step: the losses, and every decision the ranks have to take together.
 
-Owns what is in it. Each slot has at most one rank that writes a number other than zero (or is a
-plain count), so the sums are exact whatever order they are added in. It is launched at the last
-backward pass and read after the optimizer step: its latency hides behind the computation.
+Owns its content. In each slot at most one rank writes a number other than zero, or the slot is a plain count. So the
+sums are exact in any order. The reduction is launched at the last backward pass and read after the optimizer step, so
+the computation hides its latency.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from train.health.phase import WAITING
 
 @dataclass(frozen=True)
 class StepResult:
-    """What all ranks know after a step. `loss`: the mean over the step's micro-batches."""
+    """The result of a step, the same on all ranks. `loss`: the mean over the step's micro-batches."""
 
     loss: float
     stop: bool
     leave: bool
     changed_buffers: list[float]
     times: list[list[float]]
-    """Each rank's report of train/distributed/timing.py, in the steps in which there is one."""
+    """Each rank's report of train/distributed/timing.py; empty in a step without reports."""
 
 
 class StepExchange:
@@ -44,7 +44,7 @@ class StepExchange:
         self._work: dist.Work | Message | None = None
 
     def take(self, losses: list[torch.Tensor]) -> None:
-        """This rank's losses, before the last backward pass: a GPU copies them without being waited for."""
+        """Take this rank's losses, before the last backward pass. A GPU copies them while the host goes on."""
         values = torch.stack([loss.reshape(()) for loss in losses])
         self._losses = values.to("cpu", non_blocking=True)
         if values.is_cuda:
@@ -52,11 +52,14 @@ class StepExchange:
             self._copied.record()
 
     def send(self, stop: bool, leave: bool, changed: list[float], times: list[float]) -> None:
-        """Send the losses and this rank's wishes on their way. On a GPU once the last backward pass is launched:
-        until its numbers are there the GPU has work. `times`: empty, on all ranks alike, when none are due."""
+        """Send the losses, and this rank's wish to stop or to leave, without waiting for the others.
+
+        On a GPU, call this after the last backward pass is launched: so the GPU has work while this waits for the
+        copy of the losses. `times`: empty, on all ranks alike, when none are due.
+        """
         assert self._losses is not None
         if self._copied is not None:
-            with WAITING:  # for what may wait for other processes
+            with WAITING:  # the GPU's queue may hold a collective that waits for other processes
                 self._copied.synchronize()
         slots = [0.0] * self._count
         slots[self._mine.start : self._mine.stop] = self._losses.tolist()
@@ -72,7 +75,7 @@ class StepExchange:
             self._work = dist.all_reduce(vector, group=self._world.control, async_op=True)
 
     def receive(self) -> StepResult:
-        """Wait for all ranks. Raises RuntimeError when a peer is gone or too late."""
+        """Wait for all ranks and return the result. Raises RuntimeError when a peer is gone or too late."""
         assert self._sent is not None
         total = self._sent
         if isinstance(self._work, Message):

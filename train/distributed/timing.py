@@ -1,7 +1,8 @@
-"""Where a rank's steps spend their time, and which rank the others wait for. No torch.
+"""Time spent in a rank's steps, and the rank that the others wait for. Imports no torch.
 
-Owns the clock of a rank and the judgement of all ranks' times. A step is computing, waiting for a batch, or
-waiting for other ranks: from a rank's last gradient to the end of the reduction, and in the step's exchange.
+Owns the clock of a rank and the judgement of all ranks' times. In a step, a rank computes, waits for a batch, or
+waits for other ranks. It waits for other ranks from its last gradient to the end of the reduction, and in the step's
+exchange.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# A rank that computes longer than the others by this part of a step, in so many reports in a row, is named.
+# A rank is named if it computes longer than the others by this part of a step, in so many reports in a row.
 SLOW = 0.10
 REPORTS = 3
 
 
 class Times(NamedTuple):
-    """Seconds of so many steps: all of them, waiting for ranks, for batches."""
+    """Seconds that `steps` steps took: in total, waiting for ranks, waiting for batches."""
 
     steps: int
     total: float
@@ -27,7 +28,7 @@ class Times(NamedTuple):
     batches: float
 
     def since(self, before: Times) -> list[float]:
-        """Means of a step since then, zeros where there was none."""
+        """Return the mean seconds of a step since `before`, in the order of the fields; zeros if there was no step."""
         steps = max(1, self.steps - before.steps)
         return [(now - was) / steps for now, was in zip(self[1:], before[1:], strict=True)]
 
@@ -51,7 +52,7 @@ class StepClock:
         self._steps += 1
 
     def ready(self) -> None:
-        """The last gradient of this rank is there: what follows in the backward pass is waiting."""
+        """The last gradient of this rank is computed: the rest of the backward pass is waiting."""
         self._ready_at = time.perf_counter()
 
     def reduced(self) -> None:
@@ -62,39 +63,41 @@ class StepClock:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """In here it waits for other ranks."""
+        """Within this context the rank waits for other ranks."""
         began = time.perf_counter()
         yield
         self._waiting += time.perf_counter() - began
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """In here it waits for a batch."""
+        """Within this context the rank waits for a batch."""
         began = time.perf_counter()
         yield
         self._batches += time.perf_counter() - began
 
     def report(self) -> list[float]:
-        """Mean seconds of a step since the last report: all of it, waiting for ranks, for batches. Zeros
-        before the first step."""
+        """Return the mean seconds of a step since the last report: in total, waiting for ranks, waiting for batches.
+
+        Zeros before the first step.
+        """
         before, self._reported = self._reported, self.times()
         return self._reported.since(before)
 
     def times(self) -> Times:
-        """All so far."""
+        """Return the times of all steps so far."""
         return Times(self._steps, self._total, self._waiting, self._batches)
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A rank that the others wait for. `cost`: the part of a step that it takes longer than they do."""
+    """A rank that the others wait for. `cost`: how much longer it computes than they do, as a part of a step."""
 
     rank: int
     cost: float
 
 
 def slowest(step_s: float, waiting: Sequence[float]) -> Slow | None:
-    """The rank that waits least, where it costs the others more than SLOW of a step."""
+    """Return the rank that waits least if it costs the others more than SLOW of a step, else None."""
     if len(waiting) < 2 or step_s <= 0:
         return None
     rank = min(range(len(waiting)), key=lambda r: waiting[r])
@@ -104,7 +107,7 @@ def slowest(step_s: float, waiting: Sequence[float]) -> Slow | None:
 
 
 def remedy(rank: int, shares: Sequence[int]) -> str:
-    """What to do about a slow rank. `shares`: the micro-batches of each rank."""
+    """Return the remedy for a slow rank, in words. `shares`: the number of micro-batches of each rank."""
     if shares[rank] > min(shares):
         return (
             f"it has {shares[rank]} micro-batches of a step and others {min(shares)}: choose a global_batch_size that is "
@@ -114,16 +117,16 @@ def remedy(rank: int, shares: Sequence[int]) -> str:
 
 
 class SlowRanks:
-    """Which rank to name, from one report after another: one slow report may be chance."""
+    """Decides from successive reports which rank to name: one slow report may be chance."""
 
     named: Slow | None = None
-    """The rank that is slow now, with its mean cost in the newest reports."""
+    """The rank that is slow now, with its mean cost in the newest reports, or None."""
 
     def __init__(self) -> None:
         self._row: list[Slow] = []
 
     def observe(self, step_s: float, waiting: Sequence[float]) -> Slow | None:
-        """Take a report; `named` where that is another rank than before, else None."""
+        """Take a report. Returns `named` if it is now another rank than before, else None."""
         slow, before = slowest(step_s, waiting), self.named
         if slow is None or (self._row and self._row[-1].rank != slow.rank):
             self._row.clear()

@@ -1,13 +1,12 @@
 """The fixed binary tree over a step's micro-batches, as pure arithmetic.
 
-Owns which partial sums exist and in which order they meet. Knows nothing of tensors or processes,
-and needs nothing but integers, so every property of it can be tested exhaustively.
+Owns the partial sums and the order in which they are added. Knows nothing of tensors or processes. It computes with
+integers alone, so every property of it can be tested exhaustively.
 
 Node (level, k) covers the micro-batches k * 2**level up to (k + 1) * 2**level, cut off at V. Its sum
-is left + right, or left alone where the right half lies beyond V. The tree depends on V only; which
-rank adds what is a matter of who owns which leaves. (The binary counter that builds a node from its
-leaves with log2 V intermediate sums is the one of pairwise summation; see Higham, "The accuracy of
-floating point summation", SIAM J. Sci. Comput. 14, 1993.)
+is left + right, or left alone if the right half lies beyond V. The tree depends on V alone. Each rank's part of the
+additions depends on the leaves that it owns. A binary counter builds a node from its leaves with log2 V intermediate
+sums, as in pairwise summation (Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993).
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ class Node(NamedTuple):
 
 
 def root(leaves: int) -> Node:
-    """The node that holds the whole sum."""
+    """Return the node that holds the whole sum."""
     return Node((leaves - 1).bit_length(), 0)
 
 
 def leaf(v: int) -> Node:
-    """The node of micro-batch v alone."""
+    """Return the node of micro-batch v alone."""
     return Node(0, v)
 
 
 @dataclass(frozen=True)
 class Fold:
-    """How a row of partial sums, in order of position, is added up as far as the tree allows.
+    """The additions that combine consecutive partial sums, numbered by row, as far as the tree allows.
 
     `due[r]`: the additions that become possible with row r, as pairs (i, j), to be done in order:
-    row i += row j. `kept`: the rows that remain. `nodes`: what those rows hold.
+    row i += row j. `kept`: the rows that remain. `nodes`: the node in each of these rows.
     """
 
     due: tuple[tuple[tuple[int, int], ...], ...]
@@ -63,7 +62,7 @@ def fold(nodes: Iterable[Node], leaves: int) -> Fold:
 
 
 def _climb(stack: list[tuple[Node, int]], leaves: int) -> list[tuple[int, int]]:
-    """Merge the top of the stack with its left sibling, or lift it where it has no right one."""
+    """Merge the top of the stack with its left sibling, or lift it to its parent if it has no right sibling."""
     adds: list[tuple[int, int]] = []
     while True:
         (level, k), row = stack[-1]
@@ -78,11 +77,11 @@ def _climb(stack: list[tuple[Node, int]], leaves: int) -> list[tuple[int, int]]:
             adds.append((left, row))
             stack[-2:] = [(Node(level + 1, k // 2), left)]
         else:
-            return adds  # its left sibling belongs to somebody else
+            return adds  # its left sibling belongs to another rank
 
 
 def owned(mine: range, leaves: int) -> Fold:
-    """The fold of one rank's own leaves: rows are numbered from 0 at `mine.start`."""
+    """Return the fold of one rank's own leaves; row 0 is leaf `mine.start`."""
     return fold([leaf(v) for v in mine], leaves)
 
 
@@ -99,6 +98,6 @@ class Stage:
 
 
 def stage(members: Sequence[Sequence[Node]], leaves: int) -> Stage:
-    """The exchange among members that hold these nodes, in order of position."""
+    """Return the exchange among members that hold these nodes, in order of position."""
     everything = [node for nodes in members for node in nodes]
     return Stage(tuple(len(nodes) for nodes in members), fold(everything, leaves))

@@ -1,1 +1,1 @@
-"""The parts of a training run that the Trainer puts together: data, randomness, optimizer, evaluation, records."""
+"""The parts of a training run that the Trainer uses: data, randomness, optimizer, evaluation, records."""

@@ -1,6 +1,6 @@
-"""A name in the spec becomes a workload: a built-in one, or a function in a file of the user's.
+"""From a name in the spec to a workload: a built-in one, or a function in a file of the user's.
 
-The errors name what is missing.
+The errors name the missing part.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def load_workload(name: str, context: Context, args: Mapping[str, Any]) -> Workl
         _check_args(name, build, args)
         result = build(context, **args)
     except (TrainError, OSError):
-        raise  # told well already, or worth another try (a file server that is away)
+        raise  # a TrainError says enough; an OSError is worth a restart (a file server that is away)
     except Exception as error:
         if peer_failure(error):
-            raise  # the other process says why it has ended
+            raise  # a peer has ended, and says itself why
         raise TrainError(_users_own(error)) from error
     return _as_workload(name, result)
 
 
 def _users_own(error: Exception) -> str:
-    """The user's part of a traceback, then the error in one line."""
+    """Print the user's part of the traceback, and return the error in one line."""
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # train/
     frames = [
         frame
@@ -89,8 +89,8 @@ def _find_builder(name: str) -> Callable[..., Any]:
 
 
 def _import_file(path: str) -> Any:
-    # The user's own imports (`from layers import Block`) are looked up beside the file, but behind
-    # everything else, so that a user's `train.py` cannot take the place of this package.
+    # The user's own imports (`from layers import Block`) are found in the file's directory. It comes last on the path,
+    # so that a user's `train.py` cannot take the place of this package.
     for directory in (os.getcwd(), os.path.dirname(os.path.abspath(path))):
         if directory not in sys.path:
             sys.path.append(directory)
@@ -99,7 +99,7 @@ def _import_file(path: str) -> Any:
     if spec is None or spec.loader is None:
         raise TrainError(f"{path!r} cannot be imported as a Python module")
     module = importlib.util.module_from_spec(spec)
-    # Registered before it runs: pickling (DataLoader workers) and dataclasses look it up here.
+    # Register the module before it runs, because pickling (DataLoader workers) and dataclasses look it up here.
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
     return module

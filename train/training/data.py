@@ -1,4 +1,4 @@
-"""Which samples make up which micro-batch, and the fetching of them.
+"""The samples of each micro-batch, and the fetching of them.
 
 Owns the sample order, the tail of an epoch, and the division of a step's micro-batches among ranks.
 Knows nothing of models, gradients or files.
@@ -6,7 +6,7 @@ Knows nothing of models, gradients or files.
 Position g of the endless sample stream lies in epoch g // n at offset g % n (n = dataset size).
 Micro-batch v of step s takes the positions s*B + v*b up to s*B + (v+1)*b (B and b: global and
 micro-batch size). A step that reaches the end of an epoch is filled up from the start of the next
-one: nothing is dropped, nothing is repeated, and every micro-batch has the same shape.
+one. So no sample is dropped or repeated, and every micro-batch has the same shape.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ _BLOCK = 2048
 
 
 class SampleOrder:
-    """A keyed permutation of range(n) for every epoch, computed at the position asked for.
+    """A keyed permutation of range(n) for every epoch, computed at the requested position alone.
 
-    An alternating Feistel network over the smallest power of two that holds n, with cycle walking:
-    a value outside range(n) is permuted again until it falls inside (Black and Rogaway, "Ciphers
-    with Arbitrary Finite Domains", CT-RSA 2002). The round function is multiply-shift hashing
-    (Dietzfelbinger et al., J. Algorithms 25, 1997). Nothing is stored, so resuming at any position of
-    a dataset of any size costs nothing.
+    It is an alternating Feistel network over the smallest power of two that holds n, with cycle walking. That means: a
+    value outside range(n) is permuted again until it falls inside (Black and Rogaway, "Ciphers with Arbitrary Finite
+    Domains", CT-RSA 2002). The round function is multiply-shift hashing (Dietzfelbinger et al., J. Algorithms 25,
+    1997). Nothing is stored, so resuming at any position of a dataset of any size costs nothing.
     """
 
     ROUNDS = 3  # of two half rounds each
@@ -56,7 +55,7 @@ class SampleOrder:
         self._keys: list[tuple[int, int, int, int]] = []
 
     def indices(self, positions: torch.Tensor) -> list[int]:
-        """The samples at these positions (int64, one dimension, ascending) of the endless stream."""
+        """Return the samples at these positions (int64, one dimension, ascending) of the endless stream."""
         epochs, offsets = positions // self.n, positions % self.n
         found: list[int] = []
         values, counts = torch.unique_consecutive(epochs, return_counts=True)
@@ -74,14 +73,14 @@ class SampleOrder:
         return indices
 
     def _rounds(self, x: torch.Tensor) -> torch.Tensor:
-        """One pass of the network.
+        """Do one pass of the network.
 
-        int64 wraps around, and its shifts bring in copies of the sign; neither reaches the bits that the
-        masks, of 32 bits at most, let through.
+        int64 overflow wraps around, and right shifts bring in copies of the sign. Both stay outside of the masks,
+        which have at most 32 bits.
         """
         low_mask, high_mask = self._low_mask, self._high_mask
         high, low = x >> self._low_bits, x & low_mask
-        # Each half round is undone by itself, so unequal halves still permute.
+        # Each half round is its own inverse, so the result is a permutation even if the halves are unequal.
         for add, multiply, add_too, multiply_too in self._keys:
             high = high ^ ((low + add) * multiply >> 32 & high_mask)
             low = low ^ ((high + add_too) * multiply_too >> 32 & low_mask)
@@ -98,12 +97,11 @@ class SampleOrder:
 
 
 def shares_by_weight(micro_batches: int, weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Every rank's number of micro-batches: in proportion to its weight, and at least one.
+    """Return every rank's number of micro-batches: in proportion to its weight, and at least one.
 
-    By largest remainder: the whole part of each quota first, what is left to the largest fractional
-    parts; then whoever has nothing takes one from whoever has most. Ties go to the lower rank, so
-    equal weights give the first ranks one more. Raises TrainError with fewer micro-batches than
-    ranks.
+    Uses the largest remainder. Each rank gets the whole part of its quota, and the ranks with the largest fractional
+    parts share the rest. Then a rank with none takes one from the rank with most. Ties go to the lower rank, so equal
+    weights give the first ranks one more. Raises TrainError if there are fewer micro-batches than ranks.
     """
     if len(weights) > micro_batches:
         raise TrainError(
@@ -127,14 +125,14 @@ def shares_by_weight(micro_batches: int, weights: Sequence[Fraction]) -> tuple[i
 
 
 def ranges(shares: Sequence[int]) -> list[range]:
-    """Each rank's micro-batches: neighbouring ranks own neighbouring ranges."""
+    """Return each rank's micro-batches: neighbouring ranks own neighbouring ranges."""
     ends = list(itertools.accumulate(shares, initial=0))
     return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Where in the sample stream every micro-batch of the run lies."""
+    """The position of every micro-batch of the run in the sample stream."""
 
     order: SampleOrder
     seed: int
@@ -142,13 +140,13 @@ class BatchPlan:
     micro_batch_size: int
 
     def span(self, step: int) -> tuple[int, int]:
-        """First and one-past-last position of the sample stream that `step` consumes."""
+        """Return the first and the one-past-last position of the sample stream that `step` consumes."""
         return step * self.global_batch_size, (step + 1) * self.global_batch_size
 
     def indices(self, mine: range, steps: range) -> Iterator[list[int]]:
-        """The samples of micro-batches `mine` of each of `steps`, one list a micro-batch, in order.
+        """Yield the samples of micro-batches `mine` of each of `steps`, one list a micro-batch, in order.
 
-        Worked out for many steps at a time, so that a step costs next to nothing.
+        Computes many steps at a time, so that one step costs next to nothing.
         """
         size = self.micro_batch_size
         each = torch.arange(mine.start * size, mine.stop * size)
@@ -162,7 +160,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class MicroBatchKey:
-    """One micro-batch: where it stands in the run, and the samples it is made of."""
+    """One micro-batch: its step and its number v in the step, and the indices of its samples."""
 
     step: int
     v: int
@@ -172,8 +170,8 @@ class MicroBatchKey:
 class MicroBatchFetcher:
     """Fetches batches by key: `fetcher[MicroBatchKey(step, v, indices)]`.
 
-    Random state is set from (step, v) before the samples are read, so an augmentation draws the same
-    numbers in this process, in a DataLoader worker, or on another machine.
+    Sets the random state from (step, v) before it reads the samples. So an augmentation draws the same numbers in this
+    process, in a DataLoader worker, and on another machine.
     """
 
     def __init__(
@@ -187,7 +185,7 @@ class MicroBatchFetcher:
         return self._read(key.indices)
 
     def keys(self, mine: range, steps: range) -> Iterator[MicroBatchKey]:
-        """The keys of micro-batches `mine` of each of `steps`, in order."""
+        """Yield the keys of micro-batches `mine` of each of `steps`, in order."""
         places = ((step, v) for step in steps for v in mine)
         for (step, v), indices in zip(places, self.plan.indices(mine, steps), strict=True):
             yield MicroBatchKey(step, v, indices)
@@ -196,7 +194,7 @@ class MicroBatchFetcher:
 def batch_reader(
     dataset: Dataset, collate: Callable[[list[Any]], Any] | None
 ) -> Callable[[list[int]], Any]:
-    """How this dataset turns indices into a batch: its own `batch` method, or `[i]` and collate."""
+    """Return a function from indices to a batch: the dataset's own `batch` method, or `[i]` and collate."""
     own = getattr(dataset, "batch", None)
     if callable(own):
         read: Callable[[list[int]], Any] = own
@@ -213,10 +211,10 @@ def fetch_batches(
     timeout_s: float,
     pin_memory: bool,
 ) -> Iterator[Any]:
-    """The batches of these keys, in order.
+    """Return an iterator over the batches of these keys, in order.
 
-    With `workers` > 0 they are fetched ahead by that many processes. A worker that does not
-    deliver within `timeout_s` seconds raises RuntimeError instead of hanging the job.
+    With `workers` > 0, that many processes fetch the batches ahead. If a worker does not deliver within `timeout_s`
+    seconds, the iterator raises RuntimeError instead of hanging the job.
     """
     if workers == 0:
         return (fetcher[key] for key in keys)
@@ -238,7 +236,7 @@ def _prepare_worker(threads: int, _: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     processes.die_with_parent(signal.SIGKILL)
-    # As in the process itself: another number of threads may give other bits.
+    # Use as many threads as the training process, because another number may give other bits.
     torch.set_num_threads(threads)
 
 

@@ -1,7 +1,7 @@
-"""What a host is: its processor, GPU, libraries and installed distributions, as far as a result may depend on it.
+"""The environment of a host: processor, GPU, libraries and installed distributions, as far as results depend on it.
 
-Owns the list of these facts and where each is read. Of environment variables only those that are named here or in
-manifest.py are looked at: others may hold secrets.
+Owns the list of these facts and the place where each is read. Reads only the environment variables that are named here
+or in provenance.py, because others may hold secrets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-# Of a processor's flags, those that choose kernels or number formats.
+# The processor flags that choose kernels or number formats.
 _FLAGS = {
     "fma", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "sve2", "bf16", "i8mm",
@@ -27,7 +27,7 @@ _PROC = Path("/proc")
 
 
 def environment(facts: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Everything about this host. `facts`: numerics.facts."""
+    """Return the environment of this host, for the manifest. `facts`: the result of numerics.facts."""
     system = os.uname()
     return {
         **facts,
@@ -49,15 +49,15 @@ def environment(facts: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def identity(environment: dict[str, Any]) -> str:
-    """12 hexadecimal digits: the same for hosts that are the same."""
+    """Return 12 hexadecimal digits, the same for hosts with the same environment."""
     return hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def distributions(path: Iterable[str]) -> dict[str, str]:
-    """Version of each installed distribution, by its normalized name.
+    """Return the version of each installed distribution, by its normalized name.
 
-    From the names of the metadata directories, as pip writes them: importlib.metadata opens and parses a
-    file of each, which takes twenty times as long.
+    Reads the names of the metadata directories, as pip writes them. importlib.metadata would open and parse a file of
+    each, which takes twenty times as long.
     """
     found: dict[str, str] = {}
     for place in path:
@@ -75,7 +75,8 @@ def distributions(path: Iterable[str]) -> dict[str, str]:
 
 
 def _processor() -> dict[str, Any]:
-    """The first one's model and flags; with hundreds of them the file takes long to make."""
+    """Return the model and the flags of the first processor. Reads no further, because the kernel takes long to make
+    the file for hundreds of processors."""
     said: dict[str, str] = {}
     try:
         with open(_PROC / "cpuinfo", encoding="utf-8", errors="replace", buffering=4096) as lines:
@@ -109,7 +110,7 @@ def _os_name() -> str:
 
 
 def _container() -> str:
-    """The image this runs in, as far as its runtime says; "" outside of one."""
+    """Return the container's image, as far as its runtime tells it; "" outside of a container."""
     for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
         if image := os.environ.get(name):
             return f"apptainer {image}"

@@ -1,8 +1,8 @@
 """Evaluation on the held-out split, exact over any number of processes.
 
-Owns the division of the split and the order of the sums: batches of fixed size in fixed order, a
-contiguous range of them to each rank. Means have one slot per batch and are added up in order; rows,
-one for each sample, are put together in order. Knows nothing of training.
+Owns the division of the split and the order of the sums. The split is cut into batches of fixed size in fixed order,
+and each rank gets a contiguous range of them. Means have one slot per batch and are added up in order. Rows, one for
+each sample, are put together in order. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Rows = dict[str, torch.Tensor]
 
 
 def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, Any]:
-    """Mean loss and metrics over the whole split, weighed by samples, and what `finish` makes of the
-    rows: numbers, or lists of them. Empty without a split.
+    """Return mean loss and metrics over the whole split, weighed by samples, and the results of `finish`.
 
-    Every rank gets the same. The last batch may be smaller: it is the same one everywhere.
+    `finish` makes numbers, or lists of numbers, of the rows. Returns {} without a split. Every rank gets the same
+    result. The last batch may be smaller, but it is the same batch on any number of processes.
     """
     dataset = workload.eval_dataset
     if dataset is None:
@@ -47,7 +47,7 @@ def evaluate(workload: Workload, world: World, config: RunConfig) -> dict[str, A
 
 
 def names(workload: Workload, device: torch.device, config: RunConfig) -> set[str] | None:
-    """What the metrics are called, by the first batch of the split: None where `finish` needs more."""
+    """Return the names of the metrics, from the first batch of the split; None if `finish` fails on one batch."""
     assert workload.eval_dataset is not None
     means, rows = _measure_batches(workload, workload.eval_dataset, range(1), device, config)
     if workload.finish is None:
@@ -55,23 +55,23 @@ def names(workload: Workload, device: torch.device, config: RunConfig) -> set[st
     try:
         with torch.no_grad():
             return {*means[0], *workload.finish(rows[0])}
-    except Exception:  # noqa: BLE001 - with a batch of one class, say; an evaluation will tell
+    except Exception:  # noqa: BLE001 - for example, a batch of one class; an evaluation will tell
         return None
 
 
 def _measure_batches(
     workload: Workload, dataset: Dataset, mine: range, device: torch.device, config: RunConfig
 ) -> tuple[dict[int, Means], list[Rows]]:
-    """The means and the rows of these batches; nothing of the model is changed."""
+    """Return the means and the rows of these batches; leaves the model as it was."""
     size = config.micro_batch_size
     read = batch_reader(dataset, workload.collate)
     means: dict[int, Means] = {}
     rows: list[Rows] = []
-    # What an evaluation writes to buffers would make the weights depend on when one takes place.
+    # Restore the buffers afterwards. Otherwise the weights would depend on when evaluations take place.
     kept = [(buffer, buffer.clone()) for buffer in workload.model.buffers()]
     workload.model.eval()
     try:
-        # Not inference_mode: a table that a model keeps for later would be of no use in training.
+        # Not inference_mode: training could not use a tensor that the model caches here.
         with torch.no_grad():
             for n in mine:
                 indices = list(range(n * size, min((n + 1) * size, len(dataset))))
@@ -88,7 +88,7 @@ def _measure_batches(
 
 
 def _measure(workload: Workload, batch: object, samples: int) -> tuple[Means, Rows]:
-    """Of one batch: each mean times its samples, and the rows."""
+    """Return, for one batch, each mean times the number of samples, and the rows."""
     values = dict(workload.metrics(workload.model, batch)) if workload.metrics else {}
     means: Means = {}
     rows: Rows = {}
@@ -104,7 +104,7 @@ def _measure(workload: Workload, batch: object, samples: int) -> tuple[Means, Ro
         else:
             means[name] = _scalar(name, returned) * samples
     if "loss" not in means:
-        # Metrics that bring the loss along save a second forward pass.
+        # If the metrics bring the loss along, this second forward pass is not needed.
         means["loss"] = _scalar("loss", workload.loss(workload.model, batch)) * samples
     return means, rows
 
@@ -146,9 +146,9 @@ def _mean(rows: dict[int, Means], batches: int, samples: int, world: World) -> M
 def _finish(
     workload: Workload, mine: list[Rows], means: Mapping[str, float], world: World
 ) -> dict[str, Any]:
-    """What the user's function makes of all rows: called on rank 0, the same on every rank."""
+    """Call `finish` with all rows on rank 0, and return its result on every rank."""
     assert workload.finish is not None
-    # Contiguous ranges of the split, so by rank they are in its order.
+    # The ranks have contiguous ranges of the split, so their rows by rank are in the split's order.
     parts = [part for part in world.all_gather(_together(mine)) if part]
     found: dict[str, Any] | None = None
     if world.rank == 0:
@@ -180,7 +180,7 @@ def _together(parts: list[Rows]) -> Rows:
 
 
 def _numbers(name: str, value: object) -> Any:
-    """A number, or lists of numbers, as JSON has them. Raises TrainError."""
+    """Return the value as a number or as lists of numbers, for JSON. Raises TrainError."""
     if isinstance(value, torch.Tensor):
         value = value.tolist()
     if isinstance(value, (list, tuple)):

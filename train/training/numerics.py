@@ -1,6 +1,6 @@
-"""What the bits of a run depend on besides its settings: hardware, libraries, threads.
+"""The facts besides its settings that the bits of a run depend on: hardware, libraries, threads.
 
-Owns the list of these facts, and what a run pins of them.
+Owns the list of these facts, and pins some of them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _FREE = {
 
 
 def pin(threads: int) -> None:
-    """Fix what torch would otherwise choose by machine or by timing."""
+    """Fix the choices that torch would otherwise make by machine or by timing."""
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = False
-    # Warn only: a model that uses an operation with no deterministic version still trains. Set like this
-    # and by the variable, it does not import the compiler, which costs as much as torch itself.
+    # Warn only, so that a model with an operation that has no deterministic version still trains. This call and the
+    # variable avoid an import of the compiler, which costs as much as torch itself.
     torch.set_deterministic_debug_mode("warn")
     os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
-    # Filling every new tensor would hide reads of uninitialised memory at the price of a pass.
+    # Do not fill new tensors: that would hide reads of uninitialised memory, and cost a pass over each.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
 
 
 def facts(config: RunConfig, device: torch.device) -> dict[str, Any]:
-    """Everything outside the settings that the bits depend on."""
+    """Return everything outside the settings that the bits depend on."""
     on_gpu = device.type == "cuda"
     return {
         "torch": torch.__version__,
@@ -56,9 +56,9 @@ def facts(config: RunConfig, device: torch.device) -> dict[str, Any]:
 
 
 def code() -> str:
-    """Names the user's code in this bundle: a hash over its files' hashes; "" without any.
+    """Return a hash over the hashes of the user's files in this bundle; "" if it has no such files.
 
-    Read from bundle.json beside this package, so that the working directory does not matter.
+    Reads bundle.json from the directory of this package, so that the working directory does not matter.
     """
     try:
         bundle = json.loads((HERE / LISTING).read_text("utf-8"))
@@ -69,8 +69,8 @@ def code() -> str:
 
 
 def settings(config: RunConfig, last_step: int, own_schedule: bool = False) -> dict[str, Any]:
-    """The settings that decide what is computed. The length of the run is one of them only where
-    the learning rate depends on it."""
+    """Return the settings that decide what is computed. The length of the run is one of them only if the learning
+    rate depends on it."""
     chosen = {k: v for k, v in vars(config).items() if k not in _FREE}
     if own_schedule or config.schedule != "constant":
         chosen["last_step"] = last_step

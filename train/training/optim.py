@@ -1,6 +1,6 @@
-"""The optimizer a config names, or those a workload brings, and the learning rate as a function of the step.
+"""The optimizers, named by the config or brought by a workload, and the learning rate as a function of the step.
 
-Owns both. The schedule keeps no state of its own, so there is none to resume.
+Owns both. The schedule keeps no state of its own, so a resume has nothing to restore.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _PROTOCOL = ("step", "param_groups", "state_dict", "load_state_dict")
 
 
 def build_optimizers(workload: Workload, config: RunConfig) -> tuple[torch.optim.Optimizer, ...]:
-    """The workload's own if it brings any, else the one the config names. Raises TrainError for anything else."""
+    """Return the workload's own optimizers if it brings any, else the one that the config names.
+
+    Raises TrainError if the workload returns no usable optimizer.
+    """
     if workload.optimizer is not None:
         optimizers = _own(workload.optimizer(workload.model, config.lr))
     else:
@@ -49,7 +52,7 @@ def _own(returned: Any) -> tuple[torch.optim.Optimizer, ...]:
 def _built_in(workload: Workload, config: RunConfig) -> torch.optim.Optimizer:
     parameters = [p for p in workload.model.parameters() if p.requires_grad]
     decay = config.weight_decay
-    # MKL's square root, which torch.sqrt takes, depends on the processor's maker; that of the fused update does not.
+    # torch.sqrt uses MKL, whose square root depends on the processor's maker; the fused update has its own.
     fused = True if config.determinism == PORTABLE else None
     if config.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=decay, fused=fused)
@@ -59,7 +62,7 @@ def _built_in(workload: Workload, config: RunConfig) -> torch.optim.Optimizer:
 
 
 def lr_factor(config: RunConfig, step: int, last_step: int) -> float:
-    """What the base learning rate is multiplied by at `step` (counted from 0)."""
+    """Return the factor of the base learning rate at `step` (counted from 0)."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     if config.schedule == "constant":
@@ -80,7 +83,7 @@ class LearningRate:
         last_step: int,
         own: Callable[[int, int], float] | None = None,
     ) -> None:
-        """`own`: the workload's schedule. Raises TrainError when it cannot be followed."""
+        """`own`: the workload's schedule. Raises TrainError when it gives no usable factor."""
         self._optimizers = optimizers
         self._config, self._last_step, self._own = config, last_step, own
         self._base = [group["lr"] for group in self._groups()]
@@ -88,7 +91,7 @@ class LearningRate:
             self._check_own()
 
     def set_for(self, step: int) -> float:
-        """Returns the first group's learning rate, the one worth showing."""
+        """Set the learning rates for `step`, and return the first group's, to show it."""
         factor = self._factor(step)
         for group, base in zip(self._groups(), self._base, strict=True):
             group["lr"] = base * factor
@@ -96,7 +99,7 @@ class LearningRate:
         return lr
 
     def _groups(self) -> Iterator[dict[str, Any]]:
-        # Read each time, because load_state_dict replaces them.
+        # Read the groups each time, because load_state_dict replaces them.
         return chain.from_iterable(each.param_groups for each in self._optimizers)
 
     def _factor(self, step: int) -> float:

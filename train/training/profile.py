@@ -1,4 +1,4 @@
-"""torch.profiler over some steps: a trace for each rank, and a table of where their time went.
+"""torch.profiler over some steps: a trace for each rank, and a table of their times.
 
 Owns the range of steps, the files below profile/ and the table. Outside of the range it does nothing.
 """
@@ -21,12 +21,12 @@ _OPERATORS = 8
 
 
 class Profile:
-    """This rank's part. All ranks begin and end at the same step, as they exchange the table's rows."""
+    """This rank's part. All ranks begin and end at the same step, because they exchange the table's rows."""
 
     def __init__(
         self, steps: tuple[int, int], directory: Path, world: World, clock: StepClock
     ) -> None:
-        """`steps`: the first and the last; `clock`: of the trainer."""
+        """`steps`: the first and the last step; `clock`: the trainer's."""
         self._first, self._last = steps
         self._directory, self._world, self._clock = directory, world, clock
         self._steps = range(0)
@@ -34,7 +34,7 @@ class Profile:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Around one step. A start in the middle of the range traces what is left of it."""
+        """The context of one step. A start in the middle of the range traces the rest of it."""
         if self._profiler is None and self._first <= step <= self._last:
             self._begin(step)
         yield
@@ -53,7 +53,7 @@ class Profile:
         self._before = self._clock.times()
 
     def close(self) -> None:
-        """The last step of the range, or of the run: write the trace, and rank 0 the table."""
+        """After the last step of the range or of the run: write the trace, and print the table on rank 0."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
@@ -62,7 +62,7 @@ class Profile:
             profiler.stop()
             operators = profiler.key_averages()
             compute_s = step_s - exchange_s - data_s
-            if self._world.device.type == "cuda":  # whose host only waits for its kernels
+            if self._world.device.type == "cuda":  # the host only waits: take the kernels' times
                 kernels = [(each.key, each.self_device_time_total) for each in operators]
                 exchange_s = self._seconds(t for name, t in kernels if "nccl" in name.lower())
                 compute_s = self._seconds(t for name, t in kernels if "nccl" not in name.lower())
@@ -82,7 +82,7 @@ class Profile:
     def _table(self, rows: list[tuple[float, float, float, float]]) -> Iterator[str]:
         yield f"profile of steps {self._steps[0]} to {self._steps[-1]}, traces in {self._directory}; ms of a step:"
         yield "  rank      step   compute  communication   waiting      data"
-        # What even the rank spends that waits for nobody is communication.
+        # The rank with the least exchange time waits for no other rank, so all of that time is communication.
         least = min(exchange_s for _, _, exchange_s, _ in rows)
         for rank, (step_s, compute_s, exchange_s, data_s) in enumerate(rows):
             waiting_s = exchange_s - least

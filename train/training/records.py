@@ -1,7 +1,7 @@
-"""What rank 0 writes down: manifest, metrics, progress, checkpoints, status.
+"""The records that rank 0 writes: manifest, metrics, progress, checkpoints, status.
 
 Owns the job's records in the checkpoint directory during a run, always behind the fence of lock.py. The other ranks
-write none: their heartbeats are health/'s, a host's own status is node.py's.
+write no records of the job: heartbeats belong to health/, and a host's own status belongs to node.py.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class StartFacts:
 
     `parts`: the micro-batches of a step that each rank computes. `repeats`: whether a micro-batch gives the same bits
     when it is computed again. `accepted`: the changed settings that this start goes on with. `earlier`: the starts
-    before, as the checkpoint names them. `source`: the host that had the checkpoint, "" if it is this one. `hosts`
-    and `environments` are entries of manifest.json under these names.
+    before this one, as the checkpoint names them. `source`: the host that had the checkpoint, "" if it is this one.
+    `hosts` and `environments` are entries of manifest.json under these names.
     """
 
     config: RunConfig
@@ -69,7 +69,7 @@ class StartFacts:
 
 
 class Records:
-    """Opened when the run knows where it resumes; closed with the final status."""
+    """The open records of a run: from the moment when the step to resume at is known, to the final status."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Records:
         state: State,
         remote: RemoteCheckpoints | None = None,
     ) -> None:
-        """`remote`: where there is a store. Raises FencedOffError, OSError."""
-        fence.check()  # building the model may have taken its time
+        """`remote`: the store, if there is one. Raises FencedOffError, OSError."""
+        fence.check()  # building the model may have taken long, and another start may have begun meanwhile
         self._directory, self._fence = directory, fence
         self._plan, self._last_step = facts.plan, facts.last_step
         self._remote, self._selection = remote, state.selection
@@ -93,7 +93,7 @@ class Records:
         config, world, workload = facts.config, facts.world, facts.workload
         start_step = state.step
         disk.remove_leftovers(directory)
-        if (best_step(directory) or 0) > start_step:  # it is evaluated again
+        if (best_step(directory) or 0) > start_step:  # its step will come, and be evaluated, again
             (directory / BEST).unlink(missing_ok=True)
         about, run = _describe_run(facts, fence), facts.tracker_run
         if config.trackers:
@@ -140,7 +140,7 @@ class Records:
         self.checkpointer.begin(start_step)
 
     def stepped(self, state: State, result: StepResult, lr: float) -> None:
-        """One more step is complete: its row, the ranks' times where they are due, the progress line."""
+        """Record a complete step: its row, the ranks' times if they are due, the progress line."""
         self._checkpoints()
         first, end = self._plan.span(state.step - 1)
         self._ending["loss"] = loss = result.loss
@@ -153,7 +153,7 @@ class Records:
             self.say(f"the loss is {loss} at step {state.step}; the rows before it may tell why")
 
     def _checkpoints(self) -> None:
-        """The rows of the checkpoints that were written meanwhile."""
+        """Write the rows of the checkpoints that were completed meanwhile."""
         while self.checkpointer.written:
             step, seconds, stall = self.checkpointer.written.popleft()
             self._row("checkpoint", step, seconds=round(seconds, 3), stall=round(stall, 3))
@@ -177,9 +177,10 @@ class Records:
         self._row("ranks", step, **values)
 
     def commit(self, state: State, is_best: bool) -> None:
-        """A checkpoint if one is due, or if its evaluation was the best so far.
+        """Take a checkpoint if one is due, or if its evaluation was the best so far.
 
-        After the rows of its step: what is committed is on record. Raises FencedOffError.
+        Call it after the rows of its step are written, so that every committed step is on record. Raises
+        FencedOffError.
         """
         if is_best or (state.step < self._last_step and self.checkpointer.due(state.step)):
             self.checkpointer.save(state, is_best)
@@ -196,17 +197,17 @@ class Records:
         self.say(f"eval at step {step}  {text}")
 
     def mark_best(self, state: State) -> None:
-        """The evaluation after the last checkpoint was the best. Raises FencedOffError."""
+        """Record that the evaluation after the last checkpoint was the best. Raises FencedOffError."""
         try:
             self.checkpointer.mark_best(state)
         except OSError as error:
             self.say(f"{BEST} cannot be written ({error.strerror}), which names step {state.step}")
 
     def save_last(self, state: State, leaving: bool, goes_on: bool) -> str:
-        """The last checkpoint. Returns why it failed, or "". Raises FencedOffError.
+        """Take the last checkpoint. Returns why it failed, or "". Raises FencedOffError.
 
-        `leaving`: this process or its machine is about to go. `goes_on`: elsewhere, from what is in
-        the store, so that a checkpoint that did not get there fails nothing and is only told.
+        `leaving`: this process will end soon, or its machine will be taken away. `goes_on`: the job goes on elsewhere
+        from the store, so a failure of this checkpoint only prints a message and returns "".
         """
         self._progress.end_line()
         if not leaving:
@@ -230,8 +231,9 @@ class Records:
         return ""
 
     def close(self, word: str, step: int, reason: str = "") -> None:
-        """The final status, "done" or "stopped". Raises FencedOffError, TrainError when it cannot be
-        written. `reason`: why it was stopped.
+        """Write the final status `word`, "done" or "stopped", and print the end of the run.
+
+        `reason`: why it was stopped. Raises FencedOffError, and TrainError if the attempt has failed already.
         """
         self._checkpoints()
         self._row(word, step, reason=reason)
@@ -261,8 +263,10 @@ class Records:
         )
 
     def leave(self, step: int, why: str) -> None:
-        """The job goes on in another world, whose rank 0 writes records of its own. `why` there is no
-        checkpoint of this step, if there is none."""
+        """End the records of this world. The job goes on in another world, whose rank 0 writes records of its own.
+
+        `why`: the reason why this step has no checkpoint, or "".
+        """
         if why:
             self.say(f"{why}; going on from the one before")
         self._checkpoints()
@@ -294,13 +298,16 @@ class Records:
         self._fence.check()
         was = read_status(self._directory)
         if was is not None and (was.word, was.attempt) == ("failed", self._fence.attempt):
-            raise TrainError(was.reason)  # another rank has met it before this one looked
+            raise TrainError(was.reason)  # another rank has recorded a failure meanwhile
         record_status(self._directory, Status(word, self._fence.attempt, step, reason))
 
 
 @contextmanager
 def _named_for_good() -> Iterator[None]:
-    """No restart gives the permission to write a file, nor makes one of a directory. Raises TrainError."""
+    """Within this context, raise TrainError with the path for an OSError that no restart cures.
+
+    These are: no permission, a read-only file system, and a directory in the place of the file.
+    """
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""One micro-batch, computed twice before the first step: it has to give the same bits, and to ask no other process.
+"""One micro-batch, computed twice before the first step: it has to give the same bits, and to call no collective.
 
-Owns the comparison, the watch on collectives, and the wording of both. Leaves parameters, gradients and buffers as they were;
-the random state is set before each micro-batch anyway.
+Owns the comparison, the watch on collectives, and the messages of both. Leaves parameters, gradients and buffers as
+they were. It need not restore the random state, which is set before each micro-batch anyway.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _COLLECTIVE = re.compile(r"(?!__).*(all|reduce|gather|scatter|broadcast|barrier|
 
 @dataclass(frozen=True)
 class Repetition:
-    """What a rank found. `difference`: "" where both results are the same bits; `loss`: the first one, None
-    where there is none."""
+    """A rank's finding. `difference`: in words, "" if both results have the same bits. `loss`: the first loss, or
+    None."""
 
     difference: str
     loss: float | None
@@ -42,8 +42,10 @@ def repeat(
     batches: Iterable[Any],
     may_meet: bool = False,
 ) -> Repetition:
-    """Compute loss and gradients of `batches`, one micro-batch that is read twice. `compute` sets the
-    random state. Raises TrainError when that calls a collective, unless it `may_meet` the other ranks."""
+    """Compute loss and gradients of `batches`, one micro-batch that is read twice, and compare them.
+
+    `compute` sets the random state. Raises TrainError when `compute` calls a collective, unless `may_meet` allows it.
+    """
     try:
         with nullcontext() if may_meet else _no_collectives():
             return _repeat(model, compute, list(batches))
@@ -55,7 +57,7 @@ def repeat(
             "micro-batch, and raise train.micro_batch_size if more samples have to meet in it "
             "(docs/workloads.md, A loss over many samples)"
         ) from None
-    except Exception:  # noqa: BLE001 - the first step meets it, where it is told as any other
+    except Exception:  # noqa: BLE001 - the first step raises it again, and reports it as usual
         return Repetition("", None)
 
 
@@ -86,7 +88,7 @@ def _repeat(
 
 
 def report(mine: Repetition, world: World) -> bool:
-    """Whether the ranks found nothing that differs; rank 0 says what does."""
+    """Return whether no rank found a difference; rank 0 prints a warning if one did."""
     everyone = world.all_gather(mine)
     differing = [(rank, each.difference) for rank, each in enumerate(everyone) if each.difference]
     losses = [(rank, each.loss) for rank, each in enumerate(everyone) if each.loss is not None]
@@ -111,12 +113,15 @@ def report(mine: Repetition, world: World) -> bool:
 
 
 class _CollectiveError(Exception):
-    """The name of the function in torch.distributed that was called."""
+    """Raised with the name of the function in torch.distributed that was called."""
 
 
 @contextmanager
 def _no_collectives() -> Iterator[None]:
-    """A collective of this thread raises _CollectiveError, by whatever name the user's code has imported it."""
+    """Within this context a collective of this thread raises _CollectiveError.
+
+    Wraps the methods of the process group, so it works by whatever name the user's code has imported a function.
+    """
     thread = threading.get_ident()
 
     def watched(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,7 +134,7 @@ def _no_collectives() -> Iterator[None]:
         return call
 
     group = dist.ProcessGroup
-    # As the class has them: what getattr() gives would not bind to a group once it is put back.
+    # Take them from vars(): a method from getattr() would not bind to a group after it is put back.
     methods = {name: each for name, each in vars(group).items() if _COLLECTIVE.match(name)}
     for name, method in methods.items():
         setattr(group, name, watched(method))
@@ -142,7 +147,7 @@ def _no_collectives() -> Iterator[None]:
 
 @contextmanager
 def _state_kept(model: torch.nn.Module) -> Iterator[None]:
-    """No gradients afterwards, and the buffers as they were, replaced or created ones too."""
+    """At the end of this context, clear the gradients and restore the buffers, replaced or created ones too."""
     kept = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     values = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
@@ -157,7 +162,8 @@ def _state_kept(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _other_values(one: Any, other: Any, place: str = "") -> Iterator[str]:
-    """Where two batches differ: `[0]`, `['image']`; what is neither a tensor nor holds any is not looked at."""
+    """Yield the places where two batches differ, as `[0]` or `['image']`. Compares tensors only, in dicts, lists and
+    tuples."""
     if isinstance(one, torch.Tensor):
         if not isinstance(other, torch.Tensor) or not _same(one, other):
             yield place
@@ -171,7 +177,7 @@ def _other_values(one: Any, other: Any, place: str = "") -> Iterator[str]:
 
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """The same bits, but for the sign of a zero; NaN is NaN."""
+    """Return whether the bits are the same, apart from the sign of a zero; NaN equals NaN."""
     if one is None or other is None:
         return one is other
     if one.shape != other.shape or one.dtype != other.dtype:

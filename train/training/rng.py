@@ -1,8 +1,7 @@
-"""Random state as a function of what is being computed, never of who computes it.
+"""Random state as a function of the micro-batch that is computed, never of the rank that computes it.
 
-Owns the derivation of seeds from (seed, purpose, step, micro-batch) and the setting of every global
-generator from one of them. Knows nothing of ranks: a rank in a key would tie the weights to the
-number of processes.
+Owns the derivation of seeds from (seed, purpose, step, micro-batch), and sets every global generator from one of
+them. Knows nothing of ranks: a rank in a key would make the weights depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ INIT, MODEL, DATA, EVAL, ORDER = range(5)
 
 
 def derive(seed: int, purpose: int, *position: int) -> int:
-    """A 63-bit seed for one `purpose` (one of this module's constants) at one `position`.
+    """Return a 63-bit seed for one `purpose` (one of this module's constants) at one `position`.
 
-    Hashed, so that neighbouring positions get unrelated streams whatever generator is seeded.
+    The seed is a hash, so that neighbouring positions get unrelated streams with any generator.
     """
     words = (seed & 0xFFFFFFFFFFFFFFFF, purpose, *position)
     digest = hashlib.blake2b(struct.pack(f"<{len(words)}Q", *words), digest_size=8).digest()
@@ -29,10 +28,10 @@ def derive(seed: int, purpose: int, *position: int) -> int:
 
 
 def set_global(seed: int, device: torch.device) -> None:
-    """Put every global generator a model may draw from into one known state.
+    """Put every global generator that a model may draw from into one known state.
 
-    The generators are seeded directly: `torch.manual_seed` costs about 150 µs because it visits
-    every backend, this costs a few.
+    Seeds the generators directly, which takes a few µs. `torch.manual_seed` takes about 150 µs, because it visits
+    every backend.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -41,9 +40,9 @@ def set_global(seed: int, device: torch.device) -> None:
 
 
 def set_global_for_data(seed: int, device: torch.device = _CPU) -> None:
-    """The same for what a dataset or a transform may draw from, numpy's generator included."""
+    """Do the same for all generators that a dataset or a transform may draw from, numpy's included."""
     set_global(seed, device)
-    # Only when something has already imported it: training itself does not need numpy.
+    # Seed numpy only if the user's code has imported it: training itself does not need numpy.
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)

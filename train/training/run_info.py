@@ -1,4 +1,4 @@
-"""A worker process as it was started: its settings, its directory, and the parts that guard it."""
+"""A worker process as it was started: its settings, its directory, its reporter, and the guards of the job."""
 
 from __future__ import annotations
 

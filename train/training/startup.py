@@ -1,6 +1,6 @@
-"""A worker before its first step: it meets the others, and a run that cannot be exact is refused.
+"""A worker before its first step: it meets the others, and refuses a run that cannot be exact.
 
-trainer.run has the order of the checks that need a model.
+trainer.run gives the order of the checks that need a model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from train.training.weights import weights_sha256
 if TYPE_CHECKING:
     from train.checkpoint.remote import RemoteCheckpoints
 
-# How long the peers wait for what rank 0 brings from a store, or there: it may be large and far away.
+# How long the peers wait while rank 0 downloads a checkpoint from a store or uploads one: it may be large, and the
+# store far away.
 STORE_S = 6 * 3600.0
 
 
@@ -47,9 +48,9 @@ STORE_S = 6 * 3600.0
 class Meeting:
     """The world that a worker has joined.
 
-    `parts`: the micro-batches of a step that each rank computes. `environments`: by host, what it computes with.
-    `stop`: the request to stop. `fence`: the right to write to the directory, on rank 0 alone. `host`: the status of
-    this host, on the first rank of each of several hosts.
+    `parts`: the micro-batches of a step that each rank computes. `environments`: the hosts' environments by their
+    hash, on rank 0 alone. `stop`: the request to stop. `fence`: the right to write to the directory, on rank 0 alone.
+    `host`: the status of this host, on the first rank of each of several hosts.
     """
 
     world: World
@@ -62,7 +63,7 @@ class Meeting:
 
 
 def meet(info: RunInfo) -> Meeting:
-    """Join the process group, compare the hosts, and take the directory. Raises TrainError, FencedOffError."""
+    """Join the process group, compare the hosts and take the directory. Raises TrainError, FencedOffError."""
     config, directory, node = info.config, info.directory, info.node
     NOW.name = "starting"
     place = Place.from_environment(os.environ)
@@ -75,7 +76,8 @@ def meet(info: RunInfo) -> Meeting:
     timeouts = config.rendezvous_timeout, config.collective_timeout
     with doing("joining"), WAITING:
         world = join(place, config.backend, *timeouts, info.failures)
-    # Not before: a worker that waits for peers that will never come is to die of a SIGTERM.
+    # Install the signal handler only after the rendezvous: until then SIGTERM must end a worker that waits for missing
+    # peers.
     scheduler = os.environ.get(VARIABLE, "")
     stop = StopRequest(directory / "stop", scheduler, watches=place.local_rank == 0)
     facts = numerics.facts(config, world.device)
@@ -96,7 +98,7 @@ def meet(info: RunInfo) -> Meeting:
 
 
 def part(world: World, info: RunInfo, gradients: Gradients | None = None) -> None:
-    """A good end: nobody leaves before all are done."""
+    """Leave the world after a good end. No rank leaves before all are done."""
     if info.failures is not None:
         world.barrier()
         info.failures.close()
@@ -110,7 +112,7 @@ def check_world_size(config: RunConfig, place: Place, among_hosts: bool) -> None
         return
     what = f"planned for {config.world_size} processes and started as {place.world_size}"
     if among_hosts and place.world_size < (config.world_size or 0):
-        # The host's script has counted the processes from the nodes that it was told of.
+        # The host's script counted the processes from the list of nodes, so a node of the list is missing.
         raise TrainError(
             f"{what}: torchrun has left a node out, as it does when the clocks of the nodes are 10 s "
             "apart or more; compare them (`date +%s` on each at once; `ddpgen explain CLK001`), let "
@@ -122,7 +124,7 @@ def check_world_size(config: RunConfig, place: Place, among_hosts: bool) -> None
 
 
 def shares(config: RunConfig, assembly: agreement.Assembly) -> tuple[int, ...]:
-    """How many micro-batches of a step each rank takes. Raises TrainError."""
+    """Return the number of micro-batches of a step for each rank. Raises TrainError."""
     weights = [member.weight for member in assembly.members]
     shares = config.shares or shares_by_weight(config.micro_batches, weights)
     if len(shares) != len(weights):
@@ -131,7 +133,7 @@ def shares(config: RunConfig, assembly: agreement.Assembly) -> tuple[int, ...]:
 
 
 def claim_by_hand(directory: Path) -> str:
-    """What a launch script does otherwise: take the directory, forget an old request to stop."""
+    """Do a launch script's part: take the directory, and delete an old request to stop. Returns the attempt id."""
     job = os.environ.get("DDPGEN_JOB", "(started by hand)")
     attempt = claim(directory, job, os.getpid(), scheduler=os.environ.get(VARIABLE, ""))
     (directory / "stop").unlink(missing_ok=True)
@@ -139,23 +141,23 @@ def claim_by_hand(directory: Path) -> str:
 
 
 def connect_reporters(reporter: Reporter, world: World) -> None:
-    """Let the reporters of this world know each other, over the network where it has several hosts."""
+    """Connect the reporters of this world with each other, over the network if it has several hosts."""
     name = world.all_gather(secrets.token_hex(4))[0]
     reporter.meet(name, another_connection(world.store) if len(world.layout) > 1 else None)
     if world.backend == "nccl":
-        # Its watchdog aborts the process; no exception ever comes.
+        # On a timeout NCCL's watchdog aborts the process without an exception, so report before that.
         reporter.speak_before(world.collective_timeout, lambda line: say(line, world.rank))
 
 
 @contextmanager
 def end_all_when_fenced_off(node: Node | None) -> Iterator[None]:
-    """Of several hosts none goes on when rank 0 may not write any more."""
+    """Within this context, if rank 0 may not write any more, end the job on all of several hosts."""
     try:
         yield
     except FencedOffError as error:
         if node is None:
             raise
-        node.check()  # where only this host was started anew, the others go on without it
+        node.check()  # raises if only this host was started again: then the others go on without it
         raise TrainError(str(error)) from None
 
 
@@ -163,16 +165,17 @@ def end_all_when_fenced_off(node: Node | None) -> Iterator[None]:
 def open_store(
     config: RunConfig, directory: Path, fence: Fence | None, world: World
 ) -> Iterator[RemoteCheckpoints | None]:
-    """Rank 0 takes the store, if there is one, and brings its newest checkpoint here.
+    """If there is a store, rank 0 takes it and downloads its newest checkpoint.
 
-    Raises TrainError on every rank when that cannot be. A job that fails for good says so there.
+    Yields the store on rank 0, and None elsewhere or without a store. Raises TrainError on every rank if rank 0 fails
+    here. A job that fails for good within this context records the reason in the store.
     """
     if not config.checkpoint_store:
         yield None
         return
     remote, why = None, ""
     if fence is not None:
-        from train.checkpoint.remote import open_remote  # only where there is a store
+        from train.checkpoint.remote import open_remote  # only if there is a store
 
         job = os.environ.get("DDPGEN_JOB", "(started by hand)")
         try:
@@ -193,10 +196,12 @@ def open_store(
 def check_settings(
     config: RunConfig, settings: dict[str, Any], world: World, found: Found
 ) -> list[str]:
-    """Refuse to continue a run as a different one; say so where only the bits may differ. Returns the changes
-    that were accepted."""
+    """Compare this run with the one that wrote the checkpoint, and return the accepted changes of its settings.
+
+    Raises TrainError if the settings differ and the changes are not accepted. Warns if only the bits may differ.
+    """
     now = _as_json(settings)
-    # Older checkpoints do not say so.
+    # Checkpoints of older versions do not record `determinism`.
     was = {"determinism": "default", **found.source.meta.get("settings", {})}
     accepted = differences(was, now)
     if accepted and not config.accept_changes:
@@ -234,9 +239,9 @@ def _as_json(value: Any) -> Any:
 def check_equal(
     model: torch.nn.Module, last_step: int, world: World, other_bits: Sequence[str]
 ) -> None:
-    """Before the first step: every rank holds the same parameters and plans the same steps.
+    """Raise TrainError, before the first step, unless all ranks hold the same parameters and plan the same steps.
 
-    `other_bits`: what the bit probe found between the hosts, which explains a difference. Raises TrainError.
+    `other_bits`: the differences that the bit probe found between the hosts, which explain other parameters.
     """
     answers = world.all_gather(f"{last_step} {weights_sha256(model.state_dict())}")
     odd = [str(rank) for rank, answer in enumerate(answers) if answer != answers[0]]

@@ -1,7 +1,7 @@
 """The rows of metrics.jsonl, sent to TensorBoard, Weights & Biases or MLflow while they are written.
 
-Owns a process for each tracker, started by rank 0: it follows the file, so that a library that hangs, crashes
-or draws random numbers touches no step. A tracker is sent what it lacks: after a restart, no step twice.
+Owns a process for each tracker, started by rank 0. The process follows the file, so a library that hangs, crashes
+or draws random numbers affects no step. It sends the steps that the tracker lacks: after a restart, no step twice.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ class Points(NamedTuple):
 
 
 class Tracker(Protocol):
-    """Where points go. `last`: the last step that it has."""
+    """The destination of the points. `last`: the last step that it has."""
 
     last: int
 
     def send(self, points: Sequence[Points]) -> None:
-        """Takes points in the order of their steps; all is sent when it returns."""
+        """Send these points, which come in the order of their steps. Returns when all are sent."""
 
     def close(self, end: str) -> None:
-        """`end`: done, stopped or left; "" after a crash."""
+        """Close the run there. `end`: done, stopped or left; "" after a crash."""
 
 
 Processes = list["subprocess.Popen[bytes]"]
 
 
 def start(names: Sequence[str], directory: Path, run: str, step: int, every: int) -> Processes:
-    """The processes of these trackers; they end when this one does.
+    """Start a process for each of these trackers and return them; they end when this process does.
 
-    `run`: the same at every start of a job. `step`: where this start begins. `every`: steps between two
-    measurements of the speed. metrics.jsonl lies there, without a row of this start.
+    `run`: an id that is the same at every start of a job. `step`: the step where this start begins. `every`: steps
+    between two measurements of the speed. metrics.jsonl must exist, and must have no row of this start yet.
     """
     size = (directory / "metrics.jsonl").stat().st_size
     about = [str(directory.absolute()), run, str(step), str(size), str(every)]
@@ -64,7 +64,7 @@ def start(names: Sequence[str], directory: Path, run: str, step: int, every: int
     for name in names:
         command = [sys.executable, "-m", __name__, name, *about]
         try:
-            # In a session of its own: Ctrl-C is for the training, whose last row it waits for.
+            # A session of its own, so that Ctrl-C reaches only the training: the tracker waits for its last row.
             started += [
                 subprocess.Popen(command, cwd=HERE, stdin=subprocess.PIPE, start_new_session=True)
             ]
@@ -74,11 +74,11 @@ def start(names: Sequence[str], directory: Path, run: str, step: int, every: int
 
 
 def finish(started: Processes) -> None:
-    """The last row is written: wait until it is sent."""
+    """After the last row is written, wait until the trackers have sent it, at most 2 * FINISH_S seconds each."""
     for process in started:
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended
-            # Closing alone does not do: processes that fetch batches have the pipe, too.
+            # Closing the pipe is not enough, because processes that fetch batches have inherited it.
             process.stdin.write(b"\n")
             process.stdin.close()
     for process in started:
@@ -87,7 +87,7 @@ def finish(started: Processes) -> None:
 
 
 def run_id(directory: Path, resumed: str) -> str:
-    """That of the checkpoint, or of an earlier start that came to none, or a new one."""
+    """Return the run id of the checkpoint (`resumed`), else of an earlier start without a checkpoint, else a new one."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         before = json.loads((directory / "manifest.json").read_text("utf-8")).get("tracker_run")
         resumed = resumed or str(before or "")
@@ -98,7 +98,7 @@ def run_id(directory: Path, resumed: str) -> str:
 
 
 class TensorBoard:
-    """A log directory, beside the checkpoints."""
+    """A log directory, `tensorboard` in the checkpoint directory."""
 
     def __init__(self, run: str, name: str, about: Mapping[str, Any], step: int) -> None:
         protos = import_module("tensorboard.compat.proto.event_pb2")
@@ -107,7 +107,7 @@ class TensorBoard:
         writer = import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter
         self.last = step if any(Path("tensorboard").glob("*tfevents*")) else 0
         self._writer = writer("tensorboard")
-        # As torch's SummaryWriter(purge_step=…): readers forget the steps from here on, which come again.
+        # As torch's SummaryWriter(purge_step=…) does: readers drop the steps from here on, which come again.
         start = protos.SessionLog(status=protos.SessionLog.START)
         self._writer.add_event(protos.Event(step=self.last + 1, session_log=start))
 
@@ -123,7 +123,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases; where and whether online its own variables say (WANDB_PROJECT, WANDB_MODE)."""
+    """A run of Weights & Biases, at the place that its own variables name (WANDB_PROJECT, WANDB_MODE)."""
 
     def __init__(self, run: str, name: str, about: Mapping[str, Any], step: int) -> None:
         wandb = import_module("wandb")
@@ -131,7 +131,7 @@ class WandB:
         self._run = wandb.init(
             id=run, resume="allow", name=name, config=dict(about["settings"]), settings=quiet
         )
-        self.last = self._run.starting_step - 1  # none before it would be taken
+        self.last = self._run.starting_step - 1  # W&B refuses earlier steps
 
     def send(self, points: Sequence[Points]) -> None:
         for step, _, values in points:
@@ -143,7 +143,7 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow; where, its own variables say (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME)."""
+    """A run of MLflow, at the place that its own variables name (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME)."""
 
     def __init__(self, run: str, name: str, about: Mapping[str, Any], step: int) -> None:
         self._mlflow, self._entities = import_module("mlflow"), import_module("mlflow.entities")
@@ -166,7 +166,7 @@ class MLflow:
         ]
         for first in range(0, len(metrics), 1000):  # the most that a request may have
             some = metrics[first : first + 1000]
-            # In the same request, as MLflow would keep a point that is sent again beside the first.
+            # Store the last step in the same request: MLflow would keep a point twice if it were sent twice.
             last = self._entities.RunTag("ddpgen.step", str(some[-1].step))
             self._client.log_batch(self._run, some, tags=[last])
 
@@ -183,7 +183,7 @@ _TRACKERS: dict[str, Callable[[str, str, Mapping[str, Any], int], Tracker]] = {
 
 
 def points(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row that are worth a curve."""
+    """Return the numbers of a row that are worth a curve, by name."""
     kind = row["kind"]
     if kind == "step":
         return {f"train/{name}": float(row[name]) for name in ("loss", "lr")}
@@ -204,7 +204,7 @@ def points(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Follower:
-    """The rows of this start, and those before it that count and that the tracker lacks."""
+    """Reads the rows of this start, and the earlier ones that count and that the tracker lacks."""
 
     def __init__(
         self, tracker: Tracker, about: Mapping[str, Any], step: int, size: int, every: int
@@ -217,10 +217,10 @@ class Follower:
         self.end = ""
 
     def send(self) -> None:
-        """Send what is new. Raises whatever the tracker does."""
+        """Send the new rows. Raises any error of the tracker."""
         begin = self._file.tell() - len(self._rest)
         *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-        rows: dict[tuple[str, int], dict[str, Any]] = {}  # the last one of a step counts
+        rows: dict[tuple[str, int], dict[str, Any]] = {}  # the last row of a step counts
         for line in lines:
             mine, begin = begin >= self._size, begin + len(line) + 1
             with contextlib.suppress(ValueError):  # a line that a crash cut off
@@ -279,8 +279,8 @@ def main(name: str, directory: str, run: str, *numbers: str) -> None:
 
 
 def _end(name: str, ended: threading.Event) -> None:
-    """Wait for the end of the training, by its word or its death; then nothing lasts long."""
-    os.read(0, 1)  # not by a buffer of sys.stdin, whose lock would hold up the exit
+    """Wait until the training says that it has ended, or has died; then end this process within FINISH_S seconds."""
+    os.read(0, 1)  # not through sys.stdin, whose lock would hold up the exit
     ended.set()
     time.sleep(FINISH_S)
     say(f"{name} has not taken the last rows within {FINISH_S} s; they may be missing there", 0)

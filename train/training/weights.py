@@ -1,4 +1,4 @@
-"""One hash over a model's state: what two runs that ended in the same weights have in common."""
+"""One hash over a model's state: two runs that ended in the same weights have the same hash."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import torch
 
 
 def weights_sha256(state: Mapping[str, Any]) -> str:
-    """sha256 over a `state_dict()`: of each tensor, in its order, the name, NUL, the dtype ("float32"), NUL, the shape
-    ("2,3"), NUL, and the contiguous bytes, of which the least significant comes first. A module's extra
-    state, which may be anything, is left out."""
+    """Return the sha256 over a `state_dict()`, as a hex string.
+
+    Each tensor, in the dict's order, adds its name, NUL, its dtype ("float32"), NUL, its shape ("2,3"), NUL, and its
+    contiguous bytes in little-endian order. A module's extra state, which may be anything, is left out.
+    """
     digest = hashlib.sha256()
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
@@ -22,6 +24,6 @@ def weights_sha256(state: Mapping[str, Any]) -> str:
         digest.update(f"{name}\0{kind}\0{shape}\0".encode())
         flat = tensor.detach().to("cpu").contiguous()
         size = flat.numel() * flat.element_size()
-        # Read in place: numpy, which tensors usually pass through, may not be installed.
+        # Read the memory in place. The usual way to a tensor's bytes is numpy, which may not be installed.
         digest.update((ctypes.c_char * size).from_address(flat.data_ptr()) if size else b"")
     return digest.hexdigest()

@@ -1,9 +1,10 @@
-"""Where a store is: a directory (a mounted bucket, another disk), or a URL.
+"""The kinds of stores: a directory (a mounted bucket, another disk), or a URL.
 
-Owns the few operations that a store needs and the words for what goes wrong with them. Knows
-nothing of checkpoints. Relies on whole objects alone: written once from their start to their end,
-no append, no random write, no rename, no link, no lock; a directory is there because something is
-in it. close() may be what uploads, so its errors count, and the size is looked at afterwards.
+Owns the few operations that a store needs, and the messages of their errors. Knows nothing of checkpoints.
+
+Relies on whole objects alone, written once from their start to their end. It uses no append, no random write, no
+rename, no link and no lock, and a directory need exist only while something is in it. On some mounts close() does the
+upload, so its errors count, and the size is checked afterwards.
 """
 
 from __future__ import annotations
@@ -19,52 +20,52 @@ from typing import Any, Protocol
 # fsspec's file systems that can list by a prefix without walking through everything else.
 _LISTS_BY_PREFIX = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
 _S3: dict[str, Any] = {
-    # A silent network would otherwise be waited for, for minutes a try.
+    # Without these, each try on a silent network would wait for minutes.
     "connect_timeout": 10,
     "read_timeout": 60,
-    # Some servers give a wrong one for what was uploaded in parts; the sha256 in the marker counts.
+    # Some servers give a wrong checksum for an object that was uploaded in parts; the sha256 in the marker counts.
     "response_checksum_validation": "when_required",
 }
 
 
 class StoreError(OSError):
-    """A store that cannot be used. The message says why, and what to do."""
+    """A store that cannot be used. The message names the cause and the remedy."""
 
 
 class Store(Protocol):
-    """Named objects. Names are relative, with `/` between their parts. All of it raises OSError,
+    """Named objects. Names are relative, with `/` between their parts. All methods raise OSError, and
     FileNotFoundError for an object that is not there."""
 
     name: str
 
     def list(self, prefix: str) -> dict[str, int]:
-        """The names that begin with `prefix`, at most two parts deep, each with its size in bytes."""
+        """Return the names that begin with `prefix`, at most two parts deep, each with its size in bytes."""
 
     def read(self, name: str) -> bytes:
-        """A small object."""
+        """Return a small object's content."""
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small object, or replace it."""
 
     def put(self, name: str, source: Path) -> None:
-        """Upload a file; there, and of the right size, on return."""
+        """Upload a file; on return it is in the store and has the right size."""
 
     def get(self, name: str, target: Path) -> None:
-        """Download into a file."""
+        """Download an object into the file `target`."""
 
     def delete(self, name: str) -> None:
-        """No error where it is gone already."""
+        """Delete an object; no error if it is gone already."""
 
 
 def open_store(place: str) -> Store:
-    """The store at `place`: a path, or a URL such as s3://bucket/prefix. Raises StoreError."""
+    """Open the store at `place`, a path or a URL such as s3://bucket/prefix. Raises StoreError."""
     scheme, separator, _ = place.partition("://")
     if separator:
         return UrlStore(place, scheme)
     path = Path(place).expanduser().absolute()
     parent = path.parent
     if not parent.is_dir() and not any(_is_mount(above) for above in path.parents):
-        # To make it would put everything on this machine's own disk, to be lost with it.
+        # Do not make the directory: then everything would lie on this machine's own disk, and be lost with it.
         raise StoreError(f"there is no directory {parent}; is the bucket mounted there?")
     return DirectoryStore(path)
 
@@ -74,14 +75,14 @@ def _is_mount(path: Path) -> bool:
 
 
 class DirectoryStore:
-    """A directory, usually of a mounted bucket."""
+    """A store in a directory, usually of a mounted bucket."""
 
     def __init__(self, root: Path) -> None:
         self._root, self.name = root, str(root)
         self._mount = _mount_of(root)
 
     def _check_mounted(self) -> None:
-        """Below a mount that is gone lies a directory of this machine's own disk: none of the store."""
+        """Raise StoreError if the mount is gone: the directory is then on this machine's own disk, not in the store."""
         if self._mount is not None and not os.path.ismount(self._mount):
             raise StoreError(f"the mount at {self._mount} is gone; mount the bucket again")
 
@@ -114,7 +115,7 @@ class DirectoryStore:
         self._tidy(path.parent)
 
     def _tidy(self, place: Path) -> None:
-        """On a bucket it went with the last object in it; on a disk it would be left behind."""
+        """Delete a directory that is empty now: a disk keeps it, a bucket drops it with the last object in it."""
         if place != self._root:
             with contextlib.suppress(OSError):
                 place.rmdir()
@@ -137,7 +138,7 @@ class DirectoryStore:
 
 
 def _sync(path: Path) -> None:
-    with contextlib.suppress(OSError):  # some mounts know no fsync; close() is theirs
+    with contextlib.suppress(OSError):  # some mounts have no fsync; there close() uploads
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -146,7 +147,7 @@ def _sync(path: Path) -> None:
 
 
 def _mount_of(root: Path) -> Path | None:
-    """The mount that `root` is below, other than the root of this machine."""
+    """Return the mount point at or above `root`, other than the machine's `/`; None if there is no other."""
     resolved = root.resolve()
     return next((place for place in (resolved, *resolved.parents) if _is_mount(place)), None)
 
@@ -158,7 +159,7 @@ def _walk(root: Path, above: str, prefix: str) -> Iterator[tuple[str, int]]:
         return
     for entry in entries:
         name = above + entry.name
-        with contextlib.suppress(FileNotFoundError):  # deleted while this was looking
+        with contextlib.suppress(FileNotFoundError):  # deleted since scandir
             if not entry.is_dir():
                 yield name, entry.stat().st_size
             elif not above and (f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/")):
@@ -166,7 +167,7 @@ def _walk(root: Path, above: str, prefix: str) -> Iterator[tuple[str, int]]:
 
 
 class UrlStore:
-    """What fsspec reaches: s3://, gs://, az:// and the rest, each by a package of its own."""
+    """A store that fsspec reaches: s3://, gs://, az:// and others, each through a package of its own."""
 
     def __init__(self, url: str, scheme: str) -> None:
         self.name = url.rstrip("/")
@@ -202,7 +203,7 @@ class UrlStore:
             try:
                 found = self._fs.find(self._root, detail=True, **by)
             except FileNotFoundError:
-                return {}  # nothing there yet; a bucket that is missing is told by the first write
+                return {}  # nothing there yet; if the bucket is missing, the first write says so
         names = {self._relative(path): int(info["size"] or 0) for path, info in found.items()}
         return {name: size for name, size in names.items() if name and name.startswith(prefix)}
 
@@ -247,7 +248,7 @@ class UrlStore:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Every package below fsspec has exceptions of its own; here they become OSErrors."""
+    """Within this context, turn the exceptions of the packages below fsspec into OSErrors."""
     try:
         yield
     except OSError:
@@ -267,7 +268,7 @@ def _s3_options() -> dict[str, Any]:
     try:
         from botocore.config import Config  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        return {}  # without s3fs, which is told next
+        return {}  # s3fs is missing, and the caller's next step says so
     return {name: value for name, value in _S3.items() if name in Config.OPTION_DEFAULTS}
 
 
@@ -291,12 +292,12 @@ _REASONS = {
 
 
 def why(error: OSError) -> str:
-    """What is wrong with a store, and what to do about it, in one line."""
+    """Return one line: the fault of the store, and the remedy if it is known."""
     if isinstance(error, StoreError):
         return str(error)
     said = " ".join(str(error.strerror or error).split())
     number = error.errno
-    if number is None:  # by fsspec, whose exceptions carry words only
+    if number is None:  # from fsspec, whose exceptions carry words only
         kinds = {PermissionError: errno.EACCES, FileNotFoundError: errno.ENOENT}
         number = kinds.get(type(error))
         reason = _REASONS.get(number or 0)
@@ -305,7 +306,7 @@ def why(error: OSError) -> str:
 
 
 def is_on_disk_of(store: Store, directory: Path) -> bool:
-    """Whether the store is nothing but another directory on the disk of `directory`."""
+    """Return whether the store is just another directory on the disk of `directory`."""
     if not isinstance(store, DirectoryStore):
         return False
     with contextlib.suppress(OSError):

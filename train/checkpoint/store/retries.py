@@ -1,7 +1,7 @@
-"""How long a store is waited for: one that fails for a moment, and one that never answers.
+"""Retries and time limits, for a store that fails for a moment and for one that never answers.
 
-Owns the second tries of a start, and the thread of its own that every operation runs in, so that a
-call into a mount that hangs holds up nobody but itself. Knows nothing of what is in the store.
+Owns the further tries of a start. Runs every operation in a thread of its own, so that a call into a mount that hangs
+blocks only this thread. Knows nothing of the store's content.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any
 from train.base.console import say
 from train.checkpoint.store.places import Store, StoreError, why
 
-# How often, and after how many seconds each, a store is asked again before a start gives up.
+# The pause before each try of a start, in seconds. After the last try the start gives up.
 PAUSES_S = (0.0, 2.0, 10.0, 30.0)
-# What an operation may take, and what a byte of it adds: less is no store to train with.
+# How long an operation may take, and the rate that adds time for each byte: a slower store is of no use to a training.
 LIMIT_S = 120.0
 _SLOWEST = 1e6  # bytes/s
-# How often a start says what it waits for.
+# The interval of the lines that a start prints while it waits.
 SAY_EVERY_S = 30.0
 _HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class HangsError(StoreError):
-    """An operation has not come back."""
+    """An operation has not returned within its time limit."""
 
 
 def with_retries(name: str, action: Callable[[], Any]) -> Any:
-    """Try again what may fail for a moment. Raises what the last try raises.
+    """Return the result of `action`, which is tried again if it fails. Raises the error of the last try.
 
-    `name`: the store's, for the one line that says what is waited for.
+    An error that no further try cures is raised at once. `name`: the store's, for the line that tells of the wait.
     """
     failed: OSError | None = None
     for pause in PAUSES_S:
@@ -54,10 +54,10 @@ def with_retries(name: str, action: Callable[[], Any]) -> Any:
 
 
 class Line:
-    """Calls to a store that come back, one way or another.
+    """Calls to a store, each in a thread of its own.
 
-    Until `limit` they are waited for without end, with a line every 30 s; from then on one that takes
-    too long raises HangsError, as does every other one until it has come back.
+    Before `limit` is called, a call may take any time, and a line every 30 s tells of the wait. After that, a call
+    that takes too long raises HangsError. Until that call has returned, every other call raises HangsError as well.
     """
 
     def __init__(self, name: str) -> None:
@@ -69,8 +69,7 @@ class Line:
         self._limited = True
 
     def run(self, what: str, size: int, action: Callable[[], Any]) -> Any:
-        """Do `action`, which moves `size` bytes, and return what it returns. Raises what it raises,
-        and HangsError."""
+        """Do `action`, which moves `size` bytes, and return its result. Raises its errors, and HangsError."""
         self._late = [late for late in self._late if not late[0].done()]
         for _, late_one, since in self._late:
             raise _hangs(late_one, since)
@@ -94,7 +93,7 @@ class Line:
 
 
 class Answering(Line):
-    """A store, each of whose operations is such a call."""
+    """A store whose operations all go through `Line.run`."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store.name)

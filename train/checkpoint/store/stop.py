@@ -1,7 +1,7 @@
-"""The object `stop` in a store: the user's request, made there because the machine cannot be reached.
+"""The object `stop` in a store: the user's request to stop, made there because the machine cannot be reached.
 
-Owns the note of the job that has ended for it, `stop-obeyed`: a recovery of that job stays stopped, and the next
-job removes both. The supervisor of the head watches, whatever its processes run.
+Owns the object `stop-obeyed`, the name of the job that the request has ended. A recovery of that job stays stopped,
+and the next job removes both objects. The head's supervisor watches, whatever its processes run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _EVERY_S = 5.0
 
 
 def watch(place: str, job: str, stop_file: Path, every_s: float = _EVERY_S) -> None:
-    """Make the stop file as soon as a stop for `job` is in the store at `place`; return then.
+    """Wait until a stop for `job` is in the store at `place`, make the stop file, and return.
 
-    A store or a disk that does not answer is asked again: the training goes on without an answer.
+    Asks again if the store or the disk does not answer. The training goes on meanwhile.
     """
     store: Store | None = None
     forgotten, said = False, set[str]()
@@ -49,7 +49,7 @@ def watch(place: str, job: str, stop_file: Path, every_s: float = _EVERY_S) -> N
 
 
 def _forget(store: Store, job: str) -> None:
-    """Remove a stop that has ended another job. Raises OSError."""
+    """Remove a request that has ended another job. Raises OSError."""
     try:
         obeyed_by = store.read(_OBEYED).decode("utf-8", "replace").strip()
     except FileNotFoundError:
