@@ -1,1 +1,1 @@
-"""Files, processes, the network interface, messages and errors: the parts that every other one uses. Imports no torch."""
+"""Files, processes, the network interface, messages and errors, for all other packages. Imports no torch."""

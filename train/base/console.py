@@ -1,6 +1,6 @@
-"""What a run prints for people: its lines on standard error, and the progress line.
+"""The messages of a run for people: its lines on standard error, and the progress line.
 
-Owns the terminal's cursor, which both share. Knows nothing of where the numbers come from.
+Owns the terminal's cursor, which both share. Knows nothing of the source of the numbers.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from train.base.scheduler import VARIABLE
 
 
 def say(message: str, rank: int | None = None) -> None:
-    """One line on standard error, with the rank in front where it matters which one prints it."""
+    """Print one line on standard error. `rank`: named at its start, if it matters which rank prints the line."""
     _end_live_line()
     rank_of = "" if rank is None else f" rank {rank}"
-    # An exception's text may have colours in it, or move the cursor.
+    # An exception's text may contain colours or cursor movements: escape them.
     text = "\n".join(plain(line, len(line)) for line in message.split("\n"))
     _print(sys.stderr, f"ddpgen{_where()}{rank_of}: {text}\n")
 
 
 def plain(text: str, most: int = 2000) -> str:
-    """Others' text for a terminal: what does not print as itself is written out, as `\\x1b` or `\\u202e`."""
+    """Return foreign text made safe for a terminal: unprintable characters become `\\x1b` or `\\u202e`, and text longer
+    than `most` characters is cut."""
     if len(text) > most:
         text = text[:most] + "..."
     if text.isprintable():
@@ -34,7 +35,7 @@ def plain(text: str, most: int = 2000) -> str:
 
 
 def say_restart(then: str = "") -> None:
-    """Why the training begins again although nobody has typed anything; nothing in the first start."""
+    """Print why torchrun has restarted the training; print nothing in the first start. `then`: added to the line."""
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if count != "0":
         most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "?")
@@ -42,7 +43,7 @@ def say_restart(then: str = "") -> None:
 
 
 def _where() -> str:
-    """Time and host, where the lines of many hosts and starts end up in one file."""
+    """Return time and host under Slurm, where the lines of many hosts and starts go into one file; else ""."""
     if not os.environ.get(VARIABLE, "").startswith("slurm "):
         return ""
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
@@ -59,7 +60,7 @@ def _end_live_line() -> None:
 
 
 def _print(out: TextIO | None, text: str) -> None:
-    """Write, or not: a terminal that was closed, or a full log disk, does not end a run."""
+    """Write if possible: a closed terminal or a full log disk does not end a run."""
     if out is None:
         return  # started with standard output closed
     with contextlib.suppress(OSError, ValueError):
@@ -68,7 +69,7 @@ def _print(out: TextIO | None, text: str) -> None:
 
 
 class Progress:
-    """The progress line: redrawn in place on a terminal, one line each period elsewhere."""
+    """The progress line. On a terminal it is redrawn in place; elsewhere each update prints a line."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Progress:
         self._window_step = first_step
 
     def update(self, step: int, loss: float, lr: float) -> None:
-        """`step` steps are complete."""
+        """Show that `step` steps are complete, if it is time for an update."""
         global _live_line
         due = step % self._every == 0 or step == self._last
         if not due:
@@ -110,7 +111,7 @@ class Progress:
             _print(self._out, text + "\n")
 
     def end_line(self) -> None:
-        """Leave the live line, so that what is printed next starts on a line of its own."""
+        """End the live line, so that the next message starts on a line of its own."""
         global _live_line
         if _live_line is self:
             _live_line = None
@@ -124,7 +125,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds as a person reads them: 1:02:03 or 2:03."""
+    """Return hours, minutes and seconds for people: 1:02:03 or 2:03."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"

@@ -1,7 +1,7 @@
-"""How a process ends: its exit code, the errors it ends with, and the ending itself.
+"""How a process ends: its exit codes, its errors, and the ending itself.
 
-Owns the distinction between a failure that a restart can cure (any other exception) and one that it
-cannot, and which exceptions are about another process. Knows nothing of how either is reported. Imports no torch.
+Owns the distinction between a failure that a restart cannot cure (TrainError) and one that it may cure (any other
+exception), and the list of exceptions about another process. Knows nothing of how either is reported. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import os
 import sys
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2  # argparse's, click's and many others'
+EXIT_USAGE = 2  # argparse, click and many others end with it
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits(3): the directory is taken, or torch is missing
-EXIT_CHANGED = 76  # left to meet again as another world: torchrun's agents start the workers anew
+EXIT_CHANGED = 76  # ended to meet again as another world: torchrun's agents restart the workers
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits(3): stopped cleanly, run the same command to go on
 
-# What an exception may say of another process: it is gone, or it did not come in time.
+# The two things that an exception may say of another process: it is gone, or it is late.
 GONE, LATE = "gone", "late"
-# How a status says so; the driver of several hosts looks for these words (ddpgen/driver/ends.py).
+# The words for them in a status. The driver of several hosts looks for these words (ddpgen/driver/ends.py).
 LOSS = {GONE: "lost a peer", LATE: "timed out waiting for a peer"}
-# gloo raises a RuntimeError for everything. What its messages have in them, in torch 2.4.0, 2.13.0 and 2.15.0.
+# gloo raises a RuntimeError for everything. These are parts of its messages in torch 2.4.0, 2.13.0 and 2.15.0.
 _GLOO = {
     "closed by peer": GONE,
     "Connection reset": GONE,
@@ -36,18 +36,18 @@ _LATE = ("timeout", "timed out")
 class TrainError(Exception):
     """A fault that a restart would only meet again.
 
-    The message says what is wrong, why, and what to do about it. It ends the attempt: it is
-    reported without a traceback, and no worker is restarted.
+    The message names the fault, its cause and the remedy. The error ends the attempt: it is reported without a
+    traceback, and no worker is restarted.
     """
 
 
 class ToldError(TrainError):
-    """A fault of another process, which reports it itself; this one only ends with it."""
+    """A fault of another process. That process reports it; this one only ends."""
 
 
 class Refusal(Exception):  # noqa: N818 - no failure: the host, or the arguments, are not as they have to be
-    """The launch ends here, with this exit code. The message says what is wrong and what to do; "" where that
-    was said."""
+    """The end of a launch, with this exit code. The message names the fault and the remedy; "" if they were printed
+    already."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -63,9 +63,9 @@ class PeerLateError(RuntimeError):
 
 
 def peer_failure(error: BaseException) -> str:
-    """GONE or LATE where the exception says so of another process, else empty.
+    """Return GONE or LATE if the exception means that another process is gone or late, else "".
 
-    A user's own TimeoutError or ConnectionError is not: it may be a file server's.
+    A user's own TimeoutError or ConnectionError does not count, because it may come from a file server.
     """
     if isinstance(error, PeerGoneError):
         return GONE
@@ -80,7 +80,7 @@ def peer_failure(error: BaseException) -> str:
 
 
 def start_command(among_hosts: bool) -> str:
-    """What to type to start the job, for a message. A launch script that knows better says so."""
+    """Return the command that starts the job, for a message. A launch script may override it by DDPGEN_SCRIPT."""
     ours = "bash hosts/run.sh" if among_hosts else "bash local.sh"
     return os.environ.get("DDPGEN_SCRIPT") or ours
 
@@ -88,15 +88,15 @@ def start_command(among_hosts: bool) -> str:
 def exit_now(code: int) -> None:
     """End the process without waiting for threads of torch.
 
-    One may sit in a dead collective; and gloo's, alive while the interpreter is taken down, abort a
-    process now and then that has finished its work.
+    A thread may hang in a dead collective. If gloo's threads still run while the interpreter shuts down, they
+    sometimes abort a process that has finished its work.
     """
     atexit._run_exitfuncs()
     exit_at_once(code)
 
 
 def exit_at_once(code: int) -> None:
-    """End the process from any of its threads, whatever the others are waiting for."""
+    """End the process from any of its threads, without waiting for the other threads."""
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed from the start
         # A closed terminal or a full log disk must not turn a good end into a bad one.
         with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Small files that anybody may have put there, read without blocking; and files replaced as a whole.
+"""Small files from untrusted writers, read without blocking; and files replaced as a whole.
 
-Owns the bounds of a read and the atomic replacement. Knows nothing of what is in a file.
+Owns the bounds of a read and the atomic replacement. Knows nothing of the content of a file.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-# Of a small file; what is larger is none of ours.
+# The size limit of a small file. A larger one was not written by this program.
 MOST_BYTES = 1 << 20
 _PART_BYTES = 1 << 22
 
 
 def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """All of an ordinary file of at most `most` bytes. Waits for nobody at the other end of a pipe.
+    """Return all of an ordinary file of at most `most` bytes. Never waits at a pipe.
 
-    Raises OSError, also for what is no ordinary file or is larger.
+    Raises OSError, also if the file is not an ordinary one or is larger.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = file.read(most + 1) if size <= most else b""  # it may grow meanwhile
+        content = file.read(most + 1) if size <= most else b""  # the file may grow meanwhile
     if max(size, len(content)) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
     return content
 
 
 def open_file(path: Path) -> BinaryIO:
-    """An ordinary file, to be read. Waits for nobody at the other end of a pipe. Raises OSError."""
+    """Open an ordinary file for reading. Never waits at a pipe. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return open(descriptor, "rb")
@@ -45,7 +45,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def open_text(path: Path) -> TextIO:
-    """The same, as text; what is not UTF-8 is replaced."""
+    """Open an ordinary file for reading as text; bytes that are not UTF-8 are replaced. Raises OSError."""
     return io.TextIOWrapper(open_file(path), encoding="utf-8", errors="replace")
 
 
@@ -59,10 +59,13 @@ def sha256_of(file: BinaryIO) -> str:
 
 @contextlib.contextmanager
 def locked(guard: Path) -> Iterator[bool]:
-    """One process at a time holds the file `guard`; False where the file system has no locks. Raises OSError."""
+    """Hold the file `guard`, which only one process can hold at a time. Raises OSError.
+
+    Yields False, without holding it, if the file system has no locks.
+    """
     with open(guard, "a") as file:
         holds = False
-        with contextlib.suppress(OSError):  # object-store mounts have none
+        with contextlib.suppress(OSError):  # object-store mounts have no locks
             fcntl.flock(file, fcntl.LOCK_EX)
             holds = True
         yield holds
@@ -71,9 +74,10 @@ def locked(guard: Path) -> Iterator[bool]:
 def replace_file(path: Path, content: bytes, sync: bool = True) -> None:
     """Write `content` so that a reader sees the old file or the new one, never half of it.
 
-    `sync`: also after a crash of the whole machine.
+    `sync`: guarantee that even after a crash of the whole machine.
     """
-    # Two threads of a process may write it: the one that receives a reason, and the main one.
+    # Add the thread to the name, because two threads of a process may write the file: the main one, and the one that
+    # receives a reason from another process.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with open(temporary, "wb") as file:

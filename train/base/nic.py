@@ -1,7 +1,7 @@
 """This host's network interfaces, and the one by which it reaches another host.
 
 Owns the interfaces and addresses of this host, the resolution of names, the choice of the interface
-to pin, and the look whether a port is free here. Standard library only: it runs before torch is
+to pin, and the check that a port is free here. Uses only the standard library, because it runs before torch is
 imported. Knows nothing of ranks or checkpoints.
 """
 
@@ -24,9 +24,9 @@ _RUNNING = 0x40  # IFF_RUNNING: up, and with a carrier
 
 
 class NetworkError(TrainError):
-    """This host cannot take part over its network as it is.
+    """This host cannot take part with its present network.
 
-    The message is `cause; remedy`. `code`: which finding of the preflight it is, "" for none.
+    The message is `cause; remedy`. `code`: the code of the preflight's finding, or "".
     """
 
     def __init__(self, cause: str, remedy: str = "", code: str = "") -> None:
@@ -38,7 +38,7 @@ class NetworkError(TrainError):
 class Interface:
     """One network interface and its IPv4 addresses, the primary one first.
 
-    `prefixes`: how many bits of each address name its network, where that is known.
+    `prefixes`: the length of the network part of each address in bits, if known.
     """
 
     name: str
@@ -53,18 +53,18 @@ class Interface:
         return f"{self.name} ({', '.join(self.addresses) or 'no IPv4 address'})"
 
     def prefix(self, address: str) -> int:
-        """The length of the network part of `address`; 32 where it is not known."""
+        """Return the length of the network part of `address` in bits; 32 if it is not known."""
         prefixes = dict(zip(self.addresses, self.prefixes))
         return prefixes.get(address, 32)
 
 
 def choose(head: str, nic: str = "", is_head: bool = False, peer: str = "") -> tuple[str, str]:
-    """Interface and IPv4 address by which this host takes part. Raises NetworkError.
+    """Return the interface and the IPv4 address that this host uses for the job. Raises NetworkError.
 
-    The interface is `nic` where one is given. Else, on the head, the one that carries the address
-    by which the others call it, or, where none does (an address that is translated on the way, or
-    Debian's 127.0.1.1), the one by which it reaches `peer`; on the other hosts the one by which
-    they reach the head.
+    If `nic` is given, it is the interface. Otherwise a host that is not the head takes the interface on its route to
+    the head. The head takes the interface that has the address `head`, by which the others call it. If no interface
+    has it (an address that is translated on the way, or Debian's 127.0.1.1), the head takes the interface on its route
+    to `peer`.
     """
     known = interfaces()
     if nic:
@@ -105,7 +105,7 @@ def _given(nic: str, known: list[Interface], towards: str) -> tuple[str, str]:
             another,
             "NIC005",
         )
-    # One interface may carry several addresses: take the one that the route to the others uses.
+    # An interface may have several addresses: take the one that the route to the others uses.
     with contextlib.suppress(NetworkError):
         source = source_towards(resolve(towards)) if towards else ""
         if source in found.addresses:
@@ -137,7 +137,7 @@ def check_usable(nic: Interface, known: list[Interface]) -> None:
 
 
 def _another(than: Interface, known: list[Interface]) -> str:
-    """What to write in the spec instead, in words."""
+    """Return the remedy: which interface to name in the spec instead."""
     usable = [i for i in known if i.carrier and i.addresses and not is_loopback(i.addresses[0])]
     others = [each for each in usable if each != than]
     if not others:
@@ -146,7 +146,7 @@ def _another(than: Interface, known: list[Interface]) -> str:
 
 
 def _leading(towards: str, known: list[Interface]) -> str:
-    """Which of them the route to `towards` takes, in words."""
+    """Return, in words, the interface on the route to `towards`."""
     with contextlib.suppress(NetworkError):
         found = carrying(source_towards(resolve(towards)), known) if towards else None
         if found is not None:
@@ -155,15 +155,15 @@ def _leading(towards: str, known: list[Interface]) -> str:
 
 
 def carrying(address: str, known: list[Interface]) -> Interface | None:
-    """The interface that has `address`, if one has it."""
+    """Return the interface that has `address`, or None."""
     exact = next((i for i in known if address in i.addresses), None)
-    if exact is None and is_loopback(address):  # all of 127.0.0.0/8 is there without being listed
+    if exact is None and is_loopback(address):  # all of 127.0.0.0/8 exists, but is not listed
         return next((i for i in known if any(map(is_loopback, i.addresses))), None)
     return exact
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address means the host itself, whichever that is; no name does."""
+    """Return whether `address` is a loopback address, which means each host itself. False for a name."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -171,12 +171,12 @@ def is_loopback(address: str) -> bool:
 
 
 def listed(known: list[Interface]) -> str:
-    """Interfaces with their addresses, in words."""
+    """Return the interfaces with their addresses, in words."""
     return ", ".join(map(str, known)) or "none at all"
 
 
 def resolve(host: str) -> str:
-    """The IPv4 address of a host name, or the address itself. Raises NetworkError."""
+    """Return the IPv4 address of a host name, or the address itself. Raises NetworkError."""
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
@@ -192,7 +192,7 @@ def resolve(host: str) -> str:
 
 
 def _ipv6(host: str) -> str:
-    """The IPv6 address of a host name; "" where it has none."""
+    """Return the IPv6 address of a host name, or ""."""
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET6, socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -201,7 +201,7 @@ def _ipv6(host: str) -> str:
 
 
 def source_towards(address: str) -> str:
-    """This host's address on the route to `address`; nothing is sent. Raises NetworkError."""
+    """Return this host's own address on the route to `address`. Sends nothing. Raises NetworkError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))
@@ -215,7 +215,7 @@ def source_towards(address: str) -> str:
 
 
 def check_port_free(address: str, port: int) -> None:
-    """Raise NetworkError when the head could not listen on `port`, on all addresses as torch does."""
+    """Raise NetworkError unless the head can listen on `port`, on all addresses as torch does."""
     families = [(socket.AF_INET, ""), (socket.AF_INET, address)]
     if socket.has_dualstack_ipv6():
         families.insert(0, (socket.AF_INET6, ""))
@@ -245,7 +245,7 @@ def _port_trouble(address: str, port: int, error: OSError) -> str:
 
 
 def interfaces() -> list[Interface]:
-    """This host's interfaces. Raises NetworkError where they cannot be listed."""
+    """Return this host's interfaces. Raises NetworkError if they cannot be listed."""
     found: dict[str, tuple[int, dict[str, int]]] = {}
     try:
         entries = getifaddrs()
@@ -268,7 +268,7 @@ def interfaces() -> list[Interface]:
     ]
 
 
-# --- getifaddrs(3), the one call of libc that Python does not have: on Linux and macOS --------------
+# --- getifaddrs(3) of libc, on Linux and macOS: Python has no such call ----------------------------
 
 
 class _IfAddrs(ctypes.Structure):
@@ -284,7 +284,7 @@ class _IfAddrs(ctypes.Structure):
 
 
 def getifaddrs() -> list[tuple[str, int, str, bytes]]:
-    """(name, flags, IPv4 address or "", its netmask or b"") of every entry. Raises OSError."""
+    """Return (name, flags, IPv4 address or "", its netmask or b"") of every entry. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.c_void_p()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
@@ -305,17 +305,17 @@ def _entries(at: int | None) -> Iterator[tuple[str, int, str, bytes]]:
 
 
 def _ipv4(address: int | None) -> str:
-    """The address in a struct sockaddr_in; empty for any other family."""
+    """Return the address in a struct sockaddr_in; "" for any other family."""
     if not address:
         return ""
     head = ctypes.string_at(address, 8)
-    # BSD keeps a length before the family, which is a single byte there.
+    # On BSD a length byte comes first, and the family is a single byte.
     family = int.from_bytes(head[:2], sys.byteorder) if sys.platform == "linux" else head[1]
     return socket.inet_ntoa(head[4:8]) if family == socket.AF_INET else ""
 
 
 def _mask(address: int | None) -> bytes:
-    """The netmask in a struct sockaddr_in. BSD sets no family there, and leaves out the zeros at its end."""
+    """Return the netmask in a struct sockaddr_in. BSD sets no family there, and leaves out the zeros at its end."""
     if not address:
         return b""
     size = 8 if sys.platform == "linux" else min(8, ctypes.string_at(address, 1)[0])

@@ -1,4 +1,4 @@
-"""Words of a user's command that each worker replaces, because the supervisor cannot know their values."""
+"""Placeholders in a user's command. Each worker replaces them, because the supervisor cannot know their values."""
 
 # The port where the processes meet: torchrun chooses it.
 MASTER_PORT = "{master-port}"

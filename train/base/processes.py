@@ -1,7 +1,7 @@
-"""Processes of this machine: what tells them, and the machine itself, from others; their end with a parent.
+"""Processes of this machine: their identity and the machine's, their state, and their end with a parent.
 
-Owns the looks into /proc; where there is none (macOS) it says what a signal 0 says. Knows nothing of
-what the processes are for, and nothing of torch.
+Owns the reading of /proc. Without /proc (macOS), a signal 0 shows whether a process lives. Knows nothing of the purpose
+of the processes, and nothing of torch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-ENDED = ("", "Z", "X")  # states of a process that runs no more
+ENDED = ("", "Z", "X")  # the states of a process that has ended
 _GRACE_S = 2.0
 _EXITING = 0x4  # PF_EXITING of include/linux/sched.h, in the ninth field
 
 
 def machine() -> str:
-    """Names what this process sees of its machine: this boot, these processes, this network."""
+    """Return a name of this machine as this process sees it: its boot, its pid namespace, its network namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))])
@@ -33,9 +33,10 @@ def machine() -> str:
 
 
 def process_state(pid: int, started: int) -> str:
-    """The state of a process of this machine (proc_pid_stat(5)); "" when it is gone.
+    """Return the state of a process of this machine (proc_pid_stat(5)); "" when it is gone.
 
-    "X" also of one that has begun to exit: its peers see their connections closed before it is a zombie.
+    A process that has begun to exit is "X" as well, because its peers see their connections closed before it becomes a
+    zombie.
     """
     if not os.path.isdir("/proc/self"):
         try:
@@ -53,16 +54,16 @@ def process_state(pid: int, started: int) -> str:
 
 
 def state_in(stat: bytes, started: int) -> str:
-    """The same, from the content of /proc/PID/stat."""
+    """Return the same from the content of /proc/PID/stat."""
     fields = stat.rpartition(b")")[2].split()
     if started and int(fields[19]) != started:
-        return ""  # another process has this number by now
+        return ""  # the process is gone, and another one has its pid
     state = fields[0].decode("ascii", "replace")
     return "X" if int(fields[6]) & _EXITING and state != "Z" else state
 
 
 def start_time(pid: int) -> int:
-    """What tells a process from another with its number; 0 where there is no /proc."""
+    """Return the start time of a process, which distinguishes it from a later one with its pid; 0 without /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
@@ -71,10 +72,9 @@ def start_time(pid: int) -> int:
 
 
 def die_with_parent(signum: signal.Signals) -> None:
-    """Have the kernel send `signum` to this process when its parent dies (prctl(2), Linux only).
+    """Let the kernel send `signum` to this process when its parent dies (prctl(2), Linux only).
 
-    Elsewhere (macOS) nothing happens: there a killed launcher leaves its workers to the collective
-    timeout.
+    Elsewhere (macOS) it does nothing: there, if a launcher is killed, only the collective timeout ends its workers.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -88,24 +88,24 @@ def die_with_parent(signum: signal.Signals) -> None:
 
 
 def end_group(group: int) -> None:
-    """Ask the processes of a group to end, and kill those that have not ended soon, except those of another user (sudo)."""
+    """Ask the processes of a group to end, and kill the rest after 2 s, except processes of another user (sudo)."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         for signum in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(group, signum)
             deadline = time.monotonic() + _GRACE_S
             while time.monotonic() < deadline:
-                time.sleep(0.05)  # the processes are no children of this one
+                time.sleep(0.05)  # poll, because they are not children of this process
                 os.killpg(group, 0)
 
 
 def adopt_orphans() -> None:
-    """Have what the descendants of this process leave behind become its children (prctl(2), Linux only)."""
+    """Let orphaned descendants of this process become its children (prctl(2), Linux only)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children(parent: int | None = None) -> list[int]:
-    """The processes whose parent is `parent`, by default this one, zombies among them; none where there is no /proc."""
+    """Return the children of `parent`, by default of this process, including zombies; [] without /proc."""
     wanted, found = str(parent or os.getpid()).encode(), []
     for path in glob.glob("/proc/[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError), open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""The instruction sets of this host's processor, as torch chooses its kernels by them."""
+"""The instruction sets of this host's processor, by which torch chooses its kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _LEVELS = ("default", "avx2", "avx512")
-# What ATen asks of an x86 processor before it takes the kernels of a level.
+# The flags that an x86 processor needs for ATen to use the kernels of a level.
 _NEEDS = {
     "avx512": {"avx512vl", "avx512bw", "avx512dq", "fma"},
     "avx2": {"avx2", "fma"},
@@ -16,7 +16,8 @@ _NEEDS = {
 
 
 def isa(proc: Path, environment: Mapping[str, str]) -> str:
-    """The kernels that torch will take: avx512, avx2 or default; elsewhere the architecture."""
+    """Return the kernels that torch will use on x86: avx512, avx2 or default. On other processors return the
+    architecture."""
     architecture = os.uname().machine
     flags = _flags(proc) if architecture in ("x86_64", "i686") else set()
     if not flags:
@@ -27,7 +28,7 @@ def isa(proc: Path, environment: Mapping[str, str]) -> str:
 
 
 def _flags(proc: Path) -> set[str]:
-    # The first processor's will do; with hundreds of them the file takes long to make.
+    # Read only the first processor: the kernel takes long to make the file for hundreds of them.
     with (
         contextlib.suppress(OSError),
         open(proc / "cpuinfo", encoding="utf-8", buffering=4096) as f,

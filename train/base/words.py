@@ -1,4 +1,4 @@
-"""Phrases that messages of all parts share."""
+"""Phrases that the messages of all packages share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def some(names: Sequence[str], most: int = 8, between: str = ", ") -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """What a misspelt word may stand for, to be added to a message; else ""."""
+    """Return a hint for a misspelt word, to be added to a message; "" if no known word is close."""
     import difflib  # the supervisor needs none of it
 
     close = difflib.get_close_matches(word, list(known), n=1)

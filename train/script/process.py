@@ -1,6 +1,6 @@
-"""One worker of a user's own training: what it was told, and how its end becomes the status.
+"""One worker of a user's own training: its options, and how its end becomes the status.
 
-Owns the contract's other side. What is run, and how that is stopped, its subclasses say.
+Owns the worker's side of the contract with the supervisor. Its subclasses run the script or program, and stop it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from train.run.replaced import Replacement
 from train.run.status import Status, read_status, write_status
 from train.run.stop import is_for, reason_in
 
-EXIT_USAGE = 2  # argparse's, click's and many others'
-# How often a process looks whether it is to stop.
+EXIT_USAGE = 2  # argparse, click and many others end with it
+# How often a process looks for a request to stop.
 _LOOK_S = 0.5
 # Directories of the launcher in the checkpoint directory.
 _LAUNCHERS = re.compile(r"bundles|slurm-bundle-.*|heartbeats|logs|nodes|script|torn")
 
 
 class Crash(NamedTuple):
-    """A crash that is noted in the status. `file` tells it from an earlier crash with the same words."""
+    """A crash that is noted in the status. `file` distinguishes it from an earlier crash with the same words."""
 
     why: str = ""
     file: tuple[int, int] = (0, 0)
@@ -46,14 +46,14 @@ class Crash(NamedTuple):
 class Runner(ABC):
     """One process of a user's own training."""
 
-    # Where the spec has its arguments.
+    # The field of the spec with its arguments.
     FIELD = "train.args"
 
     def __init__(
         self, name: str, options: argparse.Namespace, stop_signal: str, env: Mapping[str, str]
     ) -> None:
-        """`name`: what messages call it. `stop_signal`: what tells it to stop; "" for none. `env`: the launcher's
-        variables, and what the supervisor says of the launch."""
+        """`name`: its name in messages. `stop_signal`: the signal that asks it to stop, or "". `env`: the launcher's
+        variables, and the supervisor's for this launch."""
         self._name, self._options, self._stop_signal = name, options, stop_signal
         self._arguments: Sequence[str] = options.command[1:]
         self._attempt = env.get("DDPGEN_ATTEMPT", "")
@@ -62,7 +62,7 @@ class Runner(ABC):
         self._launcher = int(env.get("DDPGEN_LAUNCHER_PID", os.getpid()))
         self._job = env.get("DDPGEN_JOB", "?")
         self._scheduler = env.get(VARIABLE, "")
-        # Where the whole job's status is, and where this host's part of it.
+        # The directory with the whole job's status, and the directory with this host's.
         self._whole = Path(env.get("DDPGEN_CHECKPOINT_DIR", ".")).absolute()
         self._directory = Path(env.get("DDPGEN_NODE_DIR") or self._whole).absolute()
         self._stop_file = Path(env.get("DDPGEN_STOP_FILE") or self._whole / "stop").absolute()
@@ -73,11 +73,11 @@ class Runner(ABC):
         self._ended = threading.Event()
         self._signalled = False
         self._crash_before = Crash()
-        self._resumes = False  # whether it got the arguments to resume
-        self._correct = self.FIELD  # where the words are that it may refuse
+        self._resumes = False  # it got the arguments to resume
+        self._correct = self.FIELD  # the field of the spec to correct if it refuses its arguments
 
     def run(self) -> int:
-        """The process' exit code."""
+        """Run this worker and return its exit code."""
         if self._attempt and is_over(self._directory, self._attempt):
             return 0
         self._crash_before = self._crash_noted()
@@ -88,7 +88,7 @@ class Runner(ABC):
                 self._take(self._node)
             except HeldByLiveJobError as error:
                 return self._fail(str(error))
-            # From here on a stop is its own business.
+            # From here on this process handles a stop itself.
             self._node.remember(self._node.launch() or self._attempt)
         replaced.watch()
         if self._is_asked() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
@@ -98,7 +98,7 @@ class Runner(ABC):
         except OSError as error:
             return self._fail(f"{error.filename}: {error.strerror}; the workdir cannot be made")
         if self._store:
-            # What it keeps is to outlive the machine; the launcher's files stay where they are.
+            # The script's saves must outlive the machine, so they go to the store. The launcher's files stay here.
             os.makedirs(self._store, exist_ok=True)
             os.environ["DDPGEN_CHECKPOINT_DIR"] = self._store
         for place in self._torn(say) if self._is_local_0 else ():
@@ -110,17 +110,17 @@ class Runner(ABC):
 
     @abstractmethod
     def _run(self) -> int:
-        """Run it in the working directory. This process' exit code."""
+        """Run the script or program in the working directory, and return this process' exit code."""
 
     @abstractmethod
     def _send(self, name: str) -> bool:
-        """Send it this signal. False when it would not be heard (yet)."""
+        """Send it this signal. Returns False if it does not handle the signal (yet)."""
 
     # --- before it --------------------------------------------------------------------------------
 
     def _take(self, node: Node) -> None:
-        """Under a scheduler rank 0 takes the whole directory: a later start of the job then
-        shows, to this start and to whoever else comes. Raises HeldByLiveJobError, OSError."""
+        """Under a scheduler, rank 0 takes the lock of the whole directory. So this start, and any other job, sees when
+        a later start of the job begins. Raises HeldByLiveJobError, OSError."""
         if Scheduled.parse(self._scheduler) is None or self._rank:
             return
         launch = node.launch() or node.attempt
@@ -128,7 +128,7 @@ class Runner(ABC):
         keep_alive(self._whole, launch)
 
     def _make_workdir(self) -> Path:
-        """The working directory, with links to the files of the job in it. Raises OSError."""
+        """Make and return the working directory, with links to the files of the job in it. Raises OSError."""
         directory = (self._options.workdir or self._whole / "work").expanduser().absolute()
         directory.mkdir(parents=True, exist_ok=True)
         if self._code.is_dir():
@@ -136,7 +136,8 @@ class Runner(ABC):
         return directory
 
     def _torn(self, tell: Callable[[str], None] = lambda _: None) -> Iterator[str]:
-        """Checkpoint directories whose saving was cut off. `tell` gets a line for each that stays where it is."""
+        """Yield the checkpoint directories whose save was interrupted. `tell` gets a line for each that stays where it
+        is."""
         for guard in self._options.guard:
             pattern, last = os.path.split(guard)
             for place in map(os.path.abspath, filter(os.path.isdir, glob.glob(pattern))):
@@ -151,7 +152,8 @@ class Runner(ABC):
                     )
 
     def _is_of_the_script(self, place: str) -> bool:
-        """True if `place` lies in the working directory, or in the checkpoint directory and is not the launcher's."""
+        """Return True if `place` lies in the working directory, or in the checkpoint directory and is not the
+        launcher's."""
         roots = (Path.cwd(), self._whole, Path(self._store or self._whole))
         real = Path(os.path.realpath(place))
         inside = any(Path(os.path.realpath(root)) in real.parents for root in roots)
@@ -159,14 +161,14 @@ class Runner(ABC):
         return inside and not is_launchers and not self._holds_a_job(place)
 
     def _holds_a_job(self, place: str) -> bool:
-        """True if a job runs in `place`: this one, or another that has its lock there."""
+        """Return True if a job runs in `place`: this one, or another that has its lock there."""
         real = Path(os.path.realpath(place))
         own = [Path(os.path.realpath(root)) for root in (Path.cwd(), self._whole)]
         return any(real in (root, *root.parents) for root in own) or read_lock(real) is not None
 
     def _all_arguments(self) -> list[str]:
-        """With what the spec adds where there is something to go on from."""
-        # Rank 0 may not have moved them away yet.
+        """Return the arguments, with `train.resume.args` added if there is a checkpoint to go on from."""
+        # Leave out interrupted saves, which rank 0 may not have moved away yet.
         torn = tuple(os.path.join(place, "") for place in self._torn())
         there = [
             path
@@ -193,7 +195,10 @@ class Runner(ABC):
             return False  # a file server that is away is no request to stop
 
     def _watch(self, asked: Callable[[], bool], step: Callable[[], int]) -> None:
-        """End this process when it does not stop in time. `step`: how far it has come."""
+        """Wait for a request to stop, pass it on, and end this process if it does not stop in time.
+
+        `asked`: returns whether there is a request. `step`: returns the script's step.
+        """
         while not asked():
             if self._ended.wait(_LOOK_S):
                 return
@@ -214,13 +219,13 @@ class Runner(ABC):
     # --- the end ----------------------------------------------------------------------------------
 
     def _conclude(self, code: int, step: int) -> int:
-        """What its exit code means. Returns this worker's own."""
+        """Write the status that the exit code `code` means, and return the exit code of this worker."""
         if code == 0 and self._crash_noted() != self._crash_before:
-            return EXIT_FAILED  # another rank's: the restart is for all, and nothing is done before that
+            return EXIT_FAILED  # another rank has crashed: the restart is for all ranks, so this one is not done
         if code == 0 and self._speaks:
             self._write("done", step)
         elif code == EXIT_STOPPED and self._speaks:
-            # Its ranks agree among themselves; the words lie where somebody has asked this host.
+            # The ranks agree on a stop by themselves. Only the host that was asked has the file with the reason.
             asked = self._stop_file
             self._write("stopped", step, reason_in(asked) if asked.exists() else "")
         elif code == EXIT_USAGE:
@@ -233,7 +238,7 @@ class Runner(ABC):
         return 0 if code == EXIT_STOPPED else code
 
     def _crash_noted(self) -> Crash:
-        """The newest crash of any rank, as far as this host sees it."""
+        """Return the newest crash of any rank that this host can see."""
         noted = read_status(self._whole)
         if noted is None or noted.word != "running" or not noted.reason:
             return Crash()
@@ -244,16 +249,19 @@ class Runner(ABC):
         return Crash(noted.reason, (file.st_mtime_ns, file.st_ino))
 
     def _note_crash(self, why: str, lost: bool = False) -> None:
-        """A restart may cure it; should there be none, the status knows why. `lost`: it only follows from the end of
-        another rank."""
+        """Note a crash, which a restart may cure; if there is no restart, the status has the reason.
+
+        `lost`: the crash only follows from the end of another rank.
+        """
         what = f"rank {self._rank}: {why}"
-        # What an earlier restart came of is not the cause of this crash.
+        # A crash that was noted before this start is not the cause of this one.
         lost = lost and self._crash_noted() != self._crash_before
-        # Rank 0 may have come to its end.
+        # "done": rank 0 may have ended already.
         record_crash(self._whole, self._attempt, self._node, what, lost, words="running done")
 
     def _fail(self, why: str) -> int:
-        """Any rank may be the only one to meet a fault. The restarts of all see that it is for good."""
+        """Write `failed`, and return the exit code. Every rank may call this, because only one rank may meet the fault.
+        After torchrun's restart, all ranks read the status and end."""
         if (read_status(self._directory) or Status("running", "", 0)).reason != why:
             say(why)
         self._write("failed", None, why)
@@ -267,16 +275,16 @@ class Runner(ABC):
             step = (read_status(self._directory) or Status(word, self._attempt, 0)).step
         write_status(self._directory, Status(word, self._attempt, step, reason))
         if self._node is not None and self._rank == 0:
-            # The whole job's status, beside this host's.
+            # Write the whole job's status as well as this host's.
             launch = self._node.launch() or self._attempt
             if not is_replaced(read_lock(self._whole), self._scheduler):
                 write_status(self._whole, Status(word, launch, step, reason))
 
 
 def _link_files(code: Path, workdir: Path) -> None:
-    """Have `workdir` show what is in `code`, in directories of its own. Raises OSError.
+    """Make links in `workdir` to all files in `code`; the directories are real ones. Raises OSError.
 
-    Several processes may do it at once. What the script has put in the place of a file stays.
+    Several processes may do it at once. If the script has put its own file in the place of a link, that file stays.
     """
     for here, directories, files in os.walk(code):
         directories[:] = [name for name in directories if name != "__pycache__"]
@@ -299,7 +307,7 @@ def _link(place: Path, target: Path) -> None:
 
 
 def _set_aside(place: str) -> None:
-    """Move a directory whose saving was cut off to where nothing looks for it: beside the folder that it is in."""
+    """Move a directory with an interrupted save into `torn`, next to its parent folder, where no glob finds it."""
     folder, name = os.path.split(place)
     aside, count = os.path.join(os.path.dirname(folder), "torn", name), 1
     while os.path.lexists(aside):

@@ -1,4 +1,4 @@
-"""Any other program as a worker: a child, of which nothing is known but how it ends."""
+"""Any other program as a worker: a child process. This worker sees only its end."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from collections.abc import Mapping
 from train.base.errors import EXIT_STOPPED
 from train.script.process import Runner
 
-_SHELLS = 128  # a shell ends with this and the signal that ended its command
-# However this process ends, so does all that its child has started: the kernel would only end the child.
+_SHELLS = 128  # a shell's exit code is this plus the number of the signal that ended its command
+# When this process ends in any way, this shell kills the whole process group. The kernel would end only the child, and
+# not the processes that the child has started.
 _GUARD = "trap '' HUP INT TERM USR1 USR2; read -r _; kill -KILL 0"
 
 
 class Program(Runner):
-    """A program and what it starts: one process group, which gets the signals and ends with this process."""
+    """A program and the processes that it starts: one group, which gets the signals and ends with this process."""
 
     FIELD = "train.command"
 
     def __init__(self, options: argparse.Namespace, env: Mapping[str, str]) -> None:
-        """`env`: the launcher's variables, and what the supervisor says of the launch."""
+        """`env`: the launcher's variables, and the supervisor's for this launch."""
         self._program = options.command[0]
         name = os.path.basename(self._program)
         super().__init__(name, options, options.stop_signal or "TERM", env)
@@ -42,7 +43,7 @@ class Program(Runner):
         code = child.wait()
         self._ended.set()
         if self._told_to_end:
-            return code  # the launcher ends every rank, as another one has failed
+            return code  # another rank has failed, and the launcher ends all of them
         if code < 0:
             code = _SHELLS - code
         if self._signalled and (code == 0 or code > _SHELLS):
@@ -50,7 +51,7 @@ class Program(Runner):
         return self._conclude(code, 0)
 
     def _lead_group(self) -> None:
-        """Be the first of a process group, outlive the signals to it, and have it end with this process."""
+        """Make this process the leader of a group, let it survive signals to the group, and end the group with it."""
         if os.getpgrp() != os.getpid():
             os.setpgid(0, 0)
         for name in ("HUP", "INT", "TERM", "USR1", "USR2"):

@@ -1,7 +1,7 @@
 """`python -m train script [OPTION …] FILE [ARG …]`: a user's own training loop under the same launch artefacts.
 
-A script in Python is run as it would be by itself, and hooks tell what it does (train.script.hooks); any other
-program is a child (train.script.program).
+A Python script runs in this process as it would by itself, and hooks observe it (train.script.hooks). Any other
+program is a child process (train.script.program).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from train.script.hooks.stopping import StopAtStep, where_they_met
 from train.script.process import Runner
 from train.script.program import Program
 
-# Words in torch's errors where it finds no GPU. The last one: a build without CUDA lacks such functions.
+# Words in torch's errors when it finds no GPU. The last one is for a build without CUDA, which lacks such functions.
 _GPU = ("CUDA", "NVIDIA driver", "GPU", "NCCL", "_cuda_")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run FILE with the arguments after it.
+    """Run FILE with the arguments after it, and return this worker's exit code.
 
-    Its exit code is taken as: 0 done; 75 stopped; 2 wrong arguments, which no restart can cure;
-    anything else failed, and worth one.
+    FILE's exit code means: 0 done, 75 stopped, 2 wrong arguments. No restart cures wrong arguments. Any other code is a
+    crash, which a restart may cure.
     """
     processes.die_with_parent(signal.SIGKILL)
     parser = argparse.ArgumentParser(prog="python -m train script", allow_abbrev=False)
@@ -76,12 +76,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Script(Runner):
-    """Python that is run in this process, with hooks in what it imports."""
+    """A Python script that runs in this process, with hooks in the libraries that it imports."""
 
     def __init__(self, options: argparse.Namespace, env: Mapping[str, str]) -> None:
-        """`env`: the launcher's variables, and what the supervisor says of the launch."""
+        """`env`: the launcher's variables, and the supervisor's for this launch."""
         self._module = options.command[0].partition("module:")[2]
-        # A module has no path of its own: it is looked for beside the files of the job.
+        # A module has no path, so give one in `code`: Python then finds the module among the files of the job.
         path = Path("code", "-m") if self._module else Path(options.command[0])
         self._path = path.expanduser().absolute()
         name = self._module or self._path.name
@@ -90,7 +90,7 @@ class Script(Runner):
         self._restart = env.get("TORCHELASTIC_RESTART_COUNT", "0")
         host = self._node.name if self._node else ""
         self._reporter = Reporter(self._whole, env, host)
-        # Read by torch when it is imported: a page of C++ frames would hide the line that matters.
+        # torch reads this when it is imported. Otherwise a page of C++ frames would hide our one-line reason.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
     def _run(self) -> int:
@@ -130,11 +130,11 @@ class Script(Runner):
         return self._conclude(code, session.progress.step)
 
     def _run_script(self, session: Session, arguments: list[str]) -> int:
-        """The script's exit code. An exception in it passes through: torchrun restarts the workers."""
+        """Run the script and return its exit code. Lets its exceptions through: torchrun then restarts the workers."""
         after_import(hooks(session))
         renames.follow(session.progress)
-        # The script sees its own directory first, as under `python FILE`, and not this package: its
-        # own module may well be called `train`.
+        # Put the script's own directory first on the path, as `python FILE` does. Hide this package, because the
+        # script may have a module `train` of its own.
         for name in [n for n in list(sys.modules) if n == "train" or n.startswith("train.")]:
             del sys.modules[name]
         sys.path[0] = str(self._path.parent)
@@ -154,8 +154,8 @@ class Script(Runner):
         return 0
 
     def _saves(self, rank: int) -> Path:
-        """The record of a rank's saves."""
-        # What the script keeps outlives the machine where there is a bucket, and with it the record.
+        """Return the path of the record of a rank's saves."""
+        # If there is a bucket, the script's saves go there and outlive the machine; keep their record with them.
         return Path(self._store or self._whole, "script", f"saves-{rank}.jsonl")
 
     def _torn(self, tell: Callable[[str], None] = lambda _: None) -> Iterator[str]:
@@ -185,8 +185,8 @@ class Script(Runner):
         return Starts(self._node.name, rank, ranks, self._whole, resumes=self._resumes)
 
     def _begin_to_beat(self, steps: Progress) -> None:
-        """The first step is complete: the processes have met, and `steps` are counted."""
-        # On several hosts each tells the others; torch 2.4 has no second connection to the store.
+        """Start the heartbeats after the first step, when the processes have met and `steps` counts."""
+        # On several hosts they go through a second connection to the store; torch 2.4 cannot make one (no clone()).
         clone = getattr(where_they_met(), "clone", None) if self._node else None
         launch = (self._node.launch() if self._node else "") or self._attempt
         self._reporter.meet(f"{launch}-{self._restart}", clone() if clone else None)
@@ -199,7 +199,8 @@ class Script(Runner):
         self._log.write({**row, "attempt": attempt, "time": round(time.time(), 3)})
 
     def _send(self, name: str) -> bool:
-        """Send the script a signal, unless it has no handler for it (yet) and would die of it."""
+        """Send the script a signal, and return True. If it has no handler (yet), the signal would kill it: return
+        False."""
         signum = getattr(signal, f"SIG{name}")
         if signal.getsignal(signum) is signal.SIG_DFL:
             return False
@@ -208,11 +209,11 @@ class Script(Runner):
         return True
 
     def _crash(self, session: Session, error: Exception) -> int:
-        """An exception has left the script: a restart may cure it, or not."""
+        """Report an exception that has left the script, as a failure or as a crash. Returns the exit code."""
         trace = _from_script_on(error.__traceback__)
         _print(error, trace)
         where = innermost_user_line(trace)
-        # As it will be read again: the next start compares.
+        # Format it exactly as the status returns it, because the next start compares the two.
         what = one_line(f"{type(error).__name__}: {error}", MOST_REASON)
         what += f" ({where})" if where else ""
         became = peer_failure(error)
@@ -232,7 +233,7 @@ class Script(Runner):
 
 
 def _remedy(error: Exception, steps: int) -> str:
-    """What to do about an error that no restart can cure; "" when one may."""
+    """Return the remedy for an error that no restart can cure; "" if a restart may cure it."""
     if isinstance(error, SyntaxError):
         return "correct the script"
     if isinstance(error, ImportError) and not steps:
@@ -245,7 +246,7 @@ def _remedy(error: Exception, steps: int) -> str:
 
 
 def _from_script_on(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames that started the script; None where it has not begun."""
+    """Return the traceback without the frames that started the script, or None if the script has not begun."""
     ours = (__file__, runpy.__file__, "<frozen runpy>")
     started = False
     while trace is not None and (not started or trace.tb_frame.f_code.co_filename in ours):
@@ -255,7 +256,7 @@ def _from_script_on(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _print(error: Exception, trace: TracebackType | None) -> None:
-    """As Python would, without the hooks' frames."""
+    """Print the error as Python would, without the hooks' frames."""
     said = traceback.TracebackException(type(error), error, trace)
     hooks_are = os.path.dirname(progress.__file__) + os.sep
     said.stack[:] = [frame for frame in said.stack if not frame.filename.startswith(hooks_are)]

@@ -1,1 +1,1 @@
-"""Commands that read what a run has left, or measure where it is to run: verify, diff, report, doctor, probe."""
+"""Commands that read the files of a run, or measure the machines for it: verify, diff, report, doctor, probe."""

@@ -1,7 +1,7 @@
 """A byte-level decoder transformer on any text.
 
-Owns the model, the windows cut from the text and the loss. Which bytes the text has is the business
-of `text.py`. Knows nothing of processes: no shape, order or number here depends on them.
+Owns the model, the windows cut from the text and the loss. `text.py` owns the bytes of the text. Knows nothing of
+processes: no shape, order or number here depends on them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def build(
     max_bytes: int = 100_000_000,
     holdout: float = 0.01,
 ) -> Workload:
-    """Predict the next byte of `text`; its last `holdout` share is kept for evaluation.
+    """Predict the next byte of `text`; its last part, of size `holdout` (0 to 1), is kept for evaluation.
 
-    `text` is a file or a folder, relative to the working directory; without it the source of
-    Python's standard library is read. At most `max_bytes` are read of either.
-    Raises TrainError for an argument out of its range, and for text that is missing or too short.
+    `text` is a file or a folder, relative to the working directory. Without it, the source of Python's standard
+    library is read. At most `max_bytes` are read of either. Raises TrainError for an argument out of its range, and
+    for text that is missing or too short.
     """
     arguments.whole("depth", depth)
     arguments.whole("width", width)
@@ -60,7 +60,7 @@ def build(
     corpus = read_text(text, max_bytes)
     training, held_out = _split(corpus, seq_len, holdout)
     if context.rank == 0:
-        # Two nodes, or a run and its resumption, that read other text show it in this line.
+        # This line shows if two nodes, or a run and its resume, read different text.
         size, digest = f"{len(corpus.bytes):,} bytes", corpus.sha256[:16]
         say(f"gpt: {size} of text from {corpus.origin} (sha256 {digest}…)")
     return Workload(
@@ -77,8 +77,9 @@ def build(
 
 
 def _split(corpus: Text, seq_len: int, holdout: float) -> tuple[Windows, Windows | None]:
-    """Hold out the end in one piece, at least one window: scattered windows would be surrounded,
-    and half given away, by what is trained on.
+    """Split off the end of the text for evaluation, in one piece of at least one window.
+
+    Scattered windows would be surrounded by training text, which would give half of them away.
     """
     size = len(corpus.bytes)
     held_out = max(math.ceil(size * holdout), seq_len + 1) if holdout else 0
@@ -95,8 +96,8 @@ def _split(corpus: Text, seq_len: int, holdout: float) -> tuple[Windows, Windows
 class Windows:
     """Text cut into windows of seq_len + 1 bytes that overlap by one.
 
-    So each byte but the first is predicted exactly once in an epoch (a rest shorter than a window
-    is left out). A sample is uint8 [seq_len + 1]: bytes travel to the device, not int64.
+    So each byte except the first is predicted exactly once in an epoch (a rest shorter than a window
+    is left out). A sample is uint8 [seq_len + 1], because bytes are cheaper to move to the device than int64.
     """
 
     def __init__(self, text: torch.Tensor, seq_len: int) -> None:
@@ -109,7 +110,7 @@ class Windows:
         return self._windows[index]
 
     def batch(self, indices: list[int]) -> torch.Tensor:
-        """uint8 [len(indices), seq_len + 1], gathered by one index operation."""
+        """Return uint8 [len(indices), seq_len + 1], gathered by one index operation."""
         return self._windows[torch.tensor(indices)]
 
 
@@ -131,7 +132,8 @@ class Transformer(nn.Module):
         self._initialise(depth)
 
     def _initialise(self, depth: int) -> None:
-        """N(0, 0.02), and what writes to the residual stream scaled down by its 2·depth writers."""
+        """Draw weights from N(0, 0.02). Those that write to the residual stream are divided by sqrt(2·depth), because
+        it has 2·depth writers."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue  # layer norms begin as the identity
@@ -150,7 +152,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm: the residual stream itself is never normalised, so gradients reach every depth."""
+    """A pre-norm block: the residual stream itself is never normalised, so gradients reach every depth."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -169,8 +171,8 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention, [b, t, width] -> [b, t, width].
 
-    Dropout is applied to its result and not to its weights: with dropout inside, torch leaves the
-    fused kernel for one that stores all t·t weights.
+    Dropout is applied to the result, not to the attention weights. With dropout on the weights, torch would use a
+    kernel that stores all t·t weights instead of the fused one.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -202,13 +204,13 @@ class MLP(nn.Module):
 
 
 def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the next byte, in nats; `batch` is uint8 [b, seq_len + 1]."""
+    """Return the mean cross-entropy of the next byte, in nats; `batch` is uint8 [b, seq_len + 1]."""
     windows = batch.long()
     logits = model(windows[:, :-1])
     return functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
 def metrics(model: nn.Module, batch: torch.Tensor) -> dict[str, torch.Tensor]:
-    """`bits_per_byte`, what a byte would take were the text compressed by this model; and the loss."""
+    """Return the loss, and `bits_per_byte`: the size of a byte if this model compressed the text."""
     nats = loss(model, batch)
     return {"loss": nats, "bits_per_byte": nats / math.log(2)}

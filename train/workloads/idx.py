@@ -1,7 +1,7 @@
 """The IDX format of the MNIST family, plain or gzip-compressed.
 
-Owns the reading of the two files that make a labelled image set, and says what is wrong with one
-that is damaged. Knows nothing of where the files come from.
+Owns the reading of the two files that make a labelled image set, and the messages about damaged ones. Knows nothing of
+the source of the files.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ UNSIGNED_BYTE = 0x08
 
 
 def read_labelled_images(images: str, labels: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images as uint8 [n, height, width] and labels as uint8 [n]; shapes are the headers'.
+    """Return images as uint8 [n, height, width] and labels as uint8 [n]; the headers give the shapes.
 
-    Raises TrainError, naming the file, for one that is damaged or does not belong to the other.
+    Raises TrainError, with the file's name, if a file is damaged or the two do not belong together.
     """
     pictures = _read(images, dimensions=3)
     classes = _read(labels, dimensions=1)
@@ -58,7 +58,7 @@ def _read(path: str, dimensions: int) -> torch.Tensor:
 
 
 def _content(path: str) -> bytearray:
-    """The file's bytes, decompressed where its content, not its name, says it is compressed."""
+    """Return the file's bytes, decompressed if its content (not its name) shows that it is compressed."""
     try:
         with open(path, "rb") as file:
             content = file.read()

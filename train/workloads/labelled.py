@@ -1,4 +1,4 @@
-"""What the classifiers `toy` and `mnist` share: samples with labels, the loss, and the accuracy."""
+"""The parts that the classifiers `toy` and `mnist` share: samples with labels, the loss, and the accuracy."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Labelled:
         return self.values[index], self.labels[index]
 
     def batch(self, indices: list[int]) -> Batch:
-        """The samples at `indices`, gathered by one index operation for each tensor."""
+        """Return the samples at `indices`, gathered by one index operation for each tensor."""
         rows = torch.tensor(indices)
         return self.values[rows], self.labels[rows]
 
 
 def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross-entropy of the micro-batch, in nats."""
+    """Return the mean cross-entropy of the micro-batch, in nats."""
     values, labels = batch
     return functional.cross_entropy(model(values), labels)
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-    """`accuracy`: the share of samples whose class was found, 0 to 1; and the loss, of the same pass."""
+    """Return `accuracy`, the part of samples (0 to 1) with the correct class, and the loss, both of one pass."""
     values, labels = batch
     logits = model(values)
     return {

@@ -1,7 +1,7 @@
 """A two-layer convolutional network on images in IDX form: MNIST, or any set of that shape.
 
-Owns the model and where the four files come from. How they are read is the business of `idx.py`.
-Knows nothing of processes, but that one of a node downloads for all.
+Owns the model and the source of the four files. `idx.py` owns their reading. Knows one fact of processes: one process
+of a node downloads for all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHA256 = {
     "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
-VERIFICATION_S = 60.0  # what hashing the four files may take on a slow shared disk
+VERIFICATION_S = 60.0  # how long hashing the four files may take on a slow shared disk
 
 
 def build(
@@ -58,10 +58,9 @@ def build(
 ) -> Workload:
     """Classify the images in `data_dir`; the t10k files are the held-out set.
 
-    Files that are absent are downloaded from `url`, within `download_timeout` seconds in all.
-    `sha256` maps file names to hashes, over the defaults (those of MNIST); null leaves a file
-    unchecked; a name without `.gz` asks for the file in that form.
-    Raises TrainError when a file cannot be had, is not the one wanted, or is damaged.
+    Missing files are downloaded from `url`, within `download_timeout` seconds in all. `sha256` maps file names to
+    hashes and overrides the defaults, which are MNIST's. A null leaves a file unchecked. A name without `.gz` asks for
+    the file in that form. Raises TrainError when a file cannot be downloaded or read, has another hash, or is damaged.
     """
     arguments.text("data_dir", data_dir)
     arguments.text("url", url)
@@ -110,7 +109,7 @@ def _checked_hashes(sha256: Any) -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class Source:
-    """A folder, and the place where what it lacks is to be had."""
+    """A folder, and the URL from which missing files are downloaded."""
 
     folder: str
     url: str
@@ -129,7 +128,7 @@ class Source:
             _download(url, path, self.sha256.get(name), deadline - time.monotonic())
 
     def path(self, stem: str) -> str:
-        """The file for `stem`: the form asked for, or the other one if only that is there."""
+        """Return the path of the file for `stem`: the requested form, or the other one if only that exists."""
         plain, packed = os.path.join(self.folder, stem), os.path.join(self.folder, f"{stem}.gz")
         wanted, other = (plain, packed) if stem in self.sha256 else (packed, plain)
         return other if os.path.exists(other) and not os.path.exists(wanted) else wanted
@@ -152,9 +151,9 @@ class Source:
 
 
 def _download(url: str, path: str, sha256: str | None, timeout_s: float) -> None:
-    """Download `url` to `path`: whole and of this hash (None: not checked), or not there at all.
+    """Download `url` to `path`. On return the file is whole and has this hash (None: not checked).
 
-    A server that is silent for `timeout_s` is given up. Raises TrainError.
+    Raises TrainError and leaves no file, also when the server is silent for `timeout_s`.
     """
     say(f"downloading {url}")
     before = socket.getdefaulttimeout()
@@ -179,7 +178,8 @@ def _download(url: str, path: str, sha256: str | None, timeout_s: float) -> None
 
 
 def _read(images: str, labels: str, classes: int) -> Labelled:
-    """Pictures uint8 [n, 1, height, width]. Raises TrainError for damaged files and labels out of range."""
+    """Return pictures uint8 [n, 1, height, width] with labels. Raises TrainError for damaged files and labels out of
+    range."""
     pictures, numbers = read_labelled_images(images, labels)
     highest = int(numbers.max())
     if highest >= classes:
@@ -215,12 +215,13 @@ class Network(nn.Module):
         )
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        # Scaled here and not in the dataset: a quarter of the bytes travels to the device.
+        # Scale the pictures here, not in the dataset, so that a quarter of the bytes moves to the device.
         logits: torch.Tensor = self.layers(pictures.float() / 127.5 - 1)
         return logits
 
 
 def _convolution(inputs: int, outputs: int, batch_norm: bool) -> list[nn.Module]:
-    """Halved by stride and not by max-pooling, whose gradient has no fixed order on a GPU."""
+    """Return a convolution that halves both sides. It uses a stride, because the gradient of max-pooling has no fixed
+    order on a GPU."""
     convolution = nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1)
     return [convolution, *([nn.BatchNorm2d(outputs)] if batch_norm else []), nn.ReLU()]

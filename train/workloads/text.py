@@ -1,7 +1,7 @@
 """Text as one tensor of bytes: a file, a folder, or the source of Python's standard library.
 
-Owns which files are read and in which order, so that equal folders give equal bytes on every
-machine. Knows nothing of windows, tokens or models, and never decodes: bytes are bytes.
+Owns the choice and the order of the files, so that equal folders give equal bytes on every machine. Knows nothing of
+windows, tokens or models, and never decodes the bytes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ import torch
 
 from train.base.errors import TrainError
 
-SEPARATOR = b"\0"  # between two files: a byte no text contains, so a model can learn the border
-SNIFFED = 8192  # a file with a zero byte this early is taken for binary, as git and grep do
+SEPARATOR = b"\0"  # between two files: no text contains this byte, so a model can learn the border
 
-# Not part of the library proper, or different on machines with the same Python version.
+# A file with a zero byte within so many bytes counts as binary, as for git and grep.
+SNIFFED = 8192
+
+# Folders that are no part of the library itself, or that differ on machines with the same Python version.
 _NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
 @dataclass(frozen=True)
 class Text:
-    """`bytes` is uint8 [n]; `sha256` is theirs; `origin` says in words where they come from."""
+    """Text as bytes. `bytes`: uint8 [n]. `sha256`: the hash of the bytes. `origin`: their source, in words."""
 
     bytes: torch.Tensor
     sha256: str
@@ -35,7 +37,7 @@ class Text:
 def read_text(path: str | None, max_bytes: int) -> Text:
     """Read the file or folder `path`, or the standard library's source; at most `max_bytes`.
 
-    A folder's files are joined in the order of their paths, hidden and binary ones left out.
+    A folder's files are joined in the order of their paths, without hidden and binary ones.
     Raises TrainError when there is nothing to read, or a file cannot be read.
     """
     if path is None:
@@ -76,7 +78,7 @@ def _files_of(root: str) -> list[str]:
 def _walk(
     root: str, wanted: Callable[[str], bool], entered: Callable[[str], bool]
 ) -> Iterator[str]:
-    """Regular files below `root`."""
+    """Yield the regular files below `root`."""
     for folder, folders, names in os.walk(root, onerror=_raise_unreadable):
         folders[:] = [name for name in folders if entered(name)]
         for name in filter(wanted, names):
@@ -90,7 +92,7 @@ def _raise_unreadable(error: OSError) -> None:
 
 
 def _unreadable(path: str, error: OSError) -> TrainError:
-    # Leaving it out instead would give two nodes different data without a word.
+    # Raise an error, because leaving the file out could silently give two nodes different data.
     return TrainError(
         f"train.args.text: cannot read {path!r}: {error.strerror}; "
         "make it readable, or leave it out of the folder"
@@ -102,7 +104,7 @@ def _is_visible(name: str) -> bool:
 
 
 def _is_library_source(name: str) -> bool:
-    # _sysconfigdata… holds the paths of the machine Python was built on.
+    # _sysconfigdata… holds the paths of the machine that built Python.
     return name.endswith(".py") and not name.startswith("_sysconfigdata")
 
 

@@ -12,7 +12,7 @@ from train.workload import Context, Workload
 from train.workloads import arguments
 from train.workloads.labelled import Labelled, loss, metrics
 
-CLUSTERS_PER_CLASS = 2  # so that no linear model solves it, and the hidden layer has work to do
+CLUSTERS_PER_CLASS = 2  # two, so that no linear model solves it and the hidden layer is needed
 
 
 def build(
@@ -54,8 +54,8 @@ def build(
 def draw(count: int, centres: torch.Tensor, classes: int, generator: torch.Generator) -> Labelled:
     """Draw `count` points around `centres` [clusters, features]; cluster k has class k mod C.
 
-    Only integers are drawn and added, and the one scaling is by a power of two. `randn` would
-    go through log and cos, whose last bits are not the same on every processor.
+    It draws and adds only integers, and scales once, by a power of two. `randn` would use log and cos, whose last bits
+    differ between processors.
     """
     clusters = torch.randint(0, len(centres), (count,), generator=generator)
     values = centres[clusters]
@@ -65,7 +65,7 @@ def draw(count: int, centres: torch.Tensor, classes: int, generator: torch.Gener
 
 
 class Classifier(nn.Module):
-    """[b, features] -> logits [b, classes] by way of one hidden layer."""
+    """[b, features] -> logits [b, classes], with one hidden layer."""
 
     def __init__(
         self, features: int, classes: int, hidden: int, dropout: float, batch_norm: bool

@@ -1,6 +1,6 @@
-"""What a user's own script is given without an edit to it: hooks in torch and in the frameworks it imports.
+"""Hooks in torch and in the frameworks that a user's own script imports; the script itself stays unedited.
 
-They count optimizer steps, make `torch.save` atomic, see whether a restart went on from what was saved, and
-end the training at a step boundary. Each is installed when the script imports the library, by after_import();
-a hook that fails is told of once and never harms the script.
+They count optimizer steps, make `torch.save` atomic, check that a restart went on from the saved state, and end the
+training at a step boundary. When the script imports a library, after_import() installs the library's hook. A hook that
+fails prints one line and never harms the script.
 """

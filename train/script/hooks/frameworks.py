@@ -1,6 +1,6 @@
-"""Hooks in Hugging Face's Trainer, Lightning and accelerate: save and end when asked, go on from the
-newest whole checkpoint, and know which checkpoint directories are whole.
+"""Hooks in Hugging Face's Trainer, Lightning and accelerate.
 
+They save and end on request, go on from the newest whole checkpoint, and record which checkpoint directories are whole.
 Each is called when the script has imported the framework.
 """
 
@@ -25,7 +25,7 @@ _HOLDS = {
 
 
 def hook_transformers(session: Session, module: Any) -> None:
-    """When `transformers.trainer` has been imported."""
+    """Install the hooks in `transformers.trainer`, after its import."""
     trainer = module.Trainer
     base = module.TrainerCallback
 
@@ -62,14 +62,15 @@ def hook_transformers(session: Session, module: Any) -> None:
         place = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
         with session.progress.saving(place, session.framework):
             result = save(self, *args, **kwargs)
-            session.all_ranks()  # each of them adds its own state of random numbers
+            session.all_ranks()  # each rank adds the state of its own random numbers
             return result
 
     trainer.train, trainer._save_checkpoint = resuming, recorded
 
 
 def _is_over(trainer: Any, checkpoint: str, module: Any) -> bool:
-    """Whether `checkpoint` is of the last step, from which Trainer.train would take one more: then it is loaded."""
+    """Return whether `checkpoint` is of the last step, and load it in that case. Trainer.train would take one more step
+    from there."""
     state = module.TrainerState.load_from_json(os.path.join(checkpoint, "trainer_state.json"))
     if not 0 < trainer.args.max_steps <= state.global_step:
         return False
@@ -79,7 +80,7 @@ def _is_over(trainer: Any, checkpoint: str, module: Any) -> bool:
 
 
 def hook_lightning(session: Session, module: Any) -> None:
-    """When `lightning.pytorch.trainer.trainer`, or pytorch_lightning's, has been imported."""
+    """Install the hooks in `lightning.pytorch.trainer.trainer`, or pytorch_lightning's, after its import."""
     trainer = module.Trainer
     base = module.Callback
     fit, save = trainer.fit, trainer.save_checkpoint
@@ -110,13 +111,16 @@ def hook_lightning(session: Session, module: Any) -> None:
 
 
 def hook_fabric(session: Session, module: Any) -> None:
-    """When `lightning.fabric.fabric` has been imported."""
+    """Install the hook in `lightning.fabric.fabric`, after its import."""
     module.Fabric.save = _recorded(session, module.Fabric.save)
 
 
 def hook_lightning_files(session: Session, module: Any) -> None:
-    """When `lightning.fabric.utilities.cloud_io` has been imported. It writes a file in the system's temporary directory
-    and moves that, which is a copy where that is another file system: a kill would tear the one before."""
+    """Install the hook in `lightning.fabric.utilities.cloud_io`, after its import.
+
+    Lightning writes a file in the system's temporary directory and moves it to its place. On another file system this
+    move is a copy over the file before, so a kill would leave half a file.
+    """
     save = module._atomic_save
 
     @functools.wraps(save)
@@ -129,7 +133,8 @@ def hook_lightning_files(session: Session, module: Any) -> None:
 
 
 def _recorded(session: Session, save: Callable[..., Any]) -> Callable[..., Any]:
-    """`save`, a method of Lightning whose first argument is where: a file, which it writes whole or not at all."""
+    """Return `save` with its file recorded. `save` is a method of Lightning: its first argument is the path of a file,
+    which it writes whole or not at all."""
 
     @functools.wraps(save)
     def recorded(self: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +147,7 @@ def _recorded(session: Session, save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hook_accelerate(session: Session, module: Any) -> None:
-    """When `accelerate.accelerator` has been imported."""
+    """Install the hook in `accelerate.accelerator`, after its import."""
     accelerator = module.Accelerator
     save = accelerator.save_state
 
@@ -161,7 +166,7 @@ def hook_accelerate(session: Session, module: Any) -> None:
 
 
 def hooks(session: Session) -> dict[str, Callable[[ModuleType], None]]:
-    """The hook of each module."""
+    """Return the hook of each module, by the module's name."""
     from train.script.hooks import in_torch
 
     every = {
@@ -185,7 +190,7 @@ def hooks(session: Session) -> dict[str, Callable[[ModuleType], None]]:
 def _guarded(
     session: Session, name: str, hook: Callable[[Session, ModuleType], None], module: Any
 ) -> None:
-    """A version of a framework that the hook does not fit costs what the hook gives, and not the script."""
+    """Call the hook. If it does not fit this version of the framework, print a line and go on without it."""
     try:
         hook(session, module)
     except Exception as error:  # noqa: BLE001 - it is the script that counts

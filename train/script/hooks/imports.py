@@ -1,6 +1,6 @@
 """Code that runs when a library has been imported: after_import("torch", hook).
 
-Owns one finder in `sys.meta_path`. Nothing is imported that the script does not import.
+Owns one finder in `sys.meta_path`. Imports nothing that the script does not import.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Hook = Callable[[ModuleType], None]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the other finders find a module, and wraps the loader of those that somebody waits for."""
+    """Lets the other finders find a module, and wraps the loader of each module with a hook."""
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
         self._hooks = hooks
@@ -45,7 +45,7 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # What the library asks its loader for later (resources, source) is the real one's to answer.
+        # Restore the real loader: later the library may ask it for resources or source.
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)

@@ -1,7 +1,7 @@
-"""Hooks in torch: the optimizer steps of a script, its saves and what it loads.
+"""Hooks in torch: the optimizer steps of a script, its saves and its loads.
 
-A save to a path is made whole or not at all: written under another name, synced, renamed. So a kill during
-the save of a file that is overwritten again and again leaves the one before.
+A save to a path is atomic: it is written under another name, synced, and renamed. So if a script overwrites one file
+again and again, a kill during a save leaves the file before.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from train.health.phase import BACKWARD, doing
 from train.script.hooks.order import Iteration
 from train.script.hooks.session import Session
 
-# Bytes that a trial writes after a failed save.
+# How many bytes to write after a failed save, to test whether the disk is full.
 _TRIAL = 1 << 20
 
 
 def hook_torch(session: Session, torch: Any) -> None:
-    """When `torch` has been imported."""
-    # In both places, so that a function that is pickled is found again.
+    """Install the hooks in `torch`, after its import."""
+    # Replace it in both places, because pickle finds a function by its module.
     torch.save = torch.serialization.save = _saving(session, torch.save, where=1, name="f")
     torch.load = torch.serialization.load = _loading(session, torch.load, name="f")
-    # torch.optim deletes its own attribute of that name.
+    # Through sys.modules, because torch.optim deletes its attribute `optimizer`.
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(
         lambda optimizer, *_: session.stepped(optimizer)
     )
@@ -52,13 +52,13 @@ def hook_torch(session: Session, torch: Any) -> None:
 
 
 def hook_dataloader(session: Session, module: Any) -> None:
-    """When `torch.utils.data.dataloader` has been imported."""
+    """Install the hooks in `torch.utils.data.dataloader`, after its import."""
     base = module._BaseDataLoaderIter
     begin, draw, give = base.__init__, base._next_index, base.__next__
 
     @functools.wraps(begin)
     def beginning(self: Any, loader: Any) -> None:
-        # Of an iterable dataset nobody knows which samples come.
+        # An iterable dataset does not tell which samples it yields.
         if loader._dataset_kind == module._DatasetKind.Map:
             with contextlib.suppress(TypeError):
                 self._ddpgen_iteration = Iteration(len(loader), loader.sampler)
@@ -82,13 +82,13 @@ def hook_dataloader(session: Session, module: Any) -> None:
 
 
 def hook_safetensors(session: Session, module: Any) -> None:
-    """When `safetensors.torch` has been imported."""
+    """Install the hooks in `safetensors.torch`, after its import."""
     module.save_file = _saving(session, module.save_file, where=1, name="filename")
     module.load_file = _loading(session, module.load_file, name="filename")
 
 
 def hook_distributed_save(session: Session, module: Any) -> None:
-    """When `torch.distributed.checkpoint.state_dict_saver` has been imported."""
+    """Install the hook in `torch.distributed.checkpoint.state_dict_saver`, after its import."""
     save = module.save
 
     @functools.wraps(save)
@@ -103,21 +103,21 @@ def hook_distributed_save(session: Session, module: Any) -> None:
 
 
 def hook_distributed_load(session: Session, module: Any) -> None:
-    """When `torch.distributed.checkpoint.state_dict_loader` has been imported."""
+    """Install the hook in `torch.distributed.checkpoint.state_dict_loader`, after its import."""
     module.load = _loading(session, module.load, name="checkpoint_id")
 
 
 def _saving(
     session: Session, save: Callable[..., Any], where: int, name: str
 ) -> Callable[..., Any]:
-    """`save`, whose argument at `where` or called `name` is a path, made atomic."""
+    """Return an atomic form of `save`, whose path is the argument at index `where` or with the name `name`."""
 
     @functools.wraps(save)
     def atomic(*args: Any, **kwargs: Any) -> Any:
         given = kwargs.get(name, args[where] if len(args) > where else None)
         path = _path(given)
         if path is None or not _may_be_replaced(path):
-            # To an open file, which is empty by now: so it is only recorded.
+            # The script gave an open file, which is empty by now: too late to protect it, so only record the save.
             opened = _path(getattr(given, "name", None))
             if opened is None:
                 return save(*args, **kwargs)
@@ -153,12 +153,12 @@ def _loading(session: Session, load: Callable[..., Any], name: str) -> Callable[
 
 @contextlib.contextmanager
 def _draft(path: str, session: Session) -> Iterator[str]:
-    """A name beside `path` to write to, which then takes its place. After an error `path` is as it was."""
-    path = os.path.realpath(path)  # a link stays one
+    """Yield a path in the same folder to write to, and rename it to `path` at the end. An error leaves `path` as it was."""
+    path = os.path.realpath(path)  # replace the link's target, not the link
     if session.bucket and path.startswith(session.bucket):
         yield path
         return
-    # torch.save writes the file's own name into it.
+    # Keep the file's name, because torch.save writes it into the file.
     prefix, folder = session.progress.draft_prefix, os.path.dirname(path)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
         draft = os.path.join(place, os.path.basename(path))
@@ -171,7 +171,8 @@ def _draft(path: str, session: Session) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _full_disk_named(folder: str) -> Iterator[None]:
-    """An error in here says so if the disk of `folder` is full: torch says "unexpected pos 704 vs 598" then."""
+    """Within this context, if the disk of `folder` is full, let the error say so: torch's own words are then
+    "unexpected pos 704 vs 598"."""
     try:
         yield
     except Exception as error:
@@ -187,7 +188,7 @@ def _full_disk_named(folder: str) -> Iterator[None]:
 
 
 def _is_full(folder: str) -> bool:
-    """A quota shows only in a write."""
+    """Return whether the disk of `folder` is full. Tries a write, because a quota shows only there."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(os.urandom(_TRIAL))  # zeros may be stored as nothing
@@ -198,7 +199,7 @@ def _is_full(folder: str) -> bool:
 
 
 def _may_be_replaced(path: str) -> bool:
-    """Not a device or a pipe; and its directory can be written."""
+    """Return whether a rename may replace `path`: no device or pipe, and in a directory that can be written."""
     try:
         regular = stat.S_ISREG(os.stat(path).st_mode)
     except OSError:

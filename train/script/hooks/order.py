@@ -1,4 +1,4 @@
-"""Which batches of its DataLoader a script has trained on: enough to tell whether a start goes on at the right one."""
+"""The batches of a DataLoader on which a script has trained, to check that a start goes on at the right batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Any, NamedTuple
 
 
 class DataPosition(NamedTuple):
-    """Where a save lies in an iteration over the data: after `batches` of it were given; hashes of its `first` batch,
-    of the `last` of those, and of the one that came `next`. 0 and "" where that is not known, or it was at its end."""
+    """The position of a save in an iteration over the data.
+
+    `batches`: how many batches the script had received. `first`, `last`, `next`: hashes of the iteration's first
+    batch, of the last one received, and of the following one. All are 0 or "" if the position is not known, or if the
+    iteration was at its end.
+    """
 
     batches: int = 0
     first: str = ""
@@ -21,22 +25,22 @@ class Iteration:
     """One iteration over a DataLoader."""
 
     def __init__(self, total: int, sampler: Any = None) -> None:
-        """`total`: its batches; 0 where that is not known. `sampler`: the DataLoader's."""
+        """`total`: the number of its batches, 0 if not known. `sampler`: the DataLoader's."""
         self._total, self._count = total, 0
         self.sampler = sampler
         self._drawn: deque[str] = deque()
         self._last = ""
-        # Those before the first step of this start, the first one among them.
+        # Hashes of the batches before the first step of this start, and always of the iteration's first batch.
         self.given: list[str] = []
 
     def drew(self, indices: Any) -> None:
-        """The sampler has named a batch, which workers may prepare ahead."""
-        if 0 < self._count == self._total:  # workers that persist begin again
+        """Note that the sampler has named a batch, which workers may prepare ahead."""
+        if 0 < self._count == self._total:  # a new epoch: persistent workers reuse this iterator
             self._count, self.given = 0, []
         self._drawn.append(hashlib.sha256(repr(indices).encode()).hexdigest()[:16])
 
     def gave(self, before_first_step: bool) -> str:
-        """The script has got the next batch: its hash."""
+        """Note that the script has received the next batch, and return its hash."""
         self._count += 1
         self._last = self._drawn.popleft()
         if before_first_step or not self.given:
@@ -45,7 +49,7 @@ class Iteration:
 
     @property
     def at_first(self) -> str:
-        """The batch that was given last, if it is the first one; else ""."""
+        """The hash of the batch that was given last, if it is the first one; else ""."""
         return self._last if self._count == 1 else ""
 
     @property
@@ -53,7 +57,7 @@ class Iteration:
         return self._count == self._total
 
     def place(self) -> DataPosition:
-        """After the batch that was given last."""
+        """Return the position after the batch that was given last."""
         if self._count in (0, self._total):
             return DataPosition()
         coming = self._drawn[0] if self._drawn else ""
@@ -67,7 +71,7 @@ class _Epoch(NamedTuple):
 
 
 class Epochs:
-    """The last epoch of each sampler that shuffles by the epoch's number, as torch's DistributedSampler does."""
+    """The last epoch of each sampler that shuffles by the number of the epoch, as torch's DistributedSampler does."""
 
     def __init__(self) -> None:
         self._last: dict[int, _Epoch] = {}
@@ -89,9 +93,11 @@ class Epochs:
 
 
 def fault(saved: DataPosition, given: list[str]) -> str:
-    """What is wrong with going on from `saved` with these batches, up to the end of the first step; "" if nothing
-    is, or it is not known. A loop may skip batches by taking them, or have the sampler skip them; and it may have
-    taken one batch ahead of the step."""
+    """Return the fault of going on from `saved` with the batches `given`; "" if there is no fault, or none is known.
+
+    `given`: the batches up to the end of the first step. A loop may skip batches by taking them, or let the sampler
+    skip them, and it may have taken one batch ahead of the step.
+    """
     if not saved.batches or not given:
         return ""
     skipped = given[saved.batches :] if given[0] == saved.first else given

@@ -1,7 +1,7 @@
-"""How far a user's script has come: its optimizer steps, what it saved, and whether it went on from that.
+"""The progress of a user's script: its optimizer steps, its saves, and whether it went on from them.
 
 Owns the record of saves, `<directory>/saves-<rank>.jsonl`: a line for each path, the newest last. Knows no
-library; the hooks tell it.
+library: the hooks call it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHOWN = 3
 
 
 class Save(NamedTuple):
-    """A save: at which step, by which framework, whether it came to its end, and where in the data."""
+    """A save. `by`: the framework, or "". `whole`: it was completed. `place`: its position in the data."""
 
     step: int
     by: str
@@ -37,8 +37,11 @@ class BeginsAnewError(Exception):
 
 
 class Progress:
-    """One process' script. `taken`: its optimizer steps since it was started, the same on all ranks; `step`:
-    those and the ones before what it has loaded, as far as this rank knows."""
+    """The progress of one process.
+
+    `taken`: its optimizer steps since it was started, the same on all ranks. `step`: these steps plus the step of the
+    save that it has loaded, as far as this rank knows.
+    """
 
     def __init__(
         self,
@@ -47,8 +50,9 @@ class Progress:
         in_bucket: bool = False,
         head: Path | None = None,
     ) -> None:
-        """`record`: the file of this rank's saves; `head`: that of rank 0, which often saves for all; `in_bucket`:
-        where a file cannot be renamed. `from_scratch`: it may begin anew over what is there."""
+        """`record`: the file of this rank's saves. `head`: the file of rank 0's saves, because rank 0 often saves for
+        all. `in_bucket`: the record lies where a file cannot be renamed. `from_scratch`: the script may start over and
+        overwrite earlier saves."""
         self._record, self._in_bucket = record, in_bucket
         self._may_begin_anew = from_scratch
         self.step = self.taken = 0
@@ -56,7 +60,7 @@ class Progress:
         self._saves = {p: save for p, save in _read(record).items() if os.path.exists(p)}
         self._steps_of_head = {p: save.step for p, save in _read(head).items()} if head else {}
         self._told = False
-        # Rank 0 moves a directory whose saving was cut off away, and this rank's files in it are no progress.
+        # Rank 0 moves a directory with an interrupted save away, so this rank's files in it are no progress.
         torn_ones = tuple(p + os.sep for p, save in self._saves.items() if not save.whole)
         self._earlier = {
             place
@@ -64,7 +68,7 @@ class Progress:
             if save.whole and not place.startswith(torn_ones)
         }
         self._went_on = from_scratch or not self._earlier
-        # The file that the script has loaded before its first step: the newest save, else the last file.
+        # The path that the script has loaded before its first step: its newest save, else the file loaded last.
         self.read, self._read_a_save = "", False
         self._iteration: Iteration | None = None
         self._at_save: Iteration | None = None
@@ -72,17 +76,17 @@ class Progress:
 
     @property
     def draft_prefix(self) -> str:
-        """How the names of directories begin in which this rank writes what is not whole yet."""
+        """The prefix of this rank's temporary directories for unfinished saves."""
         return f".{self._record.stem}-"
 
     def remove_drafts(self) -> None:
-        """Those that kills have left beside what was saved."""
+        """Delete the temporary directories that killed processes have left next to the saves."""
         for folder in {os.path.dirname(place) for place in self._saves}:
             for draft in Path(folder).glob(f"{self.draft_prefix}*"):
                 shutil.rmtree(draft, ignore_errors=True)
 
     def loaded(self, path: str) -> None:
-        """The script has read `path`; what lies in a checkpoint's directory counts as that."""
+        """Note that the script has read `path`. A file in a checkpoint's directory counts as the checkpoint."""
         place = _place(path)
         if not self.taken and not self._read_a_save:
             self.read = place
@@ -110,13 +114,14 @@ class Progress:
 
     @contextlib.contextmanager
     def saving(self, path: str, by: str = "") -> Iterator[None]:
-        """A checkpoint of several files, in the directory `path`: whole at the end of this. Raises BeginsAnewError."""
+        """Within this context the script saves several files into the directory `path`; at its end the checkpoint is
+        whole. Raises BeginsAnewError."""
         self.check(path)
         before = self._saves.get(_place(path))
         self._write(path, "", whole=False)
         try:
             yield
-        except Exception:  # what is there is what was there before
+        except Exception:  # the save failed: restore the record of the save before
             self._saves.pop(_place(path), None)
             if before is not None:
                 self._saves[_place(path)] = before
@@ -125,13 +130,13 @@ class Progress:
         self.saved(path, by)
 
     def saved(self, path: str, by: str = "") -> None:
-        """`path` is whole. `by`: the framework that can go on from it."""
+        """Note that `path` is whole. `by`: the framework that can go on from it."""
         self.saved_at = time.monotonic()
         self._write(path, by, whole=True)
 
     def renamed(self, source: str, target: str) -> None:
-        """The script is about to give `source` the name `target`, or a second name. Both count from here on: the kill may
-        come before the rename or after it. Raises BeginsAnewError."""
+        """Note that the script is about to rename or hard-link `source` to `target`. Both names count from now on,
+        because a kill may come before the rename or after it. Raises BeginsAnewError."""
         before, after = _name(source), _name(target)
         names = {*self._saves, *self._steps_of_head}
         inside = [p for p in names if p == before or p.startswith(before + os.sep)]
@@ -152,19 +157,19 @@ class Progress:
             self._keep()
 
     def stepped(self) -> None:
-        """One more optimizer step. Raises BeginsAnewError before the first one's result can be saved."""
+        """Count an optimizer step. Raises BeginsAnewError before the result of the first step can be saved."""
         self.step += 1
         self.taken += 1
         self.check()
 
     def order_fault(self) -> str:
-        """After the first step: what is wrong with the batch that it went on with; "" if nothing is known to be."""
+        """After the first step, return the fault of the batches with which the script went on; "" if none is known."""
         if self._loaded is None or self._iteration is None:
             return ""
         return fault(self._loaded.place, self._iteration.given)
 
     def gave(self, iteration: Iteration) -> None:
-        """The script has got the next batch of this iteration."""
+        """Note that the script has received the next batch of this iteration."""
         batch = iteration.gave(before_first_step=not self.taken)
         if self._at_save is iteration:
             self._at_save = None
@@ -177,8 +182,10 @@ class Progress:
         self._iteration = iteration
 
     def check(self, path: str = "") -> None:
-        """Raise BeginsAnewError when what an earlier start saved was not read, and is about to be lost: at
-        the first step, or at a save over it."""
+        """Raise BeginsAnewError if the script has not read the saves of an earlier start and is about to lose them.
+
+        That is the case at the first step, and at a save over an earlier one (`path`).
+        """
         if not self._went_on and (not path or _place(path) in self._earlier):
             newest = [place for place in self._saves if place in self._earlier][-_SHOWN:]
             raise BeginsAnewError(
@@ -189,7 +196,7 @@ class Progress:
 
     def _write(self, path: str, by: str, whole: bool) -> None:
         self._saves.pop(_place(path), None)  # the newest is the last one
-        # One that is written in the background (torch.distributed.checkpoint) is of some batches ago.
+        # A save in the background (torch.distributed.checkpoint) belongs to an earlier batch, so its place is unknown.
         known = self._iteration if threading.current_thread() is threading.main_thread() else None
         place = known.place() if known else DataPosition()
         self._saves[_place(path)] = Save(self.step, by, whole, place)
@@ -212,13 +219,13 @@ class Progress:
 
 
 def whole(record: Path) -> dict[str, str]:
-    """What is there of the checkpoints that were saved whole, oldest first, each with the framework it is of."""
+    """Return the whole checkpoints that still exist, oldest first, each with its framework."""
     saves = _read(record).items()
     return {place: save.by for place, save in saves if save.whole and os.path.exists(place)}
 
 
 def torn(record: Path) -> list[str]:
-    """The checkpoint directories whose saving was cut off."""
+    """Return the checkpoint directories whose save was interrupted."""
     saves = _read(record).items()
     return [place for place, save in saves if not save.whole and os.path.isdir(place)]
 
@@ -228,13 +235,13 @@ def _place(path: str) -> str:
 
 
 def _name(path: str) -> str:
-    """The name that a rename changes. If `path` is a link, that is the link itself."""
+    """Return the name that a rename changes: if `path` is a link, the link itself."""
     folder, name = os.path.split(path.rstrip(os.sep))
     return os.path.join(os.path.realpath(folder), name)
 
 
 def _read(record: Path) -> dict[str, Save]:
-    """The saves by their paths, oldest first."""
+    """Return the saves by their paths, oldest first."""
     try:
         rows = [json.loads(line) for line in record.read_text("utf-8", "replace").splitlines()]
         return {

@@ -1,4 +1,4 @@
-"""The renames of a script: many save under a temporary name, and rename that.
+"""The renames of a script. Many scripts save under a temporary name, and then rename the file.
 
 Owns an audit hook of Python, which sees os.rename, os.replace, os.link, pathlib and shutil.move alike. An audit
 hook stays to the end of the process.

@@ -1,4 +1,4 @@
-"""One process of a user's script, as the hooks see it: what they tell, and how it is ended."""
+"""One process of a user's script, as the hooks see it: their reports, and its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from train.script.hooks.progress import Progress
 from train.script.hooks.starts import Starts
 from train.script.hooks.stopping import StopAtStep
 
-# A row of metrics this often; on a GPU a look at the loss waits for it.
+# The interval of the rows of metrics. Not after each step, because on a GPU reading the loss waits for it.
 _ROW_S = 1.0
 _ORDER = "the order of the samples"
 
@@ -28,7 +28,7 @@ class StopTraining(SystemExit):
 
 
 class Session:
-    """What all hooks of a process share."""
+    """The state that all hooks of a process share."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Session:
         ranks: int = 1,
         starts: Starts | None = None,
     ) -> None:
-        """`whole`: the checkpoints that rank 0 has saved, oldest first, each with its framework, which is told
-        to go on from the last one where the script does not say from what. `log`: puts a row of rank 0's
-        metrics on file. `bucket`: a directory in which a file is there when it is closed, and stays as it is. `begun`
-        is called after the first step. `ranks`: how many processes the launch has started. `starts`: the
+        """`whole`: the checkpoints that rank 0 has saved, oldest first, each with its framework. If the script names no
+        checkpoint, its framework goes on from the last one. `log`: writes a row of rank 0's metrics to the file; None
+        on other ranks. `bucket`: a directory in which a file appears when it is closed, and cannot change after that.
+        `begun` is called after the first step. `ranks`: how many processes the launch has started. `starts`: the
         comparison with the other hosts, if there are any."""
         self.progress, self.stop = progress, stop
         self.stopped = False
@@ -59,12 +59,12 @@ class Session:
         self._epochs = Epochs()
 
     def stepped(self, optimizer: Any = None) -> None:
-        """A step of `optimizer` is complete. Raises UnlikeStartsError, BeginsAnewError, StopTraining."""
+        """Note that a step of `optimizer` is complete. Raises UnlikeStartsError, BeginsAnewError, StopTraining."""
         if self._starts is not None:
             self._starts.look(self.progress, optimizer)
         self.progress.stepped()
         if self.progress.taken == 1:
-            # What comes before the first step is no measure of the speed.
+            # Measure the speed from here: the time before the first step says nothing of it.
             self._row_at, self._row_step = time.monotonic(), 1
             self._harmless("its heartbeats", self._begun)
             self._harmless(_ORDER, self._look_at_order)
@@ -82,9 +82,11 @@ class Session:
 
     @contextlib.contextmanager
     def training_by(self, framework: str, holds: str) -> Iterator[None]:
-        """In here a framework saves when the training is to stop, and says itself when that is done. A script may
-        train several times, a fold or a phase after the other: each goes on from checkpoints of its own. `holds`:
-        what holds for it, which is told once."""
+        """Within this context a framework trains: on a stop it saves, and its hook ends the training after that.
+
+        A script may train several times, one fold or phase after the other. Each training goes on from checkpoints of
+        its own. `holds`: what ddpgen guarantees for this framework, printed once.
+        """
         self._trainings[framework] += 1
         if self._log is not None and sum(self._trainings.values()) == 1:
             say(holds)
@@ -96,7 +98,7 @@ class Session:
             self.framework = ""
 
     def resume_from(self) -> str | None:
-        """The checkpoint that the framework is to go on from; None to begin."""
+        """Return the checkpoint from which the framework must go on, or None to begin."""
         found = [path for path, by in self._whole.items() if by == self.framework]
         if not found:
             return None
@@ -105,22 +107,22 @@ class Session:
         return found[-1]
 
     def note_loss(self, loss: Any) -> None:
-        """The tensor that a backward pass starts from. Those of a step, which gradient accumulation has divided by
-        their number, add up to its loss."""
+        """Take the tensor from which a backward pass starts. With gradient accumulation the script has divided each by
+        their number, so the tensors of a step add up to its loss."""
 
         def add() -> None:
-            part = loss.detach()  # without its graph, which is to be freed
+            part = loss.detach()  # do not keep its graph alive
             self._loss = part if self._loss is None else self._loss + part
 
         if self._log is not None:
             self._harmless("the loss", add)
 
     def drew(self, iteration: Iteration, indices: Any) -> None:
-        """The sampler of a DataLoader has named a batch."""
+        """Note that the sampler of a DataLoader has named a batch."""
         self._harmless(_ORDER, lambda: iteration.drew(indices))
 
     def gave(self, iteration: Iteration) -> None:
-        """A DataLoader has given the script a batch."""
+        """Note that a DataLoader has given the script a batch."""
 
         def note() -> None:
             self.progress.gave(iteration)
@@ -133,7 +135,7 @@ class Session:
         self._harmless(_ORDER, note)
 
     def _say_once(self, words: str) -> None:
-        """By rank 0."""
+        """Print `words` once, on rank 0."""
         if self._log is not None and words not in self._told:
             self._told.add(words)
             say(words)
@@ -153,12 +155,12 @@ class Session:
             )
 
     def all_ranks(self) -> None:
-        """Wait until every rank is here, where there are several."""
+        """If there are several ranks, wait until every rank is here."""
         if _has_group():
             sys.modules["torch.distributed"].barrier()
 
     def _harmless(self, what: str, work: Callable[[], None]) -> None:
-        """It is told once that `what` fails; the script goes on."""
+        """Do `work`. If it fails, print that once, with its name `what`; the script goes on."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - it is the script that counts
@@ -173,7 +175,7 @@ class Session:
         steps, seconds = self.progress.taken - self._row_step, now - self._row_at
         self._row_at, self._row_step = now, self.progress.taken
         row = {"kind": "step", "step": self.progress.step, "steps_per_s": round(steps / seconds, 3)}
-        with contextlib.suppress(Exception):  # of several numbers, or there is none
+        with contextlib.suppress(Exception):  # the loss has several numbers, or there is no loss
             if math.isfinite(loss := float(self._loss)):
                 row["loss"] = loss
         self._log(row)

@@ -1,7 +1,7 @@
-"""Where the hosts of a script begin: all at one step, or the run ends before its next save.
+"""The check that all hosts of a script begin at one step; otherwise the run ends before its next save.
 
-Without a shared directory each host looks for checkpoints on its own disk: one host goes on, and the other starts
-over. Owns the comparison of the ranks after their first step, in the store where the processes met.
+Without a shared directory each host looks for checkpoints on its own disk, so one host might go on while another
+starts over. Owns the comparison of the ranks after their first step, in the store in which the processes met.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from train.run.saves import digest, remedy
 from train.script.hooks.progress import Progress
 from train.script.hooks.stopping import where_they_met
 
-# The ranks complete their first step together, unless only some of them have an optimizer. Those that come
-# later are compared at a later step.
+# How long a rank waits for the others after its first step. The ranks complete it together, unless only some of them
+# have an optimizer. Ranks that come later are compared at a later step.
 _WAIT_S = 5.0
 _LOOK_S = 0.02
 
@@ -29,7 +29,7 @@ class UnlikeStartsError(Exception):
 
 
 class Start(NamedTuple):
-    """The checkpoint that a rank has loaded, and what else tells where it begins.
+    """The checkpoint that a rank has loaded, and other evidence of the step at which it begins.
 
     `step` is 0 if no record tells it, `path` is "" if the rank has loaded nothing. `has_same`: rank 0 has loaded a
     file that lies on this host's disk as well. `optimizer`: the steps that the optimizer counts after the first one,
@@ -49,7 +49,7 @@ class Start(NamedTuple):
 
 
 def difference(starts: Sequence[Start]) -> str:
-    """Why these ranks, rank 0 first, must not go on together; "" if nothing is wrong."""
+    """Return why these ranks, rank 0 first, must not go on together; "" if nothing is wrong."""
     hosts: dict[str, Start] = {}
     for start in starts:
         # A script may load on one rank of a host, and send the state to the others.
@@ -60,7 +60,7 @@ def difference(starts: Sequence[Start]) -> str:
         if not _goes_on_alike(start, ahead):
             copy = remedy(ahead.path, ahead.host, start.host)
             return f"{ahead.host} {_begins(ahead)}, and {start.host} {_begins(start)}; {copy}"
-    # The record of rank 0 protects the saves on its own disk.
+    # The saves on rank 0's own disk need no check here: its record protects them.
     if not starts[0].kept and not any(start.step or start.optimizer > 1 for start in starts):
         for start in starts:
             if start.kept and not any(_has_name(start.kept, each.path) for each in starts):
@@ -72,7 +72,7 @@ def difference(starts: Sequence[Start]) -> str:
 
 
 def _has_name(save: str, path: str) -> bool:
-    """True if `path` may be a copy of `save`, and is no data set or pretrained model."""
+    """Return True if `path` may be a copy of `save`, and is no data set or pretrained model."""
     return os.path.basename(save) == os.path.basename(path)
 
 
@@ -84,7 +84,7 @@ def _begins(start: Start) -> str:
 
 
 def _goes_on_alike(start: Start, ahead: Start) -> bool:
-    """True if the host of `start` goes on like the host that is `ahead`, or gets the state from there."""
+    """Return True if the host of `start` goes on like the host that is `ahead`, or gets the state from there."""
     if start.step == ahead.step:
         return start.resumes == ahead.resumes
     if start.resumes != ahead.resumes or start.optimizer != ahead.optimizer:
@@ -94,7 +94,7 @@ def _goes_on_alike(start: Start, ahead: Start) -> bool:
 
 
 class Starts:
-    """The comparison as one rank takes part in it."""
+    """One rank's part of the comparison."""
 
     def __init__(self, host: str, rank: int, ranks: int, directory: Path, resumes: bool) -> None:
         """`directory`: the checkpoint directory, which may have another path on each host. `resumes`: the script got
@@ -137,7 +137,7 @@ class Starts:
         return self._follow(store, start) if self._rank else self._lead(store, start)
 
     def _lead(self, store: Any, start: Start) -> Iterator[str | None]:
-        """As rank 0: tell the own start, hear all others, tell the verdict."""
+        """On rank 0: send its own start, receive all others, send the verdict."""
         start = start._replace(digest=digest(start.path) if start.path else "")
         store.set(_key(0), json.dumps((self._directory, start)))
         keys = [_key(rank) for rank in range(1, self._ranks)]
@@ -147,13 +147,13 @@ class Starts:
         verdict = difference([start, *others])
         store.set(_key("verdict"), verdict)
         until = time.monotonic() + _WAIT_S
-        # The store ends with this process: the others have to hear the verdict before.
+        # The store ends with this process, so wait until the others have read the verdict.
         while verdict and store.add(_key("heard"), 0) < len(others) and time.monotonic() < until:
             time.sleep(_LOOK_S)
         yield verdict
 
     def _follow(self, store: Any, start: Start) -> Iterator[str | None]:
-        """As any other rank: hear rank 0, tell the own start, hear the verdict."""
+        """On any other rank: receive rank 0's start, send its own, receive the verdict."""
         while not store.check([_key(0)]):
             yield None
         directory, head = json.loads(store.get(_key(0)))
@@ -166,7 +166,7 @@ class Starts:
         yield verdict
 
     def _beside(self, start: Start, head: Start, directory: str) -> Start:
-        """`start` with its files compared to those of rank 0, whose checkpoint directory is `directory`."""
+        """Return `start` with its files compared to rank 0's. `directory`: the checkpoint directory there."""
         if start.step == head.step or not head.digest:
             return start
         path = head.path
@@ -177,11 +177,11 @@ class Starts:
 
 
 def _key(name: object) -> str:
-    return f"ddpgen/start/{name}"  # torch keeps the restarts apart
+    return f"ddpgen/start/{name}"  # torch adds a prefix for each restart
 
 
 def _steps(optimizer: Any) -> int:
-    """How many steps the state of an optimizer counts; 0 where it counts none, as SGD's does."""
+    """Return the number of steps that the optimizer's state counts; 0 if it counts none, as with SGD."""
     with contextlib.suppress(Exception):
         for state in optimizer.state.values():
             if "step" in state:

@@ -1,7 +1,8 @@
-"""After which step all ranks of a user's script stop, when somebody asks for it.
+"""The agreement of all ranks of a user's script on the step after which they stop, when somebody asks for it.
 
-Once a rank knows of it, it looks into the store in which the processes met after every step, and says so. When all do,
-rank 0 names the next step there, before it begins it: no rank can end that step without rank 0, so none misses it.
+A rank that knows of the request says so in the store in which the processes met, and from then on looks there after
+every step. When all ranks look, rank 0 names its next step there before it begins that step. No rank can end that step
+without rank 0, so none misses it.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ _ASKED, _READY, _LAST = "ddpgen/stop-asked", "ddpgen/ranks-ready", "ddpgen/last-
 
 
 class StopAtStep:
-    """`due()` says whether this rank ends now, after a complete step."""
+    """One rank's part of the agreement. `due()` returns whether the rank ends now, after a complete step."""
 
     def __init__(
         self, progress: Progress, asked: Callable[[], bool], grace_s: float, rank: int, ranks: int
     ) -> None:
-        """`asked`: whether somebody wants the job to stop. `grace_s`: how long a save is waited for."""
+        """`asked`: returns whether somebody wants the job to stop. `grace_s`: how long to wait for a save."""
         self._progress, self._asked, self._grace_s = progress, asked, grace_s
         self._rank, self._ranks = rank, ranks
         self._asked_at = 0.0
         self._ready = False
         self._all_look_since = 0.0
         self._last: int | None = None
-        self._saves = True  # whether a save is worth waiting for
+        self._saves = True  # wait for the script's next save
 
     def saves_on_demand(self) -> None:
-        """The framework saves when it stops: there is nothing to wait for."""
+        """Do not wait for a save: the framework saves when it stops."""
         self._saves = False
 
     def due(self) -> bool:
-        """Whether the step that is complete is the last one. Asked by the thread that trains, after each."""
+        """Return whether the complete step is the last one. The thread that trains calls this after each step."""
         if self._asked_at and self._last is None:
             try:
                 self._agree()
@@ -47,7 +48,7 @@ class StopAtStep:
         return self._last is not None and self._progress.taken >= self._last
 
     def look(self) -> bool:
-        """Whether the job is to stop: somebody has asked this host, or another rank says so."""
+        """Return whether the job must stop, because somebody has asked this host or another rank says so."""
         if not self._asked_at and (self._asked() or self._told()):
             self._asked_at = time.monotonic()
             if self._rank == 0 and not self._may_end():
@@ -55,7 +56,7 @@ class StopAtStep:
         return bool(self._asked_at)
 
     def _told(self) -> bool:
-        with contextlib.suppress(Exception):  # the store is gone: the end comes by other ways
+        with contextlib.suppress(Exception):  # the store is gone: this process ends by other ways
             store = self._store()
             return store is not None and bool(store.check([_ASKED]))
         return False
@@ -83,7 +84,7 @@ class StopAtStep:
 
     def _may_end(self) -> bool:
         saved_at, waited = self._progress.saved_at, time.monotonic() - self._asked_at
-        # Of a script that has not saved anything yet nobody knows whether it will.
+        # Do not wait for a script that has not saved anything yet: it may never save.
         saved = not saved_at or saved_at > max(self._asked_at, self._all_look_since)
         return not self._saves or saved or waited > self._grace_s
 
@@ -92,9 +93,9 @@ class StopAtStep:
 
 
 def where_they_met() -> Any:
-    """The store in which the processes met; None before they have."""
+    """Return the store in which the processes met, or None before they have met."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    # While it is being imported it has not all of its functions.
+    # A module that is still being imported lacks some of its functions.
     is_initialized = getattr(c10d, "is_initialized", None)
     if is_initialized is None or not is_initialized():
         return None
@@ -102,7 +103,7 @@ def where_they_met() -> Any:
 
 
 def _finish_on_gpu() -> None:
-    """The thread that trains may be steps ahead of its GPU."""
+    """Wait for the GPU: the thread that trains may be steps ahead of it."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -13,7 +13,7 @@ from train.training.run_info import RunInfo
 
 
 def work(config: RunConfig, argv: Sequence[str]) -> int:
-    """Run one worker. Returns its exit code."""
+    """Run one worker and return its exit code."""
     directory = Path(config.checkpoint_dir).absolute()
     nccl.log_to_file(os.environ, int(os.environ.get("RANK", "0")), directory)
     return worker.work(config, argv, _load)

@@ -1,8 +1,8 @@
-"""What a probe measured: the values of probe.json, the table for people, and the verdict. Pure.
+"""The results of a probe: the values of probe.json, the table for people, and the verdict. Pure.
 
-Bandwidths are those of nccl-tests (doc/PERFORMANCE.md there): the algorithm's is bytes of the result by
-time; the bus bandwidth of an all-reduce is that times 2(n-1)/n, which does not depend on the number n of
-ranks and can be held against the network.
+Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md there). The algorithm's bandwidth is the bytes of the result
+divided by the time. The bus bandwidth of an all-reduce is the algorithm's times 2(n-1)/n, with n ranks. It does not
+depend on n, so it can be compared with the network's bandwidth.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from train.base.words import some
 
-# A collective that takes less than this part of the network is worth a look.
+# A collective that reaches at least this part of the network's bandwidth is good.
 _GOOD = 0.7
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One size of one collective. `ranks`: how many took part. `correct`: whether the sums were right."""
+    """One size of one collective. `ranks`: how many ranks took part. `correct`: whether the sums were right."""
 
     kind: str
     bytes: int
@@ -40,7 +40,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two hosts: plain TCP between them, and single messages of the backend. Bytes a second, seconds."""
+    """Two hosts: plain TCP between them, and single messages of the backend. In bytes a second, and in seconds."""
 
     first: str
     second: str
@@ -52,7 +52,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Nic:
-    """The interface by which a host takes part, and the others that are up. `speed`: Mbit/s, 0 unknown."""
+    """The interface that a host uses, and the others that are up. `speed`: in Mbit/s, 0 if unknown."""
 
     name: str
     address: str
@@ -63,7 +63,7 @@ class Nic:
 
 @dataclass
 class Figures:
-    """All that a probe found, so far. Written to probe.json after every measurement."""
+    """All results of a probe so far. Written to probe.json after every measurement."""
 
     job: str
     backend: str
@@ -83,7 +83,7 @@ class Figures:
     complete: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """The values, and beside each collective its bandwidths."""
+        """Return the values, with its bandwidths added to each collective."""
         values = asdict(self)
         for made, row in zip(self.collectives, values["collectives"], strict=True):
             row["algorithm_bandwidth"] = made.algorithm_bandwidth
@@ -92,7 +92,8 @@ class Figures:
 
 
 def verdict(figures: Figures) -> str:
-    """One sentence: how much of the network the largest collectives take, and what stands in the way."""
+    """Return one sentence: the part of the network's bandwidth that the largest collectives reach, and what limits
+    them."""
     wrong = sorted({each.kind for each in figures.collectives if not each.correct})
     if wrong:
         return f"{' and '.join(wrong)} gave wrong sums: do not train on these hosts"
@@ -117,13 +118,13 @@ def verdict(figures: Figures) -> str:
 
 
 def _of_network(collective: Collective, figures: Figures) -> float:
-    """Bytes a second that each host sends: the ranks of a host reduce among themselves first."""
+    """Return the bytes a second that each host sends: the ranks of a host reduce among themselves first."""
     hosts = len(figures.hosts)
     return collective.algorithm_bandwidth * 2 * (hosts - 1) / hosts
 
 
 def slow_interfaces(nics: Mapping[str, Nic]) -> Iterator[str]:
-    """Each host that has a faster interface than the one it takes part by."""
+    """Yield a line for each host that has a faster interface than the one that it uses."""
     for host, nic in nics.items():
         wired = [other for other in nic.others if other[1] == "wired" and other[2] > nic.speed]
         if wired and (nic.kind != "wired" or nic.speed):
@@ -133,7 +134,7 @@ def slow_interfaces(nics: Mapping[str, Nic]) -> Iterator[str]:
 
 
 def head(figures: Figures) -> Iterator[str]:
-    """The lines above the table."""
+    """Yield the lines above the table."""
     vectors = [f"rank {n} {_listed(v)}" for n, v in enumerate(figures.vectors)]
     yield f"vectors: {some(vectors, between='; ')}; their mean on every rank: {_listed(figures.mean)}"
     yield f"bits: {'; '.join(figures.other_bits) or 'every host computes the same'}"
@@ -151,7 +152,7 @@ HEADER = f"{'size':>8}  {'collective':<10}  {'time':>9}  {'algorithm':>11}  {'bu
 
 
 def row(made: Collective) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     wrong = "" if made.correct else "  WRONG SUMS"
     return (
         f"{size(made.bytes):>8}  {made.kind:<10}  {duration(made.seconds):>9}  "
@@ -160,7 +161,7 @@ def row(made: Collective) -> str:
 
 
 def size(count: float) -> str:
-    """`4 KB`, `16 MB`: powers of 1024, as nccl-tests counts."""
+    """Return a size as `4 KB` or `16 MB`: powers of 1024, as in nccl-tests."""
     for unit in ("B", "KB", "MB"):
         if count < 1024:
             return f"{count:.0f} {unit}"
@@ -169,7 +170,7 @@ def size(count: float) -> str:
 
 
 def rate(bytes_a_second: float) -> str:
-    """`1.2 GB/s`: powers of 1000, as networks count."""
+    """Return a rate as `1.2 GB/s`: powers of 1000, as usual for networks."""
     for unit in ("B/s", "KB/s", "MB/s"):
         if bytes_a_second < 1000:
             return f"{bytes_a_second:.3g} {unit}"
@@ -178,7 +179,7 @@ def rate(bytes_a_second: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.41 ms`, `2.3 s`."""
+    """Return a duration as `0.41 ms` or `2.3 s`."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,7 +1,7 @@
-"""The measurements of a probe, on every rank at once; what rank 0 says and writes of them.
+"""The measurements of a probe, on every rank at once. Rank 0 prints and writes the results.
 
-Sums are checked at every size. Each collective is repeated for about a second, back to back, and its time is
-that of the slowest rank, as in nccl-tests.
+Sums are checked at every size. Each collective is repeated for about a second, back to back, and the slowest rank
+gives its time, as in nccl-tests.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SIZES = tuple(4096 * 4**n for n in range(9))  # 4 KB to 256 MB
 _BUDGET_S = 1.0  # for the repetitions of one size
 _MOST = 50
 _TOO_LONG_S = 5.0  # or an eighth of the collective timeout: a size four times as large is left out
-_ALL_PAIRS = 8  # of more hosts only neighbours are measured
+_ALL_PAIRS = 8  # with more hosts than this, only neighbours are measured
 _MESSAGE = 16 << 20  # bytes
 
 
 def run(info: RunInfo) -> int:
-    """Meet the other ranks and measure. The status says how it ended. Returns the exit code. Raises TrainError."""
+    """Meet the other ranks, measure, and return the exit code; the status says how it ended. Raises TrainError."""
     met = startup.meet(info)
     world, fence, stop = met.world, met.fence, met.stop
     record = partial(_record_status, info.directory, fence, met.host)
@@ -96,7 +96,7 @@ class Probe:
         )
 
     def run(self) -> bool:
-        """Measure everything; False when a stop was asked for, with what is known so far on file."""
+        """Measure everything and return True. If a stop was asked for, return False; the file has the results so far."""
         self._vectors()
         self._interfaces()
         if self._world.size > 1:
@@ -119,7 +119,7 @@ class Probe:
     # --- what is measured -------------------------------------------------------------------------
 
     def _vectors(self) -> None:
-        """Every rank's own numbers, and the mean that an all-reduce gives all of them."""
+        """Record every rank's own numbers, and the mean that an all-reduce gives all of them."""
         rank, size = self._world.rank, self._world.size
         mine = torch.tensor([rank + 1.0, 2.0 * rank, 10.0], device=self._world.device)
         total = mine.clone()
@@ -150,7 +150,7 @@ class Probe:
         return list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
 
     def _pair(self, first: str, second: str) -> None:
-        """Rank by rank: the first host receives, the second sends; the others wait."""
+        """Measure one pair of hosts. The first host receives, the second sends; the others wait."""
         receiver, sender = self._leaders[first], self._leaders[second]
         bandwidth, trip = self._tcp(receiver, sender, self.figures.nics)
         small = self._messages(receiver, sender, 4096)
@@ -180,7 +180,7 @@ class Probe:
         return result
 
     def _messages(self, receiver: int, sender: int, count: int) -> float:
-        """Seconds of one message of the backend, one way: half of a round trip."""
+        """Return the seconds of one message of the backend, one way: half of a round trip."""
         data = torch.zeros(count // 4, device=self._world.device)
 
         def there_and_back() -> None:
@@ -194,7 +194,7 @@ class Probe:
         return self._timed(there_and_back) / 2
 
     def _transports(self) -> None:
-        """What NCCL has chosen on each host, and whether InfiniBand is left unused."""
+        """Record the transports that NCCL has chosen on each host, and whether InfiniBand is unused."""
         everyone = self._world.all_gather((nccl.chosen(os.environ), nccl.infiniband()))
         for host, rank in self._leaders.items():
             names, cards = everyone[rank]
@@ -226,11 +226,11 @@ class Probe:
         dist.all_reduce(data)
         expected = pattern * sum(map(_weight, range(size)))
         correct = bool(torch.equal(data, expected))
-        data.zero_()  # what is added up again and again would overflow
+        data.zero_()  # sums that are added up again and again would overflow
         return self._record("all-reduce", count, lambda: dist.all_reduce(data), correct)
 
     def _tree(self, count: int, reducer: Any) -> float:
-        """The job's own reduction, of one bucket of this size: its partial sums, its levels."""
+        """Measure the job's own reduction for one bucket of this size, with its partial sums and its levels."""
         mine, leaves = self._parts[self._world.rank], self._parts[-1].stop
         pattern = _pattern(count // 4, self._world.device)
         weights = [
@@ -255,7 +255,7 @@ class Probe:
         return seconds
 
     def _timed(self, once: Callable[[], Any]) -> float:
-        """Seconds of one call, on the slowest rank. All ranks have to call this together."""
+        """Return the seconds of one call on the slowest rank. All ranks have to call this together."""
         first: float = max(self._world.all_gather(self._seconds(once, 1)))
         repeats = max(1, min(_MOST, int(_BUDGET_S / first)))
         slowest: float = max(self._world.all_gather(self._seconds(once, repeats)))
@@ -274,7 +274,8 @@ class Probe:
             torch.cuda.synchronize(self._world.device)
 
     def _must_stop(self) -> bool:
-        """Whether any rank was asked to stop: all have to know it at the same place."""
+        """Return whether any rank was asked to stop. All ranks call this at the same place, so all get the same
+        answer."""
         return any(self._world.all_gather(self._stop.by_file or self._stop.by_signal))
 
     # --- what is told -----------------------------------------------------------------------------
@@ -290,7 +291,7 @@ class Probe:
 
 
 def _pattern(count: int, device: torch.device) -> torch.Tensor:
-    """Small whole numbers, so that every order of addition gives the same exact sum."""
+    """Return small whole numbers, so that every order of addition gives the same exact sum."""
     return torch.arange(count, dtype=torch.int64, device=device).remainder_(7).add_(1).float()
 
 

@@ -1,7 +1,7 @@
-"""Plain TCP between two hosts, by the interface that the job uses: what the network itself gives.
+"""Plain TCP between two hosts, on the interface that the job uses: the network's own bandwidth.
 
-What iperf3 measures with one stream. The receiver counts, after the connection has had time to open its
-window.
+It measures the same as iperf3 with one stream. The receiver starts to count after the connection has had time to open
+its window.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _SECONDS = 2.0
 _WARM_UP_S = 0.5
 _TRIPS = 20
 _PIECE = 1 << 20
-_WAIT_S = 30.0  # for the other side, which may be a little behind
+_WAIT_S = 30.0  # the other side may be a little late
 
 
 def interface(name: str) -> Nic:
-    """The interface `name` of this host, and the others that are up and have an address."""
+    """Return the interface `name` of this host, with the others that are up and have an address."""
     known = nic.interfaces()
     mine = next((each for each in known if each.name == name), None)
     address = mine.addresses[0] if mine and mine.addresses else ""
@@ -35,7 +35,7 @@ def interface(name: str) -> Nic:
 
 
 def _speed(name: str) -> int:
-    """What the interface says of its own speed, Mbit/s; 0 where it says nothing (Wi-Fi, virtual ones)."""
+    """Return the interface's own speed in Mbit/s; 0 if it gives none, as Wi-Fi and virtual interfaces."""
     try:
         return max(0, int(Path("/sys/class/net", name, "speed").read_text()))
     except (OSError, ValueError):
@@ -43,12 +43,12 @@ def _speed(name: str) -> int:
 
 
 def listen(address: str) -> socket.socket:
-    """Where the other host will connect to."""
+    """Return a listening socket for the other host to connect to."""
     return socket.create_server((address, 0))
 
 
 def serve(server: socket.socket) -> tuple[float, float]:
-    """The receiver's part: bytes a second, and the seconds of a round trip. Raises OSError."""
+    """Do the receiver's part. Returns bytes a second, and the seconds of a round trip. Raises OSError."""
     server.settimeout(_WAIT_S)
     conn, _ = server.accept()
     with conn:
@@ -64,7 +64,7 @@ def serve(server: socket.socket) -> tuple[float, float]:
 
 
 def send(address: tuple[str, int], source: str) -> None:
-    """The sender's part, from this host's own address. Raises OSError."""
+    """Do the sender's part, from this host's own address. Raises OSError."""
     with socket.create_connection(address, _WAIT_S, (source, 0)) as conn:
         conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(_TRIPS):

@@ -18,7 +18,7 @@ FILE = "report.html"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the report of a checkpoint directory; the exit code."""
+    """Write the report of a checkpoint directory, and return the exit code."""
     called = os.environ.get("DDPGEN_CALLED_AS", "python -m train report")
     parser = argparse.ArgumentParser(prog=called, allow_abbrev=False)
     parser.add_argument("directory", type=Path, help="the checkpoint directory")
@@ -42,6 +42,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write(directory: Path, output: Path) -> None:
-    """Write the page of the run in `directory`, whole or not at all. Raises OSError."""
+    """Write the page of the run in `directory`; after an error no half page is left. Raises OSError."""
     found = load(directory)
     replace_file(output, page(found, directory.name).encode(), sync=False)

@@ -1,7 +1,7 @@
-"""What happened in a run: its steps, starts, checkpoints and ranks, out of the files of its directory.
+"""The history of a run: its steps, starts, checkpoints and ranks, from the files of its directory.
 
-Owns which row of a step counts (the last one: after a crash the steps since the checkpoint are done again) and
-what was lost. Pure, but for load().
+Owns the choice of the row of a step that counts, and the count of lost steps. The last row counts, because after a
+crash the steps since the checkpoint are done again. Pure except for load().
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """A step that counts. `time`: seconds since the epoch at its end; `seconds`: it took, None for the first
-    of a start, which has none before it."""
+    """A step that counts.
+
+    `time`: its end, in seconds since 1970. `seconds`: its duration, None for the first step of a start, because no row
+    gives its beginning.
+    """
 
     number: int
     loss: float
@@ -36,8 +39,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Start:
-    """From one start of the training to its end. `end`: done, stopped, left, running, or lost (a crash or a
-    kill); `lost_steps`: done again by the next start."""
+    """One start of the training. `end`: done, stopped, left, running, or lost (a crash or a kill). `lost_steps`: steps
+    that the next start did again."""
 
     number: int
     attempt: str
@@ -54,7 +57,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Mean seconds of a step, over `log_every` steps: all of it, and what each rank waits for others and for
+    """Mean seconds of a step, over `log_every` steps: in total, and each rank's waits for other ranks and for
     batches."""
 
     step: int
@@ -65,7 +68,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Written:
-    """A checkpoint: seconds until it was durable, and for how long the training stood still for it."""
+    """A checkpoint: the seconds until it was durable, and the seconds for which the training waited for it."""
 
     step: int
     seconds: float
@@ -74,8 +77,11 @@ class Written:
 
 @dataclass(frozen=True)
 class History:
-    """All that is known of a run. `total_steps`: asked for, 0 where that is not on record; `checkpoint`: the weights of
-    the newest one."""
+    """All that is known of a run.
+
+    `total_steps`: the length of the run, 0 if it is not on record. `checkpoint`: the file with the weights of the
+    newest checkpoint, or "".
+    """
 
     directory: Path
     steps: Sequence[Step]
@@ -90,12 +96,12 @@ class History:
 
     @property
     def wall_s(self) -> float:
-        """From the first start to the last row."""
+        """Seconds from the first start to the last row."""
         return self.starts[-1].ended - self.starts[0].began if self.starts else 0.0
 
     @property
     def useful_s(self) -> float:
-        """In steps that count, but the first of each start, and without the waits for checkpoints in them."""
+        """Seconds in steps that count, without the first step of each start and without waits for checkpoints."""
         steps = sum(step.seconds for step in self.steps if step.seconds is not None)
         return max(0.0, steps - sum(each.stall for each in self.checkpoints))
 
@@ -111,13 +117,13 @@ class History:
 
     @property
     def step_s(self) -> float:
-        """The median step; 0 where there is none."""
+        """The median duration of a step in seconds; 0 if there is no step."""
         times = [step.seconds for step in self.steps if step.seconds is not None]
         return statistics.median(times) if times else 0.0
 
 
 def load(directory: Path) -> History:
-    """Raises OSError where there are no metrics to read."""
+    """Read the history of the run in `directory`. Raises OSError if there are no metrics to read."""
     with open_text(directory / "metrics.jsonl") as lines:
         rows = list(read(lines))
     newest = max(steps_on_disk(directory), default=None)
@@ -126,7 +132,7 @@ def load(directory: Path) -> History:
 
 
 def read(lines: Iterable[str]) -> Iterator[Row]:
-    """The rows that are whole: a crash may have cut off the last one."""
+    """Yield the rows that are whole: a crash may have cut off the last one."""
     for line in lines:
         try:
             row = json.loads(line)
@@ -142,7 +148,7 @@ def read(lines: Iterable[str]) -> Iterator[Row]:
 
 
 def loss_of(row: Row) -> float | None:
-    """The loss, to the bit, where the row has one; JSON has no NaN, so that is a text there."""
+    """Return the row's loss, to the bit, or None. JSON has no NaN, so the row holds it as text."""
     with contextlib.suppress(KeyError, TypeError, ValueError):
         return float(row["loss"])
     return None
@@ -155,7 +161,7 @@ def history(
     manifest: Mapping[str, Any] | None = None,
     checkpoint: str = "",
 ) -> History:
-    """What these rows tell."""
+    """Return the history that these rows give, with the other arguments added."""
     by_kind: dict[str, list[Row]] = {}
     for row in rows:
         by_kind.setdefault(row["kind"], []).append(row)
@@ -175,9 +181,10 @@ def history(
 
 
 def _steps(rows: Sequence[Row]) -> list[Step]:
-    """The last row of each step. A step begins at the row of the step, or of the evaluation, before it in its start.
+    """Return the steps, by the last row of each. A step begins at the row of the step or evaluation before it, within
+    its start.
 
-    The other rows begin none: those of checkpoints are written together with the row of the step that follows.
+    Other rows mark no beginning: the row of a checkpoint is written together with the row of the following step.
     """
     found: dict[int, Step] = {}
     before: Row | None = None
@@ -221,7 +228,7 @@ def _starts(rows: Sequence[Row], status: Status | None) -> Iterator[Start]:
 
 
 def _reports(rows: Sequence[Row]) -> list[Ranks]:
-    """Of each step the last report."""
+    """Return the last report of each step."""
     found = {row["step"]: made for row in rows if (made := _ranks(row)) is not None}
     return [found[step] for step in sorted(found)]
 

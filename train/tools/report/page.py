@@ -1,4 +1,4 @@
-"""A run as one self-contained HTML page: no script, nothing from elsewhere, light and dark, printable."""
+"""A run as one self-contained HTML page: no script, no external files, for light and dark mode and for print."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ th { font-weight: 600; white-space: nowrap; } .starts td { white-space: nowrap; 
 
 
 def page(history: History, name: str) -> str:
-    """The whole page. `name`: the job's."""
+    """Return the whole page. `name`: the job's name."""
     parts = [*_head(history, name), *_cards(history), *_curves(history), *_starts(history)]
     parts += [*_settings("Settings", history.manifest.get("settings")), *_facts(history)]
     body = "\n".join(parts)
@@ -163,7 +163,7 @@ def _settings(title: str, values: Any) -> Iterator[str]:
 
 
 def _units(history: History) -> tuple[float, str]:
-    """What a step has, in the workload's own unit, else in samples."""
+    """Return how much a step processes, and the unit: the workload's own, else samples."""
     unit, units = history.manifest.get("unit"), history.manifest.get("units_per_step")
     if isinstance(unit, str) and isinstance(units, (int, float)):
         return float(units), unit

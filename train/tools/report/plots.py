@@ -1,6 +1,6 @@
-"""The curves of a run as SVG that fits a light page and a dark one. Needs matplotlib.
+"""The curves of a run as SVG for light and dark pages. Needs matplotlib.
 
-Text and axes take the page's colour; the series have colours that stand out on both.
+Text and axes take the page's colour. The series have colours that are visible on both pages.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 
 from train.tools.report.history import History
 
-# Okabe and Ito's palette, without those that vanish on white or black.
+# Okabe and Ito's palette, without the colours that are invisible on white or black.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#888888"
 _INK = "#010203"  # stands for the page's own colour
-_POINTS = 600  # of a curve; more cannot be told apart
+_POINTS = 600  # the most points of a curve; the eye cannot distinguish more
 
 
 def available() -> bool:
-    """Whether matplotlib is installed."""
+    """Return whether matplotlib is installed."""
     from importlib.util import find_spec
 
     return find_spec("matplotlib") is not None
 
 
 def loss(history: History) -> str:
-    """Loss and evaluation, by step."""
+    """Draw loss and evaluation by step."""
 
     def draw(axes: Any) -> None:
         steps = _thinned(history.steps)
@@ -47,7 +47,7 @@ def loss(history: History) -> str:
 
 
 def speed(history: History, units: float, unit: str) -> str:
-    """Throughput by time since the first start; where nothing ran there is no line."""
+    """Draw the throughput by time since the first start. The line has a gap while nothing ran."""
 
     def draw(axes: Any) -> None:
         began = history.starts[0].began
@@ -66,7 +66,7 @@ def speed(history: History, units: float, unit: str) -> str:
 
 
 def where(history: History) -> str:
-    """Where a step's time went, over the run: the mean of all ranks."""
+    """Draw the parts of a step's time over the run, as the mean of all ranks."""
 
     def draw(axes: Any) -> None:
         reports = _thinned(history.ranks)
@@ -86,7 +86,7 @@ def where(history: History) -> str:
 
 
 def ranks(history: History) -> str:
-    """Each rank's computing and waiting, over all reports: the one that waits least holds the others up."""
+    """Draw each rank's computing and waiting, over all reports. The rank that waits least holds the others up."""
 
     def draw(axes: Any) -> None:
         size = len(history.ranks[-1].waiting)
@@ -104,7 +104,7 @@ def ranks(history: History) -> str:
 
 
 def checkpoints(history: History) -> str:
-    """How long each checkpoint took to be durable, and for how long training stood still for it."""
+    """Draw how long each checkpoint took to be durable, and how long the training waited for it."""
 
     def draw(axes: Any) -> None:
         made = _thinned(history.checkpoints)
@@ -125,7 +125,7 @@ def _thinned(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
-    """The median of five neighbours: one slow step is no slump."""
+    """Return the median of five neighbours at each point, so that one slow step makes no dip."""
     return [statistics.median(values[max(0, n - 2) : n + 3]) for n in range(len(values))]
 
 

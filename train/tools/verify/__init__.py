@@ -1,8 +1,8 @@
-"""Whether two runs are the same to the bit, and if not, where they part and what differed there.
+"""The comparison of two runs: whether they are the same to the bit, and if not, where they part and why.
 
-    compare.py   what is on record of two runs → differences, ranked; losses; tensors   (torch for tensors only)
+    compare.py   the records of two runs → differences, ranked; losses; tensors   (torch for tensors only)
     diff.py      the command `ddpgen diff` for checkpoint directories and manifests
-    command.py   the command `ddpgen verify`: which steps (record.py), computed again (workplace.py, replay.py)
+    command.py   the command `ddpgen verify`: chooses steps (record.py) and computes them again (workplace.py, replay.py)
 
-Reads what runs have left behind. Changes none of it.
+Reads the files of runs, and changes none of them.
 """

@@ -1,4 +1,4 @@
-"""`python -m train verify CHECKPOINT_DIR`: compute steps of a run again, and say whether the bits are those on record.
+"""`python -m train verify CHECKPOINT_DIR`: compute steps of a run again, and compare the bits with the record.
 
 Owns the order of things, the verdict and the exit code: 0 identical, 1 not identical, 2 usage, 69 cannot be done here.
 """
@@ -35,8 +35,11 @@ _FILES = ("model.pt", "optimizer.pt")
 
 @dataclass(frozen=True)
 class Damage:
-    """A kept checkpoint that is not what its steps give. `what`: the tensor and how far it is off; `unverified`: why
-    its own marker says so, too, or ""; `same`: its tensors are those of the replay."""
+    """A kept checkpoint that differs from the replay.
+
+    `what`: the difference, in words. `unverified`: why the checkpoint does not verify against its own marker either,
+    or "". `same`: its tensors equal the replay's.
+    """
 
     step: int
     what: str
@@ -49,9 +52,12 @@ class Damage:
 
 @dataclass(frozen=True)
 class Result:
-    """What a replay has shown. `losses`, `tensors`: how many were compared; `loss`: the first step whose loss has
-    other bits; `rows`: steps whose loss has other bits, and tensors after them are the same; `weights`: steps whose hash in
-    the manifest is another; `differences`: between the environments."""
+    """The result of a replay.
+
+    `losses`, `tensors`: how many were compared. `loss`: the first step whose loss has other bits, or None. `rows`:
+    steps whose loss has other bits although all tensors after them are the same. `weights`: steps whose hash in the
+    manifest differs. `differences`: the differences between the environments.
+    """
 
     part: Part
     processes: int
@@ -69,12 +75,12 @@ class Result:
 
     @property
     def other_bits(self) -> bool:
-        """Whether something is known that changes bits."""
+        """Whether a known difference changes bits."""
         return any(difference.rank is Rank.BITS for difference in self.differences)
 
     @property
     def explained(self) -> bool:
-        """Whether the cause is known: that, or checkpoints that do not verify."""
+        """Whether the cause is known: a difference that changes bits, or checkpoints that do not verify."""
         damaged = self.loss is None and all(damage.unverified for damage in self.damages)
         return self.other_bits or damaged
 
@@ -132,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # the end is not to be interrupted
+        signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     raise KeyboardInterrupt
 
 
@@ -162,8 +168,11 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _search(found: Record, begin: int, end: int, procs: int | None, place: Path) -> Result:
-    """Replay these steps. What is not identical and has no known cause is replayed from a checkpoint earlier, as the
-    one it began with may be what was changed."""
+    """Replay these steps and return the result.
+
+    If the result is not identical and has no known cause, replay once more from the checkpoint before, because the
+    first checkpoint itself may have been changed.
+    """
     went_back = False
     while True:
         part, earlier = record.part(found, begin, end), found.before(begin)
@@ -185,7 +194,7 @@ def _search(found: Record, begin: int, end: int, procs: int | None, place: Path)
 
 
 def _why_bad(found: Record, step: int) -> str:
-    """Why a checkpoint does not verify, "" for one that does."""
+    """Return why the checkpoint of `step` does not verify; "" if it does."""
     from train.checkpoint.disk import BadCheckpointError, read
 
     place = step_directory(found.directory, step)
@@ -201,7 +210,7 @@ def _why_bad(found: Record, step: int) -> str:
 
 
 def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Result:
-    """Compute the steps of `part` again, with a checkpoint where one is kept, and compare."""
+    """Compute the steps of `part` again, with a checkpoint at each step that has a kept one, and compare."""
     import torch
 
     start = part.start
@@ -223,7 +232,7 @@ def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Resu
         nonlocal differences
         if not line.startswith("step "):
             return
-        if not differences:  # known since its first step: nobody is to wait for the last one
+        if not differences:  # they are known after the first step: do not wait for the last one
             differences = _differences(found, start, replay.directory)
             if decisive := [str(each) for each in differences if each.rank is Rank.BITS]:
                 say(f"other than on record, which can change bits: {'; '.join(decisive[:_NAMED])}")
@@ -234,9 +243,10 @@ def _replayed(found: Record, part: Part, procs: int | None, place: Path) -> Resu
 
 
 def _judged(found: Record, part: Part, procs: int, replayed: Path) -> Result:
-    """Compare what is on record with the replay of `part`.
+    """Compare the record with the replay of `part`.
 
-    Where all tensors are the same, the losses before them were too: then another loss on record was changed later.
+    If all tensors of a checkpoint are the same, the losses before it were the same when they were computed. So if one
+    on record differs, it was changed later.
     """
     losses = record.losses_of(record.rows_of(replayed))
     other = compare.loss_differences(found.losses, losses)
@@ -261,7 +271,7 @@ def _judged(found: Record, part: Part, procs: int, replayed: Path) -> Result:
 
 
 def _has_its_hash(found: Record, step: int, replayed: Path) -> bool:
-    """True if the weights of `step` have the hash in the manifest, or there is no hash of them."""
+    """Return True if the weights of `step` have the hash in the manifest, or if the manifest has no hash of them."""
     from train.checkpoint.disk import unpickle
     from train.training.weights import weights_sha256
 
@@ -272,17 +282,17 @@ def _has_its_hash(found: Record, step: int, replayed: Path) -> bool:
 
 
 def _differences(found: Record, start: Start, replayed: Path) -> list[Difference]:
-    """Between what a start came from and what the replay in `replayed` has here."""
+    """Return the differences between the origin of a start and the replay's in `replayed`."""
     manifest = read_manifest(replayed)
     now: Start = manifest["starts"][-1]
-    # The data is read beside the first steps: until then nothing is known of it.
+    # A thread hashes the data during the first steps. Until then, count it as the same.
     now = now if now.get("data") else {**now, "data": start.get("data")}
     origins = Origin(start, found.environments), Origin(now, manifest["environments"])
     return compare.environment_differences(*origins)
 
 
 def _compared(found: Record, step: int, replayed: Path) -> tuple[int, list[Damage]]:
-    """How many tensors the checkpoint of `step` has, and what is not as the replay has it."""
+    """Return how many tensors the checkpoint of `step` has, and its differences from the replay."""
     import torch
 
     from train.checkpoint.disk import unpickle
@@ -312,7 +322,7 @@ def _compared(found: Record, step: int, replayed: Path) -> tuple[int, list[Damag
 
 
 def _verdict(result: Result) -> Iterator[str]:
-    """One line, and below it what else is known."""
+    """Yield the verdict in one line, then the other facts."""
     part = result.part
     steps = f"steps {part.begin} to {part.end}"
     on = f"on {result.processes} process{'es' if result.processes > 1 else ''}"

@@ -1,7 +1,7 @@
-"""Two runs compared: what they came from, the bits of their losses, their tensors.
+"""Two runs compared: their origins, the bits of their losses, their tensors.
 
-Owns which difference can change bits, and the order in which differences are named as the cause. Opens no file but
-those of tensor_differences, which alone needs torch.
+Owns the judgement whether a difference can change bits, and the order in which differences are named as the cause.
+Only tensor_differences opens files, and only it needs torch.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MOST_ROWS = 12  # of each rank in a table
-_WIDTH = 40  # of a value in a table
+MOST_ROWS = 12  # the most rows of each Rank in a table
+_WIDTH = 40  # the most characters of a value in a table
 _NONE = "-"
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 
 
 class Rank(enum.IntEnum):
-    """Whether a difference can be the reason of other bits."""
+    """The three answers to: can this difference be the reason of other bits?"""
 
     BITS = 0
     MAY = 1
@@ -32,8 +32,11 @@ LABELS = {Rank.BITS: "changes bits", Rank.MAY: "may", Rank.NO: "does not"}
 
 
 class Difference(NamedTuple):
-    """One thing that is not the same. `was`, `now`: as people read them, "-" where there is none; `said`: as the
-    cause, where that is not `name: was -> now`."""
+    """One thing that differs.
+
+    `was`, `now`: the values for people, "-" for none. `said`: the words that name it as the cause, if these are not
+    `name: was -> now`.
+    """
 
     rank: Rank
     name: str
@@ -47,8 +50,11 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run came from. `start`: an entry of `starts` in a manifest; `environments`: the manifest's;
-    `files`: of its bundle, by path (code/ and train/ count), empty where that was not kept."""
+    """The origin of a run.
+
+    `start`: an entry of `starts` in a manifest. `environments`: the manifest's. `files`: the files of its bundle by
+    path (code/ and train/ count), empty if the bundle was not kept.
+    """
 
     start: Mapping[str, Any]
     environments: Mapping[str, Mapping[str, Any]]
@@ -56,9 +62,12 @@ class Origin:
 
 
 class TensorDifference(NamedTuple):
-    """The first tensor that differs. `elements`: how many of its `total` have other bits; `largest`: the largest
-    absolute difference of two elements, nan where one of them is; `what`: why elements cannot be compared, else "";
-    `tensors`: how many tensors differ at all."""
+    """The first tensor that differs.
+
+    `elements`: how many of its `total` elements have other bits. `largest`: the largest absolute difference of two
+    elements, nan if one of them is nan. `what`: why elements cannot be compared, else "". `tensors`: how many tensors
+    differ at all.
+    """
 
     name: str
     elements: int
@@ -76,9 +85,9 @@ class TensorDifference(NamedTuple):
 
 
 def environment_differences(was: Origin, now: Origin) -> list[Difference]:
-    """All that differs, what changes bits first, and in each rank the likeliest cause first.
+    """Return all differences: first the ones that change bits, and in each Rank the likeliest cause first.
 
-    Hosts are not matched: of each fact the values that some host had are compared.
+    It does not match hosts with each other. For each fact, it compares the sets of values on all hosts.
     """
     found = [
         *_settings(was.start, now.start),
@@ -89,24 +98,24 @@ def environment_differences(was: Origin, now: Origin) -> list[Difference]:
     ]
     once: dict[str, Difference] = {}
     for each in found:
-        once.setdefault(each.name, each)  # threads are a setting, and a fact
+        once.setdefault(each.name, each)  # some are found twice: threads are a setting and a fact
     return sorted(once.values(), key=lambda each: each.rank)
 
 
 def first_loss_difference(was: Mapping[int, float], now: Mapping[int, float]) -> int | None:
-    """The first step that both have and whose losses have other bits; None where there is none."""
+    """Return the first step that both have and whose losses have other bits, or None."""
     return next(iter(loss_differences(was, now)), None)
 
 
 def loss_differences(was: Mapping[int, float], now: Mapping[int, float]) -> list[int]:
-    """The steps that both have and whose losses have other bits."""
+    """Return the steps that both have and whose losses have other bits."""
     return [step for step in sorted({*was} & {*now}) if was[step].hex() != now[step].hex()]
 
 
 def tensor_differences(was: Path, now: Path) -> TensorDifference | None:
-    """Compare two model.pt or optimizer.pt by the bits of their tensors; None where all are the same.
+    """Compare two model.pt or optimizer.pt by the bits of their tensors. Returns None if all are the same.
 
-    Raises ImportError without torch, OSError, and what torch raises for what it cannot load.
+    Raises ImportError without torch, OSError, and torch's errors for a file that it cannot load.
     """
     from train.checkpoint.disk import unpickle
 
@@ -119,13 +128,13 @@ def tensor_differences(was: Path, now: Path) -> TensorDifference | None:
 def verdict(
     fact: str, differences: Sequence[Difference], sides: Sequence[str] = ("A", "B")
 ) -> list[str]:
-    """Lines: `fact` with its likeliest cause, then the differences as a table, whose columns are `sides`."""
+    """Return lines: `fact` with its likeliest cause, then the differences as a table with the columns `sides`."""
     rows = table(differences, sides)
     return [f"{fact}{_cause(differences)}", *(["", *rows] if rows else [])]
 
 
 def table(differences: Sequence[Difference], sides: Sequence[str] = ("A", "B")) -> list[str]:
-    """The differences, of each rank so many at most; no line where there are none."""
+    """Return the lines of a table of the differences, at most MOST_ROWS of each Rank; [] without differences."""
     cells = [("bits", "what", *sides)]
     for rank in Rank:
         ranked = [each for each in differences if each.rank is rank]
@@ -176,7 +185,8 @@ def _data(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference
 
 
 def _data_file(name: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """Of a large file only the ends were hashed: then another time may mean another content."""
+    """Yield the difference of one data file. Only the ends of a large file were hashed, so if its time differs, its
+    content may differ."""
     for key in ("sha256", "size"):
         if was.get(key) != now.get(key):
             before, after = (f"{key} {str(each.get(key, _NONE))[:12]}" for each in (was, now))
@@ -192,7 +202,7 @@ def _content(facts: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _data_files(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The files by their names below the directory that holds them all: another machine has it elsewhere."""
+    """Return the files by their names below their common directory, which has another path on another machine."""
     files = _mapping(data.get("files"))
     if not files:
         return {}
@@ -222,7 +232,7 @@ def _code(was: Origin, now: Origin) -> Iterator[Difference]:
 
 
 def _code_line(name: str, was: bytes | None, now: bytes | None) -> Difference:
-    """The first line of a file that is another one."""
+    """Return the difference of one file of the user's code: its first line that differs."""
     if was is None or now is None:
         return Difference(
             Rank.BITS, name, *(_NONE if each is None else "there" for each in (was, now))
@@ -240,7 +250,8 @@ def _code_line(name: str, was: bytes | None, now: bytes | None) -> Difference:
 
 
 def _placement(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """Who took part. It decides no bits, but where gradients are added in the order of the ranks."""
+    """Yield the differences of the hosts and processes. They change bits only if gradients are added in the order of
+    the ranks."""
     free = all(
         _mapping(each.get("settings")).get("reduction", "tree") == "tree" for each in (was, now)
     )
@@ -253,7 +264,7 @@ def _placement(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Diffe
 
 # Environments.
 
-# What decides bits, the likeliest cause first. Whatever else an environment says may decide them.
+# The facts that decide bits, the likeliest cause first. All other facts of an environment may decide them.
 _DECIDES = (
     "library_flags", "determinism", "torch", "machine", "cpu_capability", "flags", "threads", "device", "cuda", "cudnn",
     "nccl",
@@ -280,7 +291,7 @@ def _environments(was: Origin, now: Origin) -> Iterator[Difference]:
 
 
 def _facts(origin: Origin) -> dict[str, Any]:
-    """Each fact's value; of several hosts that differ in it all values, as text."""
+    """Return each fact's value; if hosts differ in it, all values as text."""
     values: dict[str, list[Any]] = {}
     for host in _hosts(origin.start).values():
         facts = _mapping(origin.environments).get(str(_mapping(host).get("environment")))
@@ -294,7 +305,7 @@ def _facts(origin: Origin) -> dict[str, Any]:
 
 
 def _imported(origin: Origin) -> set[str]:
-    """The names that the user's code imports: of a distribution that is called so, the version counts."""
+    """Return the names that the user's code imports: the version of a distribution with such a name counts."""
     code = b"\n".join(each for path, each in origin.files.items() if path.startswith("code/"))
     return {name.decode().lower() for name in _IMPORT.findall(code)}
 
@@ -324,7 +335,7 @@ def _pairs(
 
 
 def _shown(value: Any, other: Any = None) -> str:
-    """As people read it; of a list of words those that the `other` has not."""
+    """Return the value for people. Of a list of words, leave out the words that `other` has as well."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         known = other if isinstance(other, list) else []
         value = " ".join(each for each in value if each not in known)
@@ -334,7 +345,7 @@ def _shown(value: Any, other: Any = None) -> str:
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted names."""
+    """Return nested mappings as one, with dotted names."""
     if isinstance(value, Mapping):
         below = (
             _flat(each, f"{path}.{name}" if path else str(name)) for name, each in value.items()
@@ -355,7 +366,7 @@ def _short(text: str, most: int = _WIDTH) -> str:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What is no dict, list or tuple, with its dotted name."""
+    """Yield every value inside nested dicts, lists and tuples, with its dotted name."""
     if isinstance(value, Mapping):
         children: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
 """`python -m train diff A B`: two checkpoint directories, two checkpoints or two manifests.
 
-Owns what is read of them, the lines that are printed, and the exit code, which is diff's: 0 the same, 1 different,
-2 trouble. Needs torch only where weights differ, and says so where there is none. Changes nothing.
+Owns the reading of their files, the lines that are printed, and the exit code, as diff has it: 0 the same, 1 different,
+2 trouble. Needs torch only if weights differ, and says so if torch is missing. Changes nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ _MOST_TEXT = 1000  # characters of a line
 
 
 class Weights(NamedTuple):
-    """The first checkpoint of both whose weights differ. `tensor`: the first that does, None where `said` says why
-    that is not known; `damaged`: which file is not as it was written, else ""."""
+    """The first checkpoint of both runs whose weights differ.
+
+    `tensor`: the first tensor that differs, or None; then `said` says why it is not known. `damaged`: the files that
+    were changed after they were written, in words, else "".
+    """
 
     step: int
     tensor: TensorDifference | None
@@ -53,7 +56,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """What was found. `losses`: of `step`, the first at which they differ."""
+    """The result of a comparison. `step`: the first step whose losses differ, or None. `losses`: both losses of it."""
 
     same: bool
     verdict: str
@@ -95,7 +98,7 @@ class Found:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compare two of a kind; the exit code."""
+    """Compare two of a kind, print the result, and return the exit code."""
     called = os.environ.get("DDPGEN_CALLED_AS", "python -m train diff")
     parser = argparse.ArgumentParser(prog=called, allow_abbrev=False)
     wants = "a checkpoint directory, a checkpoint in it, or a manifest.json"
@@ -120,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def diff(a: Path, b: Path) -> Found:
-    """Compare two of a kind. Raises TrainError for what cannot be read or compared."""
+    """Compare two of a kind. Raises TrainError if they cannot be read or compared."""
     kinds = [_kind(path) for path in (a, b)]
     if kinds[0] != kinds[1]:
         raise TrainError(f"{a} is a {kinds[0]} and {b} is a {kinds[1]}; give two of the same kind")
@@ -218,7 +221,7 @@ def _losses(directory: Path) -> dict[int, float]:
 
 
 def _first_evaluation(a: Path, b: Path) -> int | None:
-    """The first step that both have evaluated, with another result."""
+    """Return the first step that both have evaluated with different results, or None."""
     was, now = (
         {step: _result(row) for step, row in rows_of(each, "eval").items()} for each in (a, b)
     )
@@ -226,12 +229,12 @@ def _first_evaluation(a: Path, b: Path) -> int | None:
 
 
 def _result(row: Mapping[str, Any]) -> str:
-    """What was measured, without when and by which start."""
+    """Return the metrics of a row as text, without its time and its start."""
     return json.dumps({name: value for name, value in row.items() if name not in RESERVED})
 
 
 def _start_of(manifest: Mapping[str, Any], step: float) -> Mapping[str, Any]:
-    """The start whose computation of `step` counts: the last that began before it."""
+    """Return the start whose computation of `step` counts: the last one that began before this step."""
     before = [start for start in manifest["starts"] if start["from_step"] < step]
     return (before or manifest["starts"])[-1]  # type: ignore[no-any-return]
 
@@ -239,7 +242,7 @@ def _start_of(manifest: Mapping[str, Any], step: float) -> Mapping[str, Any]:
 def _origins(
     places: Sequence[Path], starts: Sequence[Any], manifests: Sequence[Mapping[str, Any]]
 ) -> list[Origin]:
-    """`places`: the checkpoint directories, which may keep the bundles; they count where both do."""
+    """Return the origin of each run. `places`: the checkpoint directories. The bundles count only if both keep one."""
     names = [start["bundle"] for start in starts]
     kept = [bundle.archive_path(*pair).is_file() for pair in zip(places, names, strict=True)]
     files: list[Mapping[str, bytes]] = [{}, {}]
@@ -251,7 +254,7 @@ def _origins(
 
 
 def _weights(step: int, a: Path, b: Path) -> Weights | None:
-    """How the weights of two checkpoints differ; None where they do not. Raises TrainError."""
+    """Return how the weights of two checkpoints differ, or None if they do not. Raises TrainError."""
     models = a / _MODEL, b / _MODEL
     tensor, said = None, ""
     try:
@@ -265,7 +268,7 @@ def _weights(step: int, a: Path, b: Path) -> Weights | None:
     except Exception as error:  # noqa: BLE001 - whatever torch makes of a damaged file
         said = f"they cannot be loaded: {error}"
     if tensor is None and not said:
-        return None  # other bytes around the same tensors, by another version of torch
+        return None  # another version of torch has written other bytes around the same tensors
     damaged = " and ".join(str(model) for model in models if not _as_written(model))
     return Weights(
         step, tensor, said, f"{damaged} was changed after it was written" if damaged else ""
@@ -273,7 +276,7 @@ def _weights(step: int, a: Path, b: Path) -> Weights | None:
 
 
 def _as_written(model: Path) -> bool:
-    """Whether the file has the sha256 that its checkpoint says."""
+    """Return whether the file has the sha256 that its checkpoint's marker lists."""
     with open_file(model) as file:
         digest = sha256_of(file)
     files = _marker(model.parent).get("files")

@@ -1,6 +1,6 @@
-"""What is on record of a run's steps: their losses, which start computed them, which checkpoints are kept.
+"""The record of a run's steps: their losses, the starts that computed them, the kept checkpoints.
 
-Owns which steps can be replayed as one: those of the same settings, code and training module. Needs no torch.
+Owns the choice of steps for one replay: all must have the same settings, code and training module. Needs no torch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from train.tools.report import history
 
 @dataclass(frozen=True)
 class Record:
-    """A checkpoint directory. `losses` and `starts`: of each step, by the row that counts; `kept`: the steps of the
-    checkpoints, ascending; `weights`: the hash of the weights at steps at which a start ended."""
+    """The record in a checkpoint directory.
+
+    `losses`, `starts`: each step's loss and start, from the row that counts. `kept`: the steps of the checkpoints,
+    ascending. `weights`: the hash of the weights at each step at which a start ended.
+    """
 
     directory: Path
     losses: Mapping[int, float]
@@ -34,15 +37,17 @@ class Record:
     weights: Mapping[int, str] = field(default_factory=dict)
 
     def before(self, step: int) -> int | None:
-        """The newest checkpoint before that of `step`."""
+        """Return the step of the newest checkpoint before `step`, or None."""
         return max((kept for kept in self.kept if kept < step), default=None)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Steps that are replayed as one: after the checkpoint of `begin` (0: a fresh start) to `end`. `start`: one
-    that computed the last of them; `points`: the kept checkpoints on the way; `border`: why it ends before what was
-    asked for, or ""."""
+    """Steps that one replay computes: after the checkpoint of `begin` (0: a fresh start) up to `end`.
+
+    `start`: the start that computed the last of them. `points`: the steps of the kept checkpoints on the way.
+    `border`: why the part ends before the requested step, or "".
+    """
 
     begin: int
     end: int
@@ -52,7 +57,7 @@ class Part:
 
 
 def read(directory: Path) -> Record:
-    """Raises TrainError."""
+    """Read the record in `directory`. Raises TrainError."""
     if read_status(directory) is not None and not (directory / MANIFEST).exists():
         raise TrainError(
             f"{directory} has no {MANIFEST}, as that of a script of your own (train.script): what such a script computes "
@@ -74,7 +79,7 @@ def read(directory: Path) -> Record:
     losses, weights = losses_of(rows), dict[int, str]()
     for start in manifest["starts"]:
         known = weights_of(start)
-        # If a later start did the step again, the hash is of what no longer counts.
+        # If a later start did the step again, this hash is of weights that no longer count.
         if known and (last := of_steps.get(known[0])) and last["started"] <= start["started"]:
             weights[known[0]] = known[1]
     kept = steps_on_disk(directory)
@@ -82,7 +87,7 @@ def read(directory: Path) -> Record:
 
 
 def rows_of(directory: Path, kind: str = "step") -> dict[int, history.Row]:
-    """Of each step the row of this kind that counts: the last one. Raises OSError."""
+    """Return, for each step, the row of this kind that counts: the last one. Raises OSError."""
     with (
         contextlib.suppress(FileNotFoundError),
         open_text(directory / "metrics.jsonl") as lines,
@@ -92,13 +97,14 @@ def rows_of(directory: Path, kind: str = "step") -> dict[int, history.Row]:
 
 
 def losses_of(rows: Mapping[int, history.Row]) -> dict[int, float]:
-    """The losses in these rows, to the bit."""
+    """Return the losses in these rows, to the bit."""
     known = {step: history.loss_of(row) for step, row in rows.items()}
     return {step: loss for step, loss in known.items() if loss is not None}
 
 
 def choose(record: Record, begin: int | None, steps: int | None) -> tuple[int, int]:
-    """Which steps are meant by `--from` and `--steps`: after which one, and up to which. Raises Refusal."""
+    """Return the range that `--from` and `--steps` mean: the step before the first one, and the last one. Raises
+    Refusal."""
     kept, newest = record.kept, max(record.losses)
     if begin is not None and begin not in (0, *kept):
         there = ", ".join(map(str, (0, *kept)))
@@ -116,7 +122,7 @@ def choose(record: Record, begin: int | None, steps: int | None) -> tuple[int, i
 
 
 def part(record: Record, begin: int, end: int) -> Part:
-    """What of these steps can be replayed as one. Raises TrainError."""
+    """Return the part of these steps that one replay can compute. Raises TrainError."""
     first: Start | None = None
     last, border = begin, ""
     for step in sorted(step for step in record.losses if begin < step <= end):
@@ -136,7 +142,7 @@ def part(record: Record, begin: int, end: int) -> Part:
 
 
 def _other(directory: Path, first: Start, start: Start) -> str:
-    """What `start` computes by that `first` did not; "" where there is nothing."""
+    """Return what `start` has that `first` has not: other settings, code or training module; "" if they agree."""
     if changed := differences(first["settings"], start["settings"]):
         return f"other settings: {'; '.join(changed)}"
     if first["code"] != start["code"]:
@@ -148,7 +154,7 @@ def _other(directory: Path, first: Start, start: Start) -> str:
 
 
 def _module(directory: Path, name: str) -> Any:
-    """The training module in a kept bundle; of one that is not kept only its name."""
+    """Return the training module in a kept bundle; if the bundle is not kept, its name."""
     try:
         files = contents(directory, name)
     except TrainError:

@@ -1,7 +1,7 @@
 """`python -m train replay DIRECTORY STEP,… BACKEND ARGUMENT…`: one process that computes steps of a run again.
 
-Owns which of the recorded arguments are another's here: where files go, who takes part, what else is told of the
-training. All that decides what is computed stays.
+Owns the choice of the recorded arguments that a replay replaces: the places of files, the processes that take part, and
+the reports about the training. All arguments that decide what is computed stay.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from train.run.config import Period, RunConfig, parse
 
 
 def main(argv: Sequence[str]) -> int:
-    """Go on from the checkpoint in DIRECTORY, if there is one, to the last STEP, with a checkpoint after each of them.
-    ARGUMENT…: as the run was given them."""
+    """Go on from the checkpoint in DIRECTORY, if there is one, to the last STEP, with a checkpoint after each STEP.
+
+    ARGUMENT…: the run's own arguments.
+    """
     directory, steps, backend, *recorded = argv
     points = tuple(map(int, steps.split(",")))
     return worker.work(replayed(parse(recorded), directory, points, backend), recorded)
 
 
 def replayed(config: RunConfig, directory: str, points: tuple[int, ...], backend: str) -> RunConfig:
-    """The settings of a replay in `directory`. It evaluates only where a checkpoint remembers that: by train.best."""
+    """Return the settings of a replay in `directory`, with a checkpoint after each step of `points`.
+
+    A replay evaluates only with train.best, because then a checkpoint holds results of evaluations.
+    """
     return replace(
         config,
         checkpoint_dir=directory,

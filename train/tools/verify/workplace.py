@@ -1,6 +1,6 @@
-"""Where steps are replayed: the run's own bundle unpacked, a copy of the checkpoint to begin from, the processes.
+"""The place of a replay: the run's own bundle unpacked, a copy of the checkpoint to begin from, the processes.
 
-Owns the directory and its removal, and the launch: that of the tier `local`, with the bundle's own training module.
+Owns the directory and its removal. Owns the launch, which is the tier `local`'s, with the bundle's own training module.
 The run's directory is only read.
 """
 
@@ -30,15 +30,16 @@ from train.run.status import read_status
 
 LOCK = "environment.lock"
 BUNDLE, CHECKPOINTS = "bundle", "checkpoints"
-_TOLD = 20  # lines of a replay that failed
+_TOLD = 20  # how many lines of a failed replay to show
 _PINNED = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG")
 
 
 @contextlib.contextmanager
 def workplace(directory: Path, kept: Path | None) -> Iterator[Path]:
-    """A directory beside the checkpoints, or for temporary files where that cannot be; removed at the end.
+    """Make and yield a directory next to the checkpoint directory, and remove it at the end.
 
-    `kept`: that one instead, which stays. Raises Refusal when it is in use, OSError.
+    If that cannot be written, use the directory for temporary files. `kept`: use this directory instead, and keep it.
+    Raises Refusal when `kept` is in use, and OSError.
     """
     if kept is not None:
         if kept.exists() and any(path.name != BUNDLE for path in kept.iterdir()):
@@ -50,10 +51,10 @@ def workplace(directory: Path, kept: Path | None) -> Iterator[Path]:
             yield kept
         finally:
             with contextlib.suppress(OSError):
-                kept.rmdir()  # nothing has come of it
+                kept.rmdir()  # only if it is still empty
         return
     prefix = f".{directory.name}.verify-"
-    try:  # where the run has its room, there is more of it than for temporary files
+    try:  # the run's disk usually has more room than the one for temporary files
         place = tempfile.mkdtemp(prefix=prefix, dir=directory.parent)
     except OSError:
         place = tempfile.mkdtemp(prefix=prefix)
@@ -64,7 +65,8 @@ def workplace(directory: Path, kept: Path | None) -> Iterator[Path]:
 
 
 def unpack(directory: Path, start: Start, place: Path) -> Path:
-    """The bundle of `start`, in `place`. Raises Refusal when something else is there, TrainError, OSError."""
+    """Unpack the bundle of `start` in `place`, and return its path. Raises Refusal when something else is there,
+    TrainError, OSError."""
     there = place / BUNDLE
     if not start["bundle"]:
         raise TrainError(
@@ -85,7 +87,7 @@ class Replay:
     def __init__(
         self, directory: Path, place: Path, start: Start, on_gpu: bool, procs: int
     ) -> None:
-        """Unpack its bundle. Raises TrainError, OSError."""
+        """Unpack the bundle of `start`. Raises TrainError, OSError."""
         check_workload(start["argv"])
         self._run, self._start, self._procs = directory, start, procs
         self._bundle = unpack(directory, start, place)
@@ -95,14 +97,14 @@ class Replay:
         self._backend = "auto" if on_gpu else "gloo"
 
     def begin_at(self, step: int) -> None:
-        """Begin with a copy of the run's checkpoint of `step`, which is only read. Raises OSError."""
+        """Begin with a copy of the run's checkpoint of `step`; the original is only read. Raises OSError."""
         copy_checkpoint(step_directory(self._run, step), step, step_directory(self.directory, step))
 
     def run(
         self, points: Sequence[int], flags: Mapping[str, str], on_line: Callable[[str], None]
     ) -> None:
-        """Compute to the last of `points`, with a checkpoint at each. `flags`: what the libraries were told by
-        variables. Raises TrainError."""
+        """Compute up to the last of `points`, with a checkpoint at each. `flags`: the run's environment variables for
+        libraries. Raises TrainError."""
         argv, environment = self._command(points), self._environment(flags)
         tail: deque[str] = deque(maxlen=_TOLD)
         with subprocess.Popen(
@@ -138,7 +140,7 @@ class Replay:
         raise TrainError(f"the replay did not reach step {points[-1]}{why}")
 
     def _command(self, points: Sequence[int]) -> Sequence[str]:
-        """The launch of the tier `local`, with what the run was given behind it."""
+        """Return the command: the launch of the tier `local`, then the run's own arguments."""
         kept = ",".join(name for name in _PINNED if name in self._own_variables())
         supervise = [
             "supervise", "local", "--job=replay", f"--checkpoint-dir={self.directory}", "--no-preflight",
@@ -162,7 +164,7 @@ class Replay:
         return {**here, **self._own_variables(), **flags}
 
     def _own_variables(self) -> dict[str, str]:
-        """What the spec says of the environment."""
+        """Return the environment variables that the spec sets."""
         listing: Any = json.loads((self._bundle / bundle.LISTING).read_text("utf-8"))
         spec = listing.get("spec", {}).get(self._start["tier"], {})
         return {str(name): str(value) for name, value in spec.get("env", {}).items()}
@@ -171,7 +173,7 @@ class Replay:
 def check_workload(argv: Sequence[str]) -> None:
     """Raise TrainError when these arguments of a run name a file that is not in its bundle.
 
-    The manifest may be a stranger's, and whoever has read the bundle has read all code that runs.
+    The manifest may come from a stranger. With this check, a user who has read the bundle has read all code that runs.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--workload", nargs="?")
@@ -185,7 +187,7 @@ def check_workload(argv: Sequence[str]) -> None:
 
 
 def copy_checkpoint(checkpoint: Path, step: int, target: Path) -> None:
-    """Copy the files that the checkpoint of `step` lists, and nothing else that lies or is linked there.
+    """Copy the files that the checkpoint of `step` lists, and no other file or link in its directory.
 
     Raises OSError, BadCheckpointError.
     """
@@ -198,7 +200,7 @@ def copy_checkpoint(checkpoint: Path, step: int, target: Path) -> None:
 
 
 def processes_that_fit(settings: Mapping[str, Any], world_size: int, wanted: int | None) -> int:
-    """How many processes compute the replay. Raises Refusal."""
+    """Return how many processes compute the replay: `wanted`, else as many as fit this host. Raises Refusal."""
     most = int(settings["global_batch_size"]) // int(settings["micro_batch_size"])
     if wanted is not None:
         if not 1 <= wanted <= most:
