@@ -62,7 +62,7 @@ _SMALL = {
 def main(argv: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started this
+        if getattr(sys, name) is None:  # the parent process has closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process lives)
     command, *rest = argv or ["--help"]
     if command in ("-h", "--help"):
@@ -99,5 +99,4 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Join no thread: one may still wait for a name server or a file server.
-    exit_now(main(sys.argv[1:]))
+    exit_now(main(sys.argv[1:]))  # a thread may still wait for a name server or a file server

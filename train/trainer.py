@@ -131,11 +131,10 @@ def run(info: RunInfo) -> int:
 class Trainer:
     """One rank's part of a run.
 
-    `parts`: the micro-batches of a step that each rank computes; `mine`: the ones of this rank. `records`: only on
-    rank 0. `host`: the status of this host, on the first rank of each of several hosts. `repeats`: whether a
-    micro-batch gives the same bits when it is computed again. `accepted`: the changed settings that this start goes
-    on with. `earlier`: the starts before this one, as the checkpoint names them. `state`: all that changes during a
-    run.
+    `parts`: the micro-batches of a step that each rank computes; `mine`: the ones of this rank. `records`: on rank 0.
+    `host`: the status of this host, on the first rank of each of several hosts. `repeats`: whether a micro-batch
+    gives the same bits when it is computed again. `accepted`: the changed settings that this start goes on with.
+    `earlier`: the starts before this one, as the checkpoint names them. `state`: all that changes during a run.
     """
 
     records: Records | None = None
@@ -186,8 +185,7 @@ class Trainer:
         optimizers = build_optimizers(self.workload, config)
         selection = Selection(config)
         self.state = State(self.workload.model, optimizers, scaler, step=0, selection=selection)
-        # Build it before a checkpoint is loaded, because it reads the base learning rates: the optimizer of a
-        # checkpoint holds scheduled ones.
+        # Before a checkpoint is loaded: it reads the base rates, and a checkpoint's optimizer holds scheduled ones.
         own = self.workload.schedule
         self.learning_rate = LearningRate(optimizers, config, self.last_step, own)
         self.settings = numerics.settings(config, self.last_step, own is not None)
@@ -228,14 +226,13 @@ class Trainer:
         selection.check(workload.eval_dataset is not None, found)
 
     def check_repeats(self) -> None:
-        """Compute the next step's first micro-batch twice, on every rank, and say where that differs."""
+        """Compute the next step's first micro-batch twice, on every rank, and print a warning if the results differ."""
         if self.state.step >= self.last_step or self.state.selection.verdict:
             return
         config, step, device = self.config, self.state.step, self.world.device
         key = next(self.fetcher.keys(range(1), range(step, step + 1)))
-        # If the run has worker processes, one of them reads the batch, because this process must not open what the
-        # dataset opens for itself. One reads both times: two would begin with the same state of a generator of the
-        # dataset's own, and so would hide its draws.
+        # With worker processes, one of them reads the batch: this process must not open the dataset's files. The same
+        # one reads it twice: two would begin with the same state of a generator of the dataset's own.
         workers, timeout_s = min(config.data_workers, 1), config.collective_timeout
         batches = fetch_batches(self.fetcher, [key] * 2, workers, config.threads, timeout_s, False)
         model = self.workload.model
@@ -354,8 +351,7 @@ class Trainer:
         if self.records is not None:
             self.records.commit(self.state, is_best)
         if is_best:
-            # Rank 0 may have to wait until the previous checkpoint is written, longer than a collective would wait for
-            # rank 0.
+            # Rank 0 may wait for the previous checkpoint, longer than a collective would wait for rank 0.
             self.world.broadcast(f"best/{self.state.step}", "", LAST_SAVE_S)
 
     def train_step(self, batches: Iterator[Any]) -> StepResult:
@@ -376,8 +372,7 @@ class Trainer:
                 loss = self._forward(v, batch)
                 losses.append(loss.detach())
                 if buffers is not None:
-                    # Before the backward pass: activation checkpointing repeats the forward pass there, which writes
-                    # to the buffers once more.
+                    # Before the backward pass, where activation checkpointing may write to them once more.
                     buffers.take(last)
                 if last:
                     changed = buffers.changed() if buffers is not None else []
@@ -410,10 +405,8 @@ class Trainer:
         return result
 
     def _times(self) -> list[float]:
-        """Return this rank's times in every `log_every`th step, else [].
-
-        Always [] on a GPU: the host goes on while the GPU computes, so its clock does not show the GPU's times.
-        """
+        """Return this rank's times in every `log_every`th step, else []; [] on a GPU, which computes while its host
+        goes on."""
         due = (self.state.step + 1) % self.config.log_every == 0
         return self.clock.report() if due and self.world.device.type == "cpu" else []
 
@@ -465,8 +458,7 @@ class Trainer:
             self.records.mark_best(self.state)
 
     def _asked_to_end(self) -> tuple[bool, bool]:
-        """Return whether this rank wants to stop, and whether to leave. The wish of one rank is enough for all; a
-        stop goes before a leave."""
+        """Return whether this rank wants to stop, and to leave. One rank's wish is enough; a stop goes first."""
         by_signal, elastic = self.stop.by_signal, self.config.elastic
         return self.stop.by_file or (by_signal and not elastic), by_signal and elastic
 
@@ -481,7 +473,7 @@ class Trainer:
         rng.set_global(seed, self.world.device)
         with self.autocast():
             loss = self.workload.loss(model, batch)
-        returned: object = loss  # what a user's function is annotated with is not what it returns
+        returned: object = loss  # a user's function may return something else than annotated
         if not isinstance(returned, torch.Tensor) or returned.numel() != 1:
             shape = getattr(returned, "shape", None)
             got = type(returned).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
@@ -498,10 +490,8 @@ class Trainer:
         (scaled * weights[scaled.dtype]).backward()
 
     def _check_complete(self) -> None:
-        """Raise TrainError when a parameter got no gradient.
-
-        DDP itself complains only in the next forward pass: by then the wrong update is done and saved.
-        """
+        """Raise TrainError when a parameter got no gradient. DDP itself complains only in the next forward pass: by
+        then the wrong update is done and saved."""
         missing = self.gradients.missing()
         if missing:
             raise TrainError(

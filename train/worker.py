@@ -50,9 +50,8 @@ def _load_trainer() -> Callable[[RunInfo], int]:
 def main(argv: Sequence[str]) -> int:
     """Run one worker and return its exit code; the status file says how the job ended.
 
-    The code is 0 whenever a restart by torchrun would be wrong: done, stopped, replaced, or failed for good on several
-    hosts. On one host a failure for good returns 1; the workers that torchrun then starts again read the status and
-    end.
+    It is 0 whenever a restart by torchrun would be wrong: done, stopped, replaced, or failed for good on several hosts.
+    On one host a failure for good returns 1; the workers that torchrun then starts again read the status and end.
     """
     return work(parse(argv), argv)
 
@@ -61,8 +60,7 @@ def work(config: RunConfig, argv: Sequence[str], load: Load = _load_trainer) -> 
     """Do the same as `main` for parsed settings. `argv`: the arguments they came from, for the manifest."""
     processes.die_with_parent(signal.SIGKILL)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        # Under Slurm torchrun is started with SIGTERM ignored, and this process inherits that: restore the default,
-        # or torchrun could not end this process.
+        # Under Slurm torchrun ignores it, and its workers inherit that: then torchrun could not end this process.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return Worker(config, os.environ, argv).run(load)
 
@@ -96,8 +94,8 @@ class Worker:
         self.reporter.start()
         if self.node is not None:
             self.failures = FatalErrorBroadcast(self.node.name, self._rank, self._end_as_reported)
-            # When the process with the store dies, torch prints a page of C++ frames on every process that waits
-            # there. Silence it, so that our one-line reason stays visible. torch reads this when it is imported.
+            # When the process with the store dies, torch prints a page of C++ frames on every waiting peer. Silence
+            # it, so that our one-line reason stays visible. torch reads this when it is imported.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         try:
             return self._work(load)
@@ -137,8 +135,7 @@ class Worker:
         try:
             return run(info)
         except Exception:
-            # If a later start has replaced this one, the exception only follows from that: peers have ended, or the
-            # fence refused a write.
+            # If a later start has replaced this one, that is the cause: peers have ended, or the fence refused.
             self.replaced.end_if_come()
             raise
 
@@ -158,7 +155,7 @@ class Worker:
                 self._record_failure(why)
             return EXIT_FAILED
         if isinstance(error, ToldError):
-            # The process that has reported it in the exchange tells the others next.
+            # Wait until the process that met the error has sent it to all others.
             failures.wait_for_word(LAST_WAIT_S)
             return self._record_failure(why)
         reason, is_mine = failures.tell(why)
@@ -204,10 +201,7 @@ class Worker:
             self.failures.tell_crash(" ".join(noted.split()))
 
     def _lose_peer(self, error: Exception, peer: str, when: str) -> None:
-        """Do the same after an exception that means another process is GONE or LATE.
-
-        Prints no traceback, which would hide the cause.
-        """
+        """Do the same if the exception means that a peer is GONE or LATE. A traceback would hide the cause."""
         if self.failures is not None:
             self.failures.wait_for_word()
         cause = self.failures.cause if self.failures is not None else ""

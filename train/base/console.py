@@ -69,7 +69,7 @@ def _print(out: TextIO | None, text: str) -> None:
 
 
 class Progress:
-    """The progress line. On a terminal it is redrawn in place; elsewhere each update prints a line."""
+    """The progress line, updated after every `every` steps: redrawn in place on a terminal, a new line elsewhere."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """How a process ends: its exit codes, its errors, and the ending itself.
 
 Owns the distinction between a failure that a restart cannot cure (TrainError) and one that it may cure (any other
-exception), and the list of exceptions about another process. Knows nothing of how either is reported. Imports no torch.
+exception). Owns the list of exceptions about another process. Knows nothing of how either is reported. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def exit_now(code: int) -> None:
 
 def exit_at_once(code: int) -> None:
     """End the process from any of its threads, without waiting for the other threads."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed from the start
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed from the start
         # A closed terminal or a full log disk must not turn a good end into a bad one.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -76,8 +76,8 @@ def replace_file(path: Path, content: bytes, sync: bool = True) -> None:
 
     `sync`: guarantee that even after a crash of the whole machine.
     """
-    # Add the thread to the name, because two threads of a process may write the file: the main one, and the one that
-    # receives a reason from another process.
+    # Add the thread to the name, because two threads of a process may write the file. One is the main thread, the other
+    # receives the reason of another process' failure.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with open(temporary, "wb") as file:

@@ -1,8 +1,8 @@
 """The scheduler's job and the number of its start, from the variable DDPGEN_SCHEDULER of the launch script.
 
-Owns the form `slurm 4711 0` (the scheduler, the job's id, how often it was started before), the rule by which a later
-start replaces an earlier one, and the words for it. It asks no scheduler and looks at no process: a scheduler that
-starts a job again has given up the earlier start, even if that still runs.
+Owns the form `slurm 4711 0` (the scheduler, the job's id, how often it was started before). Owns the rule by which a
+later start replaces an earlier one, and the words for it. It asks no scheduler and looks at no process: a scheduler
+that starts a job again has given up the earlier start, even if that still runs.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Checkpointer:
         self._stall_s = 0.0
         step = state.step
         self._last_step = step
-        # Copy the buffers now, because the forward pass writes to them while the thread copies the rest. They are small.
+        # Copy the small buffers now, because the forward pass writes to them while the thread copies the rest.
         model = state.model.state_dict()
         copies: dict[int, torch.Tensor] = {}
         for name, buffer in state.model.named_buffers(remove_duplicate=False):
@@ -255,7 +255,7 @@ class Checkpointer:
             self._measured(cost_s, self._every.mean_s)
 
     def _measured(self, cost_s: float, mean_s: float) -> None:
-        """Set the interval of `auto` from `cost_s`, the seconds from the copy of a checkpoint until it was committed."""
+        """Set the interval of `auto`. `cost_s`: the seconds from the copy of a checkpoint until it was committed."""
         self._interval_s = best_interval(cost_s, mean_s)
         low, high = sorted((self._interval_s, self._said_s))
         if high > _WORTH_SAYING * low:

@@ -89,7 +89,8 @@ class RemoteCheckpoints:
     def __init__(
         self, store: Store, directory: Path, keep: int, me: Owner, remembers: bool = False
     ) -> None:
-        """`remembers`: keep the number of this owner in a file, because no scheduler counts the starts of the job."""
+        """`remembers`: keep the number of this owner in a file, because the job's starts are not counted across
+        machines."""
         self._store, self._directory, self._keep, self._me = Answering(store), directory, keep, me
         self._turn = directory / TURN if remembers else None
         self.owner = Ownership(store, me)
@@ -173,7 +174,7 @@ class RemoteCheckpoints:
             self.push(step, may_publish)
 
     def describe(self, manifest: Mapping[str, Any]) -> None:
-        """Write the manifest, and the bundles that the store lacks, unless this manifest is there. Raises
+        """Write the manifest, and the bundles that the store lacks, unless this manifest was written before. Raises
         FencedOffError."""
         if manifest == self._described:
             return
@@ -299,7 +300,7 @@ class RemoteCheckpoints:
             self._complain("old checkpoints cannot be deleted in", error)
 
     def _prune(self) -> None:
-        """Delete all but the newest whole checkpoints and the best one; also delete the older ones that are not whole."""
+        """Delete all but the newest whole checkpoints and the best one, also the older ones that are not whole."""
         whole = sorted(s for s, there in self._contents.items() if MARKER in there)
         whole = [step for step in whole if step not in self._bad]
         kept = whole[-max(self._keep, _LEAST) :]

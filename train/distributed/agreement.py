@@ -140,7 +140,7 @@ class Assembly:
         return " and ".join(sorted({m.device for m in self.members}))
 
     def differences(self) -> list[str]:
-        """Return the facts that the bits depend on and that differ between hosts, each with the hosts of every value."""
+        """Return the facts that the bits depend on and that differ between hosts, with the hosts of each value."""
         found = []
         for name in sorted({key for first in self.firsts for key in first.facts} - {"bits"}):
             holders: dict[str, list[str]] = {}

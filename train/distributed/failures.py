@@ -136,7 +136,7 @@ def _wait(store: Store, key: str) -> str:
     from torch.distributed import DistStoreError
 
     while True:
-        with contextlib.suppress(DistStoreError):  # none for a while
+        with contextlib.suppress(DistStoreError):  # no word for a while
             store.wait([key], timedelta(seconds=WAIT_S))
             return store.get(key).decode()
 

@@ -1,7 +1,7 @@
 """DDP, set up so that a step's gradient is the one the spec asks for.
 
-Owns the wrapping of the model, the communication hooks, and what happens to the gradients of the
-micro-batches before the last. Knows nothing of data, optimizers or files.
+Owns the wrapping of the model, the communication hooks, and the handling of the gradients of all micro-batches before
+the last. Knows nothing of data, optimizers or files.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from train.base.errors import PeerGoneError, PeerLateError
 from train.distributed import tree
 from train.distributed.process_group import World
 
-# No rank ends a step without the messages of all others. So at most four messages lie in a socket unread (two sums
-# of this step and two of the step before), and no sender ever waits for a reader.
+# No rank ends a step without the messages of all others. So at most four messages lie in a socket unread: two sums
+# of this step and two of the step before. So no sender ever waits for a reader.
 MOST_NUMBERS = 2048
 _BUFFER_BYTES = 4 * MOST_NUMBERS * 8 * 4
 # Every process writes to every other one; for more processes than this gloo sends fewer messages.

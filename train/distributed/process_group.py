@@ -45,7 +45,7 @@ class Place:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Place:
-        """Read torchrun's variables; without them it is a world of one process. Raises TrainError if some are missing."""
+        """Read torchrun's variables; without any, the world is one process. Raises TrainError if some are missing."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if "RANK" not in env and "WORLD_SIZE" not in env:
             return cls(0, 1, 0, 1, launched=False)

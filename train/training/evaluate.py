@@ -93,7 +93,7 @@ def _measure(workload: Workload, batch: object, samples: int) -> tuple[Means, Ro
     means: Means = {}
     rows: Rows = {}
     for name, value in values.items():
-        returned: object = value  # what a user's function is annotated with is not what it returns
+        returned: object = value  # a user's function may return something else than annotated
         if workload.finish and isinstance(returned, torch.Tensor) and returned.dim():
             if len(returned) != samples:
                 raise TrainError(

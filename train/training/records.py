@@ -233,7 +233,8 @@ class Records:
     def close(self, word: str, step: int, reason: str = "") -> None:
         """Write the final status `word`, "done" or "stopped", and print the end of the run.
 
-        `reason`: why it was stopped. Raises FencedOffError, and TrainError if the attempt has failed already.
+        `reason`: why it was stopped. Raises FencedOffError, and TrainError if the status cannot be written or the
+        attempt has failed already.
         """
         self._checkpoints()
         self._row(word, step, reason=reason)

@@ -87,7 +87,7 @@ def finish(started: Processes) -> None:
 
 
 def run_id(directory: Path, resumed: str) -> str:
-    """Return the run id of the checkpoint (`resumed`), else of an earlier start without a checkpoint, else a new one."""
+    """Return the run id of the checkpoint (`resumed`), else an earlier start's (manifest.json), else a new one."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         before = json.loads((directory / "manifest.json").read_text("utf-8")).get("tracker_run")
         resumed = resumed or str(before or "")
@@ -123,11 +123,12 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases, at the place that its own variables name (WANDB_PROJECT, WANDB_MODE)."""
+    """A run of Weights & Biases. Its own variables set the project, and whether it is online (WANDB_PROJECT,
+    WANDB_MODE)."""
 
     def __init__(self, run: str, name: str, about: Mapping[str, Any], step: int) -> None:
         wandb = import_module("wandb")
-        quiet = wandb.Settings(console="off")  # what this process prints is not the training's log
+        quiet = wandb.Settings(console="off")  # this process does not print the training's log
         self._run = wandb.init(
             id=run, resume="allow", name=name, config=dict(about["settings"]), settings=quiet
         )
@@ -143,7 +144,8 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow, at the place that its own variables name (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME)."""
+    """A run of MLflow. Its own variables set the server and the experiment (MLFLOW_TRACKING_URI,
+    MLFLOW_EXPERIMENT_NAME)."""
 
     def __init__(self, run: str, name: str, about: Mapping[str, Any], step: int) -> None:
         self._mlflow, self._entities = import_module("mlflow"), import_module("mlflow.entities")

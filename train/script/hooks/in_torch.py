@@ -153,7 +153,8 @@ def _loading(session: Session, load: Callable[..., Any], name: str) -> Callable[
 
 @contextlib.contextmanager
 def _draft(path: str, session: Session) -> Iterator[str]:
-    """Yield a path in the same folder to write to, and rename it to `path` at the end. An error leaves `path` as it was."""
+    """Yield a path in the same folder to write to, and rename it to `path` at the end. An error leaves `path`
+    unchanged."""
     path = os.path.realpath(path)  # replace the link's target, not the link
     if session.bucket and path.startswith(session.bucket):
         yield path

@@ -51,8 +51,8 @@ class Progress:
         head: Path | None = None,
     ) -> None:
         """`record`: the file of this rank's saves. `head`: the file of rank 0's saves, because rank 0 often saves for
-        all. `in_bucket`: the record lies where a file cannot be renamed. `from_scratch`: the script may start over and
-        overwrite earlier saves."""
+        all. `in_bucket`: the record is in a bucket, where a file cannot be renamed. `from_scratch`: the script may
+        start over and overwrite earlier saves."""
         self._record, self._in_bucket = record, in_bucket
         self._may_begin_anew = from_scratch
         self.step = self.taken = 0

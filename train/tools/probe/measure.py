@@ -96,7 +96,7 @@ class Probe:
         )
 
     def run(self) -> bool:
-        """Measure everything and return True. If a stop was asked for, return False; the file has the results so far."""
+        """Measure everything and return True. On a request to stop return False; the file has the results so far."""
         self._vectors()
         self._interfaces()
         if self._world.size > 1:

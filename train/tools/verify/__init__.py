@@ -2,7 +2,7 @@
 
     compare.py   the records of two runs → differences, ranked; losses; tensors   (torch for tensors only)
     diff.py      the command `ddpgen diff` for checkpoint directories and manifests
-    command.py   the command `ddpgen verify`: chooses steps (record.py) and computes them again (workplace.py, replay.py)
+    command.py   the command `ddpgen verify`: chooses steps (record.py), computes them again (workplace.py, replay.py)
 
 Reads the files of runs, and changes none of them.
 """

@@ -75,12 +75,12 @@ class Result:
 
     @property
     def other_bits(self) -> bool:
-        """Whether a known difference changes bits."""
+        """True if a known difference changes bits."""
         return any(difference.rank is Rank.BITS for difference in self.differences)
 
     @property
     def explained(self) -> bool:
-        """Whether the cause is known: a difference that changes bits, or checkpoints that do not verify."""
+        """True if the cause is known: a difference that changes bits, or checkpoints that do not verify."""
         damaged = self.loss is None and all(damage.unverified for damage in self.damages)
         return self.other_bits or damaged
 

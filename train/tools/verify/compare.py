@@ -335,7 +335,7 @@ def _pairs(
 
 
 def _shown(value: Any, other: Any = None) -> str:
-    """Return the value for people. Of a list of words, leave out the words that `other` has as well."""
+    """Return the value for people. A list of words is shown without the words that `other` has as well."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         known = other if isinstance(other, list) else []
         value = " ".join(each for each in value if each not in known)
