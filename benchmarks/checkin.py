@@ -229,7 +229,7 @@ class Clients:
         async def answer(conn: Conn) -> None:
             conn.send("identity")
             first = await conn.receive(10)
-            await links.serve(conn, self._greeted[-1], first, links.Turns())
+            await links.serve(conn, self._greeted[-1], first)
 
         self._loop = asyncio.get_running_loop()
         listener = Listener(answer, 256)
@@ -267,7 +267,7 @@ class Client:
             hello = replace(Hello.of(settings), port=self._probes, clock=time.time())
             return [encode("hello", **vars(hello), report=asdict(report_of(settings)))]
         if kind == "peers":
-            seen = [vars(Link(settings.me, p["host"], "", 2e-4, 1.1e9)) for p in message["peers"]]
+            seen = [vars(Link(settings.me, p["host"])) for p in message["peers"]]
             return [encode("links", links=seen)]
         if kind == "wait":
             return [encode("still")]

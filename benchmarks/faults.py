@@ -395,13 +395,6 @@ CASES = (
             rig["laptop"], "iptables", "-A", "INPUT", "-s", "192.168.7.3", "-j", "DROP"
         ),
     ),
-    Case("link of 1 Mbit/s", "LINK002", "$^", inject=lambda rig: rig["laptop"].rate(1)),
-    Case(
-        "link of 1 Mbit/s one way",
-        "LINK003",
-        "$^",
-        inject=lambda rig: rig["laptop"].rate(1, direction="out"),
-    ),
     Case(
         f"clock {SHIFT_S} s ahead on one host",
         "CLK001",

@@ -91,9 +91,9 @@ def test_two_hundred_launches_of_healthy_hosts_raise_no_alarm(rig: Rig) -> None:
 
 @pytest.mark.nightly
 def test_a_host_far_away_and_one_on_a_slower_wire_raise_none_either(rig: Rig) -> None:
-    """As between rooms and cities: all wires carry more than what is called slow."""
+    """As between rooms and cities: a host that answers late is no fault of a link."""
     rig["n1"].delay(15)
-    rig["n7"].rate(300)
+    rig["n7"].rate(10)
     try:
         assert launched(rig, LAUNCHES // 10) == []
     finally:

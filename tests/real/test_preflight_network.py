@@ -166,31 +166,6 @@ def test_a_wire_that_swallows_large_packets(stage: Stage) -> None:
     launch.names_only("LINK001")
 
 
-def test_a_slow_wire(stage: Stage) -> None:
-    stage.rig["laptop"].rate(3, "lan")
-    try:
-        launch = stage.launch()
-        launch.ends(0)
-    finally:
-        stage.rig["laptop"].rate(None, "lan")
-    launch.names("LINK002", "laptop", "MB/s", severity="warning")
-    launch.names_only("LINK002")
-
-
-def test_a_wire_that_is_slow_one_way(stage: Stage) -> None:
-    stage.rig["laptop"].rate(3, "lan", direction="out")
-    try:
-        launch = stage.launch()
-        launch.ends(0)
-    finally:
-        stage.rig["laptop"].rate(None, "lan")
-    # What it takes in is slow as well while its receipts wait: then both ways are said to be.
-    (code,) = {one.code for one in launch["desk"].findings()}
-    assert code in ("LINK002", "LINK003"), launch.output
-    launch.names(code, "laptop", "MB/s", severity="warning")
-    launch.names_only(code)
-
-
 @pytest.mark.nightly
 def test_a_port_that_is_taken_by_another_users_program(stage: Stage) -> None:
     listen(stage.rig["desk"], user="root")

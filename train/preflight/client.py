@@ -77,7 +77,6 @@ class Client:
         self._hello = Hello.of(settings)
         self._search = Search(settings, self._hello)
         self._listener = Listener(self._answer, 2 * links.ALL_PAIRS + _STRANGERS)
-        self._turns = links.Turns()
         self._call: Conn | None = None
         self._head_listens = True
         self._called = asyncio.Event()
@@ -147,7 +146,7 @@ class Client:
         conn.send("identity", **vars(self._hello))
         first = await conn.receive(_ANSWER_S)
         if first["kind"] == "probe":
-            await links.serve(conn, self._launch, first, self._turns)
+            await links.serve(conn, self._launch, first)
         elif first["kind"] == "call" and self._call is None and not self._attending:
             with contextlib.suppress(ValueError):
                 there = parsed(Hello, first)
@@ -255,8 +254,8 @@ class Client:
             await asyncio.gather(probes, return_exceptions=True)
 
     async def _probe(self, conn: Conn, peers: Sequence[Peer]) -> None:
-        source, turns = self._report.address, self._turns
-        self._links = await links.probe(self._settings.me, source, peers, self._launch, turns)
+        source = self._report.address
+        self._links = await links.probe(self._settings.me, source, peers, self._launch)
         conn.send("links", links=[vars(link) for link in self._links])
 
 

@@ -76,8 +76,6 @@ CODES: Mapping[str, Code] = {
     "DIR006": Code("the checkpoint directory does not answer", ERROR),
     "DIR007": Code("the hosts have different saves of the script", ERROR),
     "LINK001": Code("large packets get lost between two hosts", ERROR),
-    "LINK002": Code("a slow link between two hosts", WARNING),
-    "LINK003": Code("a link that is much slower one way", WARNING),
     "LINK004": Code("two hosts do not reach each other", ERROR),
     "CLK001": Code("the clocks are more than 5 s apart", WARNING),
     "LIM001": Code("too few open files are allowed", ERROR),

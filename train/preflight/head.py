@@ -189,8 +189,7 @@ class Head:
         for member, row in zip(members, plan[1:]):
             member.doing = "it probed the other hosts"
             member.conn.send("peers", peers=[vars(peer) for peer in row])
-        token = server.hello.instance
-        seen = await links.probe(settings.me, report.address, plan[0], token, server.turns)
+        seen = await links.probe(settings.me, report.address, plan[0], server.hello.instance)
         patience_s = links.BUDGET_S + SILENT_S + slack_s(settings.nodes)
         await self._until(self._is_probed, patience_s)
         for member in server.in_order():

@@ -1,26 +1,19 @@
-"""What the probes between the hosts say: who cannot be reached, and which links are slow.
+"""Judge the probes between the hosts: the fault that keeps links from working, and the host that has it.
 
-Many bad links mostly are one bad host: as few hosts are named as explain all of them. Pure.
+Most bad links have one bad host in common, so each fault is one finding, about that host. Pure.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from train.preflight.finding import Finding
-from train.preflight.phrases import NamedHost, listed, rated
+from train.preflight.phrases import NamedHost, listed
 from train.preflight.report import Link, Report
 
-# Rates in bytes a second. 100 Mbit/s: what is faster is no fault, however fast the others are.
-_SLOW = 12.5e6
-_CRAWL = 1e6  # gradients of any size take minutes
-_WINDOW = 16e3  # bytes that are under way when a burst begins
-_TIMES = 4  # how far below the others, or below the way back, is far
-_MOST = 12  # hosts named one by one for one fault
 # Where a host said one of these, its route to the head is not that of the chosen interface.
 _OTHER_ROUTE = frozenset({"NIC006", "NIC007", "NIC011"})
 
@@ -31,7 +24,6 @@ class _Probes:
 
     hosts: Mapping[str, Report]
     links: Mapping[tuple[str, str], Link]
-    at_once: Mapping[str, int]  # by how many a host was probed
 
     def good(self, host: str, peer: str) -> bool:
         link = self.links.get((host, peer))
@@ -42,17 +34,14 @@ def judge(reports: Sequence[Report], links: Sequence[Link]) -> list[Finding]:
     """The faults between hosts that had checked in. Neither order matters; raises nothing."""
     hosts = {r.host: r for r in sorted(reports, key=lambda r: (r.node_rank, r.host))}
     known = [link for link in links if {link.host, link.peer} <= hosts.keys()]
-    known = sorted(known, key=lambda link: (link.host, link.peer, link.trouble, link.rate))
+    known = sorted(known, key=lambda link: (link.host, link.peer, link.trouble))
     by_pair = {(link.host, link.peer): link for link in known if link.host != link.peer}
-    probes = _Probes(hosts, by_pair, Counter(peer for _, peer in by_pair))
+    probes = _Probes(hosts, by_pair)
     by_code: dict[str, list[Link]] = {}
     for link in probes.links.values():
         if link.trouble:
             by_code.setdefault(_code(probes, link), []).append(link)
-    return [
-        *(finding for code, bad in by_code.items() for finding in _told(probes, code, bad)),
-        *_told_slow(probes),
-    ]
+    return [finding for code, bad in by_code.items() for finding in _told(probes, code, bad)]
 
 
 def _code(probes: _Probes, link: Link) -> str:
@@ -106,49 +95,13 @@ def _is_apart(one: Report, other: Report) -> bool:
     return networks[0] != networks[1]
 
 
-def _is_slower_than_back(probes: _Probes, link: Link) -> bool:
-    back = probes.links.get((link.peer, link.host))
-    if back is None or link.trouble or back.trouble:
-        return False
-    return 0 < link.rate < _noteworthy(probes, link) and link.rate * _TIMES <= back.rate
-
-
-def _usual(probes: _Probes) -> float:
-    """Bytes a second on the best link that half of the hosts have: of three, one spoils most links."""
-    best: dict[str, float] = {}
-    for link in probes.links.values():
-        if not link.trouble and link.rate > 0:
-            for host in (link.host, link.peer):
-                best[host] = max(best.get(host, 0.0), link.rate)
-    return statistics.median(best.values()) if best else 0.0
-
-
-def _limit(probes: _Probes, link: Link, usual: float) -> float:
-    """Bytes a second below which a link is slow, where the others usually have `usual`."""
-    far_below = max(_CRAWL, min(_SLOW, usual / _TIMES))
-    return min(far_below, _noteworthy(probes, link))
-
-
-def _noteworthy(probes: _Probes, link: Link) -> float:
-    """Bytes a second that say nothing against the link.
-
-    A host may be probed by all its neighbours at once; and on a long way a burst is over before
-    TCP's window has opened (RFC 5681, slow start). What waits behind a burst seems far as well: the
-    shorter of both round trips is the way's.
-    """
-    back = probes.links.get((link.peer, link.host))
-    trips = [each.rtt_s for each in (link, back) if each is not None and each.rtt_s > 0]
-    far = _WINDOW / min(trips) if trips else _SLOW
-    return min(_SLOW / probes.at_once[link.peer], far)
-
-
 def _told(probes: _Probes, code: str, bad: Sequence[Link]) -> Iterator[Finding]:
     if code == "NIC012":
         yield from _unreached(probes, bad)
         return
-    for host, links in _blamed(probes, bad):
-        cause, remedy = _WORDS[code](probes, links, _between(probes, host, links))
-        yield Finding(code, host, cause, remedy)
+    host = _blamed(probes, bad)
+    cause, remedy = _WORDS[code](probes, bad, _between(probes, host, bad))
+    yield Finding(code, host, cause, remedy)
 
 
 def _unreached(probes: _Probes, bad: Sequence[Link]) -> Iterator[Finding]:
@@ -166,59 +119,23 @@ def _unreached(probes: _Probes, bad: Sequence[Link]) -> Iterator[Finding]:
         )
 
 
-def _told_slow(probes: _Probes) -> Iterator[Finding]:
-    """LINK002, or LINK003 where all that is slow with a host is much faster the other way.
-
-    Both at once, as one slow way out may, with the receipts it delays, look like either.
-    """
-    usual = _usual(probes)
-    one_way = {key for key, link in probes.links.items() if _is_slower_than_back(probes, link)}
-    slow = [
-        link
-        for key, link in probes.links.items()
-        if key in one_way or (not link.trouble and 0 < link.rate < _limit(probes, link, usual))
-    ]
-    for host, links in _blamed(probes, slow):
-        slowest = min(link.rate for link in links)
-        cause = f"only {rated(slowest)} {_between(probes, host, links)}"
-        is_one_way = all((link.host, link.peer) in one_way for link in links)
-        if is_one_way:
-            back = max(probes.links[link.peer, link.host].rate for link in links)
-            cause += f", and {rated(back)} the other way"
-        elif usual > _TIMES * slowest:
-            cause += f", where half of the hosts have a link of {rated(usual)} or more"
-        yield Finding("LINK003" if is_one_way else "LINK002", host, cause, _SLOW_REMEDY)
-
-
-def _blamed(probes: _Probes, bad: Iterable[Link]) -> Iterator[tuple[str, list[Link]]]:
-    """As few hosts as explain all bad links, each with its links; the head with all where it is most."""
-    left = list(bad)
-    told: list[tuple[str, list[Link]]] = []
+def _blamed(probes: _Probes, bad: Sequence[Link]) -> str:
+    """The host that has a part in most of the bad links, else the head. Between two hosts, blame the one
+    that does not answer, and if neither does, the one that is not the head."""
+    part = Counter(name for link in bad for name in (link.host, link.peer))
+    reached = Counter(link.peer for link in bad)
     rank = {host: number for number, host in enumerate(probes.hosts)}
-    most = min(_MOST, max(1, len(probes.hosts) // 2))
-    everything = list(left)
-    while left and len(told) <= most:
-        others: dict[str, set[str]] = {}
-        for link in left:
-            others.setdefault(link.host, set()).add(link.peer)
-            others.setdefault(link.peer, set()).add(link.host)
-        reached = Counter(link.peer for link in left)
-        # Of two it is the one that does not answer, and if neither does, the one that is not the head.
-        host = max(others, key=lambda h: (len(others[h]), reached[h], rank[h]))
-        told.append((host, [link for link in left if host in (link.host, link.peer)]))
-        left = [link for link in left if host not in (link.host, link.peer)]
-    if left or len(told) > most:
-        yield next(iter(probes.hosts)), everything
-    else:
-        yield from told
+    host = max(part, key=lambda name: (part[name], reached[name], rank[name]))
+    return host if 2 * part[host] > len(bad) else next(iter(probes.hosts))
 
 
 def _between(probes: _Probes, host: str, links: Sequence[Link]) -> str:
     """The direction in words, around the host that is blamed."""
     ends = {frozenset((link.host, link.peer)) for link in links}
     if not all(host in pair for pair in ends):
-        few = listed([f"{link.host} to {link.peer}" for link in links])
-        return f"between most of the hosts ({few})"
+        return (
+            f"between several hosts ({listed([f'{link.host} to {link.peer}' for link in links])})"
+        )
     others = [other for other in probes.hosts if other != host and frozenset((host, other)) in ends]
     me = _located(probes, host)
     them = str(_located(probes, others[0])) if len(others) == 1 else listed(others)
@@ -290,7 +207,3 @@ _WORDS: Mapping[str, Callable[[_Probes, Sequence[Link], str], tuple[str, str]]] 
     "NIC008": _apart,
     "PORT005": _filtered,
 }
-_SLOW_REMEDY = (
-    "look after its cable and switch port (ethtool NIC shows speed and duplex), Wi-Fi, a VPN, other "
-    "traffic; or set nic: to a faster interface"
-)

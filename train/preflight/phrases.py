@@ -1,4 +1,4 @@
-"""How a host, a list of them, a rate and the findings are said to people. Text in, text out."""
+"""How a host, a list of them and the findings are said to people. Text in, text out."""
 
 from __future__ import annotations
 
@@ -34,12 +34,6 @@ def listed(names: Sequence[object]) -> str:
         said = [*said[: _MOST - 1], f"{len(said) - _MOST + 1} more"]
     *front, last = said or ["nobody"]
     return f"{', '.join(front)} and {last}" if front else last
-
-
-def rated(rate: float) -> str:
-    """A rate, given in bytes a second, with two digits that count: `1.2 MB/s`, `110 MB/s`."""
-    megabytes = rate / 1e6
-    return f"{megabytes:.0f} MB/s" if megabytes >= 10 else f"{megabytes:.2g} MB/s"
 
 
 def table(findings: Sequence[Finding], colour: bool, kept: Path | None = None) -> str:

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from train.preflight.finding import CODES, SEVERITIES, Finding
 from train.preflight.settings import Settings
 
-VERSION = 3  # of the exchange
+VERSION = 4  # of the exchange
 _TYPES = {"str": (str,), "int": (int,), "float": (int, float)}
 _LONGEST = 4096  # characters
-_MOST = 1e15  # seconds, bytes a second, or whatever is counted
+_MOST = 1e15  # seconds, or whatever is counted
 _FINDINGS = 32 * 1024  # bytes for each client: a thousand of them are told at once
 _ALL = 128 * 1024
 
@@ -131,15 +131,12 @@ class Link:
 
     `trouble`: "" when all went well; else one of "timeout" (nothing comes back), "refused" (an RST or
     an ICMP rejection), "unreachable" (no route, or host unreachable), "large" (small packets pass,
-    large ones do not), "broken" (the connection broke off). `rtt_s`: seconds of a small round trip;
-    `rate`: bytes a second of a short burst from `host` to `peer`; both 0.0 when unknown.
+    large ones do not), "broken" (the connection broke off).
     """
 
     host: str
     peer: str
     trouble: str = ""
-    rtt_s: float = 0.0
-    rate: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,6 @@ class Server:
         self.settings, self.report, self.say = settings, report, say
         self.elastic = settings.least < settings.nodes
         self.hello = Hello.of(settings)
-        self.turns = links.Turns()
         self.phase = GATHER
         self.listens = True
         self.members: dict[int, Member] = {}
@@ -124,7 +123,7 @@ class Server:
         conn.send("identity", **vars(self.hello))
         first = await conn.receive(_HELLO_S + slack_s(self.settings.nodes))
         if first["kind"] == "probe":
-            await links.serve(conn, self.hello.instance, first, self.turns)
+            await links.serve(conn, self.hello.instance, first)
         elif first["kind"] == "hello":
             await self._converse(conn, first, began)
 

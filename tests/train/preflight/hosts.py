@@ -55,15 +55,7 @@ def host(name: str, *, findings: Sequence[Finding] = (), **changes: Any) -> Repo
     return Report(**fields, facts={k: v for k, v in facts.items() if v}, findings=findings)
 
 
-def links(names: str, rate: float = 110e6, **changes: Any) -> list[Link]:
-    """All ways between the hosts of these one-letter names; `ab="timeout"` for one that is troubled,
-    `ab=1e6` for one of that rate."""
-    made = []
-    for one in names:
-        for other in names.replace(one, ""):
-            change = changes.get(one + other, rate)
-            if isinstance(change, str):
-                made.append(Link(one, other, change))
-            else:
-                made.append(Link(one, other, "", 0.0003, change))
-    return made
+def links(names: str, **troubles: str) -> list[Link]:
+    """All ways between the hosts of these one-letter names; `ab="timeout"` for one that is troubled."""
+    pairs = [(one, other) for one in names for other in names.replace(one, "")]
+    return [Link(one, other, troubles.get(one + other, "")) for one, other in pairs]

@@ -323,7 +323,6 @@ def test_what_the_head_says_acts_upon_no_terminal(launch: Any) -> None:
         (functools.partial(parsed, Hello), Hello("toy", "b", 1, 2, 2, "a", "i", "client"), "port"),
         (functools.partial(parsed, Hello), Hello("toy", "b", 1, 2, 2, "a", "i", "client"), "clock"),
         (functools.partial(parsed, Peer), Peer("b", "127.0.0.2", 1), "port"),
-        (functools.partial(parsed, Link), Link("a", "b"), "rate"),
         (Report.from_json, Report("b", 1, 2, 2, 1, "a"), "prefix"),
     ],
 )

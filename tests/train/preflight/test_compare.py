@@ -164,12 +164,7 @@ def sick(draw: st.DrawFn) -> tuple[list[Report], list[Link]]:
     """Hosts and links with faults of all kinds at once."""
     names = "abcde"[: draw(st.integers(2, 5))]
     hosts = [host(name, **draw(facts)) for name in names]
-    rates = st.sampled_from([0.0, 1e4, 2e6, 110e6])
-    made = [
-        replace(link, trouble=draw(st.sampled_from(troubles)), rate=draw(rates))
-        for link in links(names)
-    ]
-    return hosts, made
+    return hosts, [replace(link, trouble=draw(st.sampled_from(troubles))) for link in links(names)]
 
 
 @given(sick(), st.randoms(use_true_random=False), st.booleans())
@@ -187,16 +182,8 @@ def test_the_order_of_the_reports_does_not_matter(
     )
 
 
-@given(
-    st.integers(2, 26),
-    st.lists(st.floats(12.5e6, 1e10), min_size=1),
-    st.sampled_from(["gloo", "nccl"]),
-    st.sampled_from([None, True, False]),
-)
-def test_healthy_hosts_never_give_a_finding_however_noisy_their_links(
-    count: int, rates: list[float], backend: str, shared: bool | None
-) -> None:
+@given(st.integers(2, 26), st.sampled_from(["gloo", "nccl"]), st.sampled_from([None, True, False]))
+def test_healthy_hosts_never_give_a_finding(count: int, backend: str, shared: bool | None) -> None:
     names = string.ascii_lowercase[:count]
     hosts = [host(name) for name in names]
-    probes = [replace(link, rate=rates[n % len(rates)]) for n, link in enumerate(links(names))]
-    assert judge(settings(backend=backend, shared=shared), hosts, probes) == []
+    assert judge(settings(backend=backend, shared=shared), hosts, links(names)) == []

@@ -42,12 +42,15 @@ CLOSED = "from a, b and d to c (192.168.7.3) to ephemeral ports are"
         # Of two it is the one that is not the head; of three the one that filters what it sends.
         ("ab", both("ab"), "PORT005", "b", "between b (192.168.7.2) and a (192.168.7.1)"),
         ("abc", both("ac", "bc"), "PORT005", "c", "between c (192.168.7.3) and a and b each"),
-        ("abcdef", ALL, "PORT005", "a", "between most of the hosts (a to b, "),
+        ("abcdef", ALL, "PORT005", "a", "between several hosts (a to b, "),
         # Where both are reached by others, no filter of theirs can be to blame (Wi-Fi).
         ("abc", both("bc"), "LINK004", "c", "nothing gets through between c (192.168.7.3) and b ("),
         ("abc", both("bc", trouble="unreachable"), "LINK004", "c", "nothing gets through"),
         ("abc", both("bc", trouble="broken"), "LINK004", "c", "between c (192.168.7.3) and b (192.168.7.2) break off"),
         ("abc", both("ac", "bc", trouble="large"), "LINK001", "c", "large packets between c ("),
+        # A fault of two hosts is told of the one that has most of it, with all links; else of the head.
+        ("abcdef", dict.fromkeys(["ab", "cb", "ed"], "large"), "LINK001", "b", "(a to b, c to b and e to d)"),
+        ("abcdef", dict.fromkeys(["cb", "ed"], "large"), "LINK001", "a", "(c to b and e to d)"),
     ],
 )  # fmt: skip
 def test_one_fault_is_one_finding_about_the_host_that_has_it(
@@ -137,49 +140,6 @@ def test_between_routed_networks_the_head_tells_a_firewall_from_a_wrong_interfac
     assert one(said("abc", hosts, bc="timeout"))[0] == "PORT005"
 
 
-def test_a_slow_host_is_told_once_with_its_rate_and_what_is_usual() -> None:
-    probes = dict.fromkeys(["ad", "bd", "cd", "da", "db", "dc"], 1.2e6)
-    assert one(said("abcd", rate=110e6, **dict.fromkeys(probes, 1.2e6)))[:2] == ("LINK002", "d")
-    (finding,) = said("abcde", **probes)
-    assert finding.cause == (
-        "only 1.2 MB/s between d (192.168.7.4) and a, b and c each, where half of the hosts have a "
-        "link of 110 MB/s or more"
-    )
-
-
-def test_what_crawls_is_told_also_where_all_do() -> None:
-    assert one(said("ab", rate=0.4e6)) == (
-        "LINK002",
-        "b",
-        "only 0.4 MB/s between b (192.168.7.2) and a (192.168.7.1)",
-    )
-
-
-def test_a_way_that_is_slow_in_one_direction_is_told_with_both_rates_and_only_once() -> None:
-    assert one(said("abc", ca=1.2e6, cb=2e6)) == (
-        "LINK003",
-        "c",
-        "only 1.2 MB/s from c (192.168.7.3) to a and b, and 110 MB/s the other way",
-    )
-
-
-def test_a_slow_way_out_that_holds_up_receipts_is_one_fault_of_one_host() -> None:
-    """Rates of the rig, where b sends no more than 8 Mbit/s."""
-    code, where, cause = one(said("abc", ab=132e6, cb=0.64e6, bc=1.12e6, ba=0.96e6))
-    assert (code, where) == ("LINK002", "b")
-    assert "between b (192.168.7.2) and a and c each" in cause
-
-
-@pytest.mark.parametrize(
-    ("rate", "others"),
-    [(1.1e6, {}), (3e6, {}), (5e9, {"ab": 13e6, "ba": 13e6}), (0.0, {}), (110e6, {"ab": 0.0})],
-)
-def test_what_is_the_same_for_all_or_fast_enough_or_unknown_is_no_fault(
-    rate: float, others: dict[str, float]
-) -> None:
-    assert said("abc", rate=rate, **others) == []
-
-
 def test_a_thousand_hosts_are_judged_at_once() -> None:
     names = [f"h{n}" for n in range(1000)]
     hosts = [
@@ -187,11 +147,11 @@ def test_a_thousand_hosts_are_judged_at_once() -> None:
         for n, name in enumerate(names)
     ]
     probes = [
-        Link(name, names[(n + 2**k) % 1000], "timeout" if n % 2 else "", 0.001, 110e6)
+        Link(name, names[(n + 2**k) % 1000], "timeout" if n % 2 else "")
         for n, name in enumerate(names)
         for k in range(10)
     ]
     began = time.process_time()
     findings = judge(settings(), hosts, probes)
     assert time.process_time() - began < 5
-    assert len(findings) <= 13
+    assert len(findings) == 1
