@@ -297,7 +297,7 @@ CASES = (
     ),
     Case(
         "port rejected by the head's firewall",
-        "PORT004",
+        "HOST001",
         "refused",
         inject=lambda rig: rig["desk"].reject(PORT),
     ),
