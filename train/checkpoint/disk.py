@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from train.base import typed
 from train.base.files import open_file, read_file, sha256_of
 from train.run.layout import MARKER, best_step, step_directory, steps_on_disk
 
@@ -89,13 +90,13 @@ def parse_marker(content: bytes, step: int) -> tuple[dict[str, Any], dict[str, t
     Raises BadCheckpointError.
     """
     try:
-        meta = json.loads(content)
+        meta = typed.load(content)
         files = {str(n): (int(f["size"]), str(f["sha256"])) for n, f in meta["files"].items()}
         if meta["step"] != step or not files or any("/" in name for name in files):
             raise ValueError
         if any(type(meta[name]) is not dict for name in ("settings", "facts") if name in meta):
             raise ValueError
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise BadCheckpointError(f"{MARKER} is damaged") from None
     return meta, files
 

@@ -9,7 +9,6 @@ times hosts.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -17,7 +16,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from train.health.heartbeats import Beat, Heard, HostView, parse
+from train.base import typed
+from train.health.heartbeats import Beat, Heard, HostView
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -124,8 +124,8 @@ class Exchange:
         known = [r for r in ranks if r in self._beats or self._store.check([self._key(r)])]
         texts: list[Any] = self._store.multi_get([self._key(r) for r in known]) if known else []
         for rank, text in zip(known, texts):
-            with contextlib.suppress(ValueError, RecursionError):
-                self._take(rank, parse(Beat, json.loads(text)))
+            if beat := typed.parse(Beat, text):
+                self._take(rank, beat)
         with self._wake:
             self._answered = time.monotonic()
 

@@ -2,8 +2,7 @@
 
 Owns `<checkpoint dir>/heartbeats/`: `rank-00003.json` written by the rank itself, `seen-by-HOST.json`
 with the heartbeats of all other hosts that a host has received, and the empty `explained-HOST-WORLD` of the
-process that says for its host why the others wait. Anybody may have written them: what is read is checked.
-Knows nothing of how a heartbeat comes about, and judges nothing.
+process that says for its host why the others wait. Knows nothing of how a heartbeat comes about, and judges nothing.
 """
 
 from __future__ import annotations
@@ -14,20 +13,16 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from train.base.console import plain
-from train.base.files import read_file, replace_file
+from train.base import typed
+from train.base.files import replace_file
 from train.base.processes import machine
 
 NAME = "heartbeats"
 MOST_BYTES = 4 << 20
-_MOST_TEXT = 400
-MOST_RANKS = 100_000
-# No second, step or process has such a number.
-_MOST_NUMBER = 1e15
 _BUCKET_S = 30.0
 _SAME_AGE_S = 30.0
 _OURS = re.compile(r"rank-(\d{5,6})\.json|seen-by-.*\.json|explained-.*|\.(rank|seen-by)-.*")
@@ -107,39 +102,6 @@ class HostView:
         return silent_s > 3 * self.every + 6.0
 
 
-# --- reading what others have written ---------------------------------------------------------------
-
-
-def parse(kind: type[_Value], value: Any) -> _Value:
-    """A Beat, Heard or HostView of what asdict() made of it, without control characters in its texts.
-
-    Raises ValueError for anything else.
-    """
-    if not isinstance(value, dict):
-        raise ValueError(f"no {kind.__name__}")
-    made = kind(**{f.name: _field(value.get(f.name), str(f.type)) for f in fields(kind)})  # type: ignore[arg-type]
-    if isinstance(made, Beat) and not 0 <= made.rank < max(1, made.world_size) <= MOST_RANKS:
-        raise ValueError("no such rank")
-    return made
-
-
-def _field(value: Any, kind: str) -> Any:
-    """`kind`: the type, as it is written at the field."""
-    if kind == "Beat":
-        return parse(Beat, value)
-    if kind == "tuple[Heard, ...]" and isinstance(value, list):
-        return tuple(parse(Heard, each) for each in value)
-    if kind == "tuple[str, ...]" and isinstance(value, list):
-        return tuple(_field(each, "str") for each in value)
-    if type(value) in (int, float) and not abs(value) < _MOST_NUMBER:
-        raise ValueError("no such number")
-    if kind == "float" and type(value) is int:
-        return float(value)
-    if type(value).__name__ != kind:
-        raise ValueError(f"no {kind}")
-    return plain(value, _MOST_TEXT) if kind == "str" else value
-
-
 # --- the files --------------------------------------------------------------------------------------
 
 
@@ -203,12 +165,9 @@ def read_host_views(directory: Path) -> list[HostView]:
 
 
 def _read_all(directory: Path, prefix: str, kind: type[_Value]) -> list[_Value]:
-    found = []
-    for path in files(directory):
-        if path.name.startswith(prefix):
-            with contextlib.suppress(OSError, ValueError, RecursionError):
-                found.append(parse(kind, json.loads(read_file(path, MOST_BYTES))))
-    return found
+    ours = (path for path in files(directory) if path.name.startswith(prefix))
+    found = (typed.read(kind, path, MOST_BYTES) for path in ours)
+    return [each for each in found if each is not None]
 
 
 def clear(directory: Path, but_below: int = 0) -> None:

@@ -6,15 +6,12 @@ the processes of this machine; and what the last preflight left on file of the h
 
 from __future__ import annotations
 
-import json
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Optional
 
-from train.base import processes
-from train.base.console import plain
-from train.base.files import read_file
+from train.base import processes, typed
 from train.health import heartbeats
 from train.health.diagnosis import Diagnosis, examine
 from train.health.heartbeats import HostView
@@ -62,44 +59,49 @@ def _is_address(text: str) -> bool:
     return True
 
 
+_Ok = Optional[bool]
+
+
+@dataclass(frozen=True)
+class CheckedHost:
+    """A host that took part in the check, and how many processes it runs."""
+
+    host: str
+    address: str
+    node_rank: int
+    procs: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault that the check found."""
+
+    code: str
+    host: str
+    cause: str
+    remedy: str
+
+
 @dataclass(frozen=True)
 class Preflight:
-    """What the check before the last launch said, as far as that is on file. `ok`: None where it is not;
-    `findings`: code, host, cause and remedy of each; `homes`: hosts by rank; `addresses`: by host."""
+    """The check before the last launch, as far as preflight.json tells it. `ok`: None if there is no such file."""
 
-    ok: bool | None
-    findings: tuple[dict[str, str], ...]
-    homes: dict[int, str]
-    addresses: dict[str, str]
+    ok: _Ok = None
+    findings: tuple[Finding, ...] = ()
+    hosts: tuple[CheckedHost, ...] = ()
+
+    @property
+    def homes(self) -> dict[int, str]:
+        """The host of each rank."""
+        ordered = sorted(self.hosts, key=lambda each: each.node_rank)
+        return dict(enumerate(each.host for each in ordered for _ in range(each.procs)))
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """By host."""
+        return {each.host: each.address for each in self.hosts}
 
 
 def read_preflight(directory: Path) -> Preflight:
     """The preflight of the last launch."""
-    try:
-        value = json.loads(read_file(directory / "preflight.json", MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        value = None
-    value = value if isinstance(value, dict) else {}
-    ok = value.get("ok")
-    names = dict.fromkeys(("code", "host", "cause", "remedy"), str)
-    hosts = {"host": str, "address": str, "node_rank": int, "procs": int}
-    reports = sorted(_records(value.get("hosts"), hosts), key=lambda each: each["node_rank"])
-    homes: list[str] = []
-    for report in reports:
-        homes += [report["host"]] * min(report["procs"], heartbeats.MOST_RANKS - len(homes))
-    return Preflight(
-        ok if isinstance(ok, bool) else None,
-        tuple(_records(value.get("findings"), names)),
-        dict(enumerate(homes)),
-        {report["host"]: report["address"] for report in reports},
-    )
-
-
-def _records(value: Any, kinds: dict[str, type[Any]]) -> list[dict[str, Any]]:
-    """Those of a list that have all of these, for a terminal."""
-    found = []
-    for each in value if isinstance(value, list) else ():
-        if isinstance(each, dict) and all(type(each.get(k)) is kind for k, kind in kinds.items()):
-            texts = {k: plain(each[k], 1000) for k, kind in kinds.items() if kind is str}
-            found.append({**{k: each[k] for k in kinds}, **texts})
-    return found
+    return typed.read(Preflight, directory / "preflight.json", MOST_BYTES) or Preflight()

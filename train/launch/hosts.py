@@ -12,11 +12,12 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Optional
 
+from train.base import typed
 from train.base.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Refusal, start_command
 from train.launch import decision, directory
 from train.launch.decision import End, ExitReport, Request
@@ -30,6 +31,7 @@ from train.run.layout import step_directory
 
 _LISTED = Path("hosts", "hosts.json")
 _MOST_REASON = 4000
+_Bounds = Optional[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -43,25 +45,25 @@ class HostEntry:
 
 @dataclass(frozen=True)
 class Listed:
-    """What of hosts.json concerns a host. `hosts`: in the order of their ranks; `least`: how many of them are
-    enough to begin."""
+    """The part of hosts.json that concerns a host. `hosts`: in the order of their ranks; `elastic`: how many of them take part,
+    at least and at most, if they may be fewer than all."""
 
-    hosts: Sequence[HostEntry]
-    least: int
+    hosts: tuple[HostEntry, ...]
+    elastic: _Bounds = None
+
+    @property
+    def least(self) -> int:
+        """How many hosts are enough to begin."""
+        return self.elastic[0] if self.elastic else len(self.hosts)
 
 
 def read(path: Path) -> Listed:
     """Raises Refusal when the file is not there, or not what ddpgen writes."""
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        listed = [
-            HostEntry(str(h["name"]), str(h["address"]), int(h["procs"])) for h in data["hosts"]
-        ]
-        return Listed(listed, data["elastic"][0] if data["elastic"] else len(listed))
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        why = f"{type(error).__name__}: {error}"
-        message = f"{path} cannot be read ({why}); copy the whole bundle, or render again"
-        raise Refusal(EXIT_UNAVAILABLE, message) from None
+    listed = typed.read(Listed, path)
+    if listed is None:
+        message = f"{path} cannot be read; copy the whole bundle, or render again"
+        raise Refusal(EXIT_UNAVAILABLE, message)
+    return listed
 
 
 def membership(

@@ -15,9 +15,10 @@ import sys
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from train.base import typed
 from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.files import locked, replace_file
 from train.launch import decision, directory, notice
@@ -204,6 +205,15 @@ def check_secrets(told: Mapping[str, str], secrets: Sequence[str]) -> None:
 # --- the number of a start ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Enrolled:
+    """A start on record: its number, its name, and the machines that have come."""
+
+    number: int
+    start: str
+    node_ranks: tuple[int, ...]
+
+
 def start(told: Mapping[str, str], launch: str) -> str:
     """What all machines of one start have in common, and another start on the same disks has not.
 
@@ -223,21 +233,13 @@ def enroll(place: Path, start: str, node_rank: int) -> int:
     place.mkdir(parents=True, exist_ok=True)
     record = place / "starts.json"
     with locked(place / ".starts.guard"):
-        number, counted, ranks = _enrolled(record)
+        content = record.read_bytes() if record.exists() else b""
+        last = typed.parse(Enrolled, content) or Enrolled(-1, "", ())
         # A machine starts once in a start: one that is there already belongs to a new one.
-        if counted != start or node_rank in ranks:
-            number, ranks = number + 1, []
+        if last.start != start or node_rank in last.node_ranks:
+            last = Enrolled(last.number + 1, start, ())
             for name in _LEFTOVERS:
                 (place / name).unlink(missing_ok=True)
-        entry = {"number": number, "start": start, "node_ranks": sorted([*ranks, node_rank])}
-        replace_file(record, json.dumps(entry).encode() + b"\n")
-    return number
-
-
-def _enrolled(record: Path) -> tuple[int, str, list[int]]:
-    """The last start on record: its number, -1 for none; what it is; the machines that have come."""
-    try:
-        entry = json.loads(record.read_bytes())
-        return int(entry["number"]), str(entry["start"]), list(map(int, entry["node_ranks"]))
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
-        return -1, "", []
+        entry = replace(last, node_ranks=tuple(sorted([*last.node_ranks, node_rank])))
+        replace_file(record, json.dumps(asdict(entry)).encode() + b"\n")
+    return entry.number

@@ -6,16 +6,22 @@ imported can look too.
 
 from __future__ import annotations
 
-import json
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
+from train.base import typed
 from train.base.files import read_file
 
 MARKER = "checkpoint.json"
 BEST = "best.json"  # names the checkpoint of the best evaluation, which retention leaves alone
 _NAME = re.compile(r"step-(\d{9,})")
+
+
+@dataclass(frozen=True)
+class _Best:
+    step: int
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -54,11 +60,8 @@ def best_step(directory: Path) -> int | None:
 
 def parse_best(content: bytes) -> int | None:
     """The step that this content of best.json names; None where it makes no sense."""
-    try:
-        step = json.loads(content)["step"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return step if type(step) is int else None
+    best = typed.parse(_Best, content)
+    return best.step if best is not None else None
 
 
 def _is_there(path: Path) -> bool:

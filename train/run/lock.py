@@ -26,8 +26,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Optional
 
+from train.base import typed
 from train.base.console import say
 from train.base.errors import TrainError
 from train.base.files import locked, replace_file
@@ -44,6 +45,9 @@ SILENCE_S = 60.0
 LAST_WORDS_S = 45.0
 _REMEMBERED = 2  # generations
 _GUARD = ".lock.guard"
+# A process id and its start time.
+Process = tuple[int, int]
+_Writer = Optional[Process]
 
 
 class FencedOffError(Exception):
@@ -66,8 +70,8 @@ class Holder:
     job: str
     host: str
     boot: str
-    launcher: tuple[int, int]
-    writer: tuple[int, int] | None = None
+    launcher: Process
+    writer: _Writer = None
     starts: tuple[int, ...] = ()
     since: float = 0.0
     worlds: tuple[str, ...] = ()
@@ -283,23 +287,9 @@ def _check_progress(directory: Path, holder: Holder, start: Start) -> None:
 def read_lock(directory: Path) -> Holder | None:
     """The holder on file, or None when there is none (or nothing readable, which holds nobody off)."""
     try:
-        data: dict[str, Any] = json.loads((directory / "lock").read_text("utf-8"))
-        data["since"] = float(data["since"])
-        data["launcher"] = _process(data["launcher"])
-        data["writer"] = _process(data["writer"]) if data["writer"] else None
-        data["starts"] = tuple(data["starts"])
-        data["worlds"] = tuple(data["worlds"])
-        return Holder(**data)
+        return typed.parse(Holder, (directory / "lock").read_bytes())
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None
-
-
-def _process(value: Any) -> tuple[int, int]:
-    """A process id and its start time. Raises ValueError or TypeError for anything else."""
-    pid, began = value
-    return int(pid), int(began)
 
 
 def look(directory: Path, timeout_s: float) -> tuple[Holder, bool | None] | None:
@@ -391,7 +381,7 @@ def _mtime(path: Path) -> float | None:
         return None
 
 
-def _is_running(process: tuple[int, int]) -> bool:
+def _is_running(process: Process) -> bool:
     return process_state(*process) not in ENDED
 
 

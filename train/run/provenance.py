@@ -5,12 +5,13 @@ Owns its schema, reading it, and how the starts of one job come together from se
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from train.base import typed
 from train.base.errors import TrainError
 from train.base.files import read_file
 from train.run.status import Status, read_status
@@ -24,16 +25,30 @@ LIBRARY_FLAGS = (
 )  # fmt: skip
 """The environment variables that are on record: they choose how libraries compute, and hold no secrets."""
 _BUNDLE = re.compile(r"([0-9a-f]{12})?")
-_START: dict[str, Any] = {
-    "attempt": str, "generation": int, "tier": str, "started": (int, float), "from_step": int, "last_step": int,
-    "bundle": str, "argv": list, "settings": dict, "code": str, "world_size": int, "shares": list, "hosts": dict,
-    "data": dict,
-}  # fmt: skip
-
 # A start knows them only some time after it has begun.
 _LATE = ("bundle", "data")
 
 Start = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """The values that every start has."""
+
+    attempt: str
+    generation: int
+    tier: str
+    started: float
+    from_step: int
+    last_step: int
+    bundle: str
+    argv: tuple[str, ...]
+    settings: dict[str, Any]
+    code: str
+    world_size: int
+    shares: tuple[Any, ...]
+    hosts: dict[str, dict[str, Any]]
+    data: dict[str, Any]
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -69,8 +84,8 @@ def load(path: Path) -> dict[str, Any]:
 def parse(content: bytes) -> dict[str, Any]:
     """The manifest in `content`. Raises ValueError, which says what is wrong with it."""
     try:
-        manifest = json.loads(content)
-    except (ValueError, RecursionError):
+        manifest = typed.load(content)
+    except ValueError:
         raise ValueError(f"is no whole JSON ({len(content)} bytes): truncated, or edited") from None
     if not isinstance(manifest, dict) or "schema" not in manifest:
         raise ValueError("has no schema: an earlier version wrote it, or another program")
@@ -88,13 +103,8 @@ def parse(content: bytes) -> dict[str, Any]:
 
 def is_start(value: Any) -> bool:
     """Whether this is an entry of `starts`, as far as its shape goes."""
-    return (
-        isinstance(value, dict)
-        and all(isinstance(value.get(name), kind) for name, kind in _START.items())
-        and all(isinstance(host, dict) for host in value["hosts"].values())
-        and all(isinstance(word, str) for word in value["argv"])
-        and _BUNDLE.fullmatch(value["bundle"]) is not None
-    )
+    entry = typed.convert(_Entry, value)
+    return entry is not None and _BUNDLE.fullmatch(entry.bundle) is not None
 
 
 def library_flags(facts: Mapping[str, Any]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from train.base import typed
 from train.base.files import read_file
 
 _LARGEST_RECORD = 64 << 20
@@ -47,11 +48,7 @@ class Saved(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Saved | None:
         """Read what json.dumps() of another host has made; None for anything else."""
-        with contextlib.suppress(ValueError, TypeError, RecursionError):
-            path, step, mark = json.loads(text)
-            if isinstance(path, str) and type(step) is int and isinstance(mark, str):
-                return cls(path, step, mark)
-        return None
+        return typed.parse(cls, text)
 
 
 def patterns(program: Sequence[str], bundle: Path, directory: Path) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """`python -m train doctor CHECKPOINT_DIR`: which rank is missing, where each stands, and the network.
 
 Owns the page that is printed and the exit code: 0 all is well or has ended well, 1 something is
-wrong, 2 there is nothing to look at. Changes nothing anywhere. What it reads was written by others
-and is shown with its control characters spelled out.
+wrong, 2 there is nothing to look at. Changes nothing anywhere. Spells out the control characters of what it
+shows, because a path or the text of an exception may have some.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(as_json(page), indent=1, ensure_ascii=True))
     else:
         width = shutil.get_terminal_size((100, 24)).columns
-        print("\n".join(as_text(page, max(60, width))))
+        print("\n".join(plain(line, len(line)) for line in as_text(page, max(60, width))))
     return EXIT_WRONG if page.wrong else EXIT_WELL
 
 
@@ -127,7 +127,7 @@ def look(directory: Path) -> Page:
     beats = [p.beat for p in found.members if p.beat is not None]
     page = Page(
         directory,
-        dict(_statuses(places)),
+        {name: status for name, place in places.items() if (status := read_status(place))},
         found,
         network=[],
         newest=_newest_checkpoint(directory),
@@ -156,15 +156,13 @@ def _newest_checkpoint(directory: Path) -> int | None:
 
 def _pace(directory: Path) -> str:
     """What the newest times of the ranks say: one that the others wait for, or all that wait for the network."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         with open_file(directory / "metrics.jsonl") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             lines = [line for line in file.read().splitlines() if b'"kind": "ranks"' in line]
         row = json.loads(lines[-1]) if lines else {}
         if slow := row.get("slow"):
-            return (
-                f"The others wait {slow['cost']:.0%} of each step for {plain(str(slow['name']))}."
-            )
+            return f"The others wait {slow['cost']:.0%} of each step for {slow['name']}."
         if row and (part := min(row["waiting"]) / row["seconds"]) > _MUCH:
             return (
                 f"Every rank waits {part:.0%} of each step for the exchange with the others: the network is the limit "
@@ -208,20 +206,12 @@ def _unreadable(directory: Path, places: Mapping[str, Path]) -> Iterator[str]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            yield plain(f"{path.relative_to(directory)}: {error.strerror}")
-
-
-def _statuses(places: Mapping[str, Path]) -> Iterator[tuple[str, Status]]:
-    for name, place in places.items():
-        status = read_status(place)
-        if status is not None:
-            texts = plain(status.attempt, 40), plain(status.reason, 1000)
-            yield plain(name, 80), replace(status, attempt=texts[0], reason=texts[1])
+            yield f"{path.relative_to(directory)}: {error.strerror}"
 
 
 def as_text(page: Page, width: int = 100) -> list[str]:
     """The page for people."""
-    lines = [f"{plain(str(page.directory), 2000)}, seen from {socket.gethostname()}"]
+    lines = [f"{page.directory}, seen from {socket.gethostname()}"]
     for name, status in page.statuses.items():
         whose = f"status of {name}" if name else "status"
         lines.append(f"{whose}: {_how(status, page.newest, name)}")
@@ -231,7 +221,7 @@ def as_text(page: Page, width: int = 100) -> list[str]:
     lines += ["", *_verdict(page)]
     if page.refused:
         found = page.preflight.findings
-        lines += [f"  {f['code']}  {f['host']}: {f['cause']}; {f['remedy']}" for f in found]
+        lines += [f"  {f.code}  {f.host}: {f.cause}; {f.remedy}" for f in found]
     if page.over is None:
         lines += _stacks(page.found)
         if page.network:
@@ -283,7 +273,7 @@ def _without_heartbeats(page: Page) -> str:
             scheduled = Scheduled.parse(holder.scheduler)
             which = f"{scheduled.name}, " if scheduled else ""
             return (
-                f"The job is alive ({which}process {holder.launcher[0]} on {_host_of(holder)}), but nothing "
+                f"The job is alive ({which}process {holder.launcher[0]} on {holder.host}), but nothing "
                 "of it has a heartbeat here: a command (train.command) never has one, and other jobs have "
                 "none while they start."
             )
@@ -295,13 +285,9 @@ def _without_heartbeats(page: Page) -> str:
         ask = next((f", or by '{job.ask}'" for job in jobs if job and job.ask), "")
         return (
             "No process of this job has a heartbeat here; whether it is alive can be seen on "
-            f"{', '.join(sorted(set(map(_host_of, away))))}{ask}."
+            f"{', '.join(sorted({holder.host for holder in away}))}{ask}."
         )
     return "No process of this job has a heartbeat here: it has not begun, or has ended."
-
-
-def _host_of(holder: Holder) -> str:
-    return plain(str(holder.host), 80)
 
 
 def _going(members: Sequence[RankState]) -> list[str]:
@@ -360,7 +346,9 @@ def as_json(page: Page) -> dict[str, Any]:
         "wrong": page.wrong,
         "status": {name: vars(status) for name, status in page.statuses.items()},
         "newest_checkpoint": page.newest,
-        "preflight": None if check.ok is None else {"ok": check.ok, "findings": check.findings},
+        "preflight": None
+        if check.ok is None
+        else {"ok": check.ok, "findings": list(map(vars, check.findings))},
         "unreadable": list(page.unreadable),
         "verdict": _verdict(page),
         "blamed": list(page.found.blamed),

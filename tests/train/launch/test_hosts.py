@@ -24,13 +24,13 @@ from train.launch.supervisor import NotBegunError, Supervisor
 from train.launch.tier import Membership, Tier
 from train.launch.words import Command, workers
 
-HOSTS = [
+HOSTS = (
     HostEntry("desk", "10.0.0.1", 2),
     HostEntry("laptop", "10.0.0.2", 1),
     HostEntry("tower", "tower.lan", 4),
-]
+)
 NOTHING = Command((), (), (), ())
-LISTED = Listed(HOSTS, least=3)
+LISTED = Listed(HOSTS)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_ranks_follow_the_list_with_the_head_first(head: str, only: str, order: 
 def test_an_elastic_job_begins_with_fewer_hosts(
     least: int, only: str, expected: tuple[int, int]
 ) -> None:
-    member = membership(Listed(HOSTS, least), "desk", only=only)
+    member = membership(Listed(HOSTS, (least, 3)), "desk", only=only)
     assert (member.least, member.nodes) == expected
 
 
@@ -90,7 +90,7 @@ def test_what_would_give_two_hosts_one_rank_is_refused(head: str, only: str, sai
 
 
 def test_many_others_are_counted_and_not_all_named() -> None:
-    many = Listed([HostEntry(f"n{i}", f"n{i}", 1) for i in range(100)], 100)
+    many = Listed(tuple(HostEntry(f"n{i}", f"n{i}", 1) for i in range(100)))
     assert membership(many, "n0").others == "n1, n2, n3, n4, n5, n6, n7, n8 and 91 more"
 
 
@@ -118,7 +118,7 @@ def test_the_list_is_read_as_ddpgen_writes_it(tmp_path: Path) -> None:
     path = tmp_path / "hosts.json"
     hosts = [{**vars(host), "ssh": "x", "dir": "~", "script": "y"} for host in HOSTS]
     path.write_text(json.dumps({"elastic": [2, 3], "hosts": hosts}))
-    assert read(path) == Listed(HOSTS, 2)
+    assert read(path) == Listed(HOSTS, (2, 3))
     path.write_text(json.dumps({"elastic": None, "hosts": hosts}))
     assert read(path) == LISTED
 

@@ -12,8 +12,8 @@ import secrets
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
+from train.base import typed
 from train.base.console import say
 from train.base.errors import TrainError
 from train.checkpoint.store.places import Store, StoreError, why
@@ -69,25 +69,11 @@ def read_owner(store: Store) -> Owner | None:
             content = store.read(OWNER)
         except FileNotFoundError:
             return None
-        owner = _parse(content)
+        owner = typed.parse(Owner, content)
         if owner is not None:
             return owner
         time.sleep(_LOOKS_APART_S)
     return None
-
-
-def _parse(content: bytes) -> Owner | None:
-    try:
-        found: dict[str, Any] = json.loads(content)
-        owner = Owner(
-            **{
-                name: type(default)(found[name])
-                for name, default in asdict(Owner("", "", "")).items()
-            }
-        )
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return owner
 
 
 class Ownership:
@@ -260,12 +246,7 @@ class Ownership:
 
 def _name(owner: Owner) -> str:
     job = owner.job.removesuffix(f" {owner.attempt}")
-    attempt, job, host = (_plain(text) for text in (owner.attempt, job, owner.host))
-    return f"job {job} on {host} (attempt {attempt})"
-
-
-def _plain(text: str) -> str:
-    return "".join(c for c in text if c.isprintable())[:80]
+    return f"job {job} on {owner.host} (attempt {owner.attempt})"
 
 
 def _whole(content: bytes) -> bool:

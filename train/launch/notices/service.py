@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+from train.base import typed
 
 OK, UNAUTHORIZED, NOT_FOUND = 200, 401, 404
 _SERVER_ERROR = 500
@@ -49,11 +50,8 @@ class Answer:
 
     def mapping(self) -> dict[str, Any]:
         """The JSON object in it. Raises ServiceError when it is none."""
-        try:
-            value = json.loads(self.text)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
+        value = typed.parse(dict, self.text)
+        if value is None:
             raise ServiceError("an answer that makes no sense")
         return value
 

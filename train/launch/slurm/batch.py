@@ -445,7 +445,7 @@ class Slurm:
             if self._begun:
                 *before, last = self._begun
                 mine = last.requeue_count == self._requeue_count
-                self._keep_starts([*before, replace(last, ended=meant.counter) if mine else last])
+                self._keep_starts([*before, last._replace(ended=meant.counter) if mine else last])
         # The last act: Slurm kills everything of the job at once, this process too.
         for _ in range(_REQUEUES):
             refused = self._controller.requeue()

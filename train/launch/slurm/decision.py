@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from train.base.errors import EXIT_FAILED, EXIT_STOPPED, EXIT_UNAVAILABLE, EXIT_USAGE
 from train.launch.decision import GO_ON
@@ -22,8 +23,7 @@ _KILLED, _LAST_SIGNAL = 128 + 9, 128 + 64
 _AWAY = re.compile(r"contact slurm controller|timed out|Zero Bytes|Communication", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Begun:
+class Begun(NamedTuple):
     """A start that had its processes started. `step`: the newest checkpoint then; `ended`: by what, "" while
     that is not known."""
 

@@ -13,9 +13,10 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from train.base import typed
 from train.base.console import say
 from train.base.errors import EXIT_STOPPED, EXIT_UNAVAILABLE, Refusal
 from train.base.files import locked, read_file, replace_file
@@ -32,6 +33,16 @@ FAILED = "slurm-failed"
 _SNAPSHOT = "slurm-bundle-"
 # Nothing is removed, or taken for a copy of the bundle, without this file in it.
 _MARK = ".ddpgen-snapshot"
+
+
+@dataclass(frozen=True)
+class Starts:
+    """The content of `slurm-starts`: the starts of `job`, and the number of requeues and restarts that it may have."""
+
+    job: str
+    requeues: int
+    restarts: int
+    starts: tuple[Begun, ...]
 
 
 @dataclass(frozen=True)
@@ -135,20 +146,12 @@ class Directory:
 
     def starts(self) -> list[Begun]:
         """Those of this job that are on file, the first one first."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            data = json.loads(read_file(self.path / "slurm-starts"))
-            if data["job"] == self.number:
-                return [Begun(int(n), int(step), str(ended)) for n, step, ended in data["starts"]]
-        return []
+        kept = typed.read(Starts, self.path / "slurm-starts")
+        return list(kept.starts) if kept is not None and kept.job == self.number else []
 
     def keep_starts(self, starts: Sequence[Begun], requeues: int, restarts: int) -> None:
         """Put them on file, with how many there may be. It is no reason to fail if that does not work."""
-        content = {
-            "job": self.number,
-            "requeues": requeues,
-            "restarts": restarts,
-            "starts": [[start.requeue_count, start.step, start.ended] for start in starts],
-        }
+        content = asdict(Starts(self.number, requeues, restarts, tuple(starts)))
         with contextlib.suppress(OSError):
             replace_file(self.path / "slurm-starts", json.dumps(content).encode() + b"\n")
 

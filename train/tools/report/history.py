@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.base.files import open_text, read_file
+from train.base import typed
+from train.base.files import open_text
 from train.run.layout import step_directory, steps_on_disk
 from train.run.provenance import MANIFEST, MOST_BYTES
 from train.run.status import Status, read_status
@@ -128,7 +129,8 @@ def load(directory: Path) -> History:
         rows = list(read(lines))
     newest = max(steps_on_disk(directory), default=None)
     checkpoint = "" if newest is None else f"{step_directory(directory, newest).name}/model.pt"
-    return history(rows, directory, read_status(directory), _json(directory / MANIFEST), checkpoint)
+    manifest = typed.read(dict, directory / MANIFEST, MOST_BYTES) or {}
+    return history(rows, directory, read_status(directory), manifest, checkpoint)
 
 
 def read(lines: Iterable[str]) -> Iterator[Row]:
@@ -136,7 +138,7 @@ def read(lines: Iterable[str]) -> Iterator[Row]:
     for line in lines:
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             continue
         if (
             isinstance(row, dict)
@@ -254,11 +256,3 @@ def _number(row: Row, name: str) -> float:
 def _whole(row: Row, name: str) -> int:
     value = row.get(name)
     return value if type(value) is int else 0
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(read_file(path, MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

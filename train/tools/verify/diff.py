@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from train.base import typed
 from train.base.console import plain
 from train.base.errors import EXIT_USAGE, TrainError
 from train.base.files import open_file, read_file, sha256_of
@@ -286,9 +287,9 @@ def _as_written(model: Path) -> bool:
 
 def _marker(place: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(read_file(place / MARKER, _MARKER_BYTES))
+        found = typed.parse(dict, read_file(place / MARKER, _MARKER_BYTES))
     except OSError as error:
         raise TrainError(f"{place / MARKER} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise TrainError(f"{place / MARKER} is damaged: it is no whole JSON") from None
-    return found if isinstance(found, dict) else {}
+    if found is None:
+        raise TrainError(f"{place / MARKER} is damaged: it is no whole JSON")
+    return found

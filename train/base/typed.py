@@ -1,0 +1,77 @@
+"""The reader of JSON that one of our programs has written from a frozen dataclass or a NamedTuple.
+
+Owns the check of every value by the declared type of its field. A dataclass is an object in JSON, as `asdict` makes it.
+A NamedTuple is a list. Knows no file by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from train.base.files import MOST_BYTES, read_file
+
+T = TypeVar("T")
+_hints = functools.cache(get_type_hints)
+
+
+def load(content: str | bytes) -> Any:
+    """The value that is in this JSON, which may be a stranger's. Raises ValueError for anything else."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read(kind: type[T], path: Path, most: int = MOST_BYTES) -> T | None:
+    """The `kind` in this file of at most `most` bytes; None if the file cannot be read or holds anything else."""
+    try:
+        return parse(kind, read_file(path, most))
+    except OSError:
+        return None
+
+
+def parse(kind: type[T], content: str | bytes) -> T | None:
+    """The `kind` in this JSON; None if it holds anything else."""
+    try:
+        return convert(kind, load(content))
+    except ValueError:
+        return None
+
+
+def convert(kind: type[T], value: Any) -> T | None:
+    """`value`, as JSON has it, as a `kind`; None if it does not fit. Names that no field has are passed over."""
+    try:
+        made: T = _made(kind, value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return made
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """Raises ValueError, TypeError (a field is missing) or OverflowError if the value does not fit."""
+    if kind is Any or type(value) is kind:
+        return value
+    origin, parts = get_origin(kind), get_args(kind)
+    if type(None) in parts:  # Optional
+        return None if value is None else _made(parts[0], value)
+    if origin is tuple and type(value) is list:
+        return _items(parts[:1] * len(value) if parts[-1] is Ellipsis else parts, value)
+    if origin is dict and type(value) is dict:
+        return {name: _made(parts[1], each) for name, each in value.items()}
+    if hasattr(kind, "__dataclass_fields__") and type(value) is dict:
+        hints = _hints(kind).items()
+        return kind(**{name: _made(hint, value[name]) for name, hint in hints if name in value})
+    if hasattr(kind, "_fields") and type(value) is list:
+        return kind(*_items(tuple(_hints(kind).values())[: len(value)], value))
+    if kind is float and type(value) is int:
+        return float(value)
+    raise ValueError(f"no {kind}")
+
+
+def _items(kinds: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
+    if len(kinds) != len(values):
+        raise ValueError(f"not {len(kinds)} values")
+    return tuple(map(_made, kinds, values))
