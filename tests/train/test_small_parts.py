@@ -127,7 +127,7 @@ def test_status_is_one_line_that_a_shell_can_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "running", "what abc 3", "done abc x", "done a \u00b2", "done a \u0663", f"done a {'9' * 5000}", "done a -1"],
+    ["", "running", "what abc 3", "done abc x", "done a \u00b2", "done a \u0663", "done a -1"],
 )  # fmt: skip
 def test_a_status_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "status").write_text(text, "utf-8")

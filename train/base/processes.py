@@ -43,7 +43,7 @@ def process_state(pid: int, started: int) -> str:
             os.kill(pid, 0)
         except ProcessLookupError:
             return ""
-        except (OSError, OverflowError):
+        except OSError:
             return "?"
         return "?"
     try:

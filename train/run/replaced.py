@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from train.base.console import plain, say
+from train.base.console import say
 from train.base.errors import TrainError, exit_at_once
 from train.base.scheduler import VARIABLE, Scheduled
 from train.health import heartbeats
@@ -62,7 +62,7 @@ class Replacement:
         assert later is not None
         self._why = (
             f"a later start of {self._mine.name} has taken over (restart {later.restarts}, on "
-            f"{plain(str(holder.host), 80)}); this one (restart {self._mine.restarts}) stops "
+            f"{holder.host}); this one (restart {self._mine.restarts}) stops "
             "writing and ends"
         )
         return True

@@ -16,7 +16,6 @@ from train.base.files import read_file, replace_file
 
 WORDS = ("running", "done", "stopped", "failed")
 _MOST_REASON = 10_000
-_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -93,4 +92,4 @@ def read_status(directory: Path) -> Status | None:
 
 
 def _is_step(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return text.isascii() and text.isdecimal()
