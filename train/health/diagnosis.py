@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from train.health.heartbeats import Beat, Heard
+from train.health.heartbeats import Beat, Heard, World
 from train.health.phase import BACKWARD, DATA, EXCHANGE, FORWARD, SCRIPT, TRAINING
 
 # A heartbeat may be late: a loaded machine, a long call into native code, two reads in between.
@@ -60,31 +60,27 @@ class Diagnosis:
 
 
 def examine(
-    heard: Sequence[Heard],
-    states: Mapping[int, str],
-    cut_off: bool = False,
-    delay: float = 0.0,
-    homes: Mapping[int, str] | None = None,
-    partial: bool = False,
+    world: World, states: Mapping[int, str], homes: Mapping[int, str] | None = None
 ) -> Diagnosis:
-    """Judge a world by its heartbeats; `partial`: these ranks only, the others cannot be known here.
+    """Judge a world by its heartbeats; of one that is not complete, the ranks that have some.
 
-    `states`: of the processes of ranks on this machine. `cut_off`: this host hears nothing of the others
-    any more, so that their silence says nothing. `delay`: seconds by which the heartbeats may be late.
-    `homes`: on which host a rank without a heartbeat should be.
+    `states`: of the processes of ranks on this machine. `homes`: on which host a rank without a heartbeat should be.
     """
+    heard, homes = world.heard, homes or {}
     if not heard:
         return Diagnosis((), (), False)
     known = {each.beat.rank: each for each in heard}
     size = max(each.beat.world_size for each in heard)
     age = max(each.beat.time - each.beat.born + each.age for each in heard)
-    unheard = UNKNOWN if cut_off else TO_COME if age < COMING_S + delay else SILENT
+    unheard = UNKNOWN if world.cut_off else TO_COME if age < COMING_S + world.delay else SILENT
     members = [
-        _examine_rank(known[rank], states.get(rank), cut_off, delay)
+        _examine_rank(known[rank], states.get(rank), world.cut_off, world.delay)
         if rank in known
         else RankState(rank, unheard)
-        for rank in (sorted(known) if partial else range(size))
+        for rank in (range(size) if world.complete else known)
     ]
+    if not world.complete and any(each.beat.misses_rank_0 for each in heard):
+        members.insert(0, RankState(0, UNKNOWN))
     culprits = [p for p in members if p.condition in _LOST and not (p.beat and p.beat.waited)]
     at_work = [p for p in members if p.condition == GOES_ON and not _beat(p).waits]
     ended = [p for p in members if p.condition == ENDED]
@@ -93,9 +89,13 @@ def examine(
         members = [_waiting_at_once(p) for p in members]
     if culprits:
         waiting = [p for p in members if p.condition == WAITS]
-        sentences = [*_lost(culprits, members, homes or {}), *_who_waits(waiting)]
+        sentences = [*_lost(culprits, members, homes), *_who_waits(waiting)]
         return Diagnosis(tuple(members), tuple(sentences), True, _numbers(culprits))
-    sentences, wrong, blamed = _none_lost(members, standing)
+    cause = "each for the others: look at the network between them"
+    if not world.complete:
+        where = f", {homes[0]}" if 0 in homes else ""
+        cause = f"for ranks of other hosts: ask the doctor on the host of rank 0{where}"
+    sentences, wrong, blamed = _none_lost(members, standing, cause)
     return Diagnosis(tuple(members), tuple(sentences), wrong, _numbers(blamed))
 
 
@@ -199,9 +199,9 @@ def _how(member: RankState, beat: Beat) -> str:
 
 
 def _none_lost(
-    members: Sequence[RankState], standing: Sequence[RankState]
+    members: Sequence[RankState], standing: Sequence[RankState], cause: str
 ) -> tuple[list[str], bool, Sequence[RankState]]:
-    """The sentences, whether anything is wrong, and which ranks are to blame."""
+    """The sentences, whether anything is wrong, and which ranks are to blame. `cause`: of a wait of all."""
     unknown = [p for p in members if p.condition == UNKNOWN]
     if unknown:
         return (
@@ -221,8 +221,7 @@ def _none_lost(
     if waiting and len(waiting) == len(present):
         steps = {_beat(p).step for p in waiting}
         behind = [p for p in waiting if len(steps) > 1 and _beat(p).step == min(steps)]
-        network = "each for the others: look at the network between them"
-        return [f"{who_waits[0]}, {network}"], True, behind
+        return [f"{who_waits[0]}, {cause}"], True, behind
     return who_waits, timed_out, ()
 
 

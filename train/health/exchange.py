@@ -2,9 +2,9 @@
 
 Owns a connection of its own and the thread that uses it: a store that does not answer blocks nobody else.
 
-Every rank puts its heartbeat there, and one process of each host reads all of them. Where that would be
-too much for one store, rank 0 alone reads: the traffic then grows with the ranks and not with ranks
-times hosts.
+Every rank puts its heartbeat there, and one process of each host reads all of them. If that would be
+too much for one store, the other hosts read rank 0's only. The traffic then grows with the ranks, not with ranks times
+hosts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from train.base import typed
-from train.health.heartbeats import Beat, Heard, HostView
+from train.health.heartbeats import Beat, Heard, Received
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -36,7 +36,7 @@ _TICK_S = 0.3
 class Exchange:
     """The heartbeats of all hosts, as one process of this host has them from the store; see the module.
 
-    `reads`: whether this process may read them.
+    `reads_all`: whether this process may read more than rank 0's.
     """
 
     def __init__(self, store: Store, own: Beat) -> None:
@@ -45,7 +45,7 @@ class Exchange:
         hosts = max(1.0, size / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
         everything = hosts * size * _BEAT_BYTES
         is_large = everything > _LISTEN_S * _BYTES_A_SECOND
-        self.reads = own.rank == 0 or not is_large
+        self.reads_all = own.rank == 0 or not is_large
         moved = 2 * size * _BEAT_BYTES if is_large else everything
         self.every = min(_SLOWEST_S, max(_LISTEN_S, moved / _BYTES_A_SECOND))
         self._latest: Beat | None = None
@@ -65,22 +65,27 @@ class Exchange:
             self._latest = beat
             self._wake.notify_all()
 
-    def heard(self) -> HostView:
+    def received(self) -> Received:
         now = time.monotonic()
         with self._wake:
             beats = [Heard(beat, now - since) for beat, since in self._beats.values()]
             unanswered_s = now - self._answered
-        return HostView(
-            host=self._own.host,
-            machine=self._own.machine,
-            at=time.time(),
-            monotonic=now,
+        return Received(
+            time=time.time(),
             every=self.every,
             unanswered_s=round(unanswered_s, 1),
             heard=tuple(beats),
-            partial=not self.reads,
             world=self._own.world,
         )
+
+    @property
+    def misses_rank_0(self) -> bool:
+        """True if this process, the first of its host, has heard nothing new of rank 0 for too long."""
+        with self._wake:
+            held = self._beats.get(0)
+        if held is None or self._own.local_rank != 0:
+            return False
+        return time.monotonic() - held[1] > 4 * self._own.every + 3 * self.every + 6.0
 
     def fresh(self, timeout_s: float) -> None:
         """Ask once a second for `timeout_s`: a rank whose heartbeat does not change meanwhile is silent."""
@@ -107,7 +112,7 @@ class Exchange:
                 if beat is not None:
                     self._put(beat)
                 is_due = time.monotonic() - read >= (_HURRY_S if hurry else self.every)
-                if self.reads and is_due and (hurry or self._own.local_rank == 0):
+                if is_due and (hurry or self._own.local_rank == 0):
                     read = time.monotonic()
                     self._read()
         except RuntimeError:
@@ -120,7 +125,7 @@ class Exchange:
 
     def _read(self) -> None:
         # A store that is asked for what nobody has put there yet waits.
-        ranks = range(self._own.world_size)
+        ranks = range(self._own.world_size if self.reads_all else 1)
         known = [r for r in ranks if r in self._beats or self._store.check([self._key(r)])]
         texts: list[Any] = self._store.multi_get([self._key(r) for r in known]) if known else []
         for rank, text in zip(known, texts):

@@ -14,30 +14,22 @@ from typing import Optional
 from train.base import processes, typed
 from train.health import heartbeats
 from train.health.diagnosis import Diagnosis, examine
-from train.health.heartbeats import HostView
-
-MOST_BYTES = 64 << 20
+from train.health.heartbeats import Received
 
 
-def diagnose(directory: Path, host_view: HostView | None = None) -> Diagnosis:
+def diagnose(directory: Path, received: Received | None = None) -> Diagnosis:
     """Judge the world whose heartbeats are in this checkpoint directory, as seen from here now.
 
-    `host_view`: what this process has received itself, where that is newer than what is on file.
+    `received`: by this process, instead of what rank 0 has left on file.
     """
-    heard, on_file = heartbeats.gather(directory)
-    if host_view is not None:
-        heard = heartbeats.newest_world([*heard, *host_view.heard])
+    world = heartbeats.gather(directory, received)
     here = processes.machine()
     states = {
         each.beat.rank: processes.process_state(each.beat.pid, each.beat.started)
-        for each in heard
+        for each in world.heard
         if each.beat.machine == here
     }
-    homes = read_preflight(directory).homes
-    view = host_view or on_file
-    if view is None:
-        return examine(heard, states, homes=homes)
-    return examine(heard, states, view.is_cut_off, 2 * view.every, homes, view.partial)
+    return examine(world, states, read_preflight(directory).homes)
 
 
 def addresses(found: Diagnosis, own: str, check: Preflight | None = None) -> dict[str, str]:
@@ -104,4 +96,4 @@ class Preflight:
 
 def read_preflight(directory: Path) -> Preflight:
     """The preflight of the last launch."""
-    return typed.read(Preflight, directory / "preflight.json", MOST_BYTES) or Preflight()
+    return typed.read(Preflight, directory / "preflight.json", heartbeats.MOST_BYTES) or Preflight()
