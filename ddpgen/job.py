@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpgen import __version__
 from ddpgen.adopt import program
@@ -17,18 +16,15 @@ from ddpgen.bundle import code, lock, source
 from ddpgen.driver.wording import some
 from ddpgen.errors import (
     Finding,
-    Position,
     SpecInvalidError,
     SpecUnreadableError,
     TargetUnavailableError,
 )
 from ddpgen.spec import yamltree
-from ddpgen.spec.fields import Group, Groups, Kind, Nodes, Refused, did_you_mean, show
-from ddpgen.spec.plain import plain
+from ddpgen.spec.fields import Refused, did_you_mean, show
+from ddpgen.spec.groups import Group
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.rules import Conflict
-from ddpgen.spec.times import Every, Span, StepSpan
-from ddpgen.spec.yamltree import Scalar
 from ddpgen.tiers import command
 from ddpgen.tiers.registry import FIRST, MODELS, TIERS, read
 
@@ -183,7 +179,7 @@ def write_bundle(
         "name": jobs[0].name,
         "schema": write.SCHEMA,
         "source": source.describe(home, [path for job in jobs for path in job.code], sources),
-        "spec": {tier: plain(readings[tier].job) for tier in tiers},
+        "spec": {tier: Group(MODELS[tier]).dump(readings[tier].job) for tier in tiers},
         "targets": list(tiers),
     }
     return Rendered(rendered, write.write(directory, items, facts, how.force), warnings)
@@ -250,26 +246,6 @@ def of_bundle(bundle: Path) -> dict[str, JobSpec]:
 
     specs = write.read(bundle)["spec"]
     try:
-        return {tier: _revived(MODELS[tier], spec) for tier, spec in specs.items()}
+        return {tier: Group(MODELS[tier]).load(spec) for tier, spec in specs.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, Refused):
         raise write.unreadable(bundle) from None
-
-
-def _revived(model: Any, values: Mapping[str, Any]) -> Any:
-    """Return the instance of `model` from which plain() made these values."""
-    given = {each.name: _value(each.metadata["kind"], values[each.name]) for each in fields(model)}
-    return model(**given)
-
-
-def _value(kind: Kind, value: Any) -> Any:
-    if value is None:
-        return None
-    if isinstance(kind, Group):
-        return _revived(kind.model, value)
-    if isinstance(kind, Groups):
-        return tuple(_revived(kind.group.model, each) for each in value)
-    if isinstance(kind, (Every, Nodes)):
-        return kind.read(Scalar(Position(), (), str(value), "", quoted=False))
-    if isinstance(kind, StepSpan):
-        return Span(*value)
-    return tuple(value) if isinstance(value, list) else value

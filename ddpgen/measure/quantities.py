@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import re
 
-from ddpgen.errors import Position
 from ddpgen.measure.cost import Link
 from ddpgen.spec.fields import Refused, decimal, show
 from ddpgen.spec.times import Duration
-from ddpgen.spec.yamltree import Scalar
 
 # Line rates. NVLink is an H100's, with 450 GB/s in each direction (NVIDIA H100 Tensor Core GPU data sheet).
 LINKS = (
@@ -51,7 +49,7 @@ def many(text: str) -> int:
 
 def seconds(text: str) -> float:
     """Return the seconds of a duration with its unit, in the form of a spec. Raise Refused."""
-    return Duration().read(Scalar(Position(), (), text, "str", True))
+    return float(Duration().parse_text(text))
 
 
 def step_time(text: str) -> tuple[str, float]:

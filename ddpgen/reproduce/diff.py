@@ -18,9 +18,10 @@ from ddpgen import job
 from ddpgen.bundle import write
 from ddpgen.driver.wording import some
 from ddpgen.errors import SpecUnreadableError
-from ddpgen.spec.plain import plain
+from ddpgen.spec.groups import Group
 from ddpgen.spec.reader import Reading
 from ddpgen.spec.yamltree import Listing, Node, Table, dotted
+from ddpgen.tiers.registry import MODELS
 
 BUNDLE, RUN = "bundle", "run"
 MOST_LINES = 200  # of each kind of files
@@ -69,7 +70,7 @@ def specs(a: str, b: str) -> Found:
     both = [tier for tier in left if tier in right]
     fields = []
     for tier in both:
-        was, now = plain(left[tier].job), plain(right[tier].job)
+        was, now = (Group(MODELS[tier]).dump(side[tier].job) for side in (left, right))
         for path, *values in _differing(was, now):
             places = (_place(side[tier], path) for side in (left, right))
             fields.append(Field((tier,), dotted(path), *values, *places))

@@ -1,7 +1,7 @@
-"""The kinds of value a spec has: how each is read from its text, and why it may be refused.
+"""The kinds of value that a spec writes as one scalar, and the interface of all kinds.
 
-Owns ranges and the traps of YAML 1.1 (`yes`, `2:00`, `010`, `1e-3`); what has a unit is in times.py. Knows neither
-the names of fields nor where they stand; pure.
+Owns ranges and the traps of YAML 1.1 (`yes`, `2:00`, `010`, `1e-3`); values with a unit are in times.py, lists and
+mappings in groups.py. Knows neither the names of fields nor where they stand; pure.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import field
-from typing import Any
+from dataclasses import Field, field
+from typing import TYPE_CHECKING, Any
 
-from ddpgen.spec.yamltree import Scalar
+from ddpgen.errors import Position
+from ddpgen.spec.yamltree import Listing, Node, Scalar, Table, is_null
+
+if TYPE_CHECKING:
+    from ddpgen.spec.groups import Walk
 
 REQUIRED = object()
 LARGEST = 2**63 - 1
@@ -38,24 +42,74 @@ def setting(kind: Kind, default: Any = REQUIRED) -> Any:
     return field(default=default, metadata=metadata)
 
 
-class Kind:
-    """What a field may hold. Subclasses of Leaf read one scalar; the reader walks the others.
+# The JSON Schema of a field, by its declaration and its path in the spec: targets.hosts.hosts[].nic.
+OfField = Callable[[Field[Any], str], dict[str, Any]]
 
-    `wants`: what to write, for people. `sample`: stands in for a value that was refused.
+
+class Kind:
+    """The values that a field may hold, and what is done with them.
+
+    `wants`: what to write, for people. `sample`: stands in for a value that was refused. `inner`: the kinds of the
+    fields below, by name.
     """
 
     wants = "a value"
     sample: Any = None
+    inner: Mapping[str, Kind] = {}
+
+    def read(self, node: Node, path: tuple[str, ...], walk: Walk) -> Any:
+        """The value of `node`. Raises Refused for a node of another kind, and tells `walk` what is wrong below it."""
+        raise NotImplementedError
+
+    def misfit(self, node: Node) -> Refused:
+        """The refusal of a node of another shape than the kind has."""
+        return Refused(f"is {describe(node)}", f"write {self.wants}")
+
+    def spelled_out(self, node: Node) -> Node:
+        """A value that stands for a mapping, as that mapping; any other node as it is."""
+        return node
+
+    def stand_in(self, path: tuple[str, ...], walk: Walk) -> Any:
+        """The value for a field that is missing or refused, so that the walk can go on."""
+        return self.sample
+
+    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
+        """The kind for editors, as JSON Schema."""
+        raise NotImplementedError
+
+    def dump(self, value: Any) -> Any:
+        """The value as bundle.json has it."""
+        return value
+
+    def load(self, held: Any) -> Any:
+        """The value that dump() made `held` of. Wrong values raise Refused, ValueError, KeyError or TypeError."""
+        return held
+
+    def written(self, value: Any) -> Any:
+        """The value as people write it in a spec."""
+        return self.dump(value)
 
 
 class Leaf(Kind):
-    """A kind that is written as one scalar. `schema`: the same for editors, as JSON Schema."""
+    """A kind that is written as one scalar. `form`: the scalar as JSON Schema."""
 
-    schema: Mapping[str, Any]
+    form: Mapping[str, Any]
 
-    def read(self, raw: Scalar) -> Any:
-        """The value; raises Refused."""
+    def parse(self, raw: Scalar) -> Any:
+        """The value of a scalar that is not null. Raises Refused."""
         raise NotImplementedError
+
+    def parse_text(self, text: str) -> Any:
+        """The value of a text that stands in no spec. Raises Refused."""
+        return self.parse(Scalar(Position(), (), text, "str", quoted=False))
+
+    def read(self, node: Node, path: tuple[str, ...], walk: Walk) -> Any:
+        if not isinstance(node, Scalar) or is_null(node) or node.tag == "alias":
+            raise self.misfit(node)
+        return self.parse(node)
+
+    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
+        return dict(self.form)
 
 
 class Text(Leaf):
@@ -65,11 +119,11 @@ class Text(Leaf):
 
     def __init__(self, pattern: str = "", wants: str = "a text"):
         self.pattern, self.wants = pattern, wants
-        self.schema = {"type": ["string", "number"], "minLength": 1}
+        self.form = {"type": ["string", "number"], "minLength": 1}
         if pattern:
-            self.schema["pattern"] = f"^({pattern})$".replace("\\0", "\\u0000")
+            self.form["pattern"] = f"^({pattern})$".replace("\\0", "\\u0000")
 
-    def read(self, raw: Scalar) -> str:
+    def parse(self, raw: Scalar) -> str:
         if raw.tag == "bool":
             said = f"YAML reads {raw.text} as {truth(raw.text)}, not as text"
             raise Refused(said, f'write "{raw.text}" in quotes')
@@ -83,8 +137,8 @@ class Text(Leaf):
 class Value(Text):
     """The value of an environment variable: any text, also none at all."""
 
-    def read(self, raw: Scalar) -> str:
-        return "" if raw.quoted and not raw.text else super().read(raw)
+    def parse(self, raw: Scalar) -> str:
+        return "" if raw.quoted and not raw.text else super().parse(raw)
 
 
 class Whole(Leaf):
@@ -95,13 +149,13 @@ class Whole(Leaf):
         self.wants = f"a whole number from {low}"
         if high != LARGEST:
             self.wants += f" to {high}"
-        self.schema: Mapping[str, Any] = {
+        self.form = {
             **_number_schema("integer"),
             "minimum": low,
             "maximum": high,
         }
 
-    def read(self, raw: Scalar) -> int:
+    def parse(self, raw: Scalar) -> int:
         refuse_non_number(raw, self.wants)
         if not re.fullmatch(r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+", raw.text, re.ASCII):
             raise Refused(f"{show(raw.text)} is not a whole number", f"write {self.wants}")
@@ -124,12 +178,12 @@ class Number(Leaf):
         if above is not None:
             self.wants += f" above {above:g}"
         bounds = {"minimum": low, "exclusiveMinimum": above}
-        self.schema = {
+        self.form = {
             **_number_schema("number"),
             **{k: v for k, v in bounds.items() if v is not None},
         }
 
-    def read(self, raw: Scalar) -> float:
+    def parse(self, raw: Scalar) -> float:
         refuse_non_number(raw, self.wants)
         value = decimal(raw.text)
         if value is None:
@@ -170,16 +224,22 @@ class Nodes(Whole):
         self.sample = NodeCount(1)
         self.wants += ", or a range like 2..4"
         span = {"type": "string", "pattern": "^[0-9]+\\s*[.][.]\\s*[0-9]+$"}
-        self.schema = {"anyOf": [self.schema, span]}
+        self.form = {"anyOf": [self.form, span]}
 
-    def read(self, raw: Scalar) -> NodeCount:
+    def parse(self, raw: Scalar) -> NodeCount:
         least, dots, most = raw.text.partition("..")
         if raw.quoted or not dots or len(raw.text) > LONGEST:
-            return NodeCount(super().read(raw))
-        ends = [super(Nodes, self).read(raw._replace(text=end.strip())) for end in (least, most)]
+            return NodeCount(super().parse(raw))
+        ends = [super(Nodes, self).parse(raw._replace(text=end.strip())) for end in (least, most)]
         if ends[0] >= ends[1]:
             raise Refused(f"{raw.text} is no range", "write the smaller number first, like 2..4")
         return NodeCount(ends[1], ends[0])
+
+    def dump(self, value: NodeCount) -> Any:
+        return str(value) if value.elastic else int(value)
+
+    def load(self, held: Any) -> Any:
+        return self.parse_text(str(held))
 
 
 class Choice(Leaf):
@@ -188,9 +248,9 @@ class Choice(Leaf):
     def __init__(self, *words: str):
         self.words, self.sample = words, words[0]
         self.wants = f"one of {', '.join(words)}"
-        self.schema = {"enum": list(words)}
+        self.form = {"enum": list(words)}
 
-    def read(self, raw: Scalar) -> str:
+    def parse(self, raw: Scalar) -> str:
         if raw.text in self.words:
             return raw.text
         raise Refused(f"{show(raw.text)} is not known", did_you_mean(raw.text, self.words))
@@ -202,59 +262,15 @@ class Flag(Leaf):
     sample = False
     wants = "true or false"
     # Editors read YAML 1.2, where `off` is a text.
-    schema: Mapping[str, Any] = {
+    form: Mapping[str, Any] = {
         "type": ["boolean", "string"],
         "pattern": "^([Yy]es|YES|[Nn]o|NO|[Oo]n|ON|[Oo]ff|OFF)$",
     }
 
-    def read(self, raw: Scalar) -> bool:
+    def parse(self, raw: Scalar) -> bool:
         if raw.tag != "bool" or raw.quoted:
             raise Refused(f"{show(raw.text)} is neither true nor false", "write true or false")
         return truth(raw.text) == "true"
-
-
-class Pairs(Kind):
-    """A mapping of free names to values; with `leaf` every value is one scalar."""
-
-    wants = "a mapping of names to values"
-
-    def __init__(self, names: str, names_want: str, leaf: Leaf | None = None):
-        self.names, self.names_want, self.leaf = names, names_want, leaf
-        self.sample: Mapping[str, Any] = {}
-
-
-class Arguments(Pairs):
-    """Arguments of a program: a mapping of names to values, or a list of `leaf`s as they are."""
-
-    def __init__(self, names: str, names_want: str, word: Text):
-        super().__init__(names, names_want)
-        self.word = word
-        self.wants += ", or a list of texts"
-
-
-class Texts(Kind):
-    """A text or a list of texts; kept as a tuple."""
-
-    def __init__(self, leaf: Leaf):
-        self.leaf, self.sample = leaf, ()
-        self.wants = f"{leaf.wants}, or a list of them"
-
-
-class Group(Kind):
-    """A mapping of known fields; `shorthand` names the one a bare scalar stands for."""
-
-    def __init__(self, model: Callable[..., Any], shorthand: str = ""):
-        self.model, self.shorthand = model, shorthand
-        self.wants = f"a mapping, or the {shorthand}" if shorthand else "a mapping"
-
-
-class Groups(Kind):
-    """A list of mappings of known fields; kept as a tuple."""
-
-    wants = "a list of mappings, each after a dash"
-
-    def __init__(self, group: Group):
-        self.group, self.sample = group, ()
 
 
 def _number_schema(kind: str) -> dict[str, Any]:
@@ -308,6 +324,17 @@ def show(text: str) -> str:
     """A value as it appears in a message: quoted, short, on one line."""
     short = text if len(text) <= 60 else text[:57] + "..."
     return f'"{short}"' if short.isprintable() else ascii(short)
+
+
+def describe(node: Node) -> str:
+    """A node that is no value of its field, for a message."""
+    if isinstance(node, Table):
+        return "a mapping"
+    if isinstance(node, Listing):
+        return "a list"
+    if is_null(node):
+        return "empty (null)"
+    return "an alias" if node.tag == "alias" else show(node.text)
 
 
 # What other tools call it, and no likeness would find.

@@ -13,21 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ddpgen.spec.fields import (
-    Arguments,
-    Choice,
-    Flag,
-    Group,
-    NodeCount,
-    Nodes,
-    Number,
-    Pairs,
-    Text,
-    Texts,
-    Value,
-    Whole,
-    setting,
-)
+from ddpgen.spec.fields import Choice, Flag, NodeCount, Nodes, Number, Text, Value, Whole, setting
+from ddpgen.spec.groups import Arguments, Group, Pairs, Texts
 from ddpgen.spec.times import Duration, Every, Period, Span, Steps, StepSpan
 
 if TYPE_CHECKING:

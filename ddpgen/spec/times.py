@@ -47,10 +47,13 @@ class Duration(Leaf):
 
     sample = 60.0
     wants = 'a time with its unit, like "90s", "10min" or "1h30min"'
-    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^{_TIME}$"}
+    form: Mapping[str, Any] = {"type": "string", "pattern": f"^{_TIME}$"}
 
-    def read(self, raw: Scalar) -> float:
+    def parse(self, raw: Scalar) -> float:
         return duration(raw, self.wants)
+
+    def written(self, value: float) -> str:
+        return f"{value / 60:g}min" if value % 60 == 0 else f"{value:g}s"
 
 
 class ClockTime(Leaf):
@@ -58,9 +61,9 @@ class ClockTime(Leaf):
 
     sample = 3600.0
     wants = 'a time like "2h", "12:00:00" or "2-00:00:00"'
-    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^({_CLOCK_TIME}|{_TIME})$"}
+    form: Mapping[str, Any] = {"type": "string", "pattern": f"^({_CLOCK_TIME}|{_TIME})$"}
 
-    def read(self, raw: Scalar) -> float:
+    def parse(self, raw: Scalar) -> float:
         refuse_long(raw, self.wants)
         match = _CLOCK.fullmatch(raw.text)
         if match is None or not (match["d"] or match["m"]):
@@ -78,12 +81,12 @@ class Steps(Leaf):
 
     sample = 0
     wants = 'a number of steps with the unit, like "100 steps"'
-    schema: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9]+\\s*steps?$"}
+    form: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9]+\\s*steps?$"}
 
     def __init__(self, low: int = 0):
         self.low = low
 
-    def read(self, raw: Scalar) -> int:
+    def parse(self, raw: Scalar) -> int:
         refuse_long(raw, self.wants)
         if raw.tag == "int" and raw.text.isdigit():
             raise Refused(f"{raw.text} has no unit", f'write "{raw.text} steps"')
@@ -92,20 +95,29 @@ class Steps(Leaf):
             raise Refused(f"{show(raw.text)} is no number of steps", f"write {self.wants}")
         return int(match[1])
 
+    def written(self, value: int) -> str:
+        return f"{value} steps"
+
 
 class StepSpan(Leaf):
     """A range of steps: 20..25."""
 
     sample = Span(1, 1)
     wants = "a range of steps, like 20..25"
-    schema: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9]+\\s*[.][.]\\s*[0-9]+$"}
+    form: Mapping[str, Any] = {"type": "string", "pattern": "^[0-9]+\\s*[.][.]\\s*[0-9]+$"}
 
-    def read(self, raw: Scalar) -> Span:
+    def parse(self, raw: Scalar) -> Span:
         refuse_long(raw, self.wants)
         match = re.fullmatch(r"([0-9]{1,18})\s*\.\.\s*([0-9]{1,18})", raw.text, re.ASCII)
         if not match or not 1 <= int(match[1]) <= int(match[2]):
             raise Refused(f"{show(raw.text)} is no range of steps", f"write {self.wants}")
         return Span(int(match[1]), int(match[2]))
+
+    def dump(self, value: Span) -> list[int]:
+        return list(value)
+
+    def load(self, held: Any) -> Span:
+        return Span(*held)
 
 
 class Every(Leaf):
@@ -113,9 +125,9 @@ class Every(Leaf):
 
     sample = Period(1, None)
     wants = 'a period like "200 steps" or "10min"'
-    schema: Mapping[str, Any] = {"type": "string", "pattern": f"^([0-9]+\\s*steps?|{_TIME})$"}
+    form: Mapping[str, Any] = {"type": "string", "pattern": f"^([0-9]+\\s*steps?|{_TIME})$"}
 
-    def read(self, raw: Scalar) -> Period:
+    def parse(self, raw: Scalar) -> Period:
         refuse_long(raw, self.wants)
         match = _STEPS.fullmatch(raw.text)
         if match and int(match[1]) > 0:
@@ -124,6 +136,15 @@ class Every(Leaf):
             remedy = f'write "{raw.text} steps", "{raw.text}s" or "{raw.text}min"'
             raise Refused(f"{raw.text} has no unit", remedy)
         return Period(None, duration(raw, self.wants))
+
+    def dump(self, value: Period) -> str:
+        return str(value)
+
+    def load(self, held: Any) -> Any:
+        return self.parse_text(str(held))
+
+    def written(self, value: Period) -> str:
+        return str(value) if value.seconds is None else Duration().written(value.seconds)
 
 
 def duration(raw: Scalar, wants: str, least: float = 0.001) -> float:

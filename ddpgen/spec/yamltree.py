@@ -65,6 +65,16 @@ def dotted(path: tuple[str, ...]) -> str:
     return text
 
 
+def is_null(node: Node) -> bool:
+    """True if the node is an empty value."""
+    return isinstance(node, Scalar) and node.tag == "null"
+
+
+def finding(node: Node, what: str, remedy: str) -> Finding:
+    """A finding at the place of `node`."""
+    return Finding(node.place, dotted(node.path), what, remedy)
+
+
 def parse(raw: bytes) -> tuple[Table, list[Finding]]:
     """The spec's mapping, and what is wrong with its YAML but does not hide the rest.
 

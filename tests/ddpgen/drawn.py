@@ -9,20 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ddpgen.spec.fields import (
-    REQUIRED,
-    Arguments,
-    Choice,
-    Flag,
-    Group,
-    Groups,
-    Kind,
-    Number,
-    Pairs,
-    Text,
-    Texts,
-    Whole,
-)
+from ddpgen.spec.fields import REQUIRED, Choice, Flag, Kind, Number, Text, Whole
+from ddpgen.spec.groups import Arguments, Group, Groups, Pairs, Texts
 from ddpgen.spec.job import JobSpec
 from ddpgen.tiers.registry import MODELS
 
@@ -75,16 +63,15 @@ def _fitting(kind: Kind) -> Drawn:
         whole = st.deferred(lambda: group(kind.model))
         if not kind.shorthand:
             return whole
-        bare = next(f for f in fields(kind.model) if f.name == kind.shorthand)  # type: ignore[arg-type]
-        return whole | _fitting(bare.metadata["kind"])
+        return whole | _fitting(kind.inner[kind.shorthand])
     if isinstance(kind, Groups):
         return st.lists(_fitting(kind.group), max_size=2)
     if isinstance(kind, Texts):
         return _fitting(kind.leaf) | st.lists(_fitting(kind.leaf), max_size=2)
     if isinstance(kind, Arguments):
-        return st.lists(_fitting(kind.word), max_size=2) | _pairs(kind)
+        return st.lists(_fitting(kind.leaf), max_size=2) | _pairs(kind, ANYTHING)
     if isinstance(kind, Pairs):
-        return _pairs(kind)
+        return _pairs(kind, _fitting(kind.leaf))
     return _scalar(kind)
 
 
@@ -103,10 +90,8 @@ def _scalar(kind: Kind) -> Drawn:
     return st.sampled_from(_WITH_UNITS)
 
 
-def _pairs(kind: Pairs) -> Drawn:
-    return st.dictionaries(
-        _matching(kind.names), _fitting(kind.leaf) if kind.leaf else ANYTHING, max_size=2
-    )
+def _pairs(kind: Pairs, values: Drawn) -> Drawn:
+    return st.dictionaries(_matching(kind.names), values, max_size=2)
 
 
 def _matching(pattern: str) -> Drawn:

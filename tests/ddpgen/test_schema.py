@@ -14,7 +14,8 @@ import yaml
 from hypothesis import given
 
 from ddpgen.errors import SpecInvalidError
-from ddpgen.spec.fields import REQUIRED, Group, Groups
+from ddpgen.spec.fields import REQUIRED
+from ddpgen.spec.groups import Group, Groups
 from ddpgen.spec.job import JobSpec, Python
 from ddpgen.spec.schema import default_of, description, descriptions, json_schema
 from ddpgen.tiers.registry import MODELS, read

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ddpgen.spec.fields import Group, Groups, NodeCount, Nodes, Number, Text, Texts, Whole, setting
+from ddpgen.spec.fields import NodeCount, Nodes, Number, Text, Whole, setting
+from ddpgen.spec.groups import Group, Groups, Texts
 from ddpgen.spec.job import DESTINATION, ENV, INTERFACE, NAME, JobSpec, Machine, Python
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ddpgen.spec.fields import Choice, Flag, Group, Pairs, Text, Texts, Value, Whole, setting
+from ddpgen.spec.fields import Choice, Flag, Text, Value, Whole, setting
+from ddpgen.spec.groups import Group, Pairs, Texts
 from ddpgen.spec.job import JobSpec
 from ddpgen.spec.times import Duration
 

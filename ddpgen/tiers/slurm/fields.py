@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
-from ddpgen.spec.fields import Choice, Flag, Group, Text, Texts, Whole, setting
+from ddpgen.spec.fields import Choice, Flag, Text, Whole, setting
+from ddpgen.spec.groups import Group, Texts
 from ddpgen.spec.job import DESTINATION, Environment, JobSpec
 from ddpgen.spec.times import ClockTime, Duration
 

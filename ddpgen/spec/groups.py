@@ -1,0 +1,299 @@
+"""The kinds of value that hold other values: lists, mappings of free names, groups of known fields.
+
+Owns the walk over them, which builds values and goes on after each that is wrong or missing. Knows neither tiers nor
+overlays; pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
+from typing import Any
+
+from ddpgen.errors import Finding
+from ddpgen.spec import yamltree
+from ddpgen.spec.fields import (
+    REQUIRED,
+    Kind,
+    Leaf,
+    OfField,
+    Refused,
+    Text,
+    decimal,
+    describe,
+    did_you_mean,
+    refuse_non_number,
+    show,
+)
+from ddpgen.spec.yamltree import Listing, Node, Scalar, Table, dotted, is_null
+
+Path = tuple[str, ...]  # of a field in the job, without targets.<tier>
+
+_JSON_TYPES = ["string", "number", "boolean", "null", "array", "object"]
+
+
+class Walk:
+    """One pass over a merged spec.
+
+    `of_script`: True if `args` are words for a script, which gets them as they are written. `elsewhere` names the
+    group that has a field of a name, or returns "". `missing` is kept apart from `findings`, because a field may be
+    missing for one tier alone. `wrong`: the paths of the fields that hold a stand-in.
+    """
+
+    def __init__(self, of_script: bool, elsewhere: Callable[[str], str]) -> None:
+        self.of_script, self._elsewhere = of_script, elsewhere
+        self.findings: list[Finding] = []
+        self.missing: list[Finding] = []
+        self.wrong: set[str] = set()
+
+    def value(self, kind: Kind, node: Node, path: Path) -> Any:
+        """The value of `node`, or a stand-in if it is refused."""
+        try:
+            return kind.read(node, path, self)
+        except Refused as refused:
+            self.refuse(node, refused)
+            return self.stand_in(kind, path)
+
+    def stand_in(self, kind: Kind, path: Path) -> Any:
+        self.wrong.add(dotted(path))
+        return kind.stand_in(path, self)
+
+    def refuse(self, node: Node, refused: Refused) -> None:
+        self.findings.append(yamltree.finding(node, refused.what, refused.remedy))
+
+    def unknown(self, table: Table, name: str, known: Mapping[str, Any]) -> None:
+        path = table.entries[name].path or (*table.path, name)
+        if elsewhere := self._elsewhere(name):
+            remedy = f"it belongs to {elsewhere}"
+        else:
+            at_top = ("targets",) if len(path) == 1 else ()
+            remedy = did_you_mean(name, (*known, *at_top))
+        self.findings.append(Finding(table.keys[name], dotted(path), "unknown key", remedy))
+
+
+class Texts(Kind):
+    """A text or a list of texts; kept as a tuple."""
+
+    def __init__(self, leaf: Leaf):
+        self.leaf, self.sample = leaf, ()
+        self.wants = f"{leaf.wants}, or a list of them"
+
+    def read(self, node: Node, path: Path, walk: Walk) -> tuple[Any, ...]:
+        items = node.items if isinstance(node, Listing) else [node]
+        return tuple(walk.value(self.leaf, item, path) for item in items)
+
+    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
+        item = self.leaf.schema(path, of_field)
+        return {"anyOf": [item, {"type": "array", "items": item}]}
+
+    def dump(self, value: tuple[Any, ...]) -> list[Any]:
+        return list(value)
+
+    def load(self, held: list[Any]) -> tuple[Any, ...]:
+        return tuple(held)
+
+
+class Pairs(Kind):
+    """A mapping of free names to values of `leaf`."""
+
+    wants = "a mapping of names to values"
+
+    def __init__(self, names: str, names_want: str, leaf: Leaf):
+        self.names, self.names_want, self.leaf = names, names_want, leaf
+        self.sample: Mapping[str, Any] = {}
+
+    def read(self, node: Node, path: Path, walk: Walk) -> Any:
+        if not isinstance(node, Table):
+            raise self.misfit(node)
+        pairs = {}
+        for name, item in sorted(node.entries.items()):
+            if re.fullmatch(self.names, name, re.ASCII):
+                pairs[name] = self.read_item(item, (*path, name), walk)
+            else:
+                what, remedy = f"{show(name)} does not fit as a name", f"use {self.names_want}"
+                walk.findings.append(Finding(node.keys[name], dotted(node.path), what, remedy))
+        return pairs
+
+    def read_item(self, item: Node, path: Path, walk: Walk) -> Any:
+        return walk.value(self.leaf, item, path)
+
+    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
+        return self.schema_of(["string", "number"])
+
+    def schema_of(self, types: list[str]) -> dict[str, Any]:
+        """A mapping with values of these types."""
+        return {
+            "type": "object",
+            "propertyNames": {"pattern": f"^({self.names})$"},
+            "additionalProperties": {"type": types},
+        }
+
+
+class Arguments(Pairs):
+    """Arguments of a program: a mapping of names to whatever JSON can say, or a list of words as they are."""
+
+    def __init__(self, names: str, names_want: str, word: Text):
+        super().__init__(names, names_want, word)
+        self.wants += ", or a list of texts"
+
+    def read(self, node: Node, path: Path, walk: Walk) -> Any:
+        if isinstance(node, Listing):
+            return tuple(walk.value(self.leaf, item, path) for item in node.items)
+        return super().read(node, path, walk)
+
+    def read_item(self, item: Node, path: Path, walk: Walk) -> Any:
+        if not walk.of_script:
+            return self._free(item, path, walk)
+        if isinstance(item, Listing):
+            return [self._word(each, path, walk) for each in item.items]
+        return self._word(item, path, walk)
+
+    def _word(self, node: Node, path: Path, walk: Walk) -> Any:
+        """A value for a script: 1.10 is another version than 1.1, and 007 no number."""
+        if isinstance(node, Scalar) and node.tag in ("str", "timestamp", "int", "float"):
+            return node.text
+        return self._free(node, path, walk)
+
+    def _free(self, node: Node, path: Path, walk: Walk) -> Any:
+        if isinstance(node, Table):
+            items = sorted(node.entries.items())
+            return {name: self._free(item, path, walk) for name, item in items}
+        if isinstance(node, Listing):
+            return [self._free(item, path, walk) for item in node.items]
+        try:
+            return _json_value(node)
+        except Refused as refused:
+            walk.refuse(node, refused)
+            walk.wrong.add(dotted(path))
+            return None
+
+    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
+        words = {"type": "array", "items": {"type": ["string", "number"]}}
+        return {"anyOf": [self.schema_of(_JSON_TYPES), words]}
+
+    def dump(self, value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
+
+    def load(self, held: Any) -> Any:
+        return tuple(held) if isinstance(held, list) else held
+
+
+class Group(Kind):
+    """A mapping of known fields; `shorthand` names the one a bare scalar stands for."""
+
+    def __init__(self, model: Any, shorthand: str = ""):
+        self.model, self.shorthand = model, shorthand
+        self.fields: tuple[Field[Any], ...] = fields(model)
+        self.inner = {field.name: field.metadata["kind"] for field in self.fields}
+        self.needed = [field.name for field in self.fields if field.default is REQUIRED]
+        self.wants = f"a mapping, or the {shorthand}" if shorthand else "a mapping"
+
+    def read(self, node: Node, path: Path, walk: Walk) -> Any:
+        node = self.spelled_out(node)
+        if not isinstance(node, Table):
+            raise self.misfit(node)
+        for name in node.entries:
+            if name not in self.inner:
+                walk.unknown(node, name, self.inner)
+        values = {}
+        for field in self.fields:
+            name, kind, here = field.name, self.inner[field.name], (*path, field.name)
+            if name in node.entries:
+                below = node.entries[name]
+                if not (is_null(below) and field.metadata["null"]):
+                    values[name] = walk.value(kind, below, here)
+            elif name in self.needed:
+                where = dotted((*node.path, name))
+                walk.missing.append(Finding(node.place, where, "is missing", f"write {kind.wants}"))
+                values[name] = walk.stand_in(kind, here)
+        return self.model(**values)
+
+    def spelled_out(self, node: Node) -> Node:
+        if not self.shorthand or not isinstance(node, Scalar) or is_null(node):
+            return node
+        return Table(node.place, node.path, {self.shorthand: node}, {self.shorthand: node.place})
+
+    def stand_in(self, path: Path, walk: Walk) -> Any:
+        walk.wrong.update(dotted((*path, name)) for name in self.inner)
+        return self.model(**{n: walk.stand_in(self.inner[n], (*path, n)) for n in self.needed})
+
+    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
+        place = f"{path}." if path else ""
+        whole: dict[str, Any] = {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {f.name: of_field(f, place + f.name) for f in self.fields},
+        }
+        # An overlay gives any part of a job, but whole items of a list.
+        if self.needed and (not path.startswith("targets.") or path.endswith("[]")):
+            whole["required"] = self.needed
+        if not self.shorthand:
+            return whole
+        return {"anyOf": [self.inner[self.shorthand].schema(path, of_field), whole]}
+
+    def dump(self, value: Any) -> dict[str, Any]:
+        given = {name: getattr(value, name) for name in self.inner}
+        return {n: each if each is None else self.inner[n].dump(each) for n, each in given.items()}
+
+    def load(self, held: Mapping[str, Any]) -> Any:
+        given = {name: held[name] for name in self.inner}
+        return self.model(
+            **{n: each if each is None else self.inner[n].load(each) for n, each in given.items()}
+        )
+
+
+class Groups(Kind):
+    """A list of mappings of known fields; kept as a tuple."""
+
+    wants = "a list of mappings, each after a dash"
+
+    def __init__(self, group: Group):
+        self.group, self.sample = group, ()
+
+    def read(self, node: Node, path: Path, walk: Walk) -> tuple[Any, ...]:
+        if not isinstance(node, Listing):
+            raise self.misfit(node)
+        listed = enumerate(node.items)
+        return tuple(walk.value(self.group, each, (*path, f"[{i}]")) for i, each in listed)
+
+    def schema(self, path: str, of_field: OfField) -> dict[str, Any]:
+        return {"type": "array", "items": self.group.schema(f"{path}[]", of_field)}
+
+    def dump(self, value: tuple[Any, ...]) -> list[Any]:
+        return [self.group.dump(each) for each in value]
+
+    def load(self, held: list[Any]) -> tuple[Any, ...]:
+        return tuple(self.group.load(each) for each in held)
+
+
+def _json_value(node: Scalar) -> Any:
+    text = node.text
+    if node.quoted or node.tag in ("str", "timestamp"):
+        number = None if node.quoted else decimal(text)
+        return text if number is None else _finite(number)
+    if node.tag == "null":
+        return None
+    if node.tag == "bool":
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise Refused(
+            f"YAML reads {text} as a truth value", f'write "{text}" in quotes, or true/false'
+        )
+    if node.tag not in ("int", "float"):
+        raise Refused(f"is {describe(node)}", "write a plain value")
+    refuse_non_number(node, f'"{text}" in quotes, or a plain number')
+    if re.fullmatch(r"[-+]?[0-9_]+", text, re.ASCII):
+        return int(text.replace("_", ""))
+    if re.fullmatch(r"0x[0-9a-fA-F]+", text, re.ASCII):
+        return int(text, 16)
+    number = decimal(text)
+    if number is None:
+        raise Refused(f"{show(text)} is not a number a program can be passed", "write it in quotes")
+    return _finite(number)
+
+
+def _finite(number: float) -> float:
+    if number in (float("inf"), float("-inf")):
+        raise Refused("is too large a number", "write a smaller one, or put it in quotes")
+    return number
