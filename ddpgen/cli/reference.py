@@ -35,13 +35,11 @@ def schema() -> None:
     Example:
       ddpgen schema > ddpgen.schema.json
     """
-    import json
-
     from ddpgen.resources import document
-    from ddpgen.spec.schema import REFERENCE, json_schema
+    from ddpgen.spec.schema import REFERENCE, as_text, json_schema
     from ddpgen.tiers.registry import MODELS
 
-    click.echo(json.dumps(json_schema(document(REFERENCE), MODELS), indent=2, ensure_ascii=False))
+    click.echo(as_text(json_schema(document(REFERENCE), MODELS)))
 
 
 @cli.command()

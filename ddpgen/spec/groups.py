@@ -225,8 +225,7 @@ class Group(Kind):
             "additionalProperties": False,
             "properties": {f.name: of_field(f, place + f.name) for f in self.fields},
         }
-        # An overlay gives any part of a job, but whole items of a list.
-        if self.needed and (not path.startswith("targets.") or path.endswith("[]")):
+        if self.needed:
             whole["required"] = self.needed
         if not self.shorthand:
             return whole

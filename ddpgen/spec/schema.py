@@ -1,13 +1,15 @@
 """The declared fields → JSON Schema (draft 2020-12), for editors.
 
-What a value may be comes from the fields of the spec, what it decides from the tables of docs/spec.md.
+The fields of the spec say what a value may be, the tables of docs/spec.md what it decides. A field of the job is written
+out once, and the overlays refer to it.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from ddpgen.spec.fields import REQUIRED
@@ -40,8 +42,11 @@ def description(path: str, known: Mapping[str, str]) -> str:
 def json_schema(reference: str, models: Models) -> dict[str, Any]:
     """The schema of a whole spec, overlays included; `reference`: the text of docs/spec.md."""
     known = descriptions(reference)
+    job_fields = fields(JobSpec)
 
     def of_field(field: Field[Any], path: str) -> dict[str, Any]:
+        if path.startswith("targets.") and field in job_fields:
+            return {"$ref": f"#/properties/{field.name}"}
         kind = field.metadata["kind"].schema(path, of_field)
         schema = {"description": description(path, known), **kind}
         default = default_of(field)
@@ -52,12 +57,12 @@ def json_schema(reference: str, models: Models) -> dict[str, Any]:
         return schema
 
     job = Group(JobSpec).schema("", of_field)
-    # A field that is left out may stand in the overlay of each tier.
-    job["anyOf"] = [{"required": job.pop("required")}, {"required": ["targets"]}]
-    overlays = {
-        tier: Group(model).schema(f"targets.{tier}", of_field) for tier, model in models.items()
-    }
-    for overlay in overlays.values():
+    # An overlay gives any part of the job, and the overlay of each tier may have a field that is left out here.
+    job["anyOf"] = [_take_required(job), {"required": ["targets"]}]
+    overlays = {}
+    for tier, model in models.items():
+        overlay = overlays[tier] = Group(model).schema(f"targets.{tier}", of_field)
+        del overlay["required"]
         overlay["description"] = "What differs on this tier: any field of the job."
         _take_null(overlay)
     job["properties"]["targets"] = {
@@ -72,6 +77,17 @@ def json_schema(reference: str, models: Models) -> dict[str, Any]:
         "description": "One training job, from a laptop to a cluster.",
         **job,
     }
+
+
+def _take_required(schema: dict[str, Any]) -> dict[str, Any]:
+    """Take `required` out of a schema at any depth, and return it as a schema of its own."""
+    taken = {"required": schema.pop("required")} if "required" in schema else {}
+    for choice in schema.get("anyOf", ()):
+        taken |= _take_required(choice)
+    below = {name: _take_required(each) for name, each in schema.get("properties", {}).items()}
+    if any(below.values()):
+        taken["properties"] = {name: each for name, each in below.items() if each}
+    return taken
 
 
 def _take_null(schema: dict[str, Any]) -> None:
@@ -89,3 +105,17 @@ def default_of(field: Field[Any]) -> Any:
     if field.default_factory is not MISSING or field.default in (REQUIRED, (), None):
         return None
     return field.metadata["kind"].written(field.default)
+
+
+def as_text(schema: Any, indent: str = "") -> str:
+    """JSON in which everything that fits into a line of 100 columns stands in one."""
+    line = json.dumps(schema, ensure_ascii=False)
+    if len(indent + line) <= 100 or not isinstance(schema, (dict, list)):
+        return line
+    below = indent + "  "
+    if isinstance(schema, list):
+        parts = [as_text(each, below) for each in schema]
+    else:
+        parts = [f"{json.dumps(name)}: {as_text(each, below)}" for name, each in schema.items()]
+    inner = ",".join(f"\n{below}{part}" for part in parts)
+    return f"{line[0]}{inner}\n{indent}{line[-1]}"
