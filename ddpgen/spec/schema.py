@@ -33,10 +33,10 @@ def descriptions(reference: str) -> dict[str, str]:
 
 
 def description(path: str, known: Mapping[str, str]) -> str:
-    """Of a field of the job in an overlay, targets.slurm.train.lr, the description is that of train.lr."""
+    """The description of the longest end of `path` that has one: hosts[].python.activate is described as python.activate."""
     while "." in path and path not in known:
         path = path.partition(".")[2]
-    return known[path]
+    return known.get(path, "?")
 
 
 def json_schema(reference: str, models: Models) -> dict[str, Any]:

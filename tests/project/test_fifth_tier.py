@@ -134,6 +134,9 @@ def test_its_fields_are_read_and_explained_like_the_others(copy: Path) -> None:
     assert done.returncode == os.EX_DATAERR
     assert "wrong.yaml:5:8: targets.at.wehn" in done.stderr
     assert "when" in done.stderr.partition("wehn")[2]
+    done = ddpgen(copy, "schema")
+    overlays = json.loads(done.stdout)["properties"]["targets"]["properties"]
+    assert overlays["at"]["properties"]["when"]["default"] == "now"
 
 
 def test_it_is_planned_and_predicted(copy: Path) -> None:
