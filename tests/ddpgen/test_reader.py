@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from operator import attrgetter
@@ -13,11 +14,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpgen.errors import SpecInvalidError
+from ddpgen.errors import Position, SpecInvalidError
 from ddpgen.spec import yamltree
+from ddpgen.spec.fields import Leaf, Nodes
+from ddpgen.spec.groups import Group
 from ddpgen.spec.job import JobSpec
-from ddpgen.spec.times import Period
-from ddpgen.tiers.registry import read
+from ddpgen.spec.times import Every, Period, StepSpan
+from ddpgen.tiers.registry import MODELS, read
 from tests.ddpgen import drawn
 from tests.ddpgen.conftest import GPT, faults
 
@@ -140,9 +143,17 @@ def test_what_is_no_plain_yaml_mapping_is_refused_at_its_place(
 
 
 def test_billion_laughs_are_refused_without_being_told() -> None:
-    lines = ["a0: &a0 [ha, ha, ha, ha, ha, ha, ha, ha, ha]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
-    assert len(faults("\n".join(lines))) < 200
+    lines = [f"    a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    text = with_train("args:") + "\n".join(["    a0: &a0 [ha, ha, ha]", *lines])
+    with pytest.raises(SpecInvalidError) as caught:
+        read(text.encode(), "job.yaml")
+    written = {
+        Position(number, found.start() + 1)
+        for number, line in enumerate(text.splitlines(), 1)
+        for found in re.finditer(r"[*&]a", line)
+    }
+    assert {finding.place for finding in caught.value.findings} == written
+    assert len(caught.value.findings) == 2 * 9 * 11 + 12  # an alias is refused, and is no value
 
 
 @pytest.mark.parametrize(
@@ -334,15 +345,31 @@ def test_any_text_at_all_ends_in_a_spec_or_in_findings(text: str | bytes) -> Non
 
 
 @given(drawn.job(yaml.safe_load(GPT)) | drawn.ANYTHING)
-def test_any_value_in_any_field_ends_in_a_spec_or_in_findings(data: Any) -> None:
-    raw = yaml.safe_dump(data, allow_unicode=True).encode("utf-8", "surrogatepass")
+def test_any_value_in_any_field_ends_in_a_job_that_a_bundle_holds_or_in_findings(data: Any) -> None:
+    text = yaml.safe_dump(data, allow_unicode=True)
     try:
-        read(raw, "job.yaml")
+        readings = read(text.encode("utf-8", "surrogatepass"), "job.yaml")
     except SpecInvalidError as error:
         findings = error.findings
     else:
+        for tier, reading in readings.items():
+            kind = Group(MODELS[tier])
+            held = json.dumps(kind.dump(reading.job))
+            assert json.dumps(kind.dump(kind.load(json.loads(held)))) == held
         return
+    last = text.count("\n") + 1
     assert findings
+    assert all(1 <= each.place.line <= last and each.what and each.remedy for each in findings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(Nodes(9), "2..4"), (Nodes(9), "3"), (Every(), "20 steps"), (Every(), "90s"), (StepSpan(), "2..5")],
+)  # fmt: skip
+def test_a_value_comes_back_from_a_bundle_as_it_was(kind: Leaf, text: str) -> None:
+    value = kind.parse_text(text)
+    again = kind.load(json.loads(json.dumps(kind.dump(value))))
+    assert (type(again), str(again)) == (type(value), text)
 
 
 def test_the_pure_python_parser_finds_the_same_faults(
