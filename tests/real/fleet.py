@@ -77,11 +77,10 @@ def example(name: str, place: Path, procs: int = 0, **train: Any) -> tuple[Path,
 
 
 def both(place: Path, spec: dict[str, Any]) -> tuple[Path, Path]:
-    """The bundles of one spec for `hosts` and for `local`, there without torchrun, which takes its time."""
-    local = {**spec, "rendezvous": {**spec.get("rendezvous", {}), "launcher": "env"}}
+    """The bundles of one spec for `hosts` and for `local`."""
     return (
         jobs.render(place / "hosts", spec, target="hosts"),
-        jobs.render(place / "local", local),
+        jobs.render(place / "local", spec),
     )
 
 
@@ -101,15 +100,9 @@ def local_tensors(bundle: Path) -> dict[str, torch.Tensor]:
     train = yaml.safe_load((bundle.parent / "job.yaml").read_text())["train"]
     key = json.dumps(train, sort_keys=True)
     if key not in _alone:
-        _alone[key] = _trained(bundle)
+        paced = ["--arg=pause=0"] if (bundle / "code/paced.py").exists() else []
+        _alone[key] = jobs.final_tensors(jobs.trained(bundle, *paced))
     return _alone[key]
-
-
-def _trained(bundle: Path) -> dict[str, torch.Tensor]:
-    alone = jobs.run(bundle, *(["--arg=pause=0"] if (bundle / "code/paced.py").exists() else []))
-    assert alone.process.returncode == 0, alone.output
-    (directory,) = (bundle.parent / "checkpoints").iterdir()
-    return jobs.final_tensors(directory)
 
 
 def ask(rig: Rig, bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

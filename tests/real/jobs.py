@@ -13,6 +13,7 @@ import json
 import os
 import py_compile
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,7 @@ import yaml
 from click.testing import CliRunner
 
 from ddpgen.cli import cli
+from tests.train.own_script import Fork
 
 ROOT = Path(__file__).resolve().parents[2]
 # A start takes a few seconds, on a loaded machine with four processes on two cores many more.
@@ -299,13 +301,29 @@ def run(bundle: Path, *arguments: str, env: dict[str, str] | None = None) -> Job
 
 
 def alone(place: Path, job: dict[str, Any]) -> Path:
-    """The checkpoint directory of the same job on this machine by itself, undisturbed, without torchrun."""
+    """The checkpoint directory of the same job on this machine by itself, undisturbed."""
     here = {**job, "nodes": 1, "targets": {"local": {"procs_per_node": 1}}}
-    here["rendezvous"] = {"launcher": "env"}
     here["train"] = {**job["train"], "args": {**job["train"]["args"], "pause": 0.0}}
-    done = run(render(place, here))
-    assert done.process.returncode == 0, done.output
-    return place / "checkpoints" / str(job["name"])
+    return trained(render(place, here))
+
+
+def trained(bundle: Path, *arguments: str) -> Path:
+    """The checkpoint directory of a bundle for `local` that one process has trained, undisturbed.
+
+    The process is a fork of this one: torchrun and a new interpreter would each import torch. The number of
+    processes changes no bits.
+    """
+    script = (bundle / "local.sh").read_text().replace("\\\n", " ")
+    words = shlex.split(script[script.index("\nexec ") :])
+    option = "--checkpoint-dir="
+    (place,) = (word for word in words[: words.index("run")] if word.startswith(option))
+    directory = Path(os.path.abspath(bundle / place.removeprefix(option)))
+    program = [each.format(checkpoint_dir=directory) for each in words[words.index("run") : -2]]
+    torch.set_num_threads(1)  # a fork has no threads of OpenMP, and would wait for them
+    fork = Fork([*program, *arguments], bundle, {})
+    said, _ = fork.communicate(PATIENCE_S)
+    assert fork.returncode == 0, said
+    return directory
 
 
 def children(pid: int) -> list[int]:

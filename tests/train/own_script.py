@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import subprocess
@@ -138,6 +139,7 @@ class Fork:
 
 
 def _enter(words: list[str], cwd: Path, env: dict[str, str], output: int) -> None:
+    atexit._clear()  # what this process's parent does at its end
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", 1)
