@@ -206,7 +206,8 @@ def test_started_by_hand_in_two_terminals_in_any_order(rig: Rig, tmp_path: Path)
 def test_a_host_that_computes_other_bits_is_named_with_the_cause(rig: Rig, tmp_path: Path) -> None:
     one = "case $(hostname) in laptop) export ATEN_CPU_CAPABILITY=default;; esac"
     python = {"interpreter": sys.executable, "activate": one}
-    spec = fleet.spec(["desk", "laptop"], {"steps": 2}, name="bits", python=python)
+    tier = {"rendezvous": {"launcher": "env"}}
+    spec = fleet.spec(["desk", "laptop"], {"steps": 2}, name="bits", python=python, tier=tier)
     driver = fleet.Driver(rig, jobs.render(tmp_path, spec, target="hosts"))
     assert driver.end() == 1, driver.output
     warning = next(line for line in driver.lines if "depend on which host" in line)

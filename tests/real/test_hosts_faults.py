@@ -42,8 +42,11 @@ def rig(module_rig: Rig) -> Rig:
     return module_rig
 
 
-def endless(name: str, place: Path, names: Sequence[str] = PAIR) -> Path:
-    spec = fleet.spec(names, {"steps": 1_000_000}, name=name)
+def endless(
+    name: str, place: Path, names: Sequence[str] = PAIR, launcher: str = "torchrun"
+) -> Path:
+    tier = {"rendezvous": {"launcher": launcher}}
+    spec = fleet.spec(names, {"steps": 1_000_000}, name=name, tier=tier)
     return jobs.render(place, spec, target="hosts")
 
 
@@ -86,7 +89,7 @@ def test_a_cable_pulled_for_good_ends_both_sides(rig: Rig, tmp_path: Path) -> No
 
 
 def test_a_killed_driver_leaves_a_clean_stop_behind(rig: Rig, tmp_path: Path) -> None:
-    bundle = endless("driver", tmp_path)
+    bundle = endless("driver", tmp_path, launcher="env")  # tests/real/test_hosts.py stops torchrun
     driver = fleet.Driver(rig, bundle)
     driver.until_step(10)
     driver.process.kill()
