@@ -82,21 +82,20 @@ def test_pure_modules_import_nothing_that_touches_the_world() -> None:
     pure = PURE_MODULES | {name for name in known if name.split(".")[0] == "spec"}
     assert pure <= set(known)
     touched = {name: roots(known[name]) & IMPURE for name in sorted(pure)}
-    assert {name: used for name, used in touched.items() if used} == {}
+    wrong = [f"{name} imports {', '.join(sorted(used))}" for name, used in touched.items() if used]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_each_library_has_one_owner() -> None:
     used = {name: roots(path) for name, path in modules().items()}
     # A package owns a library whole, a module alone.
-    users = {
-        library: {
-            name if name == owner else name.partition(".")[0]
-            for name, libraries in used.items()
-            if library in libraries
-        }
-        for library, owner in ONLY_IN.items()
-    }
-    assert users == {library: {owner} for library, owner in ONLY_IN.items()}
+    wrong = []
+    for library, owner in ONLY_IN.items():
+        users = {name for name, libraries in used.items() if library in libraries}
+        rooms = {name if name == owner else name.partition(".")[0] for name in users}
+        if rooms != {owner}:
+            wrong.append(f"{library} is for {owner}, and is in {', '.join(sorted(users))}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_only_three_modules_run_programs() -> None:

@@ -33,8 +33,8 @@ def test_every_code_has_its_section_and_every_section_its_code() -> None:
 
 
 def test_each_section_has_cause_proof_and_remedy_and_is_short() -> None:
-    wrong = {code: faults for code, section in SECTIONS.items() if (faults := form(section))}
-    assert wrong == {}
+    wrong = [f"{code}: {fault}" for code, section in SECTIONS.items() for fault in form(section)]
+    assert not wrong, "\n".join(wrong)
 
 
 def form(section: Section) -> list[str]:
@@ -51,15 +51,15 @@ def form(section: Section) -> list[str]:
 
 
 def test_the_commands_of_each_proof_are_bash() -> None:
-    wrong = {}
+    wrong = []
     for code, section in SECTIONS.items():
         script = commands(section)
         done = subprocess.run(
             ["bash", "-n"], input=script, capture_output=True, text=True, timeout=20
         )
         if done.returncode or done.stderr or not script.strip():
-            wrong[code] = done.stderr or "no commands"
-    assert wrong == {}
+            wrong.append(f"{code}: {done.stderr or 'no commands'}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_codes_and_fields_of_the_spec_that_the_guide_mentions_exist() -> None:
