@@ -297,7 +297,7 @@ CASES = (
     ),
     Case(
         "port rejected by the head's firewall",
-        "HOST001",
+        "PORT004",
         "refused",
         inject=lambda rig: rig["desk"].reject(PORT),
     ),

@@ -47,6 +47,8 @@ def hosts(names: Sequence[str] = NAMES, **more: Any) -> list[Host]:
 def mend(rig: Rig) -> None:
     """As after booting; what a story does to disks it undoes itself."""
     for each in rig:
+        if not each.up:
+            each.boot()
         each.thaw()
         each.kill_all()
         each.clear_firewall()
@@ -161,6 +163,10 @@ class Launch:
             assert in_time(at - self.began), self.output
             for word in words:
                 assert word in self[name].text, f"{word!r}: {self.output}"
+
+    def joined(self, other: Launch) -> Launch:
+        """Both, as one."""
+        return Launch([*self.terminals.values(), *other.terminals.values()])
 
     @property
     def output(self) -> str:

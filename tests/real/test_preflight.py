@@ -202,10 +202,9 @@ def call_the_head(stage: Stage, **other: str) -> None:
 @pytest.mark.usefixtures("called")
 def test_a_name_that_one_host_does_not_know(stage: Stage) -> None:
     call_the_head(stage, laptop="")
-    launch = stage.launch(NAMED, patience=preflight.MISSING_S)
+    launch = stage.launch(NAMED)
     stage.ends(launch)
-    launch.names("NAME001", "laptop", "head.example", on=["laptop"])
-    launch.waits_for("laptop", on=OTHERS)
+    launch.names("NAME001", "laptop", "head.example")
 
 
 @pytest.mark.usefixtures("called")
@@ -220,19 +219,20 @@ def test_a_name_that_is_loopback_on_the_head(stage: Stage) -> None:
 @pytest.mark.usefixtures("called")
 def test_a_name_that_leads_a_host_to_itself(stage: Stage) -> None:
     call_the_head(stage, laptop="127.0.0.1")
-    launch = stage.launch(NAMED, patience=preflight.MISSING_S)
+    launch = stage.launch(NAMED)
     stage.ends(launch)
-    launch.names("NAME003", "laptop", "head.example", "127.0.0.1", on=["laptop"])
-    launch.waits_for("laptop", on=OTHERS)
+    launch.names("NAME003", "laptop", "head.example", "127.0.0.1")
 
 
 @pytest.mark.usefixtures("called")
 def test_a_name_that_leads_to_another_host(stage: Stage) -> None:
     call_the_head(stage, laptop=stage.rig["tower"].address)
-    launch = stage.launch(NAMED, patience=preflight.MISSING_S)
+    job = stage.job(NAMED)
+    others = job.start("tower", "desk")
+    others["desk"].until(r"waiting for laptop\b")  # whom the address belongs to is known by now
+    launch = others.joined(job.start("laptop"))
     stage.ends(launch)
-    launch.names("NAME004", "laptop", "head.example", "tower", "192.168.7.3", on=["laptop"])
-    launch.waits_for("laptop", on=OTHERS)
+    launch.names("NAME004", "laptop", "head.example", "tower", "192.168.7.3")
 
 
 @pytest.mark.nightly

@@ -39,6 +39,16 @@ def test_a_host_that_is_not_started_is_waited_for_by_name(stage: Stage) -> None:
     assert stage.rig.strays(within=5) == []
 
 
+def test_a_host_that_is_switched_off(stage: Stage) -> None:
+    job = stage.job(patience=preflight.MISSING_S)
+    stage.rig["laptop"].power_off()
+    launch = job.start("tower", "desk")
+    launch.waits_for("laptop", on=OTHERS)
+    stage.ends(launch)
+    for name in OTHERS:
+        assert "answer" in launch[name].text, launch.output
+
+
 def test_a_host_that_comes_late_is_waited_for(stage: Stage) -> None:
     job = stage.job()
     first = job.start("desk", "tower")

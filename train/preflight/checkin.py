@@ -5,9 +5,9 @@
     links.py   the probes between the hosts     wire.py     lines of JSON over TCP
     messages.py  findings and lines, in words
 
-Each host first looks at itself. A host that connects hears who is there (`identity`), and only then
-speaks. So a program that is no preflight is not disturbed. A client listens at the head's port as well:
-a host that was led to it in place of the head learns its name.
+Each host first looks at itself. Who connects hears who is there (`identity`), and only then speaks: so
+a program that is no preflight is not disturbed, and a client that was led to the wrong host learns to
+which.
 
     client                      head
       ·      ◀── identity ──      who it is, of which job
@@ -20,8 +20,10 @@ a host that was led to it in place of the head learns its name.
       ├── ack ──▶
       ·            ◀── go ──      all have acknowledged: only now anybody goes on
 
-A head that has gathered its hosts hangs up on whoever comes later. A host that cannot reach the head says
-so itself, and the head says for whom it waits.
+A head that has gathered its hosts hangs up on whoever comes later. A host that is missing after a second
+is called by the head (`call`), at the same port; over that connection it then speaks as above, after it
+has tried once more whether it cannot reach the head itself: what stands in one direction only is a
+firewall. What passes no firewall in either direction is said by each side for itself.
 
 A run under way (torch's TCPStore) at the head's port is asked in its own language, and joined by a
 host of an elastic job, or one that took part before. A connection that breaks before the verdict ends

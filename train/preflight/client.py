@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from train.base.console import plain
 from train.base.nic import is_loopback
 from train.preflight import links, messages
-from train.preflight.common import SILENT_S, Waiting, examined, is_bad, slack_s
+from train.preflight.common import REPLY_S, SILENT_S, Waiting, examined, is_bad, slack_s
 from train.preflight.finding import Finding, ordered
 from train.preflight.phrases import NamedHost
 from train.preflight.report import (
@@ -40,6 +40,7 @@ from train.preflight.wire import (
     is_own,
     is_store,
     resolve,
+    within,
 )
 from train.run.layout import node_directory
 
@@ -51,7 +52,6 @@ _LINE = 1000  # characters of the head's words
 _FAULTY_S = 6.0  # after the start, and …
 _HEARD_S = 3.0  # … after its checks: so long a faulty host looks for the head to tell it
 _ANSWER_S = 4.0
-_REPLY_S = 1.0  # for the identity at the head's port
 _STRANGERS = 64
 _CONNECT_S = 1.5  # a second SYN goes out after 1 s
 _PROGRAM = ("silent", "foreign", "broken")
@@ -77,6 +77,10 @@ class Client:
         self._hello = Hello.of(settings)
         self._search = Search(settings, self._hello)
         self._listener = Listener(self._answer, 2 * links.ALL_PAIRS + _STRANGERS)
+        self._call: Conn | None = None
+        self._head_listens = True
+        self._called = asyncio.Event()
+        self._attending = False
         self._launch = ""  # the name of it, as soon as the head is found
         self._took_part = background(self._has_taken_part)
         self._silent_s = SILENT_S + slack_s(settings.nodes)
@@ -89,27 +93,39 @@ class Client:
         self._report = await examined(self._settings, examine)
         self._examined_at = time.monotonic()
         while True:
+            # A call proves that the head is there: this attempt shows whether it can be reached.
+            call = self._call
             conn = await self._search.attempt()
+            if conn is None and call is not None and self._is_settled():
+                conn = call
             if conn is not None:
                 outcome = await self._attend(conn)
                 conn.close()
+                if call is not None:
+                    call.close()
+                    self._call = None
             else:
                 outcome = self._end_alone()
             if outcome is not None:
                 return outcome
             met = self._search
             self._waiting.tell(messages.waits_for_head(self._settings, met.address, met.trouble))
-            young = time.monotonic() < self._began + 1
-            await asyncio.sleep(_SOON_S if young else _AGAIN_S)
+            await self._pause()
 
     async def close(self) -> None:
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
         await self._listener.close()
 
+    async def _pause(self) -> None:
+        """Before the next attempt; not where the head has just called."""
+        young = time.monotonic() < self._began + 1
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(self._called.wait(), _SOON_S if young else _AGAIN_S)
+        self._called.clear()
+
     async def _listen(self) -> None:
-        """Listen at the head's port too, so that a host that is led here in place of the head hears who this
-        is. Leave the port to the head if the head is this very machine."""
+        """At the head's port, too: the head calls there. Not where the head is this very machine."""
         with contextlib.suppress(WireError):
             if await self._is_heads_machine():
                 return
@@ -126,24 +142,48 @@ class Client:
         return meant or not own or own == head or await resolve(own) == address
 
     async def _answer(self, conn: Conn) -> None:
-        """Somebody has connected: a neighbour that probes, or a host that was led here by mistake."""
+        """Somebody has connected: the head, a neighbour that probes, or who knows."""
         conn.send("identity", **vars(self._hello))
         first = await conn.receive(_ANSWER_S)
         if first["kind"] == "probe":
             await links.serve(conn, self._launch, first)
+        elif first["kind"] == "call" and self._call is None and not self._attending:
+            with contextlib.suppress(ValueError):
+                there = parsed(Hello, first)
+                if (there.job, there.role) == (self._settings.job, "head"):
+                    self._call, self._search.head = conn, there
+                    self._head_listens = first.get("listens") is True
+                    self._called.set()
+                    await conn.until_closed()
 
     # --- without the head -------------------------------------------------------------------------
+
+    def _is_settled(self) -> bool:
+        """Whether the attempt says what keeps this host from the head; one that is busy may be slow."""
+        met = self._search
+        return not (self._head_listens and met.is_program and met.met_for_s < self._sure_s)
+
+    @property
+    def _sure_s(self) -> float:
+        return _SURE_S + slack_s(self._settings.nodes)
+
+    @property
+    def _fault(self) -> Finding | None:
+        """What keeps this host from the head; a program at its port only where the head can listen there."""
+        met = self._search
+        if met.is_program and not (self._head_listens and met.met_for_s >= self._sure_s):
+            return None
+        return met.fault
 
     def _end_alone(self) -> PreflightResult | None:
         """Whether, and how, this host ends without the head."""
         settings, search, now = self._settings, self._search, time.monotonic()
         bad = is_bad(settings, self._report.findings)
-        # A head that is busy may be slow to answer, and passes for another program at first.
-        sure = search.met_for_s >= _SURE_S + slack_s(settings.nodes)
-        fault = search.fault if sure else None
-        if fault or (bad and now >= max(self._began + _FAULTY_S, self._examined_at + _HEARD_S)):
-            return self._outcome(fault)
-        if search.trouble == "store" and self._joins() and not bad:
+        if bad and now >= max(self._began + _FAULTY_S, self._examined_at + _HEARD_S):
+            return self._outcome(self._fault)
+        if self._fault and search.met_for_s >= self._sure_s:
+            return self._outcome(self._fault)
+        if search.trouble == "store" and not settings.only and self._joins() and not bad:
             return self._outcome(joined=True) if search.met_for_s >= _STORE_S else None
         if now >= self._began + settings.timeout_s:
             return self._outcome(messages.no_head(settings, search.address, search.trouble))
@@ -173,10 +213,13 @@ class Client:
     async def _attend(self, conn: Conn) -> PreflightResult | None:
         """Do as the head says; None where it hangs up before it has let this host in: the hosts may have
         gathered without it."""
-        assert self._search.head is not None
-        self._launch = self._search.head.instance
-        hello = replace(self._hello, clock=time.time())
-        conn.send("hello", **vars(hello), report=asdict(self._report))
+        search, self._attending = self._search, True
+        assert search.head is not None
+        self._launch = search.head.instance
+        own = ordered([*self._report.findings, *filter(None, [self._fault])])
+        hello = replace(self._hello, way=search.trouble, to=search.address, clock=time.time())
+        report = asdict(replace(self._report, findings=own))
+        conn.send("hello", **vars(hello), report=report)
         admitted, probes = False, asyncio.create_task(asyncio.sleep(0))
         try:
             while True:
@@ -201,9 +244,12 @@ class Client:
             if not admitted and trouble != "silent":
                 return None
             self._verdict = None
-            address, silent_s = self._search.address, self._silent_s
-            return self._outcome(messages.head_gone(self._settings, address, trouble, silent_s))
+            settings = self._settings
+            return self._outcome(
+                messages.head_gone(settings, search.address, trouble, self._silent_s)
+            )
         finally:
+            self._attending = False
             probes.cancel()
             await asyncio.gather(probes, return_exceptions=True)
 
@@ -228,7 +274,7 @@ class Search:
 
     async def attempt(self) -> Conn | None:
         """One attempt: a connection to the head of this job, or None."""
-        before, began = self._kind(), time.monotonic()
+        before = self._kind()
         try:
             self.address = await resolve(self._settings.head)
             conn = await self._at_port()
@@ -239,7 +285,7 @@ class Search:
             return None
         finally:
             if self._kind() != before:
-                self._since = began
+                self._since = time.monotonic()
 
     def _kind(self) -> str:
         return "program" if self.is_program else self.trouble
@@ -265,7 +311,7 @@ class Search:
         """Raises WireError."""
         conn = await dial(self.address, self._settings.port, _CONNECT_S)
         try:
-            there = parsed(Hello, await conn.receive(_REPLY_S + slack_s(self._settings.nodes)))
+            there = parsed(Hello, await conn.receive(REPLY_S + slack_s(self._settings.nodes)))
         except (WireError, ValueError) as error:
             conn.abort()
             if await is_store(self.address, self._settings.port):
@@ -299,5 +345,8 @@ class Search:
             theirs, ours = f"the head {there.head}", f"the head {settings.head}"
             self._fault = messages.disagree(settings, met, theirs, NamedHost(settings.me), ours)
         else:
-            self._fault = messages.wrong_host(settings, met)
+            head = NamedHost(settings.head, self.address)
+            self._fault = messages.wrong_host(
+                settings, settings.me, head, f"{met}, which is not the head"
+            )
         return "other"

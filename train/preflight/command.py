@@ -162,8 +162,7 @@ def _say_passed(settings: Settings, outcome: PreflightResult, findings: Sequence
         if settings.only:
             say(f"preflight: this machine can start the job{when} {took}")
     elif outcome.joined:
-        what = "the job runs, so it met no other" if settings.only else "joining the run under way"
-        say(f"preflight: this host is fine; {what}")
+        say("preflight: this host is fine; joining the run under way")
     elif settings.is_head:
         say(f"preflight: {len(outcome.reports)} hosts can start the job{when} {took}")
     elif settings.only:

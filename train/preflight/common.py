@@ -18,6 +18,7 @@ from train.preflight.settings import Settings
 from train.preflight.wire import background, within
 
 SILENT_S = 4.0  # three heartbeats that did not come
+REPLY_S = 1.0  # for the first message of whoever answers
 EXAMINED_S = 12.0
 _FIRST_LINE_S, _NEXT_LINE_S = 5.0, 10.0
 _UNSAID = 32  # lines

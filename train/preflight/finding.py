@@ -43,6 +43,7 @@ CODES: Mapping[str, Code] = {
     "PORT001": Code("the port is taken on the head", ERROR),
     "PORT002": Code("an earlier run still holds the port on the head", ERROR),
     "PORT003": Code("a firewall drops what goes to the port", ERROR),
+    "PORT004": Code("a firewall rejects what goes to the port", ERROR),
     "PORT005": Code("a firewall stands between the hosts' other ports", ERROR),
     "PORT006": Code("another program answers at the head's port", ERROR),
     "PORT007": Code("the head may not listen on the port", ERROR),

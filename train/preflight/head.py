@@ -20,6 +20,7 @@ from train.preflight.settings import Settings
 from train.preflight.wire import Listener, background, bind, encode, within
 
 _OTHERS_S = 1.0  # after a first error, for what else is wrong
+_PROVES_S = 2.5  # … and for a host that was called, and tries its own way once more
 # After the start: as long as the checks take on a host that was started together with this one.
 _LATE_S = 6.5
 _SETTLE_S = 3.0  # an elastic job begins so long after its last host came
@@ -81,42 +82,44 @@ class Head:
         self._began = began
         self._server = Server(settings, report, say)
         self._listener = Listener(self._server.answer, 2 * settings.nodes + 64)
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> PreflightResult:
         server = self._server
-        self._beating = asyncio.create_task(server.beat())
-        self._listens = await self._open()
+        await self._open()
+        self._tasks = [asyncio.create_task(part) for part in (server.beat(), server.call_missing())]
         if is_bad(self._settings, self._report.findings):
             server.fail()
-        going = self._listens and await self._gather()
+        going = await self._gather()
         verdict = await self._conclude(await self._probe() if going else [])
         self._seconds = time.monotonic() - self._began
         return self._outcome(await self._tell(verdict))
 
     def _outcome(self, verdict: Verdict) -> PreflightResult:
-        known = (verdict.findings, verdict.reports, verdict.links, self._seconds)
-        joined = verdict.go and not self._listens
-        return PreflightResult(*known, self._server.hello.instance, joined, shown=not verdict.go)
+        known = (verdict.findings, verdict.reports, verdict.links)
+        return PreflightResult(
+            *known, self._seconds, self._server.hello.instance, shown=not verdict.go
+        )
 
     async def close(self) -> None:
         """Stop listening: torchrun takes the port next."""
         self._server.phase = OVER
-        self._beating.cancel()
-        await asyncio.gather(self._beating, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._listener.close()
 
-    async def _open(self) -> bool:
-        """Listen for clients, and for probes with packets of normal size; False if no client can come."""
+    async def _open(self) -> None:
+        """Listen for clients, and for probes with packets of normal size."""
         server, port = self._server, self._settings.port
         server.hello = replace(server.hello, port=await self._listener.open(bind(0, segment=0)))
         try:
             await self._listener.open(bind(port))
         except (OSError, OverflowError) as error:
+            server.listens = False
             taken = ports.listen_finding(self._settings, error, await self._holder())
             *_, taken = eased([*self._report.findings, taken], self._settings.only)
             server.fail(taken) if taken.is_error else server.note(taken)
-            return False
-        return True
 
     async def _holder(self) -> ports.Holder | None:
         """Who has the port. Nobody else is heard meanwhile, and a process may not let itself be read."""
@@ -150,14 +153,17 @@ class Head:
 
     def _last_chance(self, failed_at: float) -> float:
         """Until when others may come, so that what is wrong with them is told as well."""
-        return max(failed_at + _OTHERS_S, self._began + _LATE_S)
+        server = self._server
+        proving = any(server.met.get(rank) == "" for rank in server.missing())
+        after_s = _PROVES_S if proving else _OTHERS_S
+        return max(failed_at + after_s, self._began + _LATE_S)
 
     def _give_up(self) -> bool:
         """At the end of rendezvous.timeout."""
         server = self._server
         if not self._has_enough():
             for rank in server.missing():
-                server.fail(messages.absent(self._settings, rank))
+                server.fail(messages.absent(self._settings, rank, server.met.get(rank)))
         return server.failed_at is None
 
     async def _until_changed(self, timeout_s: float) -> None:

@@ -13,7 +13,7 @@ CLOCK_S = 5.0  # so far apart, clocks are told
 # nodes give one every 5 s, and read the others' once a second.
 CLOCK_BREAKS_S = 15.0 - 5.0 - 1.0
 
-# How an attempt at the head's port ended (wire.WireError.trouble), in words about the head.
+# What a connection attempt met (wire.WireError.trouble), about the host at the other end.
 MET = {
     "": "its host answers",
     "unresolved": "its name does not resolve",
@@ -47,34 +47,35 @@ def _head(settings: Settings, address: str = "") -> NamedHost:
 # --- who is not there -----------------------------------------------------------------------------
 
 
-def waits_for(settings: Settings, missing: Sequence[int]) -> str:
-    """A line that names the hosts that have not checked in, by their node ranks."""
-    most = 6  # `listed` only counts the others, which may be thousands
-    hosts = listed([*(named(settings, rank) for rank in missing[:most]), *missing[most:]])
-    return (
-        f"waiting for {hosts}: not checked in yet; a host that cannot reach port {settings.port} of "
-        f"{settings.me} says so itself"
-    )
+def waits_for(settings: Settings, missing: Mapping[int, str | None]) -> str:
+    """A line that names who is missing, and what the head met when it called there (None: unknown)."""
+    lines = [
+        f"{named(settings, rank)}: it has not checked in{_called(settings, met)}"
+        for rank, met in list(missing.items())[:6]
+    ]
+    more = len(missing) - len(lines)
+    return "waiting for " + "; ".join(lines) + (f"; and for {more} more" if more else "")
 
 
 def waits_for_head(settings: Settings, address: str, trouble: str) -> str:
-    """A line that says what keeps this host from the head, and how to open a firewall if it may be one."""
-    head, port = _head(settings, address), settings.port
-    line = f"waiting for the head, port {port} of {head}: {MET.get(trouble, trouble)}"
-    if trouble in ("timeout", "refused", "unreachable"):
-        line += f"; if its script runs, {_opens(port, head.name, settings.me)}"
-    return line
+    """What a host says while it looks for the head."""
+    port = f"port {settings.port} of {_head(settings, address)}"
+    return f"waiting for the head, {port}: {MET.get(trouble, trouble)}"
 
 
-def absent(settings: Settings, rank: int) -> Finding:
+def absent(settings: Settings, rank: int, met: str | None) -> Finding:
     """HOST001: a host that never came."""
     host = named(settings, rank)
     return Finding(
         "HOST001",
         host.name,
-        f"{host} has not checked in within {settings.timeout_s:.0f} s",
+        f"{host} has not checked in within {settings.timeout_s:.0f} s{_called(settings, met)}",
         f"{_starts(settings, host)}; if starting takes longer, set rendezvous.timeout in the spec",
     )
+
+
+def _called(settings: Settings, met: str | None) -> str:
+    return "" if met is None else f"; from {settings.me}: {MET.get(met, met)}"
 
 
 def _starts(settings: Settings, host: NamedHost) -> str:
@@ -137,7 +138,22 @@ def _opens(port: int, on: str, source: str) -> str:
     return f"allow TCP port {port} from {source} on {on}, on what lies between, and out of {source}"
 
 
-# --- programs, names ------------------------------------------------------------------------------
+# --- firewalls, programs, names -------------------------------------------------------------------
+
+
+def filtered(settings: Settings, hosts: Sequence[NamedHost], trouble: str) -> Finding:
+    """PORT003 or PORT004: they were reached from the head, but not the head from them."""
+    who = listed(hosts)
+    lost = trouble == "timeout"
+    head = NamedHost(settings.me, settings.own_address or settings.head)
+    return Finding(
+        "PORT003" if lost else "PORT004",
+        settings.me,
+        f"what {who} send{'s' * (len(hosts) == 1)} to port {settings.port} of {head} "
+        f"{'gets no answer' if lost else 'is rejected'}, while {settings.me} listens there and reaches "
+        f"the same port of {who}: a firewall stands in that direction",
+        _opens(settings.port, settings.me, listed([host.name for host in hosts])),
+    )
 
 
 def another_program(settings: Settings, address: str, trouble: str) -> Finding:
@@ -153,14 +169,13 @@ def another_program(settings: Settings, address: str, trouble: str) -> Finding:
     )
 
 
-def wrong_host(settings: Settings, met: NamedHost) -> Finding:
-    """NAME004: the head's name leads this host to `met`, another one of the job."""
-    me, head = settings.me, settings.head
+def wrong_host(settings: Settings, host: str, head: NamedHost, where: str) -> Finding:
+    """NAME004: the head's name leads `host` elsewhere. `where`: to whom, or to which address, in words."""
     return Finding(
         "NAME004",
-        me,
-        f"the head's name {NamedHost(head, met.address)} leads {me} to {met}, which is not the head",
-        f"correct {head} in /etc/hosts of {me} or in the DNS{settings.or_address('the head')}",
+        host,
+        f"the head's name {head} leads {host} to {where}",
+        f"correct {head.name} in /etc/hosts of {host} or in the DNS{settings.or_address('the head')}",
     )
 
 

@@ -51,7 +51,8 @@ def _finding(value: Any) -> Finding:
 class Hello:
     """What a host says of its part in the launch, before it knows more. `instance` tells this process
     from one that was started in its place, and the head's names the launch; `port`: where it listens
-    for probes; `clock`: seconds since the epoch, when it was sent."""
+    for probes. `way`: "", or what its own attempts at the head met ("timeout"), when the head had to
+    call; `to`: the address they went to. `clock`: seconds since the epoch, when it was sent."""
 
     job: str
     host: str
@@ -62,6 +63,8 @@ class Hello:
     instance: str
     role: str
     port: int = 0
+    way: str = ""
+    to: str = ""
     clock: float = 0.0
     preflight: int = VERSION
 
@@ -181,8 +184,8 @@ class Verdict:
 @dataclass(frozen=True)
 class PreflightResult:
     """`findings`: of all hosts, ordered. `seconds`: from the start to the verdict. `launch`: the name
-    of this launch, "" where none was had. `joined`: a run under way holds the head's port, so this host
-    met no other. `shown`: the head has shown the findings, or is about to. On the head, and everywhere in a job of few hosts, `reports` and `links` are
+    of this launch, "" where none was had. `joined`: this host found a run under way at the head, and
+    goes on to join it. `shown`: the head has shown the findings, or is about to. On the head, and everywhere in a job of few hosts, `reports` and `links` are
     those of all hosts, else this host's own."""
 
     findings: Sequence[Finding]

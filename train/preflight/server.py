@@ -1,4 +1,4 @@
-"""Where clients check in: the head's conversations with them.
+"""Where clients check in: the head's conversations with them, and its calls to those who have not come.
 
 Owns who is let in, who is turned away and why, and who is at fault when a client leaves or falls
 silent. When the gathering is over and what the verdict is, head.py decides. The messages are listed
@@ -13,45 +13,60 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from train.base.console import plain
+from train.base.nic import is_loopback
 from train.preflight import links, messages
-from train.preflight.common import SILENT_S, Waiting, is_bad, slack_s
+from train.preflight.common import REPLY_S, SILENT_S, Waiting, is_bad, slack_s
 from train.preflight.finding import WARNING, Finding
 from train.preflight.phrases import NamedHost
 from train.preflight.report import VERSION, Hello, Link, Peer, Report, Verdict, parsed
 from train.preflight.settings import Settings
-from train.preflight.wire import Conn, Message, WireError, encode
+from train.preflight.wire import Conn, Message, WireError, dial, encode, is_own, resolve
 
 GATHER, PROBE, TELL, OVER = range(4)
 BEAT_S = 1.0
 _HELLO_S = 4.0
+_FIRST_CALL_S = 1.0  # hosts that are started together have come by then
+_CALL_EVERY_S = 1.0
+_CALLS = 64  # at once: each takes a file descriptor
+_CONNECT_S = 1.5
 _LINE = 200  # characters of a stranger's words
+# Whoever is called looks at itself first, and then tries its own way to the head once more.
+_CALLED_S = 10.0
+# What an attempt at the head's port met, where a firewall may be to blame.
+_FILTERED = {"timeout": "timeout", "refused": "refused", "unreachable": "refused"}
 
 
 @dataclass
 class Member:
-    """A client that takes part. `ahead_s`: how far its clock is ahead of the head's at least; `heard`:
-    monotonic seconds."""
+    """A client that takes part. `ahead_s`: how far its clock is ahead of the head's at least; `cut`:
+    what its own attempts at the head met, where the head had to call it; `heard`: monotonic seconds."""
 
     hello: Hello
     host: NamedHost
     conn: Conn
     report: Report
     ahead_s: float
+    cut: str = ""
     doing: str = "it checked in"
     links: Sequence[Link] | None = None
     heard: float = field(default_factory=time.monotonic)
 
     @property
+    def reached(self) -> str:
+        """By which address the others reach it."""
+        return self.report.address or self.conn.address
+
+    @property
     def peer(self) -> Peer:
         """The host as the others probe it."""
-        address = self.report.first_address or self.report.address or self.conn.address
-        return Peer(self.hello.host, address, self.hello.port)
+        return Peer(self.hello.host, self.report.first_address or self.reached, self.hello.port)
 
 
 class Server:
     """What the head knows of a launch, and how it hears of it. `report`: the head's own; `phase`:
-    GATHER, PROBE, TELL, OVER; `members`: by node rank; `clients`: who hears the verdict, of `members`
-    or turned away; `unheard`: whose acknowledgement of it is awaited; `lost`: hosts that left or fell
+    GATHER, PROBE, TELL, OVER; `listens`: at the port that the others try; `members`: by node rank;
+    `met`: what calling a missing host met, by rank; `clients`: who hears the verdict, of `members` or
+    turned away; `unheard`: whose acknowledgement of it is awaited; `lost`: hosts that left or fell
     silent; `changed`: set when there is something to decide."""
 
     def __init__(self, settings: Settings, report: Report, say: Callable[[str], None]) -> None:
@@ -59,7 +74,9 @@ class Server:
         self.elastic = settings.least < settings.nodes
         self.hello = Hello.of(settings)
         self.phase = GATHER
+        self.listens = True
         self.members: dict[int, Member] = {}
+        self.met: dict[int, str] = {}
         self.clients: set[Conn] = set()
         self.unheard: set[Conn] = set()
         self.lost: set[str] = set()
@@ -89,9 +106,14 @@ class Server:
         self._faults.append(finding)
 
     def faults(self) -> list[Finding]:
-        """The faults that showed while the hosts met."""
+        """What went wrong while the hosts met; of one firewall all its victims in one finding."""
+        cut: dict[str, list[NamedHost]] = {}
+        for member in self.in_order():
+            if member.cut:
+                cut.setdefault(member.cut, []).append(member.host)
+        filtered = [messages.filtered(self.settings, hosts, way) for way, hosts in cut.items()]
         ahead_s = {member.host: member.ahead_s for member in self.in_order()}
-        return [*self._faults, *messages.clocks(self.settings.me, ahead_s)]
+        return [*self._faults, *filtered, *messages.clocks(self.settings.me, ahead_s)]
 
     # --- conversations ----------------------------------------------------------------------------
 
@@ -140,14 +162,18 @@ class Server:
         report = Report.from_json(first.get("report"))
         member = Member(hello, host, conn, report, _ahead_s(hello.clock, began))
         faults = report.findings if is_bad(self.settings, report.findings) else ()
-        if self.elastic and faults:
-            self._turn_away(conn, *faults)
+        # A host that the name leads to itself has been nowhere else; its own checks say so.
+        if self.listens and not self._leads_to_itself(member.hello, conn):
+            member.cut = _FILTERED.get(hello.way, "")
+        if self.elastic and (faults or member.cut):
+            cut = [messages.filtered(self.settings, [host], member.cut)] if member.cut else []
+            self._turn_away(conn, *faults, *cut)
             return None
         self.members[hello.rank] = member
         self.clients.add(conn)
         self.last_arrival = time.monotonic()
         self.changed.set()
-        if faults:
+        if faults or member.cut:
             self.fail(*faults)
         conn.send("wait", text="")
         return member
@@ -188,7 +214,7 @@ class Server:
             return self._same_rank(here, here.address, host, conn, hello.rank)
         if other := self.members.get(hello.rank):
             return self._same_rank(other.host, other.conn.address, host, conn, hello.rank)
-        return None
+        return self._misled(conn, hello, host) if hello.way else None
 
     def _same_rank(
         self, one: NamedHost, came_from: str, other: NamedHost, conn: Conn, rank: int
@@ -197,6 +223,31 @@ class Server:
         if one.name == other.name:
             one, other = NamedHost(one.name, came_from), NamedHost(other.name, conn.address)
         return messages.same_rank(self.settings, rank, one, other)
+
+    def _misled(self, conn: Conn, hello: Hello, host: NamedHost) -> Finding | None:
+        """What kept a client from finding the head, which had to call it."""
+        settings = self.settings
+        if hello.head != settings.head:
+            head = f"the head {hello.head}"
+            return messages.disagree(settings, host, head, messages.here(settings), settings.head)
+        by_name = hello.to not in ("", hello.head) and not self._leads_to_itself(hello, conn)
+        if by_name and hello.to != self.report.resolved and not is_own(hello.to):
+            there = self._at_address(hello.to)
+            whose = f"{there}'s and " if there else ""
+            where = f"{hello.to}, which is {whose}no address of {settings.me}"
+            return messages.wrong_host(settings, hello.host, NamedHost(hello.head), where)
+        return None
+
+    def _leads_to_itself(self, hello: Hello, conn: Conn) -> bool:
+        if hello.to in ("", self.settings.head):  # an address leads everybody to one place
+            return False
+        return is_loopback(hello.to) or hello.to == conn.address
+
+    def _at_address(self, address: str) -> str:
+        """Who is there: a host of the spec or one that has checked in; "" for nobody known."""
+        listed = (name for name, at in self.settings.addresses.items() if at == address)
+        came = (m.hello.host for m in self.members.values() if m.reached == address)
+        return next(listed, next(came, ""))
 
     def _turn_away(self, conn: Conn, *faults: Finding) -> None:
         """This client cannot take part; where all are needed, nobody does."""
@@ -253,10 +304,63 @@ class Server:
             self._waiting.tell(text)
 
     def _waits_for(self) -> str:
-        missing = list(self.missing())
+        missing = {rank: self.met.get(rank) for rank in self.missing()}
         if self.phase != GATHER or self.failed_at is not None or not missing:
             return ""
         return messages.waits_for(self.settings, missing)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    async def call_missing(self) -> None:
+        """Call whoever is missing and has an address, as long as the hosts gather: a client whose way to
+        the head is closed can so still be heard, and that it can shows which direction is closed."""
+        calls: dict[int, asyncio.Task[None]] = {}
+        dialling = asyncio.Semaphore(_CALLS)
+        try:
+            # A thousand hosts that all come need no calls while they do.
+            await asyncio.sleep(_FIRST_CALL_S + self.settings.nodes / 200)
+            while self.phase == GATHER:
+                for rank in self.missing():
+                    if messages.named(self.settings, rank).address and rank not in calls:
+                        calls[rank] = asyncio.create_task(self._call(rank, dialling))
+                await asyncio.sleep(_CALL_EVERY_S)
+                calls = {rank: call for rank, call in calls.items() if not call.done()}
+            # A host that was called speaks by that connection.
+            await asyncio.gather(*calls.values())
+        finally:
+            for call in calls.values():
+                call.cancel()
+            await asyncio.gather(*calls.values(), return_exceptions=True)
+
+    async def _call(self, rank: int, dialling: asyncio.Semaphore) -> None:
+        try:
+            async with dialling:
+                address = await resolve(messages.named(self.settings, rank).address)
+                conn = await dial(address, self.settings.port, _CONNECT_S)
+            try:
+                there = parsed(Hello, await conn.receive(REPLY_S))
+                self.met[rank] = ""
+                await self._speak(conn, there)
+            finally:
+                conn.close()
+        except WireError as error:
+            self.met[rank] = error.trouble
+        except ValueError:
+            self.met[rank] = "foreign"
+
+    async def _speak(self, conn: Conn, there: Hello) -> None:
+        """Raises WireError."""
+        if there.instance == self.hello.instance or there.job != self.settings.job:
+            return
+        if there.role == "head":
+            if not is_own(conn.address):  # on this very machine, that the port is taken says more
+                found = NamedHost(there.host, conn.address)
+                here = messages.here(self.settings)
+                self.fail(messages.same_rank(self.settings, there.rank, here, found))
+            return
+        began = time.time()
+        conn.send("call", listens=self.listens, **vars(self.hello))
+        await self._converse(conn, await conn.receive(_CALLED_S), began)
 
 
 def _ahead_s(clock: float, began: float) -> float:

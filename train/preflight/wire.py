@@ -63,6 +63,7 @@ class Conn:
 
     def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        self._closed = asyncio.Event()
         peer = writer.get_extra_info("peername")
         self.address: str = peer[0] if peer else ""
 
@@ -114,11 +115,17 @@ class Conn:
 
     def close(self) -> None:
         """What was queued is still sent, as long as the loop runs."""
+        self._closed.set()
         self._writer.close()
 
     def abort(self) -> None:
         """Close at once, whatever was queued."""
+        self._closed.set()
         self._writer.transport.abort()
+
+    async def until_closed(self) -> None:
+        """Return when this side has closed the connection."""
+        await self._closed.wait()
 
 
 async def dial(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import itertools
@@ -29,7 +30,8 @@ from train.preflight.client import Search
 from train.preflight.common import Printer
 from train.preflight.phrases import NamedHost
 from train.preflight.report import Hello, Link, Peer, PreflightResult, Report, parsed
-from train.preflight.wire import Conn, WireError, is_store
+from train.preflight.server import Server
+from train.preflight.wire import SEGMENT, Conn, WireError, bind, dial, is_store
 
 
 @pytest.fixture
@@ -114,10 +116,7 @@ def test_everybody_says_who_is_missing(launch: Any) -> None:
     assert [codes(each.result(WAIT_S)) for each in (*early, late)] == [[], [], []]
     for name in "ab":
         (line,) = here.said[name]
-        assert line == (
-            f"waiting for c (127.0.0.3): not checked in yet; a host that cannot reach port {here.port} "
-            "of a says so itself"
-        )
+        assert line.startswith("waiting for c (127.0.0.3): it has not checked in")
     assert here.said["c"] == []
 
 
@@ -699,56 +698,192 @@ def test_an_elastic_host_that_comes_at_the_verdict_waits_for_the_run(
         assert client.result(WAIT_S).joined
 
 
-def test_a_check_beside_the_jobs_own_run_looks_at_each_host_alone(
-    launch: Any, run_under_way: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "nodes/b").mkdir(parents=True)
-    (tmp_path / "nodes/b/launch").write_text("1 a-launch\n")
-    run = ports.Holder(1, "python -m train", "toy", ours=True)
-    monkeypatch.setattr(ports, "holder", lambda port: run)
-    here = launch(2, only=True)
-    with run_under_way(here.port):
-        head, client = here.thread("a", finds=["DIR004"], severity="note"), here.thread("b")
-        assert [(f.code, f.severity) for f in head.result(WAIT_S).findings] == [
-            ("DIR004", "note"), ("PORT002", "note"),
-        ]  # fmt: skip
-        assert codes(client.result(WAIT_S)) == []
-        assert head.result().joined
-        assert client.result().joined
+# --- the head calls -------------------------------------------------------------------------------
 
 
-# --- firewalls and routes -------------------------------------------------------------------------
+@pytest.fixture
+def one_way(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a launch whose clients cannot reach the head's port, while the head reaches theirs. (On one
+    machine they cannot share it: a client listens elsewhere, and there the head's calls go.)"""
+
+    def set_up(here: Launch, trouble: str) -> None:
+        elsewhere = here.port + 2
+
+        async def nowhere(address: str, port: int, *rest: Any) -> Conn:
+            raise WireError(trouble)
+
+        async def calls(address: str, port: int, *rest: Any) -> Conn:
+            return await dial("127.0.0.1", elsewhere, 1.0)
+
+        monkeypatch.setattr("train.preflight.client.dial", nowhere)
+        monkeypatch.setattr("train.preflight.server.dial", calls)
+        monkeypatch.setattr("train.preflight.client.is_own", lambda address: False)
+        monkeypatch.setattr(
+            "train.preflight.client.bind",
+            lambda port, segment=SEGMENT: bind(elsewhere if port == here.port else port, segment),
+        )
+
+    return set_up
 
 
 @pytest.mark.parametrize(
-    ("trouble", "code", "host", "line"),
+    ("trouble", "code", "how"),
     [
-        ("timeout", "PORT003", "b", "no answer at all: the host is off, or a firewall drops; if its"),
-        ("refused", "HOST001", "a", "its script has not started, or a firewall rejects; if its"),
-        ("unreachable", "HOST001", "a", "no host answers at its address, or a firewall rejects; if"),
-        ("noroute", "HOST004", "b", "there is no route to it"),
+        ("timeout", "PORT003", "gets no answer"),
+        ("refused", "PORT004", "is rejected"),
+        ("unreachable", "PORT004", "is rejected"),
     ],
-)  # fmt: skip
-def test_a_host_that_cannot_reach_the_head_says_so_itself_and_the_head_misses_it(
-    launch: Any, monkeypatch: pytest.MonkeyPatch,
-    trouble: str, code: str, host: str, line: str,
-) -> None:  # fmt: skip
-    async def nowhere(address: str, port: int, *rest: Any) -> Conn:
-        raise WireError(trouble)
+)
+def test_a_client_that_the_head_reaches_but_not_the_other_way_round(
+    launch: Any, one_way: Any, trouble: str, code: str, how: str
+) -> None:
+    here = launch(2)
+    one_way(here, trouble)
+    began = time.monotonic()
+    outcomes = here.meet("ab")
+    assert [codes(each) for each in outcomes] == [[code], [code]]
+    (cause,) = causes(outcomes[1])
+    assert (
+        f"b (127.0.0.2) sends to port {here.port} of a (127.0.0.1) {how}, while a listens" in cause
+    )
+    assert time.monotonic() - began < 30
 
-    monkeypatch.setattr("train.preflight.client.dial", nowhere)
-    monkeypatch.setattr("train.preflight.common._FIRST_LINE_S", 0.5)
-    here = launch(2, timeout_s=3.0)
-    head, client = here.meet("ab")
-    assert codes(head) == ["HOST001"]
-    assert [(each.code, each.host) for each in client.findings] == [(code, host)]
-    (said,) = here.said["b"]
-    assert line in said
-    opens = f"allow TCP port {here.port} from b on a, on what lies between, and out of b"
-    assert said.endswith(opens) == (trouble != "noroute")
-    (said,) = here.said["a"]
-    assert said.startswith("waiting for b (127.0.0.2): not checked in yet")
+
+def test_a_program_at_the_port_is_told_by_the_head_alone_that_could_not_listen_there(
+    launch: Any, one_way: Any
+) -> None:
+    here = launch(2)
+    one_way(here, "foreign")
+    with _program(here.port, b""):
+        outcomes = here.meet("ab")
+    assert {(*codes(each),) for each in outcomes} <= {("PORT001",), ("PORT002",)}
+
+
+@pytest.mark.parametrize(("held", "severity"), [(["DIR004"], "note"), ([], "error")])
+def test_a_check_beside_the_jobs_own_run_does_without_the_port(
+    launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch, held: list[str], severity: str
+) -> None:
+    monkeypatch.setattr(server, "_CALL_EVERY_S", 0.01)  # what the head asks outlasts its calls
+    here = launch(2, only=True)
+    one_way(here, "store")
+    run = ports.Holder(1, "python -m train", "toy", ours=True)
+    monkeypatch.setattr(ports, "holder", lambda port: run)
+    with _program(here.port, b""):
+        outcomes = here.meet("ab", finds=held, severity="note")
+    for outcome in outcomes:
+        assert [(f.code, f.host) for f in outcome.findings if f.host == "a"] == [
+            *((code, "a") for code in held), ("PORT002", "a"),
+        ]  # fmt: skip
+        assert {f.severity for f in outcome.findings} == {severity}
+        assert len(outcome.reports) == 2
+        assert bool(outcome.links) == bool(held)  # only a check that goes on tries them
+
+
+def test_a_way_that_opens_before_the_head_has_called_is_taken(
+    launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the head called while the client's own attempt was still on its way."""
+    here = launch(2)
+    one_way(here, "timeout")
+    called = threading.Event()
+    elsewhere = server.dial
+
+    async def call(address: str, port: int, *rest: Any) -> Conn:
+        called.set()
+        return await elsewhere(address, port, *rest)
+
+    async def opening(address: str, port: int, *rest: Any) -> Conn:
+        if called.is_set():
+            return await dial(address, port, *rest)
+        raise WireError("timeout")
+
+    monkeypatch.setattr("train.preflight.server.dial", call)
+    monkeypatch.setattr("train.preflight.client.dial", opening)
+    assert [codes(each) for each in here.meet("ab")] == [[], []]
+    assert called.is_set()
+
+
+def test_of_an_elastic_job_only_the_filtered_host_fails(
+    launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.preflight.head._SETTLE_S", 8.0)
+    here = launch(2, least=1)
+    one_way(here, "timeout")
+    outcomes = here.meet("ab")
+    assert [_severities(each) for each in outcomes] == [
+        [("PORT003", "warning")],
+        [("PORT003", "error")],
+    ]
+
+
+def test_what_a_client_without_a_way_found_itself_is_told_at_the_head(
+    launch: Any, one_way: Any
+) -> None:
+    here = launch(2)
+    one_way(here, "unresolved")
+    started = [here.thread("a"), here.thread("b", finds=["NAME001"])]
+    assert [codes(each.result(WAIT_S)) for each in started] == [["NAME001"]] * 2
+
+
+def test_hosts_that_answer_keep_no_others_from_being_called(
+    launch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_CALLS", 1)
+    monkeypatch.setattr(server, "_FIRST_CALL_S", 0.0)
+    settings, _ = parse(launch(4).given("a"))
+
+    class Answering:
+        """Another host's preflight, which then says nothing for long."""
+
+        address = "127.0.0.9"
+
+        def __init__(self) -> None:
+            self.first: dict[str, Any] = asdict(Hello("toy", "x", 1, 4, 4, "a", "i", "client"))
+
+        def send(self, kind: str, **content: Any) -> None: ...
+        def close(self) -> None: ...
+
+        async def receive(self, timeout_s: float) -> dict[str, Any]:
+            if not self.first:
+                await asyncio.sleep(60)
+            first, self.first = self.first, {}
+            return first
+
+    dialling: list[int] = [0]  # how many at once, each time one begins or ends
+
+    async def answering(*_: Any) -> Any:
+        dialling.append(dialling[-1] + 1)
+        await asyncio.sleep(0)
+        dialling.append(dialling[-1] - 1)
+        return Answering()
+
+    async def run() -> None:
+        head = Server(settings, Report.of(settings, ()), print)
+        calling = asyncio.create_task(head.call_missing())
+        while set(head.met) != {1, 2, 3}:
+            await asyncio.sleep(0.01)
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        assert set(head.met.values()) == {""}
+
+    monkeypatch.setattr(server, "dial", answering)
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert max(dialling) == 1
+
+
+def test_a_name_that_leads_nowhere_is_no_firewall(
+    launch: Any, one_way: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = launch(2, head="head-of-mine")
+    one_way(here, "timeout")
+
+    async def leads_nowhere(name: str) -> str:
+        return "192.0.2.7"
+
+    monkeypatch.setattr("train.preflight.client.resolve", leads_nowhere)
+    outcomes = here.meet("ab")
+    assert [codes(each) for each in outcomes] == [["NAME004"]] * 2
+    assert "head-of-mine leads b to 192.0.2.7, which is no address of a" in causes(outcomes[0])[0]
 
 
 # --- elastic jobs ---------------------------------------------------------------------------------

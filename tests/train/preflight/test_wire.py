@@ -109,13 +109,13 @@ def test_a_door_closes_while_somebody_speaks(turns: int) -> None:
         async def answer(conn: Conn) -> None:
             conn.send("identity")
             heard.append((await conn.receive(10))["kind"])
-            await conn.receive(10)
+            await conn.until_closed()
 
         door = Listener(answer, 4)
         port = await door.open(bind(0))
         conn = await dial("127.0.0.1", port, 10)
         assert (await conn.receive(10))["kind"] == "identity"
-        conn.send("hello")
+        conn.send("call")
         await turn(turns)
         await door.close()
         conn.abort()
