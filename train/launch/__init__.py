@@ -1,5 +1,5 @@
 """The program that a launch artefact becomes: it checks, takes the directory, starts the workers, waits, decides.
 
-One flow on every host (supervisor.py), one adapter a tier (local.py, …); under Slurm slurm.py besides, once a
-start. Standard library only; runs on Python 3.9, before torch is imported.
+supervisor.py has the flow of every host, and each tier has an adapter (local.py, …). Under Slurm, slurm/batch.py runs
+as well, once for each start. Standard library only; runs on Python 3.9, before torch is imported.
 """

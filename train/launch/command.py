@@ -1,6 +1,6 @@
-"""`python -m train supervise TIER …`: which tier's supervisor, with which options.
+"""`python -m train supervise TIER …`: choose the tier, read its options and run its supervisor.
 
-Owns the options' form and the signals that are listened to.
+Owns the form of the options and the signals that become events.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from train.launch.events import Events, Signal
 
-# A signal that the artefact's shell has noticed before it became this process: its name.
+# The name of a signal that the artefact's shell has noticed before it became this process.
 _NOTICED = "DDPGEN_SIGNAL"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Slurm sends USR1, or the USR2 of a user's SBATCH_SIGNAL, before a time limit. Its batch script has them ignored
-# while it becomes this process.
+# Slurm sends USR1, or the USR2 of a user's SBATCH_SIGNAL, before a time limit. The batch script ignores both while it
+# becomes this process.
 _SLURMS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# Of each tier: the module here, and its adapter.
+# The module and the adapter class of each tier.
 _TIERS = {
     "local": ("local", "Local"),
     "host": ("hosts", "Hosts"),
@@ -32,8 +32,8 @@ _TIERS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Supervise one launch; the exit code."""
-    # First: from here on a signal is heard, and ends nothing by itself.
+    """Supervise one launch; return the exit code."""
+    # This comes first: from here on a signal becomes an event, and ends nothing by itself.
     scheduled = "".join(argv[:1]).startswith("slurm")
     events = Events(_SLURMS if scheduled else _SIGNALS, even_ignored=scheduled)
     if scheduled:

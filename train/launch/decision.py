@@ -1,6 +1,6 @@
-"""What a signal means, and what the end of the workers means: functions over values.
+"""Pure decisions: how to react to a signal, and how to report the end of the workers.
 
-Owns the decisions that all tiers share and the exit codes. Reads no file and no clock.
+Owns the exit codes, and the decisions that all tiers share. Reads no file and no clock.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ GO_ON, ANEW, AGAIN = "to go on", "to begin anew", "to start it again"
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be done about a signal. `action`: stop (after the current step), end (the launcher, as
-    nobody looks for a stop file yet), kill. `message`: "" where it was said before. `words`: the stop
-    file's first line."""
+    """The reaction to a signal. `action`: stop (after the current step), end (the launcher, because nobody looks for a
+    stop file yet) or kill. `message`: the line to print; "" if it was printed before. `words`: the stop file's first
+    line."""
 
     action: str
     message: str
@@ -30,9 +30,9 @@ class Request:
 class End:
     """How the workers of this host ended.
 
-    `code`: the launcher's exit code, 128 + N for signal N. `status`: what the attempt wrote last; None
-    when that is another attempt's, or unreadable. `met`: whether the processes of all hosts have met. `next`: what
-    another start is for (see goes_on); "" where that is not known here.
+    `code`: the launcher's exit code, 128 + N for signal N. `status`: the last status of the attempt; None if the file
+    is unreadable or another attempt's. `met`: True if the processes of all hosts have met. `next`: the purpose of
+    another start (see goes_on); "" if this host does not know it.
     """
 
     code: int
@@ -46,8 +46,8 @@ class End:
 @dataclass(frozen=True)
 class ExitReport:
     """The exit code of the supervisor, and its last lines. `reason`: why it ended, for the status and for the driver of
-    several hosts; "" where the first line says it. `crashed`: another start may cure it. `comes_back`: the scheduler starts
-    the job again."""
+    several hosts; "" if the first line says it. `crashed`: another start may cure it. `comes_back`: the scheduler
+    starts the job again."""
 
     code: int
     lines: tuple[str, ...] = ()
@@ -57,15 +57,15 @@ class ExitReport:
 
     @property
     def why(self) -> str:
-        """Why it ended, in one line; "" if nothing says it."""
+        """The reason in one line: `reason`, or else the first line; "" without both."""
         return self.reason or "".join(self.lines[:1])
 
 
 def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request:
-    """What a signal means to a user's own launch: a stop, then at the second Ctrl-C or TERM a kill.
+    """React to a signal in a user's own launch: stop at the first one, kill at the second Ctrl-C or TERM.
 
-    A closing terminal may send HUP twice. KILL is a driver's word. `stops`: how often a stop was asked for
-    before. `driven`: a driver sent it, which says by itself how to kill.
+    A second HUP does not kill, because a closing terminal may send two. KILL is the driver's word. `stops`: how often a
+    stop was asked for before. `driven`: a driver sent the signal, and tells the user itself how to kill.
     """
     if name == "KILL" or (stops and name != "HUP"):
         return Request("kill", "killing the job; what it has not saved is lost")
@@ -76,8 +76,8 @@ def on_signal(name: str, stops: int, met: bool, driven: bool = False) -> Request
 
 
 def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
-    """What the end of the workers means. torchrun's exit code says 1 for nearly everything: what counts is the
-    status. `results`: where they are, in words; `again`: what to type to start it again."""
+    """Turn the end of the workers into a report. The status decides, because torchrun's exit code is 1 for nearly
+    everything. `results`: where the results are, in words. `again`: the command that starts the job again."""
     status = end.status
     starts_again = (f"{end.next}: {again}",) if again and end.next else ()
     if status is None:
@@ -96,7 +96,7 @@ def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
     if end.stops and not end.killed and not end.met:
         return not_begun(again)
     if end.killed:
-        # A driver kills the other hosts after a crash or a loss, which this host may have noted as its own crash.
+        # A driver kills this host after a crash or loss of another, which this host may have noted as its own crash.
         noted = f"; the last crash: {status.reason}" if status.reason else ""
         why = f"killed, as it was asked to{noted}"
         line = "; ".join(("killed", *starts_again))
@@ -107,12 +107,12 @@ def at_end(end: End, results: str = "", again: str = "") -> ExitReport:
 
 
 def word_of(code: int) -> str:
-    """The status of a job that is over with this exit code, and that its processes have left at `running`."""
+    """Return the final status for an exit code, for a job whose processes have left the status at `running`."""
     return {0: "done", EXIT_STOPPED: "stopped"}.get(code, "failed")
 
 
 def crash(end: End) -> str:
-    """Why the workers have ended, who have not said that it is for good: the last crash they noted, if any."""
+    """Return why workers without a final status have ended: the last crash that they noted, or the launcher's code."""
     if end.status is not None and end.status.reason:
         return end.status.reason
     if end.code > 128:
@@ -121,8 +121,8 @@ def crash(end: End) -> str:
 
 
 def goes_on(program: Sequence[str], saved: bool) -> str:
-    """Say for which purpose `program`, the words of the command, is started again: to go on, or to begin anew. If nobody
-    can know, it is only started again. `saved`: a checkpoint was written, or a user's script was seen to save something."""
+    """Return the purpose of another start of `program`, the words of the command: GO_ON or ANEW, or AGAIN if nobody can
+    know. `saved`: a checkpoint was written, or a user's script was seen to save something."""
     options = list(itertools.takewhile(lambda word: word.startswith("--"), program[1:]))
     if "--probe" in options or "--from-scratch" in options:
         return ANEW
@@ -130,12 +130,12 @@ def goes_on(program: Sequence[str], saved: bool) -> str:
         return GO_ON
     if program[0] != "script":
         return f"{ANEW}, as no checkpoint was written"
-    # The saves of a program are not seen, nor are all the files that `resume.exists` may name.
+    # ddpgen does not see the saves of a program, nor all the files that `resume.exists` may name.
     unseen = "--no-python" in options or any(o.startswith("--resume-exists") for o in options)
     return AGAIN if unseen else f"{ANEW}, as nothing was seen to be saved"
 
 
 def not_begun(again: str) -> ExitReport:
-    """A stop before the workers were started, or had met."""
+    """Report a stop before the workers were started, or before they had met."""
     why, starts = "stopped before the training began", f"; to start it: {again}" if again else ""
     return ExitReport(EXIT_STOPPED, (f"{why}{starts}",), why)

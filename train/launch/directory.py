@@ -1,6 +1,6 @@
-"""The checkpoint directory, taken for an attempt.
+"""Take the checkpoint directory for an attempt.
 
-Owns what a supervisor says when it cannot have it.
+Owns the supervisor's message when it cannot take it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from train.run.status import Status, write_status
 
 
 def of(path: str, part: str = "") -> Path:
-    """The checkpoint directory: from the bundle's directory, `~` is the home directory; or a part of it."""
+    """Return the checkpoint directory, or its `part`. `path` starts at the bundle's directory; `~` is the home."""
     return Path(os.path.abspath(os.path.join(os.path.expanduser(path), part)))
 
 
 def steps_saved(where: Path) -> list[int]:
-    """Of what a user's script was seen to save whole, as rank 0 has recorded it in `where`: the checkpoint directory,
-    or the store."""
+    """Return the steps that a user's script was seen to save whole, as rank 0 has recorded them in `where`: the
+    checkpoint directory, or the store."""
     steps: list[int] = []
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         for line in read_file(where / "script" / "saves-0.jsonl").splitlines():
@@ -36,15 +36,15 @@ def steps_saved(where: Path) -> list[int]:
 
 
 def acquire(whole: Path, held: Path, job: str, scheduler: str) -> str:
-    """Take `held`, the checkpoint directory `whole` or this host's part of it; the attempt's id.
+    """Take `held`, the checkpoint directory `whole` or this host's part of it; return the attempt's id.
 
-    Raises Refusal when another job is alive in it, or when it cannot be written.
+    Raises Refusal if another job is alive in it, or if it cannot be written.
     """
     try:
         check_not_replaced(whole, scheduler)
         attempt = claim(held, job, os.getpid(), scheduler=scheduler)
         if Scheduled.parse(scheduler) is None:
-            # Under a scheduler the head has done so, before anybody could ask this start to stop.
+            # Under a scheduler, the head has removed it before anybody could ask this start to stop.
             (whole / "stop").unlink(missing_ok=True)
         write_status(held, Status("running", attempt, max(steps_on_disk(whole), default=0)))
     except HeldByLiveJobError as error:
@@ -55,7 +55,7 @@ def acquire(whole: Path, held: Path, job: str, scheduler: str) -> str:
 
 
 def unusable(whole: Path, error: OSError) -> Refusal:
-    """Why the checkpoint directory cannot be written."""
+    """Return a Refusal that says why the checkpoint directory cannot be written."""
     about = f" ({error.filename})" if error.filename else ""
     remedy = "set checkpoint.dir to a place you can write to"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

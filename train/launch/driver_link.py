@@ -1,7 +1,7 @@
 """The line from the driver of several hosts to the supervisor of one: words on standard input.
 
-Owns what each word means, and what silence means: the driver or the network is gone, so this host has to
-end by itself. Knows nothing of ssh.
+Owns the meaning of each word, and the meaning of silence: the driver or the network is gone, so this host has to end by
+itself. Knows nothing of ssh.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SILENT, _TIMEOUT = "the driver is silent", "a clean stop takes too long"
 
 
 def take_standard_input() -> int:
-    """A descriptor of the driver's words; standard input itself is empty from now on, for every child."""
+    """Return a descriptor of the driver's words. From now on standard input itself is empty, also for every child."""
     line = os.dup(0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -25,10 +25,10 @@ def take_standard_input() -> int:
 
 
 class DriverLink:
-    """What comes from the driver, turned into signals.
+    """Turn the driver's words into signals.
 
-    `stop` becomes TERM and `kill` KILL. Silence and end of file become HUP, and `timeout_s` seconds later
-    (no healthy step takes longer) KILL.
+    `stop` becomes TERM and `kill` KILL. Silence and end of file become HUP, and KILL after another `timeout_s` seconds,
+    because no healthy step takes longer.
     """
 
     def __init__(self, events: Events, line: int, timeout_s: float) -> None:
@@ -38,11 +38,11 @@ class DriverLink:
         events.set_alarm(_SILENT, SILENCE_S)
 
     def on_event(self, event: Event) -> None:
-        """Take in what a descriptor or an alarm says."""
+        """Handle data from the driver, or an alarm."""
         if isinstance(event, Due) and event.name == _TIMEOUT:
             self._events.inject(Signal("KILL"))
         elif self._lost:
-            return  # whatever still comes is from before
+            return  # data that still comes was sent earlier
         elif isinstance(event, Due) and event.name == _SILENT:
             self._lose(f"nothing heard from the driver for {SILENCE_S:.0f} s")
         elif isinstance(event, Readable) and not event.data:
@@ -60,7 +60,7 @@ class DriverLink:
 
     def _lose(self, why: str) -> None:
         self._lost = True
-        # Where the connection is gone, so is whoever would read this.
+        # If the connection is gone, nobody reads this line.
         say(f"{why}; asking for a clean stop")
         self._events.inject(Signal("HUP"))
         self._events.set_alarm(_TIMEOUT, self._timeout_s)

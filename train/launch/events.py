@@ -1,6 +1,6 @@
-"""What a supervisor waits for, one event at a time: signals, ends of children, results of threads.
+"""The events of a supervisor, one at a time: signals, ends of children, results of threads.
 
-Owns the selector loop and the wakeup descriptor. Knows nothing of what an event means.
+Owns the selector loop and the wakeup descriptor. Knows nothing of an event's meaning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Exit:
 
 @dataclass(frozen=True)
 class Result:
-    """What run_in_thread() was given has returned `value`, or raised `error`."""
+    """The function that run_in_thread() was given has returned `value`, or raised `error`."""
 
     value: Any = None
     error: BaseException | None = None
@@ -56,17 +56,19 @@ class Due:
     name: str
 
 
-# A signal that has ended a child may come here so much later: its sender signals one process after the other.
+# A signal that has ended a child may come here so many seconds later, because its sender signals one process after the
+# other.
 LATE_S = 1.0
 
-# `timeout`, for one, passes a Ctrl-C on to whom the terminal has sent it already: two of a kind in so short a time are one.
+# Two equal signals within so many seconds count as one. `timeout`, for example, passes a Ctrl-C on to processes that have
+# it from the terminal already.
 _SAME_S = 0.5
 
 Event = Union[Signal, Exit, Result, Readable, Due]
 
 
 class Events:
-    """The events of this process, in the order in which they are noticed. Used by the main thread alone."""
+    """The events of this process, in the order in which they are noticed. Only the main thread may use it."""
 
     def __init__(
         self,
@@ -74,9 +76,9 @@ class Events:
         even_ignored: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Listen to `signals`, but for those that whoever started this process has it ignore.
+        """Listen to `signals`, except those that this process ignores from its start on.
 
-        `even_ignored`: to those as well; a shell has them ignored while it becomes this process.
+        `even_ignored`: listen to those as well, because a shell ignores them while it becomes this process.
         """
         self._clock = clock
         self._woken, self._wake = socket.socketpair()
@@ -98,16 +100,16 @@ class Events:
                 self._heard.append(signum)
 
     def close(self) -> None:
-        """The process is about to end: from now on its signals change nothing.
+        """Ignore signals from now on, because the process is about to end.
 
-        Without this, one that comes after the wakeup descriptor was closed prints a traceback.
+        Otherwise a signal that comes after the wakeup descriptor was closed would print a traceback.
         """
         for signum in self._heard:
             signal.signal(signum, signal.SIG_DFL if signum is signal.SIGCHLD else signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
 
     def run_in_thread(self, work: Callable[[], Any]) -> None:
-        """Have `work` done beside the loop; a Result comes. It is abandoned when the process ends."""
+        """Run `work` in a thread; a Result comes when it returns. It is abandoned when the process ends."""
 
         def run() -> None:
             try:
@@ -121,7 +123,8 @@ class Events:
         threading.Thread(target=run, daemon=True).start()
 
     def result_of(self, work: Callable[[], Any], on_event: Callable[[Event], None]) -> Any:
-        """What `work` returns; `on_event` gets the events that come meanwhile. Raises what either raises."""
+        """Run `work` in a thread; return its result. `on_event` gets the events that come meanwhile. Raises what either
+        raises."""
         self.run_in_thread(work)
         while True:
             event = self.next()
@@ -132,24 +135,24 @@ class Events:
             on_event(event)
 
     def watch_child(self, pid: int) -> None:
-        """Have an Exit come when `pid`, a child of this process, ends."""
+        """Add an Exit event when `pid`, a child of this process, ends."""
         self._children.add(pid)
         self._reap()  # it may have ended already
 
     def watch_descriptor(self, descriptor: int) -> None:
-        """Have a Readable come whenever there is something to read, until the end of file."""
+        """Add a Readable event whenever there is something to read, until the end of file."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
     def set_alarm(self, name: str, seconds: float) -> None:
-        """Have a Due come in so many seconds, instead of an earlier alarm of that name."""
+        """Add a Due event in `seconds`. It replaces an earlier alarm of that name."""
         self._alarms[name] = self._clock() + seconds
 
     def inject(self, event: Event) -> None:
-        """Have `event` come next, before anything that is noticed."""
+        """Add `event`, before any event that is noticed later."""
         self._pending.append(event)
 
     def next(self) -> Event:
-        """Wait for the next event."""
+        """Wait for the next event and return it."""
         while not self._pending:
             due = min(self._alarms.values(), default=None)
             timeout = None if due is None else max(0.0, due - self._clock())
@@ -200,4 +203,4 @@ class Events:
 
 
 def _noticed(signum: int, frame: FrameType | None) -> None:
-    """The wakeup descriptor has it already."""
+    """Do nothing, because the wakeup descriptor has the signal already."""

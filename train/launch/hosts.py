@@ -1,7 +1,7 @@
-"""The tier `hosts`: this host among those that hosts/hosts.json lists.
+"""The tier `hosts`: one of the hosts that hosts/hosts.json lists.
 
-Owns the reading of that file, who of them takes part, and which ranks are this host's. The driver
-(ddpgen/driver/) reads the same file; every host counts from it, so that no rank is there twice.
+Owns the reading of that file, the choice of the hosts that take part, and the ranks of this host. The driver
+(ddpgen/driver/) reads the same file. Every host counts the ranks from it, so that no two hosts have the same rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Bounds = Optional[tuple[int, int]]
 
 @dataclass(frozen=True)
 class HostEntry:
-    """A line of hosts.json: how the others reach it, and how many processes it runs."""
+    """A host of hosts.json: its name, the address at which the others reach it, and its number of processes."""
 
     name: str
     address: str
@@ -45,20 +45,20 @@ class HostEntry:
 
 @dataclass(frozen=True)
 class Listed:
-    """The part of hosts.json that concerns a host. `hosts`: in the order of their ranks; `elastic`: how many of them take part,
-    at least and at most, if they may be fewer than all."""
+    """The part of hosts.json that a host needs. `hosts`: in the order of their ranks. `elastic`: the least and the
+    greatest number of hosts that take part, if fewer than all may."""
 
     hosts: tuple[HostEntry, ...]
     elastic: _Bounds = None
 
     @property
     def least(self) -> int:
-        """How many hosts are enough to begin."""
+        """The number of hosts that is enough to begin."""
         return self.elastic[0] if self.elastic else len(self.hosts)
 
 
 def read(path: Path) -> Listed:
-    """Raises Refusal when the file is not there, or not what ddpgen writes."""
+    """Read hosts.json. Raises Refusal if the file is missing, or does not have the form that ddpgen writes."""
     listed = typed.read(Listed, path)
     if listed is None:
         message = f"{path} cannot be read; copy the whole bundle, or render again"
@@ -69,8 +69,8 @@ def read(path: Path) -> Listed:
 def membership(
     listed: Listed, me: str, head: str = "", only: str = "", port: int = 0, launch: str = ""
 ) -> Membership:
-    """Which ranks are those of `me`. `only`: names of those that take part; `head`: where they meet, by
-    default the first. Its ranks come first, then the others' in the order of the list.
+    """Compute the ranks of the host `me`. `only`: the names of the hosts that take part. `head`: the host where they
+    meet, by default the first. The head's ranks come first, then the others' in the order of the list.
 
     Raises Refusal for names that would give two hosts one rank.
     """
@@ -139,7 +139,7 @@ class Hosts(Tier):
         self._line = take_standard_input() if options.driven else None
         self._link: DriverLink | None = None
         script = os.path.join(os.getcwd(), "hosts", f"{options.me}.sh")
-        # What the user has typed: the driver's command, or this host's script.
+        # The command that the user has typed: the driver's, or this host's script.
         self._same = "the same command" if options.driven else f"bash {shlex.quote(script)}"
 
     def listen(self, events: Events) -> None:
@@ -157,7 +157,7 @@ class Hosts(Tier):
     def membership(self) -> Membership:
         options = self._options
         listed = read(_LISTED)
-        # Two runs that meet at one address under one name would merge: the driver names each of its launches.
+        # Two runs that meet at one address under one name would merge, so the driver names each of its launches.
         launch = os.environ.get("DDPGEN_LAUNCH", "")
         return membership(listed, options.me, options.head, options.hosts, options.port, launch)
 
@@ -165,14 +165,14 @@ class Hosts(Tier):
         return decision.on_signal(name, stops, met, bool(self._options.driven))
 
     def not_begun(self, name: str) -> ExitReport:
-        # What a driver has ended may have a reason, which the driver tells.
+        # If a driver has ended this start, the driver itself prints the reason.
         return decision.not_begun("" if self._options.driven else self._same)
 
     def at_end(self, end: End) -> ExitReport:
         return decision.at_end(end, self._results(end), self._same)
 
     def report(self, outcome: ExitReport) -> None:
-        """For the driver, as a line that no other program can print: only this process has the token."""
+        """Print the end for the driver. No other program can print this line: only this process has the token."""
         if token := self._options.driven:
             reason = " ".join(outcome.why.split())[:_MOST_REASON]
             data = {"crashed": outcome.crashed, "reason": reason}

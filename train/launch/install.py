@@ -1,8 +1,8 @@
-"""The virtual environments that packages are installed into: those of a lock, or those of a list.
+"""Make the virtual environment of a version lock, or of a list of packages.
 
-`python -m train install LOCK` and `… install DIR -- REQUIREMENT …`; a supervisor does the first by itself.
-Owns that an environment is made once, is found again, and is never taken for whole when it is not. Machines
-may share the directory. Standard library only.
+The commands are `python -m train install LOCK` and `… install DIR -- REQUIREMENT …`. A supervisor does the first by
+itself. Each environment is made once and found again, and a half-made one is never used. Machines may share the
+directory. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from train.base.errors import EXIT_UNAVAILABLE, Refusal
 from train.base.files import locked, read_file, replace_file
 from train.base.processes import die_with_parent
 
-# What has been installed: written last, so that its presence says that all is there.
+# The list of the installed packages. It is written last, so that its presence proves that the environment is complete.
 INSTALLED = "installed.txt"
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make the environment; the exit code."""
+    """Make the environment; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m train install", allow_abbrev=False)
     parser.add_argument("place", type=Path, help="a lock; or a directory, with requirements")
     parser.add_argument("requirements", nargs="*", help="each a line of a requirements file")
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def of_lock(lock: Path) -> Path:
-    """The environment of a lock for this Python, made where it is not there. Raises Refusal."""
+    """Return the environment of a version lock for this Python, and make it if it is missing. Raises Refusal."""
     try:
         content = read_file(lock)
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute()
@@ -60,7 +60,7 @@ def of_lock(lock: Path) -> Path:
 
 
 def enter(environment: Path) -> None:
-    """Replace this process by the same command in `environment`, unless it runs there already."""
+    """Replace this process by the same command in `environment`, unless this process runs there already."""
     if os.path.realpath(sys.prefix) == os.path.realpath(environment):
         return
     say(f"the Python of this job has what the lock lists, in {environment}")
@@ -77,14 +77,14 @@ def _of_list(options: argparse.Namespace) -> Path:
 
 
 def _once(environment: Path, content: str, lock: Path | None = None) -> Path:
-    """`environment`, made where it is not there whole. Raises Refusal."""
+    """Return `environment`, and make it if it is missing or incomplete. Raises Refusal."""
     try:
         environment.parent.mkdir(parents=True, exist_ok=True)
         if not _is_whole(environment):
             say(f"installing into {environment}, or waiting for who does")
         with locked(Path(f"{environment}.lock")) as alone:  # machines may share their home
             if lock and not alone and not _is_whole(environment):
-                # Another machine may be making it: that looks like the half-made one of a killed machine.
+                # Another machine may be making it. That looks like the half-made environment of a killed machine.
                 environment = environment.with_name(f"{environment.name}-{socket.gethostname()}")
             if not _is_whole(environment):
                 _make(environment, content, lock)
@@ -95,12 +95,12 @@ def _once(environment: Path, content: str, lock: Path | None = None) -> Path:
 
 
 def _is_whole(environment: Path) -> bool:
-    """Also the Python that it was made with has to be there still."""
+    """Return True if all packages are installed, and the Python that made the environment still exists."""
     return (environment / INSTALLED).exists() and os.access(environment / "bin/python", os.X_OK)
 
 
 def _make(environment: Path, content: str, lock: Path | None) -> None:
-    """By uv where that is there and the packages have hashes, else by pip. Raises Refusal, OSError."""
+    """Make it with uv if uv is installed and the packages have hashes, else with pip. Raises Refusal, OSError."""
     if environment.exists():  # half made
         shutil.rmtree(environment)
     uv = shutil.which("uv") if lock else None
@@ -142,7 +142,7 @@ def _why(tool: str, content: str, lock: Path | None) -> str:
 
 
 def _fails(*command: str) -> bool:
-    """Run a command that does not outlive this process: nobody would know that it is still at work."""
+    """Run a command; return True if it fails. It dies with this process, so that it never runs unnoticed."""
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,

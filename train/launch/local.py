@@ -1,4 +1,4 @@
-"""The tier `local`: all processes on this machine, and what a user's program prints there kept in a file."""
+"""The tier `local`: all processes run on this machine, and a file keeps the output of a user's program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAST_WORDS_S = 2.0
 
 
 class Local(Tier):
-    """One machine, which meets nobody."""
+    """One machine, which meets no other host."""
 
     def __init__(self, options: argparse.Namespace, command: Command) -> None:
         self._options = options
@@ -36,7 +36,7 @@ class Local(Tier):
         return Membership(me=socket.gethostname(), procs=procs, world_size=procs)
 
     def prepare(self, member: Membership, address: str) -> None:
-        """What a user's program prints is nowhere else; a workload's progress is in metrics.jsonl."""
+        """Keep the output of a user's program, which is nowhere else. A workload's progress is in metrics.jsonl."""
         if self._command.program[0] != "script":
             return
         try:
@@ -56,21 +56,21 @@ class Local(Tier):
 
 
 class KeptOutput:
-    """From now on what this process and its children print goes to `file` as well.
+    """Copy the output of this process and its children to `file`, from now on.
 
-    By tee(1): it goes on when the terminal is gone or the disk is full.
+    tee(1) does it, because tee goes on when the terminal is gone or the disk is full.
     """
 
     def __init__(self, file: Path) -> None:
-        """`file`: appended to. Raises OSError, and then nothing has changed."""
+        """Start to append the output to `file`. Raises OSError, and then nothing has changed."""
         file.parent.mkdir(parents=True, exist_ok=True)
         self._tees = []
         outputs = [(1, 2)] if os.path.sameopenfile(1, 2) else [(1,), (2,)]
         self._own = {fd: os.dup(fd) for fds in outputs for fd in fds}
         for fds in outputs:
             reading, writing = os.pipe()
-            # A signal for the job's processes is not for tee, which ends with what it reads from. The shell sets that, as
-            # this thread is one of several and may run no code between fork and exec.
+            # tee ignores the job's signals, because it ends with its input. The shell sets that: this process has
+            # several threads, so it may run no code between fork and exec.
             words = ["sh", "-c", 'trap "" INT TERM HUP; exec tee -a "$1"', "sh", str(file)]
             tee = subprocess.Popen(words, stdin=reading, stdout=fds[0])
             self._tees.append(tee)
@@ -80,7 +80,7 @@ class KeptOutput:
             os.close(writing)
 
     def end(self) -> None:
-        """Print as before. What was printed so far is on the terminal, unless somebody still prints."""
+        """Print as before. All earlier output is on the terminal then, unless a process still prints."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for fd, own in self._own.items():

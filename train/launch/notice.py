@@ -1,8 +1,8 @@
-"""A cloud's notice that it takes this machine back becomes a stop file; `python -m train notice`.
+"""Turn a cloud's notice that it takes this machine back into a stop file.
 
-Owns the watch over the clouds that are here and, for a hook that is called when the machine goes
-(Kubernetes, `python -m train notice`), the wait until the job has ended. Knows no cloud's protocol, and
-nothing of what the training does with the file. Imports no torch.
+Owns the watch over the clouds that are here. Owns also `python -m train notice`, for a hook that Kubernetes calls when
+the machine goes: it makes the stop file and waits until the job has ended. Knows no cloud's protocol, and does not know
+how the training uses the file. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from train.run.config import seconds
 from train.run.status import read_status
 from train.run.stop import PREEMPTED, create_stop_file, reason_in
 
-# Another place for a cloud's service, for tests: DDPGEN_METADATA_AWS=http://127.0.0.1:8000
+# Another URL of a cloud's service, for tests: DDPGEN_METADATA_AWS=http://127.0.0.1:8000
 _ADDRESS_VARIABLE = "DDPGEN_METADATA_"
 _TRIES = 3
 _LOOK_S = 0.25
@@ -30,7 +30,7 @@ _RETRY_S = 1.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make the stop file, as this machine is taken back, and wait until the job has ended."""
+    """Make the stop file, because this machine is taken back, and wait for the end of the job. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m train notice", allow_abbrev=False)
     parser.add_argument("--stop-file", type=Path, required=True)
     parser.add_argument("--wait", type=seconds, default=60.0, help="at most so long")
@@ -39,26 +39,26 @@ def main(argv: Sequence[str]) -> int:
 
 
 def watch(stop_file: Path, names: Sequence[str], every: float) -> None:
-    """Make `stop_file` as soon as one of these clouds gives notice; return then, or where none is here."""
+    """Make `stop_file` as soon as one of these clouds gives notice; return then, or when none of them is here."""
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
         cloud = clouds()[name](os.environ.get(_ADDRESS_VARIABLE + name.upper()) or ADDRESS, every)
-        # Daemons: an answer that does not come holds up neither the others nor the end.
+        # Daemon threads: a missing answer delays neither the other clouds nor the end of the process.
         threading.Thread(target=_watch, args=(cloud, every, said), daemon=True).start()
     notice = next(filter(None, (said.get() for _ in names)), "")
     if not notice:
         say(f"no {' or '.join(names)} here that would tell of a preemption: not watching for one")
         return
-    # One line, whatever the service has put into it.
+    # Make it one line, whatever the service has put into it.
     words = " ".join(f"{PREEMPTED}: {notice}".split())
     while not _ask(stop_file, words):
         time.sleep(_RETRY_S)
 
 
 def ask_and_wait(stop_file: Path, timeout_s: float) -> int:
-    """Make the file now; return when no process of this machine's job runs, or after `timeout_s`.
+    """Make the file now. Return when no process of this machine's job runs, or after `timeout_s`.
 
-    The exit code: 0, or 1 when the job still runs then.
+    The exit code is 0, or 1 if the job still runs or the file cannot be made by then.
     """
     directory = stop_file.parent
     if not directory.is_dir():
@@ -78,7 +78,7 @@ def ask_and_wait(stop_file: Path, timeout_s: float) -> int:
 
 
 def _is_there(cloud: Cloud) -> bool:
-    """In doubt asked again: a service that is slow once would not be watched for the whole job."""
+    """Return True if the service is here. In doubt ask again, because one slow answer must not end the whole watch."""
     for _ in range(_TRIES):
         try:
             cloud.probe()
@@ -91,8 +91,8 @@ def _is_there(cloud: Cloud) -> bool:
 
 
 def _watch(cloud: Cloud, every: float, said: queue.SimpleQueue[str]) -> None:
-    """Look until there is a notice. Whatever goes wrong, go on: no answer is no notice. "" where the cloud is
-    not here."""
+    """Ask until there is a notice and put it into `said`; put "" if the cloud is not here. Go on after any error: no
+    answer is no notice."""
     if not _is_there(cloud):
         said.put("")
         return
@@ -114,7 +114,7 @@ def _watch(cloud: Cloud, every: float, said: queue.SimpleQueue[str]) -> None:
 
 
 def _ask(stop_file: Path, words: str) -> bool:
-    """Make the file with these words, unless there is one. Whether there is one now."""
+    """Make the file with these words, unless there is one. Return True if there is one now."""
     try:
         made = create_stop_file(stop_file, words)
     except OSError as error:
@@ -128,7 +128,7 @@ def _ask(stop_file: Path, words: str) -> bool:
 
 
 def _runs(directory: Path) -> bool:
-    """Whether the job, or a part of it on this machine, still runs."""
+    """Return True if the job, or a part of it on this machine, still runs."""
     try:
         parts = sorted((directory / "nodes").iterdir())
     except OSError:

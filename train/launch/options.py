@@ -1,4 +1,4 @@
-"""The options of the supervisor: those of every tier, and what the user has added behind the script's name."""
+"""The options of the supervisor: those of every tier, and those that the user adds behind the script's name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONLY_CHECK = {"--preflight": "only check whether the job can start"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that every tier has."""
+    """Add the options that every tier has."""
     add = parser.add_argument
     add("--job", required=True)
     add("--checkpoint-dir", required=True, help="from the bundle's directory, or absolute")
@@ -48,12 +48,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The words of A,B."""
+    """Split A,B into its words."""
     return tuple(filter(None, text.split(",")))
 
 
 def ports(text: str) -> range:
-    """The ports of FROM-TO, or of one."""
+    """Return the ports of FROM-TO, or the one port."""
     low, _, high = text.partition("-")
     first, last = int(low), int(high or low)
     if not 0 < first <= last < 65536:
@@ -62,10 +62,10 @@ def ports(text: str) -> range:
 
 
 def check_arguments(command: Command, leading: Mapping[str, str]) -> None:
-    """Judge what the user added: a wrong option would otherwise be met by every process at every restart.
+    """Check the user's arguments, because otherwise every process would fail on a wrong option at every restart.
 
-    Raises Refusal with the exit code 2; prints the options, also the supervisor's own, `leading`, and raises it
-    with 0 for --help.
+    Raises Refusal with the exit code 2. For --help, prints the options, also the supervisor's own in `leading`, and
+    raises Refusal with 0.
     """
     if command.program[0] != "run" or not command.arguments:
         return
@@ -90,12 +90,13 @@ def check_arguments(command: Command, leading: Mapping[str, str]) -> None:
 
 
 def _literal(program: Sequence[str]) -> list[str]:
-    """The program's words but for those whose value is known later."""
+    """Return the program's words with 1 as the world size, which is known only later."""
     return ["--world-size=1" if word.startswith("--world-size=") else word for word in program]
 
 
 def help_text(leading: Mapping[str, str], of_training: str) -> str:
-    """What --help shows: the supervisor's options, then those of `python -m train run`, whose help this is."""
+    """Return the text of --help: the supervisor's options, then the training's from `of_training`, the help of
+    `python -m train run`."""
     own = [f"  {name:<22}{what}" for name, what in leading.items() if what]
     options = re.split(r"\n\n(?:options|optional arguments):\n", of_training)[-1].rstrip()
     first = "options that come first:"
@@ -104,8 +105,8 @@ def help_text(leading: Mapping[str, str], of_training: str) -> str:
 
 
 def take_leading(command: Command, names: Iterable[str]) -> Command:
-    """`command` with those of the supervisor's own options moved to it that stand in front of what the
-    user added. `names`: `--NAME` for a switch, `--NAME=` for what has a value."""
+    """Move the supervisor's own options from the front of the user's arguments to the command's options. `names`:
+    `--NAME` for a switch, `--NAME=` for an option with a value."""
     taken, rest = list(command.options), list(command.arguments)
     while rest and any(rest[0] == n or (n[-1] == "=" and rest[0].startswith(n)) for n in names):
         taken.append(rest.pop(0))

@@ -1,4 +1,4 @@
-"""The report of a job that is done: a process of its own writes it, so that nothing of it changes how the job ends."""
+"""The report page of a job that is done. A separate process writes it, so that it cannot change how the job ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _DRAW_S = 60.0
 
 
 def say_report(directory: Path, lasted_s: float) -> None:
-    """Write the report of the checkpoint directory and print its path, if the run was long enough and the curves can
-    be drawn here."""
+    """Write the report page of the checkpoint directory and print its path.
+
+    Do nothing after a short run, or if metrics.jsonl or matplotlib is missing.
+    """
     if lasted_s < _WORTH_S or importlib.util.find_spec("matplotlib") is None:
         return
     if not (directory / "metrics.jsonl").exists():

@@ -1,10 +1,10 @@
-"""A free port of this host, kept for a launch until its own program listens there.
+"""Reserve a free port of this host for a launch, until the launch's own program listens there.
 
-Owns the search and the reservation: a socket that is bound to the port and never listens, for as long as
-the supervisor lives. To bind a port without SO_REUSEADDR, as every search does first, the kernel refuses beside
-any other socket there, whoever's it is; torch and the preflight ask for SO_REUSEADDR and so may listen
-beside one that has it and does not. No lock file could do that: many clusters give each job a /tmp of
-its own, and the port is wanted by other users as well. Knows no scheduler.
+Owns the search and the reservation. The reservation is a socket that is bound to the port and never listens, as long
+as the supervisor lives. Every search first binds a port without SO_REUSEADDR. The kernel refuses that while another
+socket, of any user, is bound to the port. PyTorch and the preflight set SO_REUSEADDR, so they may listen on the port
+of a socket that has it and does not listen. A lock file could not reserve a port, because many clusters give each
+job its own /tmp and because other users want the port as well. Knows no scheduler.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from train.base.nic import NetworkError
 
 
 def reserve(address: str, ports: Sequence[int], start: int) -> socket.socket:
-    """A socket bound to the first port that is free, from the one at `start` (modulo their number)
-    on and around. Raises NetworkError."""
+    """Return a socket that is bound to the first free port. The search begins at index `start` (modulo the number of
+    ports) and goes around once. Raises NetworkError."""
     for turn in range(len(ports)):
         port = ports[(start + turn) % len(ports)]
         found = _bound(port)
@@ -39,7 +39,7 @@ def reserve(address: str, ports: Sequence[int], start: int) -> socket.socket:
 
 
 def _bound(port: int) -> socket.socket | None:
-    """A socket that keeps everybody off `port` who does not ask for SO_REUSEADDR; None if taken."""
+    """Return a socket that keeps `port` from every program without SO_REUSEADDR; None if the port is taken."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.bind(("", port))

@@ -1,7 +1,7 @@
 """The tier `sky`: one of the machines that SkyPilot has found for a start of a task.
 
-Owns what SkyPilot says of a start, the number of a start in its checkpoint directory, and what a signal and
-the end of the workers mean to SkyPilot.
+Owns the reading of SkyPilot's variables and the number of a start in its checkpoint directory. Decides how to react to
+a signal, and with which exit code to report the end of the workers to SkyPilot.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from train.launch.options import names, ports
 from train.launch.tier import Membership, Tier
 from train.launch.words import Command
 
-# SkyPilot is to start the job again. Of several machines on Slurm it keeps the highest code alone, and
-# those that end a moment later are killed, which is 143: so above that.
+# This code has SkyPilot start the job again. On Slurm, SkyPilot keeps only the highest code of several machines. The
+# machines that end a moment later are killed, which gives 143, so this code is higher.
 EXIT_PREEMPTED = 175
 SKY_EXIT_STOPPED = 130
 _TOLD = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_TASK_ID")
-# Of a start before this one: what it was asked, and which owner of the store it was (train/checkpoint/store).
+# Files of an earlier start: its stop request, and its number as an owner of the store (train/checkpoint/store).
 _LEFTOVERS = ("stop", "store-turn")
 _MOST = 64
 _NOTICES_EVERY_S = 5.0
@@ -43,7 +43,7 @@ class Sky(Tier):
     """One machine of a task."""
 
     again = "sky jobs launch sky.yaml"
-    # SkyPilot signals every process below its shell: a step and its checkpoint are to be finished.
+    # SkyPilot signals every process below its shell. The workers ignore that, to finish a step and its checkpoint.
     ignored = (signal.SIGTERM,)
 
     def __init__(self, options: argparse.Namespace, command: Command) -> None:
@@ -109,9 +109,9 @@ class Sky(Tier):
             threading.Thread(target=notice.watch, args=about, daemon=True).start()
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
-        """A machine that shuts down, or `sky cancel`, after which no exit code counts.
+        """React to the shutdown of a machine, or to `sky cancel`. After either of them no exit code counts.
 
-        Before the processes of all machines have met nobody looks for the stop file, and they do not hear TERM.
+        Before the processes of all machines have met, kill them: nobody looks for the stop file, and they ignore TERM.
         """
         if not met:
             early = f"{self.me}: {name}: stopping before the training begins"
@@ -120,12 +120,12 @@ class Sky(Tier):
         return Request("stop", "" if stops else asking, f"signal: {name}")
 
     def not_begun(self, name: str) -> ExitReport:
-        """By a signal, so SkyPilot starts it again."""
+        """Have SkyPilot start the job again, because a signal ended this start."""
         line = f"{self.me}: stopped before the training began"
         return ExitReport(EXIT_PREEMPTED, (line,), comes_back=True)
 
     def at_end(self, end: End) -> ExitReport:
-        """SkyPilot acts on the exit code."""
+        """Report the end with the exit code on which SkyPilot acts."""
         me, status = self.me, end.status
         if status is not None and status.word == "stopped":
             at = f" at step {status.step}" if status.step else ""
@@ -148,7 +148,7 @@ class Sky(Tier):
 def membership(
     told: Mapping[str, str], planned: int, procs: int, ports: Sequence[int]
 ) -> Membership:
-    """Who takes part, from SkyPilot's variables. Raises Refusal."""
+    """Read from SkyPilot's variables which machines take part, and which one this is. Raises Refusal."""
     addresses = told.get("SKYPILOT_NODE_IPS", "").split()
     rank, task = told.get("SKYPILOT_NODE_RANK", ""), told.get("SKYPILOT_TASK_ID", "")
     if not addresses or not rank.isdecimal() or not task:
@@ -165,8 +165,8 @@ def membership(
             "the spec and render again",
         )
     part = task_name(task)
-    # One name for all machines of a start, and from it one port: SkyPilot's machines may be nodes of
-    # Slurm, which jobs share.
+    # All machines of a start compute the same name, and from it the same port. The port is not fixed, because
+    # SkyPilot's machines may be nodes of Slurm, which jobs share.
     launch = f"sky.{part}.{told.get('SKYPILOT_INTERNAL_JOB_ID') or 0}"
     return Membership(
         me=f"node{node_rank}",
@@ -186,13 +186,13 @@ def membership(
 
 
 def task_name(task: str) -> str:
-    """A task's id, the same after every recovery, as a name of files."""
+    """Return a task's id, which is the same after every recovery, as a file name."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", task)
     return name if len(name) <= _MOST else f"{name[:48]}-{zlib.crc32(name.encode())}"
 
 
 def check_secrets(told: Mapping[str, str], secrets: Sequence[str]) -> None:
-    """SkyPilot silently drops a secret that it was not given. Raises Refusal."""
+    """Check that all `secrets` are set, because SkyPilot silently drops one that it was not given. Raises Refusal."""
     for name in secrets:
         if name not in told:
             raise Refusal(
@@ -207,7 +207,7 @@ def check_secrets(told: Mapping[str, str], secrets: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Enrolled:
-    """A start on record: its number, its name, and the machines that have come."""
+    """The record of a start: its number, its name, and the ranks of the machines that have come."""
 
     number: int
     start: str
@@ -215,27 +215,27 @@ class Enrolled:
 
 
 def start(told: Mapping[str, str], launch: str) -> str:
-    """What all machines of one start have in common, and another start on the same disks has not.
+    """Return a name that all machines of one start share, and no other start on the same disks has.
 
-    A new cluster counts its jobs from 1 again: its machines have other addresses, or, as nodes of Slurm,
-    are another job there.
+    A new cluster counts its jobs from 1 again. But its machines have other addresses, or are another job if they are
+    nodes of Slurm.
     """
     names = ("SKYPILOT_NODE_IPS", "SLURM_JOB_ID")
     return " ".join([launch, *(told.get(name, "") for name in names)]).replace("\n", ",")
 
 
 def enroll(place: Path, start: str, node_rank: int) -> int:
-    """The number of this start in the directory `place`: above that of every start before it there.
+    """Return the number of this start in the directory `place`, which is above the numbers of all earlier starts there.
 
-    The machine of a start that comes first counts it, and removes what an earlier one has left; those that
-    share the directory find it counted. No clock is read, as machines' clocks differ. Raises OSError.
+    The first machine of a start counts it, and removes the files that an earlier start has left. Other machines that
+    share the directory find it counted. No clock is read, because the machines' clocks differ. Raises OSError.
     """
     place.mkdir(parents=True, exist_ok=True)
     record = place / "starts.json"
     with locked(place / ".starts.guard"):
         content = record.read_bytes() if record.exists() else b""
         last = typed.parse(Enrolled, content) or Enrolled(-1, "", ())
-        # A machine starts once in a start: one that is there already belongs to a new one.
+        # A machine comes once in each start. If it is on record already, a new start has begun.
         if last.start != start or node_rank in last.node_ranks:
             last = Enrolled(last.number + 1, start, ())
             for name in _LEFTOVERS:

@@ -1,8 +1,8 @@
-"""`python -m train spawn`: the processes of one host without torchrun.
+"""`python -m train spawn`: start the processes of one host without torchrun.
 
-Owns their environment (RANK, WORLD_SIZE, …), and that they end together: when one fails, when this
-process is told to end, when it is killed. Knows nothing of what they do, and imports no torch.
-There are no restarts here: who started the hosts starts them again.
+Owns their environment (RANK, WORLD_SIZE, …) and their common end. All of them end when one fails, when a signal
+asks this process to end, or when this process is killed. Knows nothing of what they do, and imports no torch.
+It restarts nothing, because whoever started the hosts starts them again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from train.base.console import say
 from train.base.errors import EXIT_FAILED
 from train.base.processes import die_with_parent
 
-# As torchrun's: long enough to write down what is under way.
+# The same as torchrun's: long enough to save the work in progress.
 GRACE_S = 30.0
 
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def spawn(command: Sequence[str], ranks: argparse.Namespace) -> int:
-    """Run `command` once for each of `ranks`, as main() has read them. 0 when all of them end with 0, else 1."""
+    """Run `command` once for each of `ranks`, as main() has read them. Return 0 if all of them end with 0, else 1."""
     children = _Children()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda signum, _: children.end(signum))
@@ -51,7 +51,7 @@ def spawn(command: Sequence[str], ranks: argparse.Namespace) -> int:
     try:
         for local_rank in range(ranks.procs):
             rank = ranks.first_rank + local_rank
-            told = {  # by torchrun, where that starts them
+            told = {  # torchrun sets the same variables
                 "RANK": str(rank),
                 "WORLD_SIZE": str(ranks.world_size),
                 "LOCAL_RANK": str(local_rank),
@@ -70,14 +70,14 @@ class _Children:
 
     def __init__(self) -> None:
         self._alive: dict[int, int] = {}  # process id to rank
-        # Kept, because a Popen that is dropped has its process waited for behind our back.
+        # Keep every Popen: subprocess may reap the process of a dropped one, and os.wait() would miss its end.
         self._started: list[subprocess.Popen[bytes]] = []
         self._failed = False
         self._ending: int | None = None
 
     def start(self, command: Sequence[str], rank: int, environment: dict[str, str]) -> None:
         env = {**os.environ, **environment}
-        # Left behind by a torchrun around this, it would make rank 0 look for a store of an agent.
+        # If an outer torchrun has set it, rank 0 would look for the store of a torchrun agent.
         env.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         child = subprocess.Popen(
             command,
@@ -87,15 +87,15 @@ class _Children:
         )
         self._started.append(child)
         self._alive[child.pid] = rank
-        if self._ending is not None:  # told to end while it was being started
+        if self._ending is not None:  # a signal came while the process was being started
             self._send(self._ending)
 
     def reap(self) -> int:
-        """Wait for all of them. One that fails ends the others."""
+        """Wait for all processes; return the exit code. The first that fails ends the others."""
         if not self._alive:
             return EXIT_FAILED
         while self._alive:
-            # Not Popen.wait, which waits for one of them: the first to end may be any.
+            # Any process may be the first to end, and Popen.wait waits for a given one.
             pid, status = os.wait()
             rank = self._alive.pop(pid, -1)
             code = os.waitstatus_to_exitcode(status)
@@ -109,7 +109,7 @@ class _Children:
         return EXIT_FAILED if self._failed else 0
 
     def end(self, signum: int) -> None:
-        """Pass `signum` on; who is still there after the grace is killed. Again: passed on again."""
+        """Pass `signum` on, at each call. Kill the processes that still run GRACE_S after the first call."""
         if self._ending is None:
             signal.setitimer(signal.ITIMER_REAL, GRACE_S)
         self._ending = signum
@@ -122,7 +122,7 @@ class _Children:
     def _send(self, signum: int) -> None:
         for pid in list(self._alive):
             with contextlib.suppress(ProcessLookupError):
-                # A user's command leads a group of its own; torchrun signals groups as well.
+                # A user's command leads its own process group. torchrun signals groups as well.
                 (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signum)
 
 

@@ -1,7 +1,7 @@
 """The launch of one host, from its options to its exit code: the flow that all tiers share.
 
-check arguments → preflight → take the directory → network → start the workers → wait → decide. What
-waits for files, hosts or names runs beside the event loop, so that a signal is answered at once.
+check arguments → preflight → take the directory → network → start the workers → wait → decide. Work that waits for
+files, hosts or names runs in a thread, so that the event loop answers a signal at once.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from train.run.node import Node, settle_end
 from train.run.status import Status, read_status
 from train.run.stop import create_stop_file
 
-# What is called otherwise here than in a spec.
+# The tiers that have another name here than in a spec.
 _TIER_OF = {"host": "hosts", "slurm-node": "slurm"}
-# After a final failure the launchers of all hosts end within a second, if their processes have heard of it. One that
-# stands without a process for so long waits for the others.
+# After a final failure the launchers of all hosts end within a second, if their processes have heard of it. A launcher
+# that has had no process for so long waits for other hosts.
 _ALONE_S = 5.0
 _LOOK_S = 1.0
 
@@ -70,7 +70,7 @@ class Supervisor:
         self._began = time.monotonic()
 
     def run(self) -> int:
-        """The exit code."""
+        """Run the launch; return the exit code."""
         try:
             outcome = self._run()
         except Refusal as refusal:
@@ -78,7 +78,7 @@ class Supervisor:
         except NotBegunError as stop:
             outcome = self._tier.not_begun(str(stop))
         if outcome.code == 0 and self._workers is not None and self._tier.decides:
-            # Before the last line, which says how the job ended: programs read it.
+            # This comes before the last line, because programs read there how the job ended.
             say_report(self.checkpoint_dir, time.monotonic() - self._began)
         for line in outcome.lines:
             say(line)
@@ -116,30 +116,30 @@ class Supervisor:
         return self._wait()
 
     def _beside(self, work: Callable[[], Any]) -> Any:
-        """The result of `work`, for which the loop goes on. Raises NotBegunError, and what it raises."""
+        """Run `work` in a thread while the loop goes on; return its result. Raises NotBegunError and its errors."""
         return self._events.result_of(work, self._on_early_event)
 
     def _on_early_event(self, event: Event) -> None:
-        """Before the training: a signal is the end of this start."""
+        """Handle an event before the training begins. A signal ends this start then."""
         if isinstance(event, Signal):
             say(f"{event.name}: stopping before the training begins")
             raise NotBegunError(event.name)
         self._tier.on_event(event)
 
     def _enter(self, lock: Path) -> None:
-        """Go on by the Python that has the packages of the lock. Raises Refusal, NotBegunError."""
+        """Continue in the Python that has the packages of the version lock. Raises Refusal, NotBegunError."""
         environment = self._beside(lambda: install.of_lock(lock))
         self._tier.hand_over()
         install.enter(environment)
 
     def _set_up(self, lines: str) -> None:
         """Run the spec's setup. Raises Refusal, NotBegunError."""
-        # In a session of its own, so that a stop ends what the lines have started, too.
+        # The lines run in their own session, so that a stop also ends the processes that they have started.
         words = ("bash", "-euo", "pipefail", lines)
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = self._beside(child.wait)
-            if code < 0 or code > 128:  # by a signal, which may come here as well
+            if code < 0 or code > 128:  # a signal ended it, and may come here as well
                 self._beside(lambda: time.sleep(LATE_S))
         except NotBegunError:
             end_group(child.pid)
@@ -178,7 +178,7 @@ class Supervisor:
         )
 
     def _saves(self) -> tuple[str, ...]:
-        """Where a user's script finds what it goes on from."""
+        """Return the patterns of the files from which a user's script goes on."""
         if self._command.program[0] != "script":
             return ()
         program = words.filled_program(self._command, self._values("", ""))
@@ -186,7 +186,7 @@ class Supervisor:
 
     @property
     def held(self) -> Path:
-        """What this host holds: the checkpoint directory, or its own part where there are others."""
+        """The directory that this host holds: the checkpoint directory, or on several hosts its own part of it."""
         whole = self.checkpoint_dir
         return node_directory(whole, self.member.me) if self.member.head else whole
 
@@ -202,8 +202,8 @@ class Supervisor:
         )
 
     def _network(self) -> tuple[str, str, str]:
-        """Interface and address of this host, and the address of the head, as this host resolves it: torch
-        would try IPv6 first, which nobody has looked at. Raises Refusal."""
+        """Return the interface and address of this host, and the head's address as this host resolves it. torch would
+        try IPv6 first, which nobody has checked. Raises Refusal."""
         member, wanted = self.member, self._options.nic
         if not member.head:  # loopback works where the hostname does not resolve
             return wanted or ("lo0" if sys.platform == "darwin" else "lo"), "127.0.0.1", ""
@@ -224,7 +224,7 @@ class Supervisor:
         every = pins(interface, options.threads, bool(self.member.head or options.store))
         pinned = [pin for pin in every if pin.name not in options.keep]
         command = words.workers(self._command, self._values(address, head))
-        # One log or terminal for all hosts: once is enough.
+        # If all hosts share one log or terminal, only the head prints this.
         if self.member.is_head or not (self._tier.scheduler or options.driven):
             self._tell(pinned, command)
         try:
@@ -242,7 +242,7 @@ class Supervisor:
             self._watch_store(options.store)
 
     def _watch_store(self, place: str) -> None:
-        """From now on make the stop file when the user asks for a stop in the store."""
+        """Start to watch the store, and make the stop file when the user asks for a stop there."""
         from train.checkpoint.store import stop  # only where there is a store
 
         scheduled = Scheduled.parse(self._tier.scheduler)
@@ -318,12 +318,12 @@ class Supervisor:
     def _until_useless(self) -> None:
         """Return when this host has failed for good and its launcher only waits for other hosts.
 
-        torchrun waits 300 s in its exit barrier, or for the next rendezvous, and hears no signal meanwhile.
+        torchrun waits 300 s in its exit barrier, or for the next rendezvous, and ignores signals meanwhile.
         """
         assert self._workers is not None
         alone_s = 0.0
         while alone_s < _ALONE_S:
-            time.sleep(_LOOK_S)  # neither the file nor the end of another's children has an event
+            time.sleep(_LOOK_S)  # no event reports the file or the end of another's children
             status = read_status(self.held)
             failed = status is not None and status.word == "failed"
             is_alone = failed and self._workers.has_no_process()
@@ -359,7 +359,7 @@ class Supervisor:
         return self.checkpoint_dir / "stop"
 
     def _has_met(self) -> bool:
-        """Whether the processes of this start have met those of the other hosts."""
+        """Return True if the processes of this start have met the processes of the other hosts."""
         if not self.member.head:
             return True
         with contextlib.suppress(OSError):
@@ -368,7 +368,7 @@ class Supervisor:
         return False
 
     def _settle(self, outcome: ExitReport) -> None:
-        """The job is over. A status that says `running` still says how it ended."""
+        """The job is over: write how it ended into a status that its processes have left at `running`."""
         member, attempt, mine = self.member, self._attempt, None
         if member.head:
             mine = Node(member.me, self.held, attempt, member.launch)
@@ -388,7 +388,7 @@ class Supervisor:
             and code
             and self._command.program[0] == "script"
         ):
-            # Rank 0 has said so for itself.
+            # Rank 0 has written `done` for itself alone.
             why = "another process ended badly when rank 0 was done, and did not say why"
             status = replace(status, word="running", reason=why)
         return End(code, status, self._stops, self._killed, self._has_met(), self._next(status))
@@ -402,7 +402,7 @@ class Supervisor:
             else:
                 saved = bool(steps_on_disk(self.checkpoint_dir))
                 if not saved and status is not None and status.step:
-                    # No checkpoint has the step of a crash. A stop has saved its step, maybe on another disk.
+                    # A crash saves no checkpoint of its step. A stop has saved its step, maybe on another disk.
                     elsewhere = bool(self.member.head or self._options.store)
                     saved = elsewhere or status.word == "stopped"
         if not saved and not self.member.is_head:
@@ -411,7 +411,10 @@ class Supervisor:
 
 
 def _hold(bundle: Path) -> int | None:
-    """A lock on the bundle: `ddpgen render` does not replace one that somebody holds, as restarts need it."""
+    """Lock the bundle, because restarts need it and `ddpgen render` does not replace a locked one.
+
+    Return the descriptor that holds the lock; None if the bundle cannot be locked.
+    """
     with contextlib.suppress(OSError):
         descriptor = os.open(bundle, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What differs between the tiers: who takes part, what a signal means, what follows the end of the workers."""
+"""The interface of a tier: which hosts take part, how to react to a signal, how to report the end of the workers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from train.launch.words import Command
 
 @dataclass(frozen=True)
 class Membership:
-    """Who takes part, and which part is this host's. `head`: "" for a job on one machine. `launch`: which
-    launch this is, where whoever started the hosts says it."""
+    """The hosts that take part, and the ranks of this host. `head`: "" for a job on one machine. `launch`: the id of
+    the launch, if the driver or the scheduler gives one."""
 
     me: str
     procs: int
@@ -34,7 +34,7 @@ class Membership:
     port: int = 0
     roster: Sequence[tuple[str, str]] = ()
     launch: str = ""
-    # A directory below the spec's, where each task has one of its own.
+    # A directory below the spec's checkpoint directory, on a tier where each task has its own.
     part: str = ""
 
     @property
@@ -43,73 +43,75 @@ class Membership:
 
     @property
     def meets_at(self) -> str:
-        """Where the processes meet."""
+        """The address and the port at which the processes meet."""
         return f"{self.head_address}:{self.port}"
 
     @property
     def peer(self) -> str:
-        """On the head: another host, by its address or its name."""
+        """On the head, the address of another host, or its name if no address is known; "" elsewhere."""
         others = [address or name for name, address in self.roster if name != self.me]
         return others[0] if self.is_head and others else ""
 
     @property
     def others(self) -> str:
-        """Who takes part beside this host, in words."""
+        """The names of the other hosts, in words."""
         return some([name for name, _ in self.roster if name != self.me])
 
 
 class Tier:
-    """What differs between the tiers. Its functions decide; the supervisor acts."""
+    """The parts of a launch that differ between the tiers. A tier decides, and the supervisor acts."""
 
-    # What to type to start it again.
+    # The command that starts the job again.
     again: str = ""
     scheduler: str = ""
-    # Whether the end of this host can be the end of the job.
+    # True if the end of this host can be the end of the job.
     decides: bool = True
-    # Options in front of the user's arguments that are the supervisor's, and what they do, for --help: see
+    # The supervisor's own options that may stand in front of the user's arguments, with their help texts: see
     # options.take_leading().
     leading: ClassVar[Mapping[str, str]] = ONLY_CHECK
-    # What the workers do not hear, as the tier signals every process and the supervisor answers.
+    # Signals that the workers ignore, because the tier sends them to every process and the supervisor answers them.
     ignored: Sequence[signal.Signals] = ()
 
     def __init__(self, options: argparse.Namespace, command: Command) -> None:
-        """`options`: those of all tiers and those of add_options()."""
+        """Take the parsed options, which are those of all tiers and those of add_options()."""
 
     @staticmethod
     def add_options(parser: argparse.ArgumentParser) -> None:
-        """The options of this tier alone."""
+        """Add the options of this tier alone."""
 
     def listen(self, events: Events) -> None:
-        """Have come as events what else this tier waits for: a driver's words, a notice."""
+        """Register the other sources of events that this tier has, such as the words of a driver."""
 
     def on_event(self, event: Event) -> None:
-        """Such an event has come: what it means is injected as a signal."""
+        """Handle an event from such a source: inject the signal that it stands for."""
 
     def hand_over(self) -> None:
-        """Another program takes the place of this one: leave it what this tier has taken."""
+        """Give back what this tier has taken, such as standard input, before another program replaces this one."""
 
     def membership(self) -> Membership:
-        """Who takes part. Raises Refusal."""
+        """Return the hosts that take part, and the ranks of this host. Raises Refusal."""
         raise NotImplementedError
 
     def prepare(self, member: Membership, address: str) -> None:
-        """The directory is this attempt's, and this host takes part by `address`: what is to be done before the
-        workers start. Raises Refusal."""
+        """Do the tier's work before the workers start. Raises Refusal.
+
+        The attempt already holds the directory, and this host takes part by `address`.
+        """
 
     def watch(self, stop_file: Path) -> None:
-        """The workers have been started: from now on make `stop_file` when the tier is told to stop."""
+        """Watch for the tier's own stop requests, now that the workers run, and make `stop_file` at the first one."""
 
     def on_signal(self, name: str, stops: int, met: bool) -> Request:
-        """What a signal means once the workers have been started."""
+        """Decide how to react to a signal once the workers have been started."""
         return decision.on_signal(name, stops, met)
 
     def not_begun(self, name: str) -> ExitReport:
-        """What a signal means before that."""
+        """Report a signal that ended the launch before the workers were started."""
         return decision.not_begun(self.again)
 
     def at_end(self, end: End) -> ExitReport:
-        """What the end of the workers means."""
+        """Turn the end of the workers into the exit code and the last lines."""
         raise NotImplementedError
 
     def report(self, outcome: ExitReport) -> None:
-        """The end is known and was said on the terminal: tell it elsewhere."""
+        """Report the end elsewhere, after it was printed on the terminal."""

@@ -1,7 +1,8 @@
 """The command line of `python -m train supervise`: its sections and its placeholders. Pure.
 
-`TIER [--OPTION=…] -- LAUNCHER … -- PROGRAM … -- ARGUMENT …`: what the supervisor is told; what starts
-the processes (torchrun or spawn); what they run; what the user added behind the script's name.
+Its form is `TIER [--OPTION=…] -- LAUNCHER … -- PROGRAM … -- ARGUMENT …`. The four sections are the supervisor's
+options, the launcher (torchrun or spawn), the program of each process, and the arguments that the user added behind
+the script's name.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from train.base.placeholders import MASTER_PORT, NEWEST
 _PLACEHOLDER = re.compile(
     "{(nodes|head|port|address|node_rank|first_rank|world_size|launch|is_head|checkpoint_dir|store)}"
 )
-# Those in a script's own words. {{name}} there is {name} for the script.
+# The placeholders in the words of a user's script. The script gets {{name}} as {name}.
 _SCRIPTS = re.compile(
     r"(?<!\$){({?)(checkpoint_dir|job|attempt|world_size|array_index|port|newest|--)}(}?)"
 )
 _RESUMES = "--resume-arg="
-# What follows one of these is the user's text, in which braces mean braces.
+# The text after one of these options is the user's. Its braces stay braces.
 _USERS = re.compile("--(arg|workload)=")
 _TORCHRUN = ("-m", "torch.distributed.run")
 _SPAWN = ("-m", "train", "spawn")
@@ -41,7 +42,7 @@ class Command:
 
 
 def split(argv: Sequence[str]) -> Command:
-    """The sections of `argv`. Raises ValueError when one is missing."""
+    """Split `argv` into its sections. Raises ValueError if one of the first three is missing."""
     sections: list[list[str]] = [[]]
     for word in argv:
         if word == "--" and len(sections) < 4:
@@ -55,10 +56,10 @@ def split(argv: Sequence[str]) -> Command:
 
 
 def workers(command: Command, values: Mapping[str, str]) -> list[str]:
-    """The command that starts the processes of this host, with its placeholders filled in.
+    """Return the command that starts the processes of this host, with its placeholders filled in.
 
-    The program's words reach the processes as they are: torchrun takes `$` for a macro of its own unless
-    it is doubled, and abbreviations of its options unless `--` stands before the program.
+    The program's words reach the processes unchanged. torchrun expands a single `$` as its own macro, so each `$` is
+    doubled. It also accepts abbreviations of its options, so `--` stands before the program.
     """
     launcher = [fill(word, values) for word in command.launcher]
     program = [*filled_program(command, values), *command.arguments]
@@ -72,7 +73,7 @@ def workers(command: Command, values: Mapping[str, str]) -> list[str]:
 
 
 def filled_program(command: Command, values: Mapping[str, str]) -> Iterable[str]:
-    """The program's words."""
+    """Return the program's words with their placeholders filled in."""
     if command.program[0] == "run":
         return [word if _USERS.match(word) else fill(word, values) for word in command.program]
     values = {**values, "port": MASTER_PORT, "newest": "{newest}"}
@@ -91,12 +92,12 @@ def _of_script(found: re.Match[str], values: Mapping[str, str]) -> str:
 
 
 def fill(word: str, values: Mapping[str, str]) -> str:
-    """`word` with the placeholders that have a value; every other brace stays."""
+    """Fill in the placeholders of `word` that have a value. Every other brace stays."""
     return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word)
 
 
 def shown(words: Sequence[str], indent: str = "  ") -> str:
-    """A command as a person would type it, over lines of at most 110 columns where that is possible."""
+    """Return a command as a person would type it, over lines of at most 110 columns where that is possible."""
     lines: list[str] = []
     for word in map(shlex.quote, words):
         if lines and len(lines[-1]) + 1 + len(word) <= _WIDTH - 2:

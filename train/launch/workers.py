@@ -1,7 +1,7 @@
-"""The workers of this host: one launcher process (torchrun or spawn) in a process group of its own.
+"""The workers of this host: one launcher process (torchrun or spawn) in its own process group.
 
-Owns its environment (what is pinned, with the reason), its start, its signals and that it does not outlive this
-process. Knows nothing of why it is ended.
+Owns the launcher's environment (the pinned variables, with their reasons), its start and its signals. Makes sure that
+it does not outlive this process. Knows nothing of why it is ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from train.base.processes import adopt_orphans, children, die_with_parent
 
-# What the workers leave behind may be about to end by itself; so many seconds later it is asked, then killed.
+# A process that the workers leave behind may be about to end by itself. After so many seconds it gets TERM, then KILL.
 _LEFTOVERS = ((2.5, signal.SIGKILL), (1.0, signal.SIGTERM))
 _LEFTOVERS_S = 4.0
 _LOOK_S = 0.05
@@ -24,7 +24,7 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class Pin:
-    """A variable that every worker gets, and why it is not left to chance."""
+    """A variable that has a fixed value in every worker, and the reason for it."""
 
     name: str
     value: str
@@ -32,7 +32,7 @@ class Pin:
 
 
 def pins(nic: str, threads: int, over_network: bool) -> Iterator[Pin]:
-    """What is pinned."""
+    """Yield the pinned variables. `threads`: of each process. `over_network`: the job uses a network."""
     yield Pin("GLOO_SOCKET_IFNAME", nic, "gloo may otherwise pick docker0 or a VPN and hang")
     yield Pin("NCCL_SOCKET_IFNAME", f"={nic}", "the same for NCCL; = takes the name exactly")
     yield Pin(
@@ -52,17 +52,17 @@ def pins(nic: str, threads: int, over_network: bool) -> Iterator[Pin]:
 def for_workers(
     inherited: Mapping[str, str], pinned: Collection[Pin], launch: Mapping[str, str]
 ) -> dict[str, str]:
-    """The whole environment: the supervisor's own, the pins, and what tells of the launch.
+    """Return the workers' environment: the supervisor's own, the pins, and the variables of the launch.
 
-    PET_… are defaults of torchrun's options: left behind by a Kubernetes operator, PET_NNODES=2 makes
-    it wait for a second node that never comes.
+    The variables PET_… are dropped, because torchrun takes its options' defaults from them. A Kubernetes operator may
+    leave PET_NNODES=2, which makes torchrun wait for a second node that never comes.
     """
     kept = {name: value for name, value in inherited.items() if not name.startswith("PET_")}
     return {**kept, **{pin.name: pin.value for pin in pinned}, **launch}
 
 
 class Workers:
-    """The launcher, from its start on."""
+    """The launcher process, from its start on."""
 
     def __init__(
         self,
@@ -72,16 +72,16 @@ class Workers:
         ignored: Sequence[signal.Signals] = (),
         stderr: int | None = None,
     ) -> None:
-        """`kept`: descriptors that it inherits; `ignored`: signals that it does not hear. `stderr` takes its error
-        output; left out, this process's own does. Raises OSError."""
-        # Where TERM is ignored, the parent's death has to be told by a signal that is heard.
+        """Start the launcher. `kept`: descriptors that it inherits. `ignored`: signals that it ignores. `stderr`: a
+        descriptor for its error output; by default this process's own. Raises OSError."""
+        # The kernel signals the parent's death. If the launcher ignores TERM, that signal has to be KILL.
         last = signal.SIGKILL if signal.SIGTERM in ignored else signal.SIGTERM
 
         def prepare() -> None:
             for signum in ignored:
                 signal.signal(signum, signal.SIG_IGN)
             die_with_parent(last)
-            os.setpgid(0, 0)  # the terminal's Ctrl-C is the supervisor's to handle
+            os.setpgid(0, 0)  # the supervisor alone handles the terminal's Ctrl-C
 
         adopt_orphans()
         self._process = subprocess.Popen(
@@ -96,7 +96,7 @@ class Workers:
         self._ignores_term = signal.SIGTERM in ignored
 
     def end(self) -> None:
-        """Ask the launcher to end its processes; one that does not hear it is killed."""
+        """Ask the launcher to end its processes; kill it if it ignores TERM."""
         if self._ignores_term:
             self.kill()
             return
@@ -104,23 +104,23 @@ class Workers:
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """At once: the processes ask the kernel to die with the launcher."""
+        """Kill the launcher and its group at once. Its processes have asked the kernel to die with it."""
         for send in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError):
                 send(self.pid, signal.SIGKILL)
 
     def has_no_process(self) -> bool:
-        """True if no process of the launcher runs; False where there is no /proc, because nothing is known there."""
+        """Return True if no process of the launcher runs. Return False without /proc, because nothing is known then."""
         return os.path.isdir("/proc/self") and not children(self.pid)
 
     def ended(self, code: int) -> None:
-        """Its exit code is known: the pid may be another process's from now on."""
+        """Note the exit code. From now on another process may have the pid."""
         self._process.returncode = code
 
     def end_leftovers(self) -> int:
-        """End what the processes have started and left behind; how many those were.
+        """End the processes that the workers have started and left behind; return their number.
 
-        They are this process' children by now. Its own are in its session, and not in the launcher's group.
+        They are this process's children by now. Its own children are in its session, and not in the launcher's group.
         """
         began, asked = time.monotonic(), dict[int, signal.Signals]()
         while left := [pid for pid in children() if self._is_left(pid)]:

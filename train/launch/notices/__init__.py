@@ -1,7 +1,6 @@
-"""What the clouds' metadata services say of a machine that is to be taken back.
+"""Ask the clouds' metadata services whether the cloud will take this machine back.
 
-Owns the three protocols, one module each. Knows nothing of trainings, and decides nothing. Standard library
-only.
+Owns the three protocols, one module each. Knows nothing of training, and decides nothing. Standard library only.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-# All three clouds serve it under this address, so that no name has to be resolved, which may hang.
+# The address of the service in all three clouds. It is no name, because resolving a name may hang.
 ADDRESS = "http://169.254.169.254"
 
 
@@ -18,21 +17,21 @@ class Cloud(Protocol):
 
     @property
     def name(self) -> str:
-        """As in --only."""
+        """The cloud's name, as in clouds()."""
 
     def probe(self) -> None:
         """Return when the service is there. Raises AbsentError when it is not, ServiceError in doubt."""
 
     def look(self) -> str:
-        """Its notice, one line for people; "" without one. Raises ServiceError when that cannot be had, or makes
-        no sense.
+        """Return the cloud's notice as one line for people; "" without one.
 
-        May wait for news, but not longer than the period it was made with.
+        May wait for news, but not longer than the period that clouds() was given. Raises ServiceError if there is no
+        answer, or if the answer makes no sense.
         """
 
 
 def clouds() -> dict[str, Callable[[str, float], Cloud]]:
-    """All of them by name, to be made with the base of the service's URL and the period in seconds."""
+    """Return the classes of all clouds by name. Each takes the base of the service's URL and the period in seconds."""
     from train.launch.notices.aws import Aws
     from train.launch.notices.azure import Azure
     from train.launch.notices.gcp import Gcp

@@ -1,8 +1,8 @@
 """Amazon EC2: the interruption notice of a spot instance, two minutes before it is taken.
 
 Owns IMDSv2 with its tokens and `spot/instance-action`, as in the EC2 User Guide ("Spot Instance interruption
-notices", "Use IMDSv2"). The older version without tokens is not asked. A container behind a bridge is one network hop further away: there the token needs an instance
-with a PUT response hop limit of 2.
+notices", "Use IMDSv2"). Does not use the older version without tokens. A container behind a bridge is one network hop
+further away, so it gets a token only if the instance has a PUT response hop limit of 2.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from train.launch.notices.service import NOT_FOUND, UNAUTHORIZED, Answer, Servic
 
 _TOKEN = "/latest/api/token"
 _DATA = "/latest/meta-data"
-_LIFE_S = 21600  # of a token: the longest there is
+_LIFE_S = 21600  # the longest lifetime that a token can have
 _ACTIONS = ("terminate", "stop", "hibernate")
 
 

@@ -1,8 +1,8 @@
 """Azure: a scheduled event of type Preempt, at least 30 seconds before a Spot VM is evicted.
 
 Owns the Scheduled Events of the Instance Metadata Service, as in "Scheduled Events for Linux VMs". They
-tell of all machines of an availability or scale set: only those that name this one count. The first
-request switches the service on, and may take minutes to be answered.
+concern all machines of an availability or scale set, so only the events that name this machine count. The first
+request switches the service on, and its answer may take minutes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Azure:
         for event in events:
             if isinstance(event, dict) and self._is_taken(event):
                 at = event.get("NotBefore")
-                # Without a time it has begun.
+                # An event without a time has begun.
                 when = f"at {at}" if isinstance(at, str) and at else "now"
                 return f"azure takes this machine back {when}"
         return ""

@@ -1,8 +1,8 @@
 """Google Compute Engine: a Spot VM is told 30 seconds before it is stopped.
 
 Owns `instance/preempted` and `instance/maintenance-event`, as in "Create and use Spot VMs" and "About VM
-metadata". A maintenance that moves the machine while it runs is no notice; one that ends it is (machines
-with GPUs cannot be moved).
+metadata". A maintenance that moves the running machine is no notice. A maintenance that ends the machine is one:
+machines with GPUs cannot be moved.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Gcp:
         return ""
 
     def _preempted(self) -> str:
-        """Waits for a change from the second time on: of 30 seconds none is lost to the period."""
+        """Return `preempted`. From the second call on, wait for a change, so that none of the 30 seconds is lost."""
         path, within = "preempted", 1.0
         if self._etag:
             path += f"?wait_for_change=true&timeout_sec={self._wait_s}&last_etag={self._etag}"

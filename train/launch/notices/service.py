@@ -1,7 +1,7 @@
-"""One request to a metadata service: answered soon, or an error.
+"""One request to a metadata service, which gives an answer or an error within a bounded time.
 
-Owns the HTTP of it and its bound in time. No proxy is asked, whatever the environment says, and no
-redirection followed: the service is this machine's own. Knows no cloud.
+Owns the HTTP request and its time limit. Uses no proxy, whatever the environment says, and follows no redirect,
+because the service is this machine's own. Knows no cloud.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from train.base import typed
 
 OK, UNAUTHORIZED, NOT_FOUND = 200, 401, 404
 _SERVER_ERROR = 500
-# Request timeout, gone for a while (Azure, during an update), too many requests.
+# The temporary statuses: request timeout, gone for a while (Azure, during an update), too many requests.
 _LATER = (408, 410, 429)
 _MOST_BYTES = 1 << 18
 
 
 class ServiceError(Exception):
-    """No answer, or none that makes sense: nothing is known now, and it may be asked again."""
+    """There is no answer, or none that makes sense. Nothing is known now, and a later request may succeed."""
 
 
 class AbsentError(ServiceError):
-    """What is asked for is not served here."""
+    """This machine has no such service."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, whatever its status. `text`: without the white space around it."""
+    """An answer of any status. `text`: the body without the white space around it."""
 
     status: int
     headers: Mapping[str, str]
     text: str
 
     def expect_ok(self) -> Answer:
-        """Raises AbsentError on a status that says that this is not served, else ServiceError."""
+        """Return this answer if its status is 200. Raises ServiceError on a temporary status, else AbsentError."""
         if self.status == OK:
             return self
         passes = self.status >= _SERVER_ERROR or self.status in _LATER
@@ -49,7 +49,7 @@ class Answer:
         raise kind(f"HTTP status {self.status}")
 
     def mapping(self) -> dict[str, Any]:
-        """The JSON object in it. Raises ServiceError when it is none."""
+        """Return the JSON object in the text. Raises ServiceError if the text is something else."""
         value = typed.parse(dict, self.text)
         if value is None:
             raise ServiceError("an answer that makes no sense")
@@ -70,9 +70,9 @@ class Service:
         method: str = "GET",
         within: float = 1.0,
     ) -> Answer:
-        """Within `within` seconds for the connection, and as much again for all of the answer.
+        """Return the answer. Wait `within` seconds for the connection, and as long again for the whole answer.
 
-        Raises AbsentError when nobody listens there, ServiceError for anything else that is no answer.
+        Raises AbsentError if nobody listens there, and ServiceError if there is no answer for another reason.
         """
         connection = http.client.HTTPConnection(self._host, self._port, timeout=within)
         try:
@@ -81,7 +81,7 @@ class Service:
             raise ServiceError(f"no connection within {within:g} s") from None
         except OSError as error:
             raise AbsentError(f"no connection: {error.strerror or error}") from None
-        # The timeout of a socket is that of each single wait: one byte now and then would go on for ever.
+        # A socket's timeout limits each single wait, so an answer of one byte now and then would never end.
         is_cut = threading.Event()
         cut = threading.Timer(within, _cut, [connection.sock, is_cut])
         cut.daemon = True
@@ -103,6 +103,6 @@ class Service:
 
 
 def _cut(sock: socket.socket, is_cut: threading.Event) -> None:
-    is_cut.set()  # first: the end of what was cut off looks like any other
+    is_cut.set()  # first, because the end of a cut answer looks like any other end
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
